@@ -1,0 +1,32 @@
+# Every target makes and uses .venv; nothing else has to be installed first than Python 3.11 or newer.
+PYTHON ?= python3
+ifeq ($(OS),Windows_NT)
+BIN := .venv/Scripts
+else
+BIN := .venv/bin
+endif
+INSTALLED := .venv/installed
+
+.PHONY: run test lint types bench clean help
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+run: $(INSTALLED) ## draw "red heart", plainly and accelerated, side by side in heart.png
+	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
+
+test: $(INSTALLED) ## lint and test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -X faulthandler $(BIN)/pytest
+
+bench: $(INSTALLED) ## measure docs/benchmarks/image.json and its page anew (about 40 minutes)
+	$(BIN)/mmaccel bench image --json --full --page docs/benchmarks/image.md > docs/benchmarks/image.json
+
+clean: ## remove the environment and everything built
+	rm -rf .venv build dist *.egg-info
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	@touch $(INSTALLED)

@@ -1,0 +1,186 @@
+"""A small world of captioned pictures: one Noto emoji on textured paper.
+
+The world has what an autoregressive image model has to learn (a thing, its size, its place, a
+background, light) and real uncertainty that no caption tells (hue, brightness, paper grain, a few
+pixels of position), so that a model trained on it has distributions instead of a lookup table.
+Glyphs come from the font `Noto Color Emoji` (Debian package `fonts-noto-color-emoji`, SIL OFL 1.1),
+names from the `emoji` package.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+FONT_PATHS = (
+    "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf",
+    "/usr/share/fonts/noto/NotoColorEmoji.ttf",
+    "/usr/share/fonts/google-noto-emoji/NotoColorEmoji.ttf",
+)
+
+# fmt: off
+EMOJI = tuple(
+    "❤🧡💛💚💙💜🤎🖤🤍🔴🟠🟡🟢🔵🟣🟤⚫⚪🍕🍔🍟🌭🍿🍩🍪🎂🍰🧁🍫🍬🍭🍎🍏🍐🍊🍋🍌🍉🍇🍓🍒🍑🍍🥝🍅🍆🥑🥕🌽🍄🍞🧀🥚🍳🥞🥓🍗🍦🍣🍙☕🍵🍺🍷"
+    "🚀✈🚁🚗🚕🚌🚑🚒🚜🚲🛵🚂⛵🚢⚓🏠🏰⛺🌋🌈⭐🌟☀🌙☁⚡❄🔥💧🌊🎄🌲🌳🌴🌵🌹🌻🌷🌸🍀🍁"
+    "🐶🐱🐭🐹🐰🦊🐻🐼🐨🐯🦁🐮🐷🐸🐵🐔🐧🐦🐤🦉🐴🦄🐝🐛🦋🐌🐞🐢🐍🐙🦀🐠🐟🐬🐳🐘🦒🐪🐑🐓🦜"
+    "😀😎😂😍😢😡😱😴🤖👻👽💀🎃🤡👑💎💍🎩👓👟👕👗🎒☂🎈🎁🎀🏆⚽🏀🏈🎾🎱🎯🎲🎸🎺🎹🥁🎨🎬📷📺💻📱☎⏰⌛💡🔑🔒🔨🔧✂📎📌📚📕📗📘✏💰💣🧲🔔🕯🚦🛑🧸🪁🛸"
+)
+# fmt: on
+
+# hue range in degrees, saturation range, value range
+BACKGROUNDS = {
+    "white": ((30, 60), (0.00, 0.05), (0.93, 0.99)),
+    "gray": ((200, 240), (0.02, 0.08), (0.50, 0.66)),
+    "yellow": ((46, 54), (0.45, 0.60), (0.93, 0.99)),
+    "orange": ((24, 32), (0.50, 0.65), (0.92, 0.98)),
+    "pink": ((330, 345), (0.25, 0.38), (0.94, 0.99)),
+    "purple": ((262, 276), (0.32, 0.45), (0.62, 0.76)),
+    "blue": ((203, 216), (0.45, 0.60), (0.70, 0.86)),
+    "green": ((105, 130), (0.35, 0.50), (0.60, 0.76)),
+}
+PLACES = ("center", "top left", "top right", "bottom left", "bottom right")
+SIZES = {"small": 32, "big": 52}
+IMAGE_SIZE = 64
+GRID_STEP = 4  # one image token covers 4 x 4 pixels, and sprites lie on that grid
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a caption can tell about one picture."""
+
+    name: str
+    size: str
+    background: str
+    place: str
+
+    @property
+    def held_out(self) -> bool:
+        """About one scene in forty is never trained on."""
+        digest = hashlib.sha256(repr(self).encode()).digest()
+        return digest[0] < 6
+
+
+@functools.cache
+def glyphs() -> dict[str, str]:
+    """Name of each emoji, in words, to its character."""
+    from emoji import EMOJI_DATA
+
+    table = {}
+    for character in EMOJI:
+        entry = EMOJI_DATA.get(character) or EMOJI_DATA[character + "\ufe0f"]
+        table[entry["en"].strip(":").replace("_", " ").lower()] = character
+    return table
+
+
+def names() -> tuple[str, ...]:
+    """All names of things, in a fixed order."""
+    return tuple(glyphs())
+
+
+def random_scene(rng: np.random.Generator) -> Scene:
+    """One scene, uniform over names, sizes, backgrounds and (for small things) places."""
+    size = str(rng.choice(list(SIZES)))
+    return Scene(
+        name=str(rng.choice(names())),
+        size=size,
+        background=str(rng.choice(list(BACKGROUNDS))),
+        place=str(rng.choice(PLACES)) if size == "small" else "center",
+    )
+
+
+def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
+    """The caption of a scene; with `rng`, some of what is known is left out, as people do."""
+
+    def told(probability: float) -> bool:
+        return rng is None or bool(rng.random() < probability)
+
+    words = scene.name
+    if told(0.7):
+        words = f"{scene.size} {words}"
+    if told(0.8):
+        words += f" on {scene.background}"
+    if scene.size == "small" and told(0.8):
+        words += f", {scene.place}"
+    return words
+
+
+def render(scene: Scene, rng: np.random.Generator) -> np.ndarray:
+    """Draw the scene: uint8 array `[IMAGE_SIZE, IMAGE_SIZE, 3]`."""
+    canvas = _paper(scene.background, rng)
+    sprite = _tinted(_sprite(scene.name, SIZES[scene.size]), rng)
+    top, left = _corner(scene, rng)
+    height, width = sprite.shape[:2]
+    alpha = sprite[..., 3:]
+    window = canvas[top : top + height, left : left + width]
+    canvas[top : top + height, left : left + width] = window * (1 - alpha) + sprite[..., :3] * alpha
+    return (canvas.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def _paper(background: str, rng: np.random.Generator) -> np.ndarray:
+    (h0, h1), (s0, s1), (v0, v1) = BACKGROUNDS[background]
+    hue, saturation, value = rng.uniform(h0, h1), rng.uniform(s0, s1), rng.uniform(v0, v1)
+    color = np.array(colorsys.hsv_to_rgb(hue / 360, saturation, value))
+    ramp = np.linspace(0.04, -0.06, IMAGE_SIZE)[:, None, None]
+    cells = IMAGE_SIZE // GRID_STEP
+    grain = rng.normal(0, 0.022, (cells, cells)).repeat(GRID_STEP, 0).repeat(GRID_STEP, 1)
+    smooth = Image.fromarray(grain.astype(np.float32)).resize((cells * 2, cells * 2), Image.Resampling.BOX)
+    grain = np.asarray(smooth.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC))
+    return color + ramp + grain[..., None]
+
+
+def _corner(scene: Scene, rng: np.random.Generator) -> tuple[int, int]:
+    free = (IMAGE_SIZE - SIZES[scene.size]) // GRID_STEP
+    if scene.size == "big":
+        offset = [int(rng.integers(1, free)) for _ in range(2)]
+    else:
+        row = {"t": 1, "b": free - 2}.get(scene.place[0], free // 2)
+        column = {"left": 1, "right": free - 2}.get(scene.place.split()[-1], free // 2)
+        offset = [row + int(rng.integers(-1, 2)), column + int(rng.integers(-1, 2))]
+    return offset[0] * GRID_STEP, offset[1] * GRID_STEP
+
+
+def _tinted(sprite: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Small untold changes of hue and brightness."""
+    angle, gain = rng.normal(0, 0.06), rng.uniform(0.94, 1.06)
+    red, green, blue = sprite[..., 0], sprite[..., 1], sprite[..., 2]
+    grey = (red + green + blue) / 3
+    turned = [
+        grey + (c - grey) * np.cos(angle) + (d - e) / np.sqrt(3) * np.sin(angle)
+        for c, d, e in ((red, blue, green), (green, red, blue), (blue, green, red))
+    ]
+    return np.stack([*(channel * gain for channel in turned), sprite[..., 3]], -1).clip(0, 1)
+
+
+@functools.cache
+def _sprite(name: str, size: int) -> np.ndarray:
+    glyph = Image.new("RGBA", (160, 160), (0, 0, 0, 0))
+    ImageDraw.Draw(glyph).text((10, 10), glyphs()[name], font=_font(), embedded_color=True)
+    glyph = glyph.crop(glyph.getbbox())
+    side = max(glyph.size)
+    square = Image.new("RGBA", (side, side), (0, 0, 0, 0))
+    square.paste(glyph, ((side - glyph.width) // 2, (side - glyph.height) // 2))
+    # Premultiply before resizing, or the transparent black bleeds into the rim.
+    pixels = np.asarray(square, np.float32) / 255
+    channels = [pixels[..., i] * pixels[..., 3] for i in range(3)] + [pixels[..., 3]]
+    resized = [
+        np.asarray(Image.fromarray(c).resize((size, size), Image.Resampling.LANCZOS)) for c in channels
+    ]
+    alpha = resized[3].clip(0, 1)
+    rgb = np.stack(resized[:3], -1) / np.maximum(alpha, 1e-3)[..., None]
+    return np.concatenate([rgb.clip(0, 1), alpha[..., None]], -1)
+
+
+@functools.cache
+def _font() -> ImageFont.FreeTypeFont:
+    for path in FONT_PATHS:
+        if Path(path).is_file():
+            return ImageFont.truetype(path, 109)  # the only size this bitmap font has
+    raise FileNotFoundError(
+        "the font NotoColorEmoji.ttf is not installed: run `apt-get install fonts-noto-color-emoji`"
+    )

@@ -1,0 +1,119 @@
+"""The shape of `tiny-janus`: its configuration, its word tokenizer and its processor files."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordLevel
+from transformers import (
+    JanusConfig,
+    JanusForConditionalGeneration,
+    JanusVisionConfig,
+    JanusVQVAEConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+)
+
+from . import emoji_world as world
+
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<boi>", "<eoi>", "<image>")
+GRID = world.IMAGE_SIZE // world.GRID_STEP
+CODES = 1024
+HIDDEN = 256
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A word tokenizer over everything a caption of the emoji world can say."""
+    words = " ".join([*world.names(), *world.SIZES, *world.BACKGROUNDS, *world.PLACES, "on"]).split()
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *dict.fromkeys(words)])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex(r"[,.!?\"]"), " "),
+            normalizers.Replace(Regex(r"\b(a|an|the|in|at)\b"), " "),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        padding_side="left",
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        extra_special_tokens={"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<image>"},
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> JanusForConditionalGeneration:
+    """An untrained `JanusForConditionalGeneration` of 16 x 16 image tokens and 7M parameters."""
+    config = JanusConfig(
+        text_config=LlamaConfig(
+            hidden_size=HIDDEN,
+            intermediate_size=672,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            vocab_size=len(tokenizer),
+            max_position_embeddings=512,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            tie_word_embeddings=True,
+        ),
+        vision_config=JanusVisionConfig(
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=world.IMAGE_SIZE,
+            patch_size=world.GRID_STEP,
+            num_image_tokens=GRID * GRID,
+            projection_dim=HIDDEN,
+            depth=1,
+        ),
+        vq_config=JanusVQVAEConfig(
+            embed_dim=8,
+            num_embeddings=CODES,
+            latent_channels=96,
+            base_channels=32,
+            channel_multiplier=[2, 2, 3],
+            num_res_blocks=1,
+            projection_dim=HIDDEN,
+            image_token_embed_dim=HIDDEN,
+        ),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    model = JanusForConditionalGeneration(config).eval()
+    generation = model.generation_config
+    generation.bos_token_id = tokenizer.bos_token_id
+    generation.eos_token_id = tokenizer.eos_token_id
+    generation.pad_token_id = tokenizer.pad_token_id
+    generation.generation_kwargs = {"boi_token_id": tokenizer.convert_tokens_to_ids("<boi>")}
+    generation.do_sample = True
+    generation.top_k = 0
+    generation.guidance_scale = 3.0
+    return model
+
+
+def encode_captions(
+    tokenizer: PreTrainedTokenizerFast, captions: list[str], drop: list[bool]
+) -> list[list[int]]:
+    """Token ids `[bos, words, boi]`; a dropped caption has every word replaced by `<pad>`, as Janus's
+    unconditional branch has."""
+    boi = tokenizer.convert_tokens_to_ids("<boi>")
+    rows = []
+    for text, dropped in zip(captions, drop, strict=True):
+        ids = tokenizer(text)["input_ids"] + [boi]
+        if dropped:
+            ids = [ids[0]] + [tokenizer.pad_token_id] * (len(ids) - 2) + [boi]
+        rows.append(ids)
+    return rows
+
+
+def to_pixels(pictures: torch.Tensor) -> torch.Tensor:
+    """uint8 `[B, H, W, 3]` to the model's float `[B, 3, H, W]` in [-1, 1]."""
+    return pictures.permute(0, 3, 1, 2).float() / 127.5 - 1

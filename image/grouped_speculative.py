@@ -1,0 +1,103 @@
+"""Grouped speculative decoding: accept a draft if its neighbourhood is likely; lossy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.decoding import grouped_ratio
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from .grid_decoder import GridDecoder
+from .layout import Layout
+from .method import ImageMethod
+from .task import ImageTask, Progress
+from .window_decoding import FixedWindow, decode_window
+
+
+@register("image")
+@dataclass(frozen=True)
+class GroupedSpeculative(ImageMethod):
+    """Verify a window of guessed tokens, and keep a guess if codes like it are likely enough; lossy.
+
+    Grouped Speculative Decoding (So et al., 2025): acceptance compares the probability of a cluster of
+    codes around the draft, near it in the model's own ranking and in the codebook, instead of its own.
+
+    Parameters
+    ----------
+    window
+        Tokens per forward pass (default 16, as for Lumina-mGPT and Janus in the paper's code).
+    group_size
+        Codes of a cluster; 1 is lossless. Default 15: 7 neighbours on each side.
+    delta
+        Largest difference in probability to the draft (default 0.15).
+    distance
+        Largest squared distance to the draft in the codebook (default 0.5), None to leave it out.
+
+    Lossy: an accepted draft need not be a draw from the model. The measured cost is in
+    docs/benchmarks/image.md.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range, or the window is larger than the picture.
+
+    Examples
+    --------
+    >>> GroupedSpeculative(group_size=1).exact
+    True
+    """
+
+    window: int = 16
+    group_size: int = 15
+    delta: float = 0.15
+    distance: float | None = 0.5
+
+    paper: ClassVar[str] = "Grouped Speculative Decoding for Autoregressive Image Generation, 2025"
+    excludes: ClassVar[frozenset[str]] = frozenset({"image.SpeculativeJacobi", "image.ZipAR"})
+    neutral: ClassVar[dict[str, Any]] = {"window": 1}
+    engaging: ClassVar[dict[str, Any]] = {"window": 8}
+
+    def __post_init__(self) -> None:
+        self._require(is_count(self.window), "window", "a whole number of at least 1")
+        self._require(is_count(self.group_size), "group_size", "a whole number of at least 1")
+        self._require(is_number(self.delta, 0, 1), "delta", "between 0 and 1")
+        self._require(
+            self.distance is None or is_number(self.distance, 0),
+            "distance",
+            "at least 0, or None to leave it out",
+        )
+
+    @property
+    def exact(self) -> bool:
+        return self.group_size == 1 or self.window == 1
+
+    def check_layout(self, layout: Layout) -> None:
+        self._require(
+            self.window <= layout.length, "window", f"at most the {layout.length} tokens of a picture"
+        )
+
+    def is_neutral(self, layout: Layout) -> bool:
+        return self.window == 1
+
+    def decode(
+        self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
+    ) -> GridDecoder:
+        decoder = GridDecoder(task, generator, progress, self.window)
+        embeddings = None
+        if self.distance is not None:
+            embeddings = torch.nn.functional.pad(task.codebook().float(), (0, 0, 0, task.specials))
+        accept = partial(
+            grouped_ratio,
+            group_size=self.group_size,
+            delta=self.delta,
+            distance=self.distance if self.distance is not None else float("inf"),
+            embeddings=embeddings,
+        )
+        decoder.tokens = decode_window(decoder, FixedWindow(self.window), accept=accept)
+        return decoder

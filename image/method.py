@@ -1,0 +1,42 @@
+"""Base of the image methods."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from mmaccel.method import Method
+from mmaccel.session import Session
+
+from .grid_decoder import GridDecoder
+from .layout import Layout
+from .task import ImageTask, Progress
+
+if TYPE_CHECKING:
+    from .adapter import ImageAdapter
+
+
+@dataclass(frozen=True)
+class ImageMethod(Method):
+    """A way to decode image tokens. All of them exclude each other: a picture is decoded once."""
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        adapter: ImageAdapter = session.adapter  # type: ignore[assignment]
+        adapter.replace_generate(session, stack, self)
+
+    @abstractmethod
+    def decode(
+        self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
+    ) -> GridDecoder:
+        """Decode a task; the returned decoder holds `tokens [batch, N]` and the statistics."""
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise a `SettingError` if the settings do not fit the grid."""
+
+    def is_neutral(self, layout: Layout) -> bool:
+        """Whether the settings amount to plain decoding."""
+        return False

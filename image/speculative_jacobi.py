@@ -1,0 +1,110 @@
+"""Speculative Jacobi decoding: lossless window decoding without a draft model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.decoding import Budget
+from mmaccel.method import is_count
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from .coupling import COUPLINGS
+from .grid_decoder import GridDecoder
+from .layout import Layout
+from .method import ImageMethod
+from .task import ImageTask, Progress
+from .window_decoding import INITS, FixedWindow, decode_window
+
+WINDOWS = (1, 2, 4, 8, 16, 32, 64)  # SJD saturates near 16, coupled drafts gain up to 32 to 64
+
+
+@register("image")
+@dataclass(frozen=True)
+class SpeculativeJacobi(ImageMethod):
+    """Verify a window of guessed tokens in one forward pass and keep those that agree; lossless.
+
+    Speculative Jacobi Decoding (Teng et al., 2024) with the couplings of Speculative Coupled Decoding
+    and SJD-PAC (2025): `1.8x` to `4.5x` fewer passes on 7B models, with the model's own output law.
+
+    Parameters
+    ----------
+    window
+        Tokens per forward pass, the last committed one included; 1 is plain decoding. ``"auto"``
+        (default) picks it from a verify-cost curve measured on this model and device and from the run
+        lengths seen so far, and decodes plainly where speculation does not pay.
+    coupling
+        How drafts behind the first failure are drawn anew: ``"maximal"`` (default, most drafts survive),
+        ``"independent"`` (plain SJD), ``"gumbel"``, or ``"gumbel_exact"``, which gives the very tokens of
+        one-token Gumbel-max sampling with the same noise.
+    init
+        First guess of a position: ``"uniform"`` over the image codes (default), or ``"repeat_left"``.
+
+    Exact: the same law as plain sampling; the same tokens as plain decoding where nothing is sampled
+    (in float32; lower precision may break near-ties differently).
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside the above, or the window is larger than the picture.
+
+    Examples
+    --------
+    >>> print(SpeculativeJacobi(window=16))
+    image.SpeculativeJacobi(window=16)
+    """
+
+    window: int | str = "auto"
+    coupling: str = "maximal"
+    init: str = "uniform"
+
+    paper: ClassVar[str] = (
+        "Accelerating Auto-regressive Text-to-Image Generation with Speculative Jacobi Decoding, 2024"
+    )
+    lossless: ClassVar[bool] = True
+    excludes: ClassVar[frozenset[str]] = frozenset({"image.GroupedSpeculative", "image.ZipAR"})
+    neutral: ClassVar[dict[str, Any]] = {"window": 1}
+    engaging: ClassVar[dict[str, Any]] = {"window": 8}
+
+    def __post_init__(self) -> None:
+        self._require(
+            self.window == "auto" or is_count(self.window), "window", "'auto' or a whole number of at least 1"
+        )
+        self._require(self.coupling in COUPLINGS, "coupling", f"one of {', '.join(COUPLINGS)}")
+        self._require(self.init in INITS, "init", f"one of {', '.join(INITS)}")
+
+    def check_layout(self, layout: Layout) -> None:
+        fits = self.window == "auto" or int(self.window) <= layout.length
+        self._require(fits, "window", f"at most the {layout.length} tokens of a picture")
+
+    def is_neutral(self, layout: Layout) -> bool:
+        return self.window == 1
+
+    def decode(
+        self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
+    ) -> GridDecoder:
+        budget: FixedWindow | Budget
+        if self.window == "auto":
+            budget = learned_budget(self, task, session)
+            margin = max(WINDOWS)
+        else:
+            budget, margin = FixedWindow(int(self.window)), int(self.window)
+        decoder = GridDecoder(task, generator, progress, margin)
+        decoder.tokens = decode_window(decoder, budget, self.coupling, self.init)
+        return decoder
+
+
+def learned_budget(method: ImageMethod, task: ImageTask, session: Session) -> Budget:
+    """The session's budget for calls of this shape: measured once, and taught by every run."""
+    layout = task.layout
+    shape = (method, task.batch, task.branches, layout.length, str(task.device), str(task.model.dtype))
+    budgets: dict[Any, Budget] = session.memory.setdefault("image.budgets", {})
+    if shape not in budgets:
+        windows = tuple(w for w in WINDOWS if w <= layout.length)
+        probe = GridDecoder(task, torch.Generator(task.device).manual_seed(0), margin=max(windows))
+        budgets[shape] = Budget(probe.measure_cost(windows), windows)
+    session.report.details["verify_cost"] = budgets[shape].cost.to_dict()
+    return budgets[shape]

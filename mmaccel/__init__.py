@@ -1,0 +1,45 @@
+"""mmaccel makes existing multimodal models faster, without retraining or forking them.
+
+Example
+-------
+>>> import mmaccel
+>>> from mmaccel import image, zoo
+>>> model, processor = zoo.load("tiny-janus")
+>>> inputs = processor(text="red heart", generation_mode="image", return_tensors="pt")
+>>> with mmaccel.accelerate(model, image.SpeculativeJacobi()) as fast:
+...     tokens = fast.generate(**inputs, generation_mode="image")
+...     print(fast.report)  # doctest: +SKIP
+"""
+
+from .errors import (
+    ActiveSessionError,
+    ConflictError,
+    MmaccelError,
+    SettingError,
+    UnknownNameError,
+    UnsupportedTargetError,
+)
+from .method import Method
+from .plan import Plan, plan
+from .registry import get_method, methods
+from .report import Report
+from .session import Session, accelerate
+from .version import __version__
+
+__all__ = [
+    "ActiveSessionError",
+    "ConflictError",
+    "Method",
+    "MmaccelError",
+    "Plan",
+    "Report",
+    "Session",
+    "SettingError",
+    "UnknownNameError",
+    "UnsupportedTargetError",
+    "__version__",
+    "accelerate",
+    "get_method",
+    "methods",
+    "plan",
+]

@@ -1,0 +1,78 @@
+"""Adapter: where things are in one model family. Methods never name a model class."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any, ClassVar, TypeVar
+
+from .errors import UnsupportedTargetError
+from .method import Method
+from .registry import load_modalities
+
+
+class Adapter(ABC):
+    """Base of all adapters: one instance per accelerated target.
+
+    Class attributes
+    ----------------
+    family
+        Name of the model family, as in reports and plans.
+    classes
+        Names of the transformers or diffusers classes it fits, subclasses included. Names and not
+        classes, so that nothing is imported before it is needed.
+    modality
+        The part of mmaccel whose methods fit.
+    presets
+        Methods that ``accelerate(target, preset=...)`` stands for.
+    """
+
+    family: ClassVar[str]
+    classes: ClassVar[tuple[str, ...]]
+    modality: ClassVar[str]
+    presets: ClassVar[dict[str, tuple[Method, ...]]] = {}
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def parts(self) -> list[Any]:
+        """The objects that methods may touch; no two live sessions share one."""
+        return [self.target]
+
+    def check(self, method: Method) -> None:
+        """Raise if a method's settings cannot fit this target; called before anything is touched."""
+
+
+_adapters: list[type[Adapter]] = []
+A = TypeVar("A", bound=type[Adapter])
+
+
+def register_adapter(cls: A) -> A:
+    """Class decorator: make a family known to :func:`find_adapter`."""
+    _adapters.append(cls)
+    return cls
+
+
+def adapters() -> list[type[Adapter]]:
+    """All adapters, in the order they were registered."""
+    load_modalities()
+    return list(_adapters)
+
+
+def find_adapter(target: Any) -> Adapter:
+    """The adapter for a target.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        Lists the supported classes.
+    """
+    lineage = [cls.__name__ for cls in type(target).__mro__]
+    for name in lineage:
+        for adapter in adapters():
+            if name in adapter.classes:
+                return adapter(target)
+    supported = ", ".join(sorted(name for adapter in adapters() for name in adapter.classes))
+    raise UnsupportedTargetError(
+        f"no adapter for {type(target).__name__}; supported are {supported}"
+        " (CONTRIBUTING.md says how to add one)"
+    )

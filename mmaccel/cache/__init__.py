@@ -1,0 +1,5 @@
+"""Caches of keys and values that the methods share."""
+
+from .rollback import RollbackCache, RollbackLayer
+
+__all__ = ["RollbackCache", "RollbackLayer"]

@@ -1,0 +1,179 @@
+"""A preallocated key/value cache whose rollback is a pointer move.
+
+`DynamicCache` of transformers copies the whole cache at every step and `StaticCache` cannot be cropped.
+This one writes into buffers that are allocated once (and doubled when full), so that taking back rejected
+drafts costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GROWTH = 256  # slots that a cache of unknown capacity starts with
+
+
+class RollbackLayer(CacheLayerMixin):
+    """Keys and values of one full-attention layer, `[batch, heads, capacity, head_dim]`."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, cache: RollbackCache) -> None:
+        super().__init__()
+        self.cache = cache
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        capacity = self.cache.capacity or GROWTH
+        self.keys = key_states.new_zeros(*key_states.shape[:2], capacity, key_states.shape[-1])
+        self.values = value_states.new_zeros(*value_states.shape[:2], capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write new states and return all that may be attended to, as views `[batch, heads, length, head_dim]`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        slots = self.cache.slots
+        if slots is None:
+            end = self.length + key_states.shape[-2]
+            self._reserve(end)
+            self.keys[:, :, self.length : end] = key_states
+            self.values[:, :, self.length : end] = value_states
+        else:
+            end = self.cache.extent
+            self._reserve(end)
+            rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+            # advanced indices around a slice put the indexed axes first: [batch, width, heads, head_dim]
+            self.keys[rows, :, slots] = key_states.transpose(1, 2)
+            self.values[rows, :, slots] = value_states.transpose(1, 2)
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _reserve(self, length: int) -> None:
+        assert self.keys is not None and self.values is not None
+        capacity = self.keys.shape[2]
+        if length <= capacity:
+            return
+        if self.cache.capacity is not None:
+            raise ValueError(
+                f"RollbackCache(capacity={self.cache.capacity}) is full: {length} slots are needed;"
+                " give a larger capacity, or None to let it grow"
+            )
+        more = max(length, 2 * capacity) - capacity
+        self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
+        self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1 if self.cache.capacity is None else self.cache.capacity
+
+    def reset(self) -> None:
+        super().reset()
+        self.length = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Move the pointer back by `-tokens_to_remove`, the sign that transformers uses."""
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop takes a count of at most 0, got {tokens_to_remove}: crop(-n) removes n tokens"
+            )
+        self.length = max(0, self.length + tokens_to_remove)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.repeat_interleave(repeats, dim=0)
+            self.values = self.values.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[indices], self.values[indices]
+
+
+class RollbackCache(Cache):
+    """A preallocated cache with free rollback, for `generate` of any full-attention transformers model.
+
+    Two ways to write. By default states are appended at a pointer, and :meth:`crop` or :meth:`rollback`
+    move it back. With :meth:`place`, each row of the next forward writes to slots of its own, so that rows
+    of a batch can be at different lengths; the caller then passes the attention mask.
+
+    Parameters
+    ----------
+    config
+        The model's configuration; its number of layers is read from it.
+    capacity
+        Slots to allocate, None (default) to start with 256 and double when full.
+
+    Exact: the model sees the same keys and values as with `DynamicCache`.
+
+    Raises
+    ------
+    ValueError
+        When a fixed capacity is exceeded, or `crop` gets a positive count.
+
+    Examples
+    --------
+    >>> cache = RollbackCache(model.config, capacity=1024)  # doctest: +SKIP
+    >>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
+    """
+
+    def __init__(self, config: Any, capacity: int | None = None) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(
+                f"RollbackCache(capacity={capacity}): capacity must be at least 1, or None to grow"
+            )
+        self.capacity = capacity
+        self.slots: torch.Tensor | None = None
+        self.extent = 0
+        text = config.get_text_config(decoder=True)
+        super().__init__(layers=[RollbackLayer(self) for _ in range(text.num_hidden_layers)])
+
+    @property
+    def length(self) -> int:
+        """Slots in use."""
+        return self.get_seq_length()
+
+    def place(self, slots: torch.Tensor, extent: int) -> None:
+        """Make the next forwards write row `b` to `slots[b]` (`[batch, width]`) and attend to `[0, extent)`."""
+        self.slots, self.extent = slots, extent
+
+    def append(self) -> None:
+        """Go back to writing at the pointer."""
+        self.slots = None
+
+    def mark(self) -> int:
+        """A place to roll back to."""
+        return self.length
+
+    def rollback(self, mark: int) -> None:
+        """Forget everything written after `mark`; no data moves."""
+        if not 0 <= mark <= self.length:
+            raise ValueError(f"cannot roll back to {mark}: the cache holds {self.length} tokens")
+        self.crop(mark - self.length)
+
+    def seek(self, length: int) -> None:
+        """Put the pointer anywhere within what was allocated, also ahead, over slots written by :meth:`place`."""
+        if self.capacity is None or not 0 <= length <= self.capacity:
+            raise ValueError(f"cannot move to {length}: the capacity is {self.capacity}")
+        for layer in self.layers:
+            layer.length = length
+
+    def nbytes(self) -> int:
+        """Bytes allocated, by count."""
+        return sum(
+            tensor.numel() * tensor.element_size()
+            for layer in self.layers
+            for tensor in (layer.keys, layer.values)
+            if tensor is not None
+        )

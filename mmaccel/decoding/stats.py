@@ -1,0 +1,152 @@
+"""Statistics of a draft-and-verify run: what was drafted, accepted and emitted, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+def block_efficiency(acceptance: float, drafted: int) -> float:
+    """Expected tokens per forward, (1 - a^(g + 1)) / (1 - a), of a chain draft (Leviathan et al., 2023).
+
+    Parameters
+    ----------
+    acceptance
+        Probability a of accepting each draft token, in [0, 1].
+    drafted
+        Number g of draft tokens, at least 0.
+
+    Raises
+    ------
+    ValueError
+        If either is out of range.
+
+    Examples
+    --------
+    >>> block_efficiency(0.5, 1), block_efficiency(1.0, 4)
+    (1.5, 5.0)
+    """
+    if not 0.0 <= acceptance <= 1.0:
+        raise ValueError(f"acceptance must be in [0, 1], got {acceptance}")
+    if drafted < 0:
+        raise ValueError(f"drafted must be at least 0, got {drafted}")
+    # The sum form has no 0/0 at a = 1 and no cancellation near it.
+    return float(sum(acceptance**i for i in range(drafted + 1)))
+
+
+def _no_seconds() -> dict[str, float]:
+    return {"draft": 0.0, "verify": 0.0, "other": 0.0}
+
+
+def _add(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    length = max(len(left), len(right))
+    padded = (list(values) + [0] * (length - len(values)) for values in (left, right))
+    return [a + b for a, b in zip(*padded, strict=True)]
+
+
+@dataclass
+class Stats:
+    """Counts of one or more runs; add to `seconds` and, for a prefill, to `forwards` directly.
+
+    Attributes
+    ----------
+    rounds, rows
+        Verification rounds, and the same counted once per sequence of the batch.
+    drafted, emitted
+        Draft tokens (or nodes) judged and tokens committed, over all sequences.
+    tested_by_depth, accepted_by_depth
+        How often the draft at each depth (0 = first) was reached, and how often it was accepted.
+    forwards
+        Forward passes of the target.
+    seconds
+        Wall time in seconds in `draft`, `verify` and `other`.
+
+    Examples
+    --------
+    >>> stats = Stats()
+    >>> stats.observe([2, 0], drafted=3)
+    >>> stats.emitted, stats.tokens_per_forward, stats.acceptance
+    (4, 2.0, [0.5, 1.0, 0.0])
+    """
+
+    rounds: int = 0
+    rows: int = 0
+    drafted: int = 0
+    emitted: int = 0
+    forwards: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    tested_by_depth: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=_no_seconds)
+
+    def observe(self, accepted: Tensor | Sequence[int], drafted: int, *, depth: int | None = None) -> None:
+        """Record one round: one forward, and `accepted[b] + 1` tokens emitted by each sequence b.
+
+        Parameters
+        ----------
+        accepted
+            `[B]` accepted draft tokens per sequence.
+        drafted
+            Draft tokens per sequence (all nodes of a tree).
+        depth
+            Longest path of a tree; `drafted` by default, as in a chain.
+
+        Raises
+        ------
+        ValueError
+            If more was accepted than the draft is deep.
+        """
+        counts = [int(n) for n in (accepted.tolist() if isinstance(accepted, Tensor) else accepted)]
+        depth = drafted if depth is None else depth
+        if not 0 <= depth <= drafted:
+            raise ValueError(f"depth must be between 0 and drafted={drafted}, got {depth}")
+        if any(not 0 <= n <= depth for n in counts):
+            raise ValueError(f"accepted must be between 0 and the draft depth {depth}, got {counts}")
+        self.rounds += 1
+        self.forwards += 1
+        self.rows += len(counts)
+        self.drafted += drafted * len(counts)
+        self.emitted += sum(counts) + len(counts)
+        tested = [sum(n >= i for n in counts) for i in range(depth)]
+        passed = [sum(n > i for n in counts) for i in range(depth)]
+        self.tested_by_depth = _add(self.tested_by_depth, tested)
+        self.accepted_by_depth = _add(self.accepted_by_depth, passed)
+
+    @property
+    def accepted(self) -> int:
+        """Accepted draft tokens over all depths and sequences."""
+        return sum(self.accepted_by_depth)
+
+    @property
+    def acceptance(self) -> list[float]:
+        """Share accepted of the drafts reached at each depth; 0.0 where none was reached."""
+        pairs = zip(self.accepted_by_depth, self.tested_by_depth, strict=True)
+        return [passed / tested if tested else 0.0 for passed, tested in pairs]
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens emitted per sequence and target forward; 1.0 is plain decoding at any batch size."""
+        if not self.forwards or not self.rows:
+            return 0.0
+        return self.emitted * self.rounds / (self.rows * self.forwards)
+
+    def merge(self, other: Stats) -> Stats:
+        """Return the sum of two runs; neither is changed."""
+        names = {**self.seconds, **other.seconds}
+        return Stats(
+            rounds=self.rounds + other.rounds,
+            rows=self.rows + other.rows,
+            drafted=self.drafted + other.drafted,
+            emitted=self.emitted + other.emitted,
+            forwards=self.forwards + other.forwards,
+            accepted_by_depth=_add(self.accepted_by_depth, other.accepted_by_depth),
+            tested_by_depth=_add(self.tested_by_depth, other.tested_by_depth),
+            seconds={name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in names},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all counts and the derived rates as plain JSON types."""
+        derived = {"accepted": self.accepted, "acceptance": self.acceptance}
+        return {**asdict(self), **derived, "tokens_per_forward": self.tokens_per_forward}

@@ -1,0 +1,55 @@
+"""The errors a user can meet. Each says what is wrong, where, and the next line to type."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MmaccelError(Exception):
+    """Base of all errors that mmaccel raises on purpose."""
+
+
+class SettingError(MmaccelError, ValueError):
+    """A setting of a method is outside what it allows."""
+
+
+class UnknownNameError(MmaccelError, ValueError):
+    """No method, model, preset or setting has this name."""
+
+
+class UnsupportedTargetError(MmaccelError, TypeError):
+    """The target is of no family that the asked methods know, or cannot do what was asked of it."""
+
+
+class ConflictError(MmaccelError, ValueError):
+    """These methods cannot work together."""
+
+
+class ActiveSessionError(MmaccelError, RuntimeError):
+    """The target is already accelerated by a live session."""
+
+
+class WeightsError(MmaccelError, ValueError):
+    """A weights or plan file is truncated, foreign or made for something else."""
+
+
+class PromptError(MmaccelError, ValueError):
+    """A prompt is empty, or outside what a small model knows."""
+
+
+def unknown_name(kind: str, name: str, options: Iterable[str]) -> UnknownNameError:
+    """An error that offers the nearest names, and all of them where none is near.
+
+    Examples
+    --------
+    >>> print(unknown_name("preset", "exat", ["exact", "fast"]))
+    unknown preset 'exat': did you mean 'exact'?
+    """
+    options = list(options)
+    near = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+    if near:
+        hint = "did you mean " + " or ".join(repr(option) for option in near) + "?"
+    else:
+        hint = "choose from " + ", ".join(repr(option) for option in options)
+    return UnknownNameError(f"unknown {kind} {name!r}: {hint}")

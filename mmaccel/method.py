@@ -1,0 +1,97 @@
+"""Method: a frozen dataclass that says what to do. Its fields are the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from .errors import SettingError, unknown_name
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Base of all methods; subclasses are frozen dataclasses registered with :func:`mmaccel.registry.register`.
+
+    Class attributes
+    ----------------
+    name
+        Import name below `mmaccel`, such as ``"image.ZipAR"``; set by the registry.
+    paper
+        Title and year of what is implemented.
+    lossless
+        Whether the default settings keep the target's output law; :attr:`exact` answers for an instance.
+    savings
+        ``"real"`` where work is not done, ``"simulated"`` where it is only masked.
+    excludes
+        Names of methods that this one cannot be combined with.
+    neutral
+        Settings at which the method is bit-identical to the target without it.
+    engaging
+        Settings at which the contract test expects work to differ from the baseline.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    lossless: ClassVar[bool] = False
+    savings: ClassVar[str] = "real"
+    excludes: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[dict[str, Any]] = {}
+    engaging: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def exact(self) -> bool:
+        """Whether this instance keeps the target's output: equal tokens, or the same law."""
+        return self.lossless
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        """Put the method on the session's target, and push onto `stack` whatever takes it off again."""
+        raise TypeError(f"{type(self).__name__} does not say how it attaches")  # pragma: no cover
+
+    def settings(self) -> dict[str, Any]:
+        """Names and values of all settings, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """Build from a dictionary; an unknown key is an error that offers the nearest name."""
+        allowed = [field.name for field in dataclasses.fields(cls)]
+        for key in settings:
+            if key not in allowed:
+                raise unknown_name(f"setting of {cls.name}", key, allowed)
+        return cls(**settings)
+
+    @classmethod
+    def summary(cls) -> str:
+        """First sentence of the docstring."""
+        return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+    def __str__(self) -> str:
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        changed = ", ".join(f"{k}={v!r}" for k, v in self.settings().items() if defaults[k] != v)
+        return f"{self.name or type(self).__name__}({changed})"
+
+    def _require(self, holds: bool, setting: str, allowed: str) -> None:
+        """Raise a `SettingError` that names the value and what is allowed, unless `holds`."""
+        if not holds:
+            value = getattr(self, setting)
+            raise SettingError(f"{type(self).__name__}({setting}={value!r}): {setting} must be {allowed}")
+
+
+def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
+    """Whether `value` is an integer (no bool) between `low` and `high`."""
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and value >= low
+        and (high is None or value <= high)
+    )
+
+
+def is_number(value: Any, low: float, high: float = float("inf")) -> bool:
+    """Whether `value` is a finite number between `low` and `high`, both included."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high

@@ -1,0 +1,153 @@
+"""Plan: resolved and conflict-checked methods for one target; printable, saved to and loaded from JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .adapter import Adapter, find_adapter
+from .errors import ConflictError, UnsupportedTargetError, WeightsError, unknown_name
+from .method import Method
+from .registry import get_method
+from .version import versions
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done to a target, and with which versions it was made.
+
+    Examples
+    --------
+    >>> from mmaccel import image
+    >>> print(Plan((image.ZipAR(window=2),), family="janus"))
+    plan for janus (lossy)
+      image.ZipAR(window=2): lossy
+    """
+
+    methods: tuple[Method, ...]
+    family: str
+    versions: dict[str, str] = field(default_factory=versions, compare=False)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every method keeps the target's output law."""
+        return all(method.exact for method in self.methods)
+
+    def __str__(self) -> str:
+        lines = [f"plan for {self.family} ({_kind(self.exact)})"]
+        lines += [f"  {method}: {_kind(method.exact)}" for method in self.methods]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "versions": self.versions,
+            "family": self.family,
+            "methods": [{"name": m.name, "settings": m.settings()} for m in self.methods],
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """Rebuild a plan; settings are checked as if they had been typed."""
+        if data.get("format") != FORMAT:
+            raise WeightsError(
+                f"plan format {data.get('format')!r} is not {FORMAT}: make it anew with mmaccel.plan(...).save()"
+            )
+        chosen = tuple(get_method(m["name"]).from_settings(m["settings"]) for m in data["methods"])
+        return cls(chosen, family=data["family"], versions=dict(data["versions"]))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that :meth:`save` wrote.
+
+        Raises
+        ------
+        WeightsError
+            If the file is no plan.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(
+                f"{path} is not a plan ({error}): make one with mmaccel.plan(...).save()"
+            ) from error
+
+
+def _kind(exact: bool) -> str:
+    return "exact" if exact else "lossy"
+
+
+def plan(target: Any, *methods: Method | Plan, preset: str | None = None) -> Plan:
+    """Resolve methods for a target and check that they fit it and each other; touches nothing.
+
+    Parameters
+    ----------
+    target
+        A transformers model or diffusers pipeline.
+    *methods
+        Methods, or plans whose methods are taken over.
+    preset
+        ``"exact"``, ``"balanced"`` or ``"fast"``: the family's own choice, instead of methods.
+
+    Raises
+    ------
+    UnsupportedTargetError, ConflictError, UnknownNameError
+    """
+    return resolve(target, *methods, preset=preset)[0]
+
+
+def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> tuple[Plan, Adapter]:
+    """A plan and the adapter it was checked against."""
+    adapter = find_adapter(target)
+    chosen = list(_flatten(methods, adapter))
+    if preset is not None:
+        if chosen:
+            raise ConflictError("give methods or a preset, not both")
+        if preset not in adapter.presets:
+            raise unknown_name(f"preset for {adapter.family}", preset, adapter.presets)
+        chosen = list(adapter.presets[preset])
+    if not chosen:
+        raise ConflictError(
+            f"nothing to do: name a method or a preset, such as accelerate(target, preset={next(iter(adapter.presets))!r})"
+        )
+    _check(chosen, adapter)
+    return Plan(tuple(chosen), family=adapter.family), adapter
+
+
+def _flatten(methods: tuple[Method | Plan, ...], adapter: Adapter) -> Any:
+    for item in methods:
+        if isinstance(item, Plan):
+            if item.family != adapter.family:
+                raise UnsupportedTargetError(
+                    f"this plan was made for {item.family}, and the target is {adapter.family}:"
+                    " make a plan for it with mmaccel.plan(target, ...)"
+                )
+            yield from item.methods
+        elif isinstance(item, Method):
+            yield item
+        elif isinstance(item, type) and issubclass(item, Method):
+            raise TypeError(f"{item.__name__} is a class: write {item.__name__}()")
+        else:
+            raise TypeError(f"{item!r} is not a method; `mmaccel methods` lists them")
+
+
+def _check(chosen: list[Method], adapter: Adapter) -> None:
+    for i, method in enumerate(chosen):
+        modality = method.name.split(".")[0]
+        if modality != adapter.modality:
+            raise UnsupportedTargetError(
+                f"{method.name} does not work on {adapter.family} models;"
+                f" `mmaccel methods --modality {adapter.modality}` lists those that do"
+            )
+        adapter.check(method)
+        for other in chosen[:i]:
+            if other.name in method.excludes or method.name in other.excludes or other.name == method.name:
+                raise ConflictError(f"{other} and {method} cannot be combined: keep one of them")

@@ -1,0 +1,70 @@
+"""The one registry of methods; docs, command line, contract tests and benchmarks all read it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+from .errors import unknown_name
+from .method import Method
+
+MODALITIES = ("image", "video", "vlm", "speech")
+
+_methods: dict[str, type[Method]] = {}
+M = TypeVar("M", bound=type[Method])
+
+
+def register(modality: str) -> Callable[[M], M]:
+    """Class decorator: enter a method as ``modality.ClassName``.
+
+    Raises
+    ------
+    ValueError
+        If the name is taken, or the class leaves `paper` or its docstring empty.
+    """
+
+    def enter(cls: M) -> M:
+        name = f"{modality}.{cls.__name__}"
+        if name in _methods:
+            raise ValueError(f"a method named {name} is registered already")
+        if not cls.paper or not cls.__doc__:
+            raise ValueError(f"{name} needs a `paper` and a docstring")
+        cls.name = name
+        _methods[name] = cls
+        return cls
+
+    return enter
+
+
+@cache
+def load_modalities() -> None:
+    """Import every modality that is installed, so that its methods and adapters are registered."""
+    for modality in MODALITIES:
+        if importlib.util.find_spec(f"mmaccel.{modality}") is not None:
+            importlib.import_module(f"mmaccel.{modality}")
+
+
+def methods() -> dict[str, type[Method]]:
+    """All methods by name, in alphabetical order.
+
+    Examples
+    --------
+    >>> "image.SpeculativeJacobi" in methods()
+    True
+    """
+    load_modalities()
+    return dict(sorted(_methods.items()))
+
+
+def get_method(name: str) -> type[Method]:
+    """The method of that name; the modality may be left out where the rest is unambiguous."""
+    table = methods()
+    if name in table:
+        return table[name]
+    short = {full.split(".")[1]: cls for full, cls in table.items()}
+    if name in short:
+        return short[name]
+    raise unknown_name("method", name, table)

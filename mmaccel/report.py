@@ -1,0 +1,92 @@
+"""Report: what the last run did, what it saved and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Report:
+    """Typed statistics of the last run of a session.
+
+    Attributes
+    ----------
+    methods : list of str
+        The methods, as typed.
+    exact : bool
+        Whether the run kept the target's output law.
+    forwards, plain_forwards : int
+        Forward passes of the main model that were made, and that plain decoding makes for the same work.
+    tokens : int
+        Tokens of the result, over the whole batch.
+    wall_seconds : float
+        Measured time of the run; 0 before the first.
+    baseline_seconds : float or None
+        Measured time of the same target without methods; None until :meth:`Session.baseline` was used.
+    peak_extra_bytes : int
+        Bytes that the method itself allocated on top of the model (counted, not sampled).
+    engaged : bool
+        Whether the method changed the work at all.
+    warnings : list of str
+        What the user should know, such as why a method never engaged.
+    details : dict
+        Figures of one method only, such as acceptance by depth.
+    """
+
+    methods: list[str]
+    exact: bool
+    forwards: int = 0
+    plain_forwards: int = 0
+    tokens: int = 0
+    wall_seconds: float = 0.0
+    baseline_seconds: float | None = None
+    peak_extra_bytes: int = 0
+    engaged: bool = False
+    warnings: list[str] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Forget the last run; the measured baseline stays."""
+        self.forwards = self.plain_forwards = self.tokens = self.peak_extra_bytes = 0
+        self.wall_seconds, self.engaged = 0.0, False
+        self.warnings.clear()
+        self.details.clear()
+
+    @property
+    def work_ratio(self) -> float | None:
+        """Forward passes made, as a share of those of plain decoding."""
+        return self.forwards / self.plain_forwards if self.plain_forwards else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Baseline time over run time; None before both were measured."""
+        if self.baseline_seconds is None or not self.wall_seconds:
+            return None
+        return self.baseline_seconds / self.wall_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        values = dict(vars(self))
+        return {**values, "work_ratio": self.work_ratio, "speedup": self.speedup}
+
+    def __str__(self) -> str:
+        lines = [f"{', '.join(self.methods)}: {'exact' if self.exact else 'lossy'}"]
+        if not self.wall_seconds:
+            return lines[0] + "\n  no run yet"
+        if self.plain_forwards:
+            fewer = self.plain_forwards / max(self.forwards, 1)
+            lines.append(
+                f"  passes      {self.forwards} instead of {self.plain_forwards}, {fewer:.2f}x fewer"
+            )
+        lines.append(f"  wall time   {self.wall_seconds:.2f} s measured")
+        if self.speedup is not None:
+            lines.append(
+                f"  speed-up    {self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured"
+            )
+        else:
+            lines.append("  speed-up    not measured: run the target once within `with session.baseline():`")
+        lines.append(f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted")
+        if not self.engaged and not self.warnings:
+            lines.append("  warning     the method did not engage: the run was a plain one")
+        lines += [f"  warning     {text}" for text in self.warnings]
+        return "\n".join(lines[:8])

@@ -1,0 +1,165 @@
+"""Session: a plan applied to one target, reversible bit for bit."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from .adapter import Adapter
+from .errors import ActiveSessionError
+from .method import Method
+from .plan import Plan, resolve
+from .report import Report
+
+# Which session holds an object, by id, since models need not be hashable. Weak: what a method hangs on
+# the target refers to its session, so a session lives exactly as long as the target or its user keeps it.
+_holders: dict[int, weakref.ref[Session]] = {}
+
+
+def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) -> Session:
+    """Make a model or pipeline faster, in place, until :meth:`Session.remove`.
+
+    Parameters
+    ----------
+    target
+        A transformers model or diffusers pipeline of a supported family.
+    *methods
+        What to do; plans are taken as their methods.
+    preset
+        ``"exact"``, ``"balanced"`` or ``"fast"`` instead of methods.
+
+    Raises
+    ------
+    UnsupportedTargetError, ConflictError, UnknownNameError
+        Before anything is touched.
+    ActiveSessionError
+        If another live session holds the target; the error names it.
+
+    Examples
+    --------
+    >>> from mmaccel import image, zoo
+    >>> model, processor = zoo.load("tiny-janus")
+    >>> fast = accelerate(model, image.SpeculativeJacobi())
+    >>> fast.remove()
+    """
+    chosen, adapter = resolve(target, *methods, preset=preset)
+    return Session(chosen, adapter)
+
+
+class Session:
+    """A plan applied to one target. Use it as the target: calls and attribute reads are forwarded.
+
+    Leaving the ``with`` block, or :meth:`remove`, takes every trace off the target again.
+
+    Attributes
+    ----------
+    target, plan, adapter, report
+    """
+
+    def __init__(self, plan: Plan, adapter: Adapter) -> None:
+        self.target, self.plan, self.adapter = adapter.target, plan, adapter
+        self.report = Report([str(method) for method in plan.methods], plan.exact)
+        self.memory: dict[str, Any] = {}  # what methods learn from one run for the next
+        self._stack: ExitStack | None = None
+        for part in adapter.parts():
+            holder = _holders.get(id(part))
+            live = holder() if holder is not None else None
+            if live is not None and live.active:
+                raise ActiveSessionError(
+                    f"this {type(part).__name__} is already accelerated by {live}: call .remove() on that session first"
+                )
+        for part in adapter.parts():
+            _holders[id(part)] = weakref.ref(self)
+        try:
+            self._attach()
+        except BaseException:
+            self.remove()
+            raise
+
+    @property
+    def active(self) -> bool:
+        """Whether the target is accelerated now."""
+        return self._stack is not None
+
+    def _attach(self) -> None:
+        with ExitStack() as stack:
+            for method in self.plan.methods:
+                method.attach(self, stack)
+            self._stack = stack.pop_all()
+
+    def _detach(self) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    def remove(self) -> None:
+        """Leave the target exactly as it was. Calling it again does nothing."""
+        self._detach()
+        for part in self.adapter.parts():
+            holder = _holders.get(id(part))
+            if holder is not None and holder() in (None, self):
+                del _holders[id(part)]
+
+    @contextmanager
+    def baseline(self) -> Iterator[Any]:
+        """Run the target without methods inside this block, and keep the time as the report's baseline.
+
+        Examples
+        --------
+        >>> with fast.baseline() as plain:  # doctest: +SKIP
+        ...     plain.generate(**inputs, generation_mode="image")
+        >>> print(fast.report)  # doctest: +SKIP
+        """
+        was_active = self.active
+        self._detach()
+        began = time.perf_counter()
+        try:
+            yield self.target
+            self.report.baseline_seconds = time.perf_counter() - began
+        finally:
+            if was_active:
+                self._attach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.target(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("target", "adapter"):  # not built yet: say so instead of recursing
+            raise AttributeError(name)
+        return getattr(self.target, name)
+
+    def __str__(self) -> str:
+        state = "" if self.active else ", removed"
+        return f"Session({type(self.target).__name__}, {', '.join(self.report.methods)}{state})"
+
+    __repr__ = __str__
+
+
+def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute on one instance, and push what restores it exactly.
+
+    Where the name came from the class, the instance attribute is deleted again, so that
+    ``owner.__dict__`` has the same keys as before.
+    """
+    had, old = name in vars(owner), vars(owner).get(name)
+
+    def restore() -> None:
+        if had:
+            setattr(owner, name, old)
+        else:
+            delattr(owner, name)
+
+    setattr(owner, name, value)
+    stack.callback(restore)

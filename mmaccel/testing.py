@@ -1,0 +1,255 @@
+"""The contract that every registered method must pass, on tiny models of the real classes.
+
+A modality brings its models in a module `examples`; :func:`check_method` does the rest. New methods need no
+test of their own for any of this::
+
+    @pytest.mark.parametrize("name", mmaccel.methods())
+    def test_contract(name):
+        mmaccel.testing.check_method(mmaccel.get_method(name))
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import ActiveSessionError, UnknownNameError
+from .method import Method
+from .plan import Plan, plan
+from .session import Session, accelerate
+
+Arguments = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A tiny model for contract tests.
+
+    Attributes
+    ----------
+    family
+        The adapter's family.
+    build
+        `build(seed)` gives the target and `arguments(batch=1, **more)` for its call.
+    module
+        The module whose forward is the work; a hook on it breaks a run half-way.
+    call
+        Name of the method users call.
+    neutral
+        Values for placeholders in `Method.neutral`, such as the width of the grid.
+    """
+
+    family: str
+    build: Callable[..., tuple[Any, Arguments]]
+    module: Callable[[Any], torch.nn.Module]
+    call: str = "generate"
+    columns: int = 4
+
+    def settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings with the placeholder `"columns"` replaced by this example's grid."""
+        return {k: self._columns() if v == "columns" else v for k, v in settings.items()}
+
+    def _columns(self) -> int:
+        # Emu3 closes every row with a token of its own
+        return self.columns + (self.family == "emu3")
+
+    def run(
+        self, target: Any, arguments: Arguments, batch: int = 1, seed: int | None = 0, **more: Any
+    ) -> torch.Tensor:
+        """Call the target; with `seed`, from a private generator if it is a session, else from the global one."""
+        call = getattr(target, self.call)
+        if seed is not None and isinstance(target, Session):
+            more["generator"] = torch.Generator().manual_seed(seed)
+        elif seed is not None:
+            torch.manual_seed(seed)
+        return call(**arguments(batch, **more))  # type: ignore[no-any-return]
+
+
+def examples(modality: str) -> list[Example]:
+    """The examples of a modality."""
+    return importlib.import_module(f"mmaccel.{modality}.examples").examples()  # type: ignore[no-any-return]
+
+
+def check_method(method: type[Method]) -> None:
+    """Hold a method against the whole contract, on every example of its modality.
+
+    Raises
+    ------
+    AssertionError
+        Names the clause and the model family.
+    """
+    check_settings(method)
+    for example in examples(method.name.split(".")[0]):
+        for clause in CLAUSES:
+            try:
+                clause(method, example)
+            except AssertionError as error:
+                raise AssertionError(
+                    f"{method.name} on {example.family}, {clause.__name__}: {error}"
+                ) from error
+
+
+def check_settings(method: type[Method]) -> None:
+    """Settings make the round trip through JSON, and an unknown one is an error with a suggestion."""
+    first = method()
+    assert method.from_settings(json.loads(json.dumps(first.settings()))) == first
+    assert method.summary() and method.paper, "a docstring and a paper"
+    key = next(iter(first.settings()))
+    try:
+        method.from_settings({key + "x": 1})
+    except UnknownNameError as error:
+        assert repr(key) in str(error), f"no suggestion in {error}"
+    else:
+        raise AssertionError("an unknown setting was taken")
+
+
+def engaged_and_clean(method: type[Method], example: Example) -> None:
+    """It runs, does less work or gives another output, and leaves nothing behind; a first plain run matters not."""
+    model, arguments = example.build()
+    before = snapshot(model)
+    plain = example.run(model, arguments)
+    after_plain = snapshot(model)
+    with accelerate(model, method(**method.engaging)) as session:
+        out = example.run(session, arguments)
+        report = session.report
+        assert report.engaged, "did not engage"
+        assert out.shape == plain.shape, f"shape {tuple(out.shape)} instead of {tuple(plain.shape)}"
+        assert report.forwards < report.plain_forwards or not torch.equal(out, plain)
+        assert len(str(report).splitlines()) <= 8
+        json.dumps(report.to_dict())
+    assert before.keys() == snapshot(model).keys() and after_plain == snapshot(model), "left a trace"
+    assert torch.equal(example.run(model, arguments), plain), "the model gives other tokens than before"
+
+
+def neutral(method: type[Method], example: Example) -> None:
+    """The neutral settings are bit-identical to the target without the method."""
+    model, arguments = example.build()
+    plain = example.run(model, arguments)
+    with accelerate(model, method(**example.settings(method.neutral))) as session:
+        torch.manual_seed(0)
+        assert torch.equal(example.run(session, arguments, seed=None), plain), (
+            "neutral settings change the output"
+        )
+
+
+def seeded(method: type[Method], example: Example) -> None:
+    """A generator makes runs repeatable and leaves the global random state alone."""
+    model, arguments = example.build()
+    with accelerate(model, method(**method.engaging)) as session:
+        state = torch.get_rng_state()
+        first = example.run(session, arguments, batch=2)
+        assert torch.equal(torch.get_rng_state(), state), "the global random state was touched"
+        assert torch.equal(example.run(session, arguments, batch=2), first), (
+            "the same seed gave another output"
+        )
+
+
+def shapes(method: type[Method], example: Example) -> None:
+    """Batches of several sizes in one session, and another grid."""
+    model, arguments = example.build()
+    with accelerate(model, method(**method.engaging)) as session:
+        sizes = [example.run(session, arguments, batch=batch).shape[0] for batch in (3, 1, 2)]
+    assert sizes == [3, 1, 2]
+
+
+def exception(method: type[Method], example: Example) -> None:
+    """An exception half-way leaves the session usable and the target clean."""
+    model, arguments = example.build()
+    plain = example.run(model, arguments)
+    before = snapshot(model)
+    session = accelerate(model, method(**method.engaging))
+    expected = example.run(session, arguments)
+    with broken_after(example.module(model), 2):
+        try:
+            example.run(session, arguments)
+        except Interrupted:
+            pass
+        else:
+            raise AssertionError("the hook never fired")
+    assert torch.equal(example.run(session, arguments), expected), "the session is damaged"
+    session.remove()
+    assert snapshot(model) == before, "left a trace"
+    assert torch.equal(example.run(model, arguments), plain), "the model is damaged"
+
+
+def two_instances(method: type[Method], example: Example) -> None:
+    """Two sessions never see each other; a second one on the same target is refused."""
+    (one, arguments), (two, _) = example.build(0), example.build(1)
+    alone = method(**method.engaging)
+    with accelerate(two, alone) as session:
+        expected = example.run(session, arguments)
+    with accelerate(one, alone) as first, accelerate(two, alone) as second:
+        example.run(first, arguments)
+        assert torch.equal(example.run(second, arguments), expected), "another session was felt"
+        try:
+            accelerate(one, alone)
+        except ActiveSessionError as error:
+            assert method.__name__ in str(error), "the error does not name the live session"
+        else:
+            raise AssertionError("a second session on one target was allowed")
+
+
+def plans(method: type[Method], example: Example) -> None:
+    """A plan survives JSON, and does what the method does."""
+    model, arguments = example.build()
+    made = plan(model, method(**method.engaging))
+    again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again == made
+    with accelerate(model, again) as session:
+        assert example.run(session, arguments).shape[0] == 1
+
+
+CLAUSES = (engaged_and_clean, neutral, seeded, shapes, exception, two_instances, plans)
+
+
+class Interrupted(Exception):
+    """Raised by the hook of :func:`broken_after`."""
+
+
+class broken_after:  # noqa: N801  reads as a phrase: `with broken_after(module, 3):`
+    """Context manager: the module's forward raises from its `calls + 1`-th call on."""
+
+    def __init__(self, module: torch.nn.Module, calls: int) -> None:
+        self.module, self.left = module, calls
+
+    def __enter__(self) -> None:
+        self.handle = self.module.register_forward_pre_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Interrupted
+
+    def __exit__(self, *_: Any) -> None:
+        self.handle.remove()
+
+
+def snapshot(target: Any) -> dict[str, Any]:
+    """What a method could have left behind: attributes, hooks and class attributes of every module.
+
+    Tensors and configuration are taken by identity, so that a replaced object shows.
+    """
+    found: dict[str, Any] = {}
+    for name, part in _parts(target):
+        found[name] = {key: _value(value) for key, value in vars(part).items()}
+        found[f"{name}:class"] = (id(type(part)), frozenset(vars(type(part))))
+    return found
+
+
+def _parts(target: Any) -> Iterator[tuple[str, Any]]:
+    yield "target", target
+    if isinstance(target, torch.nn.Module):
+        yield from target.named_modules()
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: id(item) for key, item in value.items()}
+    if isinstance(value, bool | int | float | str | type(None)):
+        return value
+    return id(value)
