@@ -168,9 +168,7 @@ def _sprite(name: str, size: int) -> np.ndarray:
     # Premultiply before resizing, or the transparent black bleeds into the rim.
     pixels = np.asarray(square, np.float32) / 255
     channels = [pixels[..., i] * pixels[..., 3] for i in range(3)] + [pixels[..., 3]]
-    resized = [
-        np.asarray(Image.fromarray(c).resize((size, size), Image.Resampling.LANCZOS)) for c in channels
-    ]
+    resized = [np.asarray(Image.fromarray(c).resize((size, size), Image.Resampling.LANCZOS)) for c in channels]
     alpha = resized[3].clip(0, 1)
     rgb = np.stack(resized[:3], -1) / np.maximum(alpha, 1e-3)[..., None]
     return np.concatenate([rgb.clip(0, 1), alpha[..., None]], -1)

@@ -89,6 +89,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> JanusForConditionalGenera
     )
     model = JanusForConditionalGeneration(config).eval()
     generation = model.generation_config
+    generation._from_model_config = False  # or loading would derive it anew, without what follows
     generation.bos_token_id = tokenizer.bos_token_id
     generation.eos_token_id = tokenizer.eos_token_id
     generation.pad_token_id = tokenizer.pad_token_id
@@ -99,9 +100,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> JanusForConditionalGenera
     return model
 
 
-def encode_captions(
-    tokenizer: PreTrainedTokenizerFast, captions: list[str], drop: list[bool]
-) -> list[list[int]]:
+def encode_captions(tokenizer: PreTrainedTokenizerFast, captions: list[str], drop: list[bool]) -> list[list[int]]:
     """Token ids `[bos, words, boi]`; a dropped caption has every word replaced by `<pad>`, as Janus's
     unconditional branch has."""
     boi = tokenizer.convert_tokens_to_ids("<boi>")

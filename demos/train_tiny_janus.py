@@ -164,9 +164,7 @@ def train_vq(vq: torch.nn.Module, args: argparse.Namespace) -> None:
             _restart(codes, module, latent.detach(), args.seed + step)
         if step % 50 == 49:
             used = int((module.counts > 0.2).sum())
-            tqdm.write(
-                f"vq {step + 1} loss {loss.item():.4f} commitment {commitment.item():.4f} codes used {used}"
-            )
+            tqdm.write(f"vq {step + 1} loss {loss.item():.4f} commitment {commitment.item():.4f} codes used {used}")
         if step % 250 == 249 or step + 1 == args.vq_steps:
             checkpoint.save(step + 1)
 
@@ -185,9 +183,7 @@ def _initial_codes(vq: torch.nn.Module, args: argparse.Namespace, iterations: in
 
 
 @torch.no_grad()
-def _update_codes(
-    codes: torch.Tensor, module: torch.nn.Module, latent: torch.Tensor, ids: torch.Tensor
-) -> None:
+def _update_codes(codes: torch.Tensor, module: torch.nn.Module, latent: torch.Tensor, ids: torch.Tensor) -> None:
     flat = latent.permute(0, 2, 3, 1).reshape(-1, latent.shape[1])
     module.counts.mul_(CODE_DECAY).add_(torch.bincount(ids, minlength=CODES), alpha=1 - CODE_DECAY)
     module.sums.mul_(CODE_DECAY).index_add_(0, ids, flat, alpha=1 - CODE_DECAY)
@@ -219,10 +215,7 @@ def language_model_loss(model, tokenizer, pictures, captions, drop, reduction="m
     text = model.get_input_embeddings()(
         torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row in prompts])
     )
-    rows = [
-        torch.cat([text[i, : len(row)], picture[i, :-1], text[i, len(row) :]])
-        for i, row in enumerate(prompts)
-    ]
+    rows = [torch.cat([text[i, : len(row)], picture[i, :-1], text[i, len(row) :]]) for i, row in enumerate(prompts)]
     hidden = model.model.language_model(inputs_embeds=torch.stack(rows), use_cache=False).last_hidden_state
     starts = torch.tensor([len(row) - 1 for row in prompts])
     index = starts[:, None] + torch.arange(GRID * GRID)
@@ -281,19 +274,38 @@ def held_out_loss(model, tokenizer, count: int = 192, batch: int = 32) -> float:
     return float(np.mean(losses))
 
 
-def save(model, tokenizer, output: Path, facts: dict[str, object]) -> None:
-    """Write float16 weights, configuration, tokenizer and the facts for the model card."""
-    folder = output / "model"
+@torch.no_grad()
+def reference(model, count: int = 400) -> dict[str, object]:
+    """Captions that tell everything, and the codes of their pictures, from scenes never trained on."""
+    rng = np.random.default_rng(0)
+    pictures, captions = [], []
+    while len(pictures) < count:
+        scene = world.random_scene(rng)
+        if scene.held_out:
+            pictures.append(world.render(scene, rng))
+            captions.append(world.caption(scene))
+    pixels = to_pixels(torch.from_numpy(np.stack(pictures)))
+    tokens = [model.model.vqmodel.encode(part).image_tokens.view(len(part), -1) for part in pixels.split(50)]
+    return {"captions": captions, "tokens": torch.cat(tokens)}
+
+
+def save(model, tokenizer, folder: Path, facts: dict[str, object]) -> None:
+    """Write what `mmaccel.zoo` ships: float16 weights, configuration, tokenizer, facts and reference pictures.
+
+    What is measured afterwards is measured on the weights as they are shipped, rounded to float16.
+    """
     model.half().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
     model.float()
+    tokenizer.save_pretrained(folder)
+    facts["held_out_nats_per_token"] = round(held_out_loss(model, tokenizer), 4)
+    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    real = reference(model)
+    tokens = {"tokens": real["tokens"].to(torch.int16)}
+    save_file(tokens, folder / "reference.safetensors", {"captions": json.dumps(real["captions"])})
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--vq-batch", type=int, default=6, help="pictures a step of the VQ model")
@@ -314,11 +326,13 @@ def main(argv: list[str] | None = None) -> None:
         "batch": args.batch,
         "vq_steps": args.vq_steps,
         "steps": args.steps,
-        "held_out_nats_per_token": round(held_out_loss(model, tokenizer), 4),
         "names": list(world.names()),
+        "sizes": list(world.SIZES),
+        "backgrounds": list(world.BACKGROUNDS),
+        "places": list(world.PLACES),
     }
-    save(model, tokenizer, args.output, facts)
-    print(json.dumps({k: v for k, v in facts.items() if k != "names"}, indent=2))
+    save(model, tokenizer, args.output / "model", facts)
+    print(json.dumps({k: v for k, v in facts.items() if not isinstance(v, list)}, indent=2))
 
 
 if __name__ == "__main__":

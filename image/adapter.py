@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -58,11 +59,21 @@ class ImageAdapter(Adapter):
     def begin(self, kwargs: dict[str, Any]) -> ImageTask:
         """Read the arguments of `generate`."""
 
+    def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
+        """Whether the model's own generate writes whole pictures with these arguments."""
+        return True
+
     def layout(self) -> Layout | None:
         """The layout of every picture, where the model's configuration fixes it."""
         return None
 
     def check(self, method: Any) -> None:
+        implementation = self.model.config.get_text_config()._attn_implementation
+        if implementation not in ("sdpa", "eager"):
+            raise UnsupportedTargetError(
+                f"attn_implementation={implementation!r} takes no window mask:"
+                " load the model with attn_implementation='sdpa'"
+            )
         layout = self.layout()
         if layout is not None:
             method.check_layout(layout)
@@ -70,18 +81,19 @@ class ImageAdapter(Adapter):
     def replace_generate(self, session: Session, stack: ExitStack, method: Any) -> None:
         """Let `method` decode the image calls of the model's `generate` until the stack is closed."""
         original = self.model.generate
+        names = list(inspect.signature(original).parameters)
 
         @functools.wraps(original)
         def generate(
-            inputs: torch.Tensor | None = None,
-            *,
+            *args: Any,
             generator: torch.Generator | None = None,
             progress: Progress | None = None,
             **kwargs: Any,
         ) -> Any:
-            if inputs is not None:
-                kwargs["inputs"] = inputs
+            kwargs.update(zip(names, args, strict=False))
             if not self.makes_images(kwargs):
+                if generator is not None or progress is not None:
+                    raise UnsupportedTargetError("this call writes no image: leave out generator and progress")
                 return original(**kwargs)
             return self._accelerated(session, method, original, kwargs, generator, progress)
 
@@ -98,7 +110,8 @@ class ImageAdapter(Adapter):
         progress: Progress | None,
     ) -> Any:
         for name in UNSUPPORTED_ARGUMENTS:
-            if kwargs.get(name) not in (None, False, []):
+            value = kwargs.get(name)
+            if value is not None and value is not False and not (isinstance(value, list) and not value):
                 raise UnsupportedTargetError(
                     f"generate({name}=...) is not supported while accelerated:"
                     " leave it out, or call generate on the model after .remove()"
@@ -108,9 +121,11 @@ class ImageAdapter(Adapter):
         began = time.perf_counter()
         task = self.begin(dict(kwargs))
         method.check_layout(task.layout)
-        if method.is_neutral(task.layout) and generator is None:
+        if method.is_neutral(task.layout) and generator is None and self.keeps_grid(kwargs):
             result = original(**kwargs)
             passes = task.layout.length
+            if progress is not None:
+                progress(passes, passes)
             report.warnings.append("these settings are plain decoding: the model's own generate was called")
         else:
             source = private_generator(generator, task)
@@ -139,9 +154,7 @@ def private_generator(generator: torch.Generator | None, task: ImageTask) -> tor
     return private.manual_seed(int(torch.randint(2**62, (), generator=generator)))
 
 
-def left_pad(
-    rows: list[torch.Tensor], masks: list[torch.Tensor], pad: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def left_pad(rows: list[torch.Tensor], masks: list[torch.Tensor], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Stack prompts `[B_i, P_i]` of different lengths, padded on the left."""
     longest = max(row.shape[1] for row in rows)
     ids = [torch.nn.functional.pad(row, (longest - row.shape[1], 0), value=pad) for row in rows]
@@ -169,6 +182,7 @@ def prompt_of(kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     mask = torch.ones_like(ids) if mask is None else mask
     if mask.shape != ids.shape:
         raise UnsupportedTargetError(
-            f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(ids.shape)}: pass both from one processor call"
+            f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(ids.shape)}:"
+            " pass both from one processor call"
         )
     return ids, mask

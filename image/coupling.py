@@ -20,9 +20,7 @@ class GumbelNoise:
     and one-token decoding can be given the same noise. Rows before `start` are forgotten.
     """
 
-    def __init__(
-        self, batch: int, vocabulary: int, generator: torch.Generator | None, device: torch.device
-    ) -> None:
+    def __init__(self, batch: int, vocabulary: int, generator: torch.Generator | None, device: torch.device) -> None:
         self.shape, self.generator, self.device = (batch, vocabulary), generator, device
         self.start = 0
         self.rows: list[torch.Tensor] = []

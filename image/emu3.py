@@ -9,14 +9,13 @@ import torch
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.private import generation_settings
 
-from .adapter import ImageAdapter, prompt_of
+from .adapter import ImageAdapter
 from .layout import Layout
 from .presets import PRESETS
 from .sampling import Sampling
 from .task import ImageTask
-from .vocabulary import VocabularyTask, check_room, guided_prompts
+from .vocabulary import VocabularyTask, check_room, read_prompts
 
 END_OF_LINE, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
 IMAGE_START = "<|image token|>"
@@ -71,11 +70,7 @@ class Emu3Adapter(ImageAdapter):
             return True
         ids = kwargs.get("input_ids", kwargs.get("inputs"))
         start = self.model.vocabulary_mapping.vocab_map.get(IMAGE_START)
-        if (
-            kwargs.get("prefix_allowed_tokens_fn") is not None
-            and ids is not None
-            and int(ids[0, -1]) == start
-        ):
+        if kwargs.get("prefix_allowed_tokens_fn") is not None and ids is not None and int(ids[0, -1]) == start:
             raise UnsupportedTargetError(
                 "the grid is not known: leave image_sizes among the inputs,"
                 " generate(**processor(..., return_for_image_generation=True))"
@@ -85,27 +80,25 @@ class Emu3Adapter(ImageAdapter):
     def begin(self, kwargs: dict[str, Any]) -> ImageTask:
         kwargs.pop("prefix_allowed_tokens_fn", None)
         layout, ids_table = self._grid(kwargs.pop("image_sizes"))
-        ids, mask = prompt_of(kwargs)
-        pad = self.model.config.text_config.pad_token_id
-        scale, rows, row_mask = guided_prompts(kwargs, ids, mask, pad)
-        config, _ = generation_settings(self.model, kwargs)
-        check_room(config, layout)
-        times = config.num_return_sequences
-        branches = 2 if scale != 1 else 1
+        prompts = read_prompts(self.model, kwargs)
+        check_room(prompts.config, layout)
         task = Emu3Task(
             model=self.model,
             layout=layout,
-            sampling=Sampling.from_config(config),
-            guidance=scale,
-            batch=ids.shape[0] * times,
-            branches=branches,
-            prompt_mask=row_mask.bool().repeat_interleave(times, 0),
+            sampling=Sampling.from_config(prompts.config),
+            guidance=prompts.guidance,
+            batch=prompts.own.shape[0],
+            branches=prompts.branches,
+            prompt_mask=prompts.mask.bool(),
             codes=len(self.model.vocabulary_mapping.image_tokens),
             specials=4,
         )
-        task.prompt_ids = rows.repeat_interleave(times, 0)
-        task.ids, task.as_dict = ids_table.to(ids.device), bool(config.return_dict_in_generate)
+        task.prompt_ids, task.own_prompt = prompts.ids, prompts.own
+        task.ids, task.as_dict = ids_table.to(prompts.ids.device), bool(prompts.config.return_dict_in_generate)
         return task
+
+    def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
+        return kwargs.get("prefix_allowed_tokens_fn") is not None
 
     def _grid(self, image_sizes: Any) -> tuple[Layout, torch.Tensor]:
         """The layout, and the model's ids of codes and specials."""

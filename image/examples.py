@@ -51,7 +51,7 @@ def _seeded(build: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     model = build().eval()
     torch.set_rng_state(state)
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.ndim == 2:
             parameter.data.mul_(WEIGHT_SCALE)
     return model

@@ -9,14 +9,13 @@ import torch
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.private import generation_settings
 
-from .adapter import ImageAdapter, prompt_of
+from .adapter import ImageAdapter
 from .layout import Layout
 from .presets import PRESETS
 from .sampling import Sampling
 from .task import ImageTask
-from .vocabulary import VocabularyTask, check_room, guided_prompts
+from .vocabulary import VocabularyTask, check_room, read_prompts
 
 # What the model keeps between the prefill and the decoding steps of its own generate.
 STATE = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")
@@ -91,36 +90,29 @@ class GlmImageAdapter(ImageAdapter):
         return kwargs.get("image_grid_thw") is not None
 
     def begin(self, kwargs: dict[str, Any]) -> ImageTask:
-        inputs = {
-            name: kwargs.pop(name, None) for name in ("image_grid_thw", "images_per_sample", "pixel_values")
-        }
-        ids, mask = prompt_of(kwargs)
-        text = self.model.config.text_config
-        scale, rows, row_mask = guided_prompts(kwargs, ids, mask, text.pad_token_id)
-        if scale != 1 and inputs["pixel_values"] is not None:
-            raise UnsupportedTargetError(
-                "guidance with source images is not supported: leave out guidance_scale"
-            )
-        config, _ = generation_settings(self.model, kwargs)
-        layout = self._layout(ids, inputs)
-        check_room(config, layout)
-        times, branches = config.num_return_sequences, 2 if scale != 1 else 1
+        inputs = {name: kwargs.pop(name, None) for name in ("image_grid_thw", "images_per_sample", "pixel_values")}
+        prompts = read_prompts(self.model, kwargs)
+        if prompts.branches == 2 and inputs["pixel_values"] is not None:
+            raise UnsupportedTargetError("guidance with source images is not supported: leave out guidance_scale")
+        times = prompts.config.num_return_sequences
+        layout = self._layout(prompts.own[::times], inputs)
+        check_room(prompts.config, layout)
         codes = self.model.config.vq_config.num_embeddings
         task = GlmImageTask(
             model=self.model,
             layout=layout,
-            sampling=Sampling.from_config(config),
-            guidance=scale,
-            batch=ids.shape[0] * times,
-            branches=branches,
-            prompt_mask=row_mask.bool().repeat_interleave(times, 0),
+            sampling=Sampling.from_config(prompts.config),
+            guidance=prompts.guidance,
+            batch=prompts.own.shape[0],
+            branches=prompts.branches,
+            prompt_mask=prompts.mask.bool(),
             codes=codes,
             specials=1,
         )
-        task.prompt_ids = rows.repeat_interleave(times, 0)
-        task.ids = torch.tensor([*range(codes), self.model.config.image_end_token_id], device=ids.device)
-        task.inputs = self._expanded(inputs, ids.shape[0], times, branches)
-        task.as_dict = bool(config.return_dict_in_generate)
+        task.prompt_ids, task.own_prompt = prompts.ids, prompts.own
+        task.ids = torch.tensor([*range(codes), self.model.config.image_end_token_id], device=prompts.ids.device)
+        task.inputs = self._expanded(inputs, prompts.own.shape[0] // times, times, prompts.branches)
+        task.as_dict = bool(prompts.config.return_dict_in_generate)
         return task
 
     def _layout(self, ids: torch.Tensor, inputs: dict[str, Any]) -> Layout:
@@ -142,9 +134,7 @@ class GlmImageAdapter(ImageAdapter):
         if inputs["images_per_sample"] is not None:
             return [int(n) for n in inputs["images_per_sample"]]
         if batch > 1:
-            raise UnsupportedTargetError(
-                "a batch needs images_per_sample: pass all that the processor returns"
-            )
+            raise UnsupportedTargetError("a batch needs images_per_sample: pass all that the processor returns")
         return [len(inputs["image_grid_thw"])]
 
     def _expanded(self, inputs: dict[str, Any], batch: int, times: int, branches: int) -> dict[str, Any]:

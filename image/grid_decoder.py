@@ -53,9 +53,9 @@ class GridDecoder:
         """Run the prompt; the distribution of the first token, `[batch, V]`."""
         hidden = self.task.prefill(self.cache)
         self.stats.forwards += 1
-        return self.distribution(
-            hidden[:, None], torch.zeros(self.batch, 1, dtype=torch.long, device=self.device)
-        )[:, 0]
+        return self.distribution(hidden[:, None], torch.zeros(self.batch, 1, dtype=torch.long, device=self.device))[
+            :, 0
+        ]
 
     def forward(
         self, tokens: torch.Tensor, index: torch.Tensor, reach: int, visible: torch.Tensor | None = None
@@ -160,13 +160,6 @@ class GridDecoder:
 
 
 def _mask_dtype(model: Any) -> torch.dtype | None:
-    """None where the attention takes bool masks, else the dtype of the additive mask it wants."""
-    implementation = model.config.get_text_config()._attn_implementation
-    if implementation == "sdpa":
-        return None
-    if implementation == "eager":
-        return model.dtype  # type: ignore[no-any-return]
-    raise ValueError(
-        f"attn_implementation={implementation!r} takes no window mask:"
-        " load the model with attn_implementation='sdpa'"
-    )
+    """None where the attention takes bool masks, else the dtype of the additive mask that eager attention adds."""
+    eager = model.config.get_text_config()._attn_implementation == "eager"
+    return model.dtype if eager else None

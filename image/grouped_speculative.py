@@ -78,9 +78,7 @@ class GroupedSpeculative(ImageMethod):
         return self.group_size == 1 or self.window == 1
 
     def check_layout(self, layout: Layout) -> None:
-        self._require(
-            self.window <= layout.length, "window", f"at most the {layout.length} tokens of a picture"
-        )
+        self._require(self.window <= layout.length, "window", f"at most the {layout.length} tokens of a picture")
 
     def is_neutral(self, layout: Layout) -> bool:
         return self.window == 1

@@ -59,9 +59,7 @@ class Layout:
         return tokens
 
     @classmethod
-    def grids(
-        cls, shapes: list[tuple[int, int]], end_of_line: int | None = None, tail: tuple[int, ...] = ()
-    ) -> Layout:
+    def grids(cls, shapes: list[tuple[int, int]], end_of_line: int | None = None, tail: tuple[int, ...] = ()) -> Layout:
         """Grids of `(rows, columns)` one after the other, each row closed by `end_of_line` if there is one.
 
         `tail` holds tokens that close the whole picture.

@@ -150,8 +150,8 @@ class RowDecoder:
 
     def _fed_by_next(self, states: list[LineState], number: int, unwritten: list[int]) -> bool:
         """Whether nobody needs these keys, or the next line starts from them in this very pass."""
-        if number + 1 == len(states):
-            return True
+        if all(state.line.start + i in self.forced for state in states[number + 1 :] for i in range(state.line.length)):
+            return True  # only forced tokens follow, if any
         return len(unwritten) == 1 and states[number].complete and states[number + 1].done == 0
 
     def _forward(self, jobs: list[Job]) -> list[torch.Tensor]:
@@ -187,8 +187,7 @@ class RowDecoder:
             index.append([i for job in jobs for i in job.positions] + [scratch] * spare)
             owner.append([n for n, job in enumerate(jobs) for _ in job.positions] + [-1] * spare)
             draft.append(
-                [d for job in jobs for d in [False] * len(job.final) + [True] * len(job.drafts)]
-                + [False] * spare
+                [d for job in jobs for d in [False] * len(job.final) + [True] * len(job.drafts)] + [False] * spare
             )
         device = self.decoder.device
         return (
@@ -197,16 +196,12 @@ class RowDecoder:
             torch.tensor(draft, device=device),
         )
 
-    def _visible(
-        self, index: torch.Tensor, owner: torch.Tensor, draft: torch.Tensor, reach: int
-    ) -> torch.Tensor:
+    def _visible(self, index: torch.Tensor, owner: torch.Tensor, draft: torch.Tensor, reach: int) -> torch.Tensor:
         """Bool `[batch, W, reach]`: what is written, up to the query, and the drafts of its own line."""
         causal = torch.arange(reach, device=index.device) <= index[..., None]
         visible = self.valid[:, None, :reach] & causal
         if bool(draft.any()):
-            own = (
-                (owner[:, :, None] == owner[:, None]) & draft[:, None] & (index[:, None] <= index[..., None])
-            )
+            own = (owner[:, :, None] == owner[:, None]) & draft[:, None] & (index[:, None] <= index[..., None])
             slots = index[:, None].expand(-1, index.shape[1], -1)
             seen = torch.zeros(visible.shape, dtype=torch.int32, device=index.device)
             visible = visible | (seen.scatter_add_(2, slots, own.int()) > 0)
@@ -216,11 +211,10 @@ class RowDecoder:
     def _commit(self, jobs: list[Job], distributions: list[torch.Tensor]) -> None:
         writing = [(job, p) for job, p in zip(jobs, distributions, strict=True) if job.limit]
         if not writing:
+            self.decoder.stats.forwards += 1  # a pass that only wrote keys
             return
         width = max(p.shape[0] for _, p in writing)
-        certain = one_hot(
-            torch.zeros(width, dtype=torch.long, device=self.decoder.device), self.decoder.vocabulary
-        )
+        certain = one_hot(torch.zeros(width, dtype=torch.long, device=self.decoder.device), self.decoder.vocabulary)
         p = torch.stack([torch.cat([p, certain[p.shape[0] :]]) for _, p in writing])
         if width == 1:
             chosen, kept = sample(p, self.decoder.generator), [0] * len(writing)

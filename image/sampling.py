@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mmaccel.decoding import one_hot
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 
 # Settings of `generate` that change the distribution in ways that no window decoder can follow yet, with
 # the values at which they do nothing.
@@ -21,8 +21,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
     "no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
     "watermarking_config": (None,),
     "sequence_bias": (None,),
+    "bad_words_ids": (None,),
+    "suppress_tokens": (None,),
+    "begin_suppress_tokens": (None,),
+    "penalty_alpha": (None,),
+    "exponential_decay_length_penalty": (None,),
+    "min_new_tokens": (None,),
+    "stop_strings": (None,),
+    "prompt_lookup_num_tokens": (None,),
 }
 
 
@@ -51,6 +61,8 @@ class Sampling:
         ------
         UnsupportedTargetError
             If it asks for something that is not sampled the same way here.
+        SettingError
+            If the temperature is not above 0.
         """
         for name, harmless in NEUTRAL.items():
             value = getattr(config, name, None)
@@ -59,6 +71,10 @@ class Sampling:
                     f"{name}={value!r} is not supported while accelerated: pass {name}={harmless[-1]!r},"
                     " or call generate on the model after .remove()"
                 )
+        if config.do_sample and config.temperature is not None and not config.temperature > 0:
+            raise SettingError(
+                f"temperature={config.temperature}: it must be above 0; for the most likely tokens pass do_sample=False"
+            )
         return cls(
             do_sample=bool(config.do_sample),
             temperature=1.0 if config.temperature is None else float(config.temperature),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.private import generation_settings
 
-from .adapter import left_pad
+from .adapter import left_pad, prompt_of
 from .layout import Layout
 from .task import ImageTask
 
@@ -23,9 +25,12 @@ class VocabularyTask(ImageTask):
         Model id of each local id, `[codes + specials]`.
     prompt_ids
         `[rows, P]`.
+    own_prompt
+        `[batch, p]`, what the result begins with.
     """
 
     ids: torch.Tensor
+    own_prompt: torch.Tensor
     prompt_ids: torch.Tensor
     as_dict: bool = False
 
@@ -50,23 +55,49 @@ class VocabularyTask(ImageTask):
         return self.model.get_input_embeddings().weight[self.ids[: self.codes]]
 
     def result(self, tokens: torch.Tensor) -> Any:
-        sequences = torch.cat([self.prompt_ids[: self.batch], self.ids[tokens]], 1)
+        sequences = torch.cat([self.own_prompt, self.ids[tokens]], 1)
         return GenerateDecoderOnlyOutput(sequences=sequences) if self.as_dict else sequences
 
 
-def guided_prompts(
-    kwargs: dict[str, Any], ids: torch.Tensor, mask: torch.Tensor, pad: int
-) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Guidance scale and the prompts of both branches, from the arguments that transformers takes.
+@dataclass
+class Prompts:
+    """Prompts of one call, for both branches of guidance.
 
-    Takes `guidance_scale`, `negative_prompt_ids` and `negative_prompt_attention_mask` out of `kwargs`.
+    Attributes
+    ----------
+    config
+        The filled `GenerationConfig`.
+    own
+        The caller's prompt ids, one row per picture, as the result begins with them.
+    ids, mask
+        `[rows, P]`, conditional rows before unconditional ones.
+    """
+
+    config: Any
+    guidance: float
+    own: torch.Tensor
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+    @property
+    def branches(self) -> int:
+        return self.ids.shape[0] // self.own.shape[0]
+
+
+def read_prompts(model: Any, kwargs: dict[str, Any]) -> Prompts:
+    """Read prompts and settings, guidance by `guidance_scale` and `negative_prompt_ids` as transformers takes it.
+
     Without a negative prompt the unconditional branch starts from the last prompt token, as there.
     """
-    scale = kwargs.pop("guidance_scale", None)
+    ids, mask = prompt_of(kwargs)
     negative = kwargs.pop("negative_prompt_ids", None)
     negative_mask = kwargs.pop("negative_prompt_attention_mask", None)
+    config, _ = generation_settings(model, kwargs)
+    times = config.num_return_sequences
+    own = ids.repeat_interleave(times, 0)
+    scale = config.guidance_scale
     if scale is None or scale == 1:
-        return 1.0, ids, mask
+        return Prompts(config, 1.0, own, own, mask.repeat_interleave(times, 0))
     if negative is None:
         negative = ids[:, -1:]
     if negative_mask is None:
@@ -77,7 +108,9 @@ def guided_prompts(
         raise UnsupportedTargetError(
             f"{negative.shape[0]} negative prompts for {ids.shape[0]} prompts: give one, or one each"
         )
-    return float(scale), *left_pad([ids, negative], [mask, negative_mask], pad)
+    pad = model.config.get_text_config().pad_token_id
+    both, both_mask = left_pad([ids, negative], [mask, negative_mask], pad)
+    return Prompts(config, float(scale), own, *(x.repeat_interleave(times, 0) for x in (both, both_mask)))
 
 
 def check_room(config: Any, layout: Layout) -> None:

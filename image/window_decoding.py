@@ -81,11 +81,13 @@ def decode_window(
     """
     noise = None
     if coupling.startswith("gumbel"):
-        noise = GumbelNoise(decoder.batch, decoder.vocabulary, decoder.generator, decoder.device)
+        # From a generator of its own, so that a position gets the same noise whatever the windows are.
+        seed = int(torch.randint(2**62, (), generator=decoder.generator, device=decoder.device))
+        private = torch.Generator(decoder.device).manual_seed(seed)
+        noise = GumbelNoise(decoder.batch, decoder.vocabulary, private, decoder.device)
     tokens = decoder.first(_first_choice(coupling, noise))
     done = [1] * decoder.batch  # final tokens of each row
     q = torch.zeros(decoder.batch, 0, decoder.vocabulary, device=decoder.device)
-    width, known = 1, 0  # window of the next pass, and drafts that it already has
     while min(done) < decoder.length:
         began = time.perf_counter()
         width = min(budget.width(), decoder.length - min(done))
@@ -144,9 +146,7 @@ def _open(
     q = torch.nn.functional.pad(q, (0, 0, 0, missing)) if missing > 0 else q[:, : width - 1]
     if width == 1:
         return q
-    position = torch.tensor(done, device=decoder.device)[:, None] + torch.arange(
-        width - 1, device=decoder.device
-    )
+    position = torch.tensor(done, device=decoder.device)[:, None] + torch.arange(width - 1, device=decoder.device)
     empty = q.sum(-1) == 0
     old = tokens.gather(1, position)
     drafts, start = _initial(decoder, tokens, position, empty, init)
@@ -163,9 +163,7 @@ def _initial(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts for positions that no pass has seen, and what they are drawn from."""
     if init == "uniform":
-        drafts = torch.randint(
-            decoder.codes, position.shape, generator=decoder.generator, device=decoder.device
-        )
+        drafts = torch.randint(decoder.codes, position.shape, generator=decoder.generator, device=decoder.device)
         uniform = torch.zeros(decoder.vocabulary, device=decoder.device)
         uniform[: decoder.codes] = 1 / decoder.codes
         return drafts, uniform.expand(*position.shape, -1)

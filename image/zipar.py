@@ -56,9 +56,7 @@ class ZipAR(ImageMethod):
     verify: bool = False
     draft_window: int = 8
 
-    paper: ClassVar[str] = (
-        "ZipAR: Accelerating Auto-regressive Image Generation through Spatial Locality, 2024"
-    )
+    paper: ClassVar[str] = "ZipAR: Accelerating Auto-regressive Image Generation through Spatial Locality, 2024"
     excludes: ClassVar[frozenset[str]] = frozenset({"image.SpeculativeJacobi", "image.GroupedSpeculative"})
     neutral: ClassVar[dict[str, Any]] = {"window": "columns"}
     engaging: ClassVar[dict[str, Any]] = {"window": 2}

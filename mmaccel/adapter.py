@@ -38,7 +38,7 @@ class Adapter(ABC):
         """The objects that methods may touch; no two live sessions share one."""
         return [self.target]
 
-    def check(self, method: Method) -> None:
+    def check(self, method: Method) -> None:  # noqa: B027  optional, most families have nothing to check
         """Raise if a method's settings cannot fit this target; called before anything is touched."""
 
 
@@ -73,6 +73,5 @@ def find_adapter(target: Any) -> Adapter:
                 return adapter(target)
     supported = ", ".join(sorted(name for adapter in adapters() for name in adapter.classes))
     raise UnsupportedTargetError(
-        f"no adapter for {type(target).__name__}; supported are {supported}"
-        " (CONTRIBUTING.md says how to add one)"
+        f"no adapter for {type(target).__name__}; supported are {supported} (CONTRIBUTING.md says how to add one)"
     )

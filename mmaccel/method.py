@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -84,14 +85,10 @@ class Method:
 
 def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
     """Whether `value` is an integer (no bool) between `low` and `high`."""
-    return (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and value >= low
-        and (high is None or value <= high)
-    )
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
 
 
 def is_number(value: Any, low: float, high: float = float("inf")) -> bool:
     """Whether `value` is a finite number between `low` and `high`, both included."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and low <= value <= high

@@ -76,9 +76,7 @@ class Plan:
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(
-                f"{path} is not a plan ({error}): make one with mmaccel.plan(...).save()"
-            ) from error
+            raise WeightsError(f"{path} is not a plan ({error}): make one with mmaccel.plan(...).save()") from error
 
 
 def _kind(exact: bool) -> str:
@@ -115,9 +113,8 @@ def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> 
             raise unknown_name(f"preset for {adapter.family}", preset, adapter.presets)
         chosen = list(adapter.presets[preset])
     if not chosen:
-        raise ConflictError(
-            f"nothing to do: name a method or a preset, such as accelerate(target, preset={next(iter(adapter.presets))!r})"
-        )
+        presets = ", ".join(repr(name) for name in adapter.presets)
+        raise ConflictError(f"nothing to do: name a method, or a preset ({presets})")
     _check(chosen, adapter)
     return Plan(tuple(chosen), family=adapter.family), adapter
 

@@ -75,14 +75,10 @@ class Report:
             return lines[0] + "\n  no run yet"
         if self.plain_forwards:
             fewer = self.plain_forwards / max(self.forwards, 1)
-            lines.append(
-                f"  passes      {self.forwards} instead of {self.plain_forwards}, {fewer:.2f}x fewer"
-            )
+            lines.append(f"  passes      {self.forwards} instead of {self.plain_forwards}, {fewer:.2f}x fewer")
         lines.append(f"  wall time   {self.wall_seconds:.2f} s measured")
         if self.speedup is not None:
-            lines.append(
-                f"  speed-up    {self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured"
-            )
+            lines.append(f"  speed-up    {self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured")
         else:
             lines.append("  speed-up    not measured: run the target once within `with session.baseline():`")
         lines.append(f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted")

@@ -65,10 +65,11 @@ class Session:
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory: dict[str, Any] = {}  # what methods learn from one run for the next
         self._stack: ExitStack | None = None
+        self._removed = False
         for part in adapter.parts():
             holder = _holders.get(id(part))
             live = holder() if holder is not None else None
-            if live is not None and live.active:
+            if live is not None and not live._removed:
                 raise ActiveSessionError(
                     f"this {type(part).__name__} is already accelerated by {live}: call .remove() on that session first"
                 )
@@ -98,6 +99,7 @@ class Session:
 
     def remove(self) -> None:
         """Leave the target exactly as it was. Calling it again does nothing."""
+        self._removed = True
         self._detach()
         for part in self.adapter.parts():
             holder = _holders.get(id(part))
@@ -121,7 +123,7 @@ class Session:
             yield self.target
             self.report.baseline_seconds = time.perf_counter() - began
         finally:
-            if was_active:
+            if was_active and not self._removed:
                 self._attach()
 
     def __enter__(self) -> Self:

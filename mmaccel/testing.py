@@ -58,9 +58,7 @@ class Example:
         # Emu3 closes every row with a token of its own
         return self.columns + (self.family == "emu3")
 
-    def run(
-        self, target: Any, arguments: Arguments, batch: int = 1, seed: int | None = 0, **more: Any
-    ) -> torch.Tensor:
+    def run(self, target: Any, arguments: Arguments, batch: int = 1, seed: int | None = 0, **more: Any) -> torch.Tensor:
         """Call the target; with `seed`, from a private generator if it is a session, else from the global one."""
         call = getattr(target, self.call)
         if seed is not None and isinstance(target, Session):
@@ -89,9 +87,7 @@ def check_method(method: type[Method]) -> None:
             try:
                 clause(method, example)
             except AssertionError as error:
-                raise AssertionError(
-                    f"{method.name} on {example.family}, {clause.__name__}: {error}"
-                ) from error
+                raise AssertionError(f"{method.name} on {example.family}, {clause.__name__}: {error}") from error
 
 
 def check_settings(method: type[Method]) -> None:
@@ -132,9 +128,7 @@ def neutral(method: type[Method], example: Example) -> None:
     plain = example.run(model, arguments)
     with accelerate(model, method(**example.settings(method.neutral))) as session:
         torch.manual_seed(0)
-        assert torch.equal(example.run(session, arguments, seed=None), plain), (
-            "neutral settings change the output"
-        )
+        assert torch.equal(example.run(session, arguments, seed=None), plain), "neutral settings change the output"
 
 
 def seeded(method: type[Method], example: Example) -> None:
@@ -144,9 +138,7 @@ def seeded(method: type[Method], example: Example) -> None:
         state = torch.get_rng_state()
         first = example.run(session, arguments, batch=2)
         assert torch.equal(torch.get_rng_state(), state), "the global random state was touched"
-        assert torch.equal(example.run(session, arguments, batch=2), first), (
-            "the same seed gave another output"
-        )
+        assert torch.equal(example.run(session, arguments, batch=2), first), "the same seed gave another output"
 
 
 def shapes(method: type[Method], example: Example) -> None:

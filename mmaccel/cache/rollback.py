@@ -86,9 +86,7 @@ class RollbackLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         """Move the pointer back by `-tokens_to_remove`, the sign that transformers uses."""
         if tokens_to_remove > 0:
-            raise ValueError(
-                f"crop takes a count of at most 0, got {tokens_to_remove}: crop(-n) removes n tokens"
-            )
+            raise ValueError(f"crop takes a count of at most 0, got {tokens_to_remove}: crop(-n) removes n tokens")
         self.length = max(0, self.length + tokens_to_remove)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -130,9 +128,7 @@ class RollbackCache(Cache):
 
     def __init__(self, config: Any, capacity: int | None = None) -> None:
         if capacity is not None and capacity < 1:
-            raise ValueError(
-                f"RollbackCache(capacity={capacity}): capacity must be at least 1, or None to grow"
-            )
+            raise ValueError(f"RollbackCache(capacity={capacity}): capacity must be at least 1, or None to grow")
         self.capacity = capacity
         self.slots: torch.Tensor | None = None
         self.extent = 0

@@ -43,9 +43,7 @@ class Verdict:
         if self.path.shape[1] == 0:
             return self.next_token.unsqueeze(1)
         along = draft.tokens.gather(1, self.path.clamp_min(0)).where(self.path >= 0, -1)
-        return torch.cat([along, padding], 1).scatter(
-            1, self.accepted.unsqueeze(1), self.next_token.unsqueeze(1)
-        )
+        return torch.cat([along, padding], 1).scatter(1, self.accepted.unsqueeze(1), self.next_token.unsqueeze(1))
 
 
 def accept(
@@ -115,9 +113,7 @@ def _choose(draft: Draft, rule: Rule | None, allow_lossy: bool) -> Rule:
         names = ", ".join(f"{kind.__name__}()" for kind in fitting)
         raise ValueError(f"rule {rule.name!r} would bias a draft drawn {draft.drawn!r}; use one of {names}")
     if not rule.lossless and not allow_lossy:
-        raise ValueError(
-            f"rule {rule.name!r} changes the output distribution; pass allow_lossy=True to accept that"
-        )
+        raise ValueError(f"rule {rule.name!r} changes the output distribution; pass allow_lossy=True to accept that")
     return rule
 
 
@@ -174,9 +170,7 @@ def _after_chain(judgement: ChainJudgement, p: Tensor, q: Tensor, accepted: Tens
     return residual(_row(p, accepted), drafted, _row(judgement.scale, accepted))
 
 
-def _walk_tree(
-    tree: TreeJudgement, parents: tuple[int, ...], uniform: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _walk_tree(tree: TreeJudgement, parents: tuple[int, ...], uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return path `[B, K]`, accepted `[B]` and the row `[B]` where each sequence stopped (0 = root)."""
     batch, size = uniform.shape
     success = uniform < tree.accept_probability

@@ -20,9 +20,7 @@ def raise_first(failures: Sequence[tuple[Tensor, str]]) -> None:
     """Raise ValueError with the message of the first true flag, at the cost of one device synchronisation."""
     if not failures:
         return
-    for failed, (_, message) in zip(
-        torch.stack([flag for flag, _ in failures]).tolist(), failures, strict=True
-    ):
+    for failed, (_, message) in zip(torch.stack([flag for flag, _ in failures]).tolist(), failures, strict=True):
         if failed:
             raise ValueError(message)
 
@@ -178,18 +176,14 @@ class Draft:
     def _check_q_shape(self) -> None:
         if self.drawn == "deterministic":
             if self.q is not None:
-                raise ValueError(
-                    "a deterministic draft takes no q; use Draft.sampled for tokens drawn from q"
-                )
+                raise ValueError("a deterministic draft takes no q; use Draft.sampled for tokens drawn from q")
             return
         if self.q is None:
             raise ValueError(f"a draft drawn {self.drawn!r} needs the q it was drawn from")
         values = self.q.probs if isinstance(self.q, SparseDistribution) else self.q
         lead = self.tokens.shape if self.drawn == "sampled" else self.tokens.shape[:1]
         if values.dim() != len(lead) + 1 or values.shape[:-1] != lead or values.shape[-1] == 0:
-            raise ValueError(
-                f"q must be {[*lead, 'V']} for a draft drawn {self.drawn!r}, got {list(values.shape)}"
-            )
+            raise ValueError(f"q must be {[*lead, 'V']} for a draft drawn {self.drawn!r}, got {list(values.shape)}")
         if values.device != self.tokens.device:
             raise ValueError(f"q is on {values.device} but the draft tokens are on {self.tokens.device}")
 
@@ -210,9 +204,7 @@ class Draft:
             vocabulary = values.shape[-1]
             outside = (tokens >= vocabulary).any()
             failures.append((outside, f"draft tokens must be below the vocabulary size {vocabulary} of q"))
-        failures.append(
-            ((self._q_of_tokens() <= 0).any(), "q(d) = 0 for a draft token: it was not drawn from q")
-        )
+        failures.append(((self._q_of_tokens() <= 0).any(), "q(d) = 0 for a draft token: it was not drawn from q"))
         if self.drawn == "without_replacement":
             same = (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)).sum((-1, -2)) > self.size
             failures.append((same.any(), "children drawn without replacement must not repeat a token"))

@@ -20,9 +20,7 @@ def _window(p: Tensor, tokens: Tensor, half: int) -> tuple[Tensor, Tensor]:
     return order.gather(-1, places.clamp(0, p.shape[-1] - 1)), inside
 
 
-def _check(
-    group_size: int, delta: float, distance: float, embeddings: Tensor | None, vocabulary: int
-) -> None:
+def _check(group_size: int, delta: float, distance: float, embeddings: Tensor | None, vocabulary: int) -> None:
     if group_size < 1:
         raise ValueError(f"group_size must be at least 1, got {group_size}")
     if not delta >= 0:

@@ -1,1 +1,81 @@
-"""Small trained checkpoints."""
+"""Small checkpoints of the real architectures, trained by recipes in `demos/` and shipped in the package.
+
+They make everything run, and every quality figure measurable, with no download and no GPU.
+
+Example
+-------
+>>> from mmaccel import zoo
+>>> zoo.names()
+('tiny-janus',)
+>>> model, processor = zoo.load("tiny-janus")
+>>> inputs = processor(text="red heart", generation_mode="image", return_tensors="pt")
+>>> tokens = model.generate(**inputs, generation_mode="image")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from ..errors import unknown_name
+
+# name -> module of this package with `load(folder)` and `prompts(folder, count, seed)`
+_MODELS = {"tiny-janus": "tiny_janus"}
+
+
+def names() -> tuple[str, ...]:
+    """Names of all models."""
+    return tuple(_MODELS)
+
+
+def path(name: str) -> Path:
+    """Folder of a model: weights, configuration, model card."""
+    if name not in _MODELS:
+        raise unknown_name("zoo model", name, _MODELS)
+    return Path(__file__).parent / name
+
+
+def load(name: str) -> Any:
+    """Load a model with what is needed to call it, as transformers or diffusers would return it.
+
+    Parameters
+    ----------
+    name
+        One of :func:`names`.
+
+    Returns
+    -------
+    ``(model, processor)`` for transformers models, in float32 on the CPU.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such model.
+    WeightsError
+        If the installed files are truncated or not those of the model.
+    """
+    return _module(name).load(path(name))
+
+
+def prompts(name: str, count: int, seed: int = 0) -> list[str]:
+    """`count` different prompts that the model understands, a pure function of the seed."""
+    return list(_module(name).prompts(path(name), count, seed))
+
+
+def reference(name: str) -> tuple[list[str], torch.Tensor]:
+    """Captions and image tokens `[n, N]` of real pictures that the model was not trained on.
+
+    Quality is measured against them.
+    """
+    with safe_open(path(name) / "reference.safetensors", framework="pt") as file:
+        return json.loads(file.metadata()["captions"]), file.get_tensor("tokens").long()
+
+
+def _module(name: str) -> Any:
+    path(name)  # checks the name
+    return importlib.import_module(f".{_MODELS[name]}", __name__)

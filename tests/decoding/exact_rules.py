@@ -112,8 +112,7 @@ def token_judge(target, q, after=None):
 
     def judge(draft):
         ratios = [
-            min(ONE, target(draft[:i])[x] / q(draft[:i])[x]) if q(draft[:i])[x] else ZERO
-            for i, x in enumerate(draft)
+            min(ONE, target(draft[:i])[x] / q(draft[:i])[x]) if q(draft[:i])[x] else ZERO for i, x in enumerate(draft)
         ]
         law = stop_law(ratios, "first_failure")
         out = []
@@ -182,9 +181,7 @@ def conditional(law, vocabulary):
     @cache
     def dist(history):
         n = len(history)
-        mass = [
-            sum((w for s, w in law.items() if s[: n + 1] == (*history, v)), ZERO) for v in range(vocabulary)
-        ]
+        mass = [sum((w for s, w in law.items() if s[: n + 1] == (*history, v)), ZERO) for v in range(vocabulary)]
         total = sum(mass)
         return tuple(m / total for m in mass) if total else tuple(Fraction(1, vocabulary) for _ in mass)
 

@@ -100,9 +100,7 @@ def test_draw_matches_its_own_distribution():
     assert draft.drawn == "sampled"
     assert draft.q is q
     assert (draft.tokens == 2).float().mean().item() == pytest.approx(0.75, abs=0.03)
-    thin = SparseDistribution(
-        torch.tensor([9, 4]).expand(50, 1, 2), torch.tensor([0.5, 0.5]).expand(50, 1, 2)
-    )
+    thin = SparseDistribution(torch.tensor([9, 4]).expand(50, 1, 2), torch.tensor([0.5, 0.5]).expand(50, 1, 2))
     assert set(Draft.draw(thin, seeded()).tokens.flatten().tolist()) == {4, 9}
 
 

@@ -31,9 +31,7 @@ def test_sample_never_returns_an_impossible_token():
 
 
 def test_a_zero_of_the_noise_source_does_not_make_a_rare_token_win(monkeypatch):
-    monkeypatch.setattr(
-        torch.Tensor, "exponential_", lambda noise, generator=None: noise.fill_(1.0).mul_(MASK)
-    )
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda noise, generator=None: noise.fill_(1.0).mul_(MASK))
     assert sample(torch.tensor([1.0, 1e-30])).item() == 0
 
 

@@ -159,9 +159,7 @@ def test_golden_one_hot_children_from_tensors(children, golden):
 def p_value(emitted, expected):
     """Chi-square p-value of emitted tokens `[B, K + 1]` (padded with -1) against an exact law."""
     unique, counts = torch.unique(emitted, dim=0, return_counts=True)
-    seen = {
-        tuple(t for t in row if t >= 0): n for row, n in zip(unique.tolist(), counts.tolist(), strict=True)
-    }
+    seen = {tuple(t for t in row if t >= 0): n for row, n in zip(unique.tolist(), counts.tolist(), strict=True)}
     if not seen.keys() <= {k for k, m in expected.items() if m}:
         return 0.0  # emitted something impossible
     total = emitted.shape[0]
@@ -201,9 +199,7 @@ def drawn_chain(q, vocabulary, length, generator, sparse=False):
     return Draft.sampled(tokens, SparseDistribution(ids, dense.flip(-1)))
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"), [("token_ratio", TokenRatio()), ("block", Block()), ("block", None)]
-)
+@pytest.mark.parametrize(("name", "rule"), [("token_ratio", TokenRatio()), ("block", Block()), ("block", None)])
 @pytest.mark.parametrize(("vocabulary", "length", "seed"), [(3, 3, 3), (4, 2, 0)])
 def test_accept_on_chains(name, rule, vocabulary, length, seed):
     p, q = exact.model(f"p{seed}", vocabulary), exact.model(f"q{seed}", vocabulary)

@@ -1,0 +1,120 @@
+"""docs/benchmarks/image.md from a result: tables, and one picture of what limits speculation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+INTRO = """# Autoregressive image models
+
+Measured by `mmaccel bench image --full` on the shipped `tiny-janus` (a real `JanusForConditionalGeneration`,
+256 tokens a picture, float32). All runs of a table alternate in one process and draw the same prompts; seconds
+are medians, speed-ups are medians of the ratios within a round. The raw rows are in
+[{json}]({json}).
+
+- versions: {versions}
+- machine: {machine}, {threads} threads
+- date: {date}
+
+![verify cost, acceptance by depth, quality against time]({plot})
+
+Left: what a pass of n tokens costs, against one token. Middle: how often the draft at a depth is accepted once
+all before it were. Right: distance to real pictures against seconds.
+"""
+
+
+def page(result: dict[str, Any], plot: str) -> str:
+    """The whole page."""
+    header, rows = result["header"], result["rows"]
+    parts = [
+        INTRO.format(
+            versions=", ".join(f"{k} {v}" for k, v in header["versions"].items()),
+            machine=", ".join(f"{v}" for v in header["machine"].values()),
+            threads=header["threads"],
+            date=header["date"],
+            plot=plot,
+            json=Path(plot).with_suffix(".json").name,
+        )
+    ]
+    for batch, guidance in dict.fromkeys((r["batch"], r["guidance"]) for r in rows):
+        group = [r for r in rows if (r["batch"], r["guidance"]) == (batch, guidance)]
+        parts.append(_section(batch, guidance, group))
+    return "\n".join(parts)
+
+
+def _section(batch: int, guidance: float, rows: list[dict[str, Any]]) -> str:
+    guided = f"guidance {guidance:g}" if guidance != 1 else "no guidance"
+    base = rows[0]["baseline"]
+    lines = [
+        f"## Batch {batch}, {guided}\n",
+        f"Baseline: {_BASELINES[base]}, {rows[0]['baseline_seconds']:.2f} s, {len(rows[0]['seeds'])} rounds.\n",
+        "| method | exact | seconds | speed-up | fewer passes | distance to real | nats per token |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        quality = _quality(r, "quality", "baseline_quality")
+        nats = _quality(r, "nats_per_token", "baseline_nats_per_token")
+        lines.append(
+            f"| {name(r)} | {'yes' if r['exact'] else 'no'} | {r['wall_seconds']:.2f} | {r['speedup']:.2f}x"
+            f" | {r['tokens_per_pass']:.2f}x | {quality} | {nats} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+_BASELINES = {
+    "own generate": "the model's own `generate`",
+    "plain loop": "our own loop at one token a pass (the model's own `generate` cannot turn guidance off)",
+}
+
+
+def _quality(row: dict[str, Any], key: str, plain: str) -> str:
+    return "" if row.get(key) is None else f"{row[key]:.2f} (plain {row[plain]:.2f})"
+
+
+def name(row: dict[str, Any]) -> str:
+    """Method and the settings that differ from its defaults, as one would type them."""
+    from mmaccel.registry import get_method
+
+    return str(get_method(row["method"]).from_settings(row["settings"])).removeprefix("image.")
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Three panels: verify cost, acceptance by depth, quality against time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [r for r in result["rows"] if r["batch"] == 1 and r["guidance"] != 1]
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 3.8), constrained_layout=True)
+    for r in result["rows"]:
+        if r.get("verify_cost"):
+            cost = r["verify_cost"]
+            guided = "guided" if r["guidance"] != 1 else "unguided"
+            relative = [t / cost["times"][0] for t in cost["times"]]
+            left.plot(cost["buckets"], relative, marker="o", label=f"batch {r['batch']}, {guided}")
+    left.set(xscale="log", yscale="log", xlabel="tokens in a pass", ylabel="time of a pass / one token")
+    left.set_title("verify cost")
+    for r in rows:
+        if r["method"] == "image.SpeculativeJacobi" and r["settings"]["window"] == 32:
+            middle.plot(range(1, len(r["acceptance"]) + 1), r["acceptance"], label=r["settings"]["coupling"])
+    middle.set(xlabel="depth of the draft", ylabel="share accepted", ylim=(0, 1), title="acceptance, window 32")
+    _quality_panel(right, rows)
+    for axis in (left, middle, right):
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _quality_panel(axis: Any, rows: list[dict[str, Any]]) -> None:
+    judged = [r for r in rows if r.get("quality") is not None]
+    if judged:
+        axis.scatter(judged[0]["baseline_seconds"], judged[0]["baseline_quality"], color="black", label="plain")
+        axis.axhline(judged[0]["real_quality"], color="gray", linestyle=":", label="other real pictures")
+    for r in judged:
+        axis.scatter(r["wall_seconds"], r["quality"], label=name(r))
+    axis.set(
+        xlabel="seconds a picture", ylabel="distance to real pictures", title="quality against time", ylim=(0, None)
+    )

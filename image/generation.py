@@ -1,0 +1,231 @@
+"""From a prompt to pictures, for every supported family: what the command line and the benchmarks call."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from tqdm import tqdm
+from transformers import AutoConfig, AutoProcessor, Emu3ForConditionalGeneration, JanusForConditionalGeneration
+
+from mmaccel import zoo
+from mmaccel.errors import PromptError, UnsupportedTargetError
+from mmaccel.session import Session
+from mmaccel.zoo.weights import load_pretrained
+
+
+@dataclass
+class Settings:
+    """Sampling settings of one request; None leaves the model's own default.
+
+    Attributes
+    ----------
+    count
+        Pictures per prompt.
+    """
+
+    seed: int = 0
+    count: int = 1
+    guidance: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `generate`."""
+        given = {
+            "guidance_scale": self.guidance,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
+        return {"num_return_sequences": self.count, **{k: v for k, v in given.items() if v is not None}}
+
+
+class Painter(ABC):
+    """A model with its processor. `target` is what is accelerated."""
+
+    def __init__(self, name: str, target: Any, processor: Any) -> None:
+        self.name, self.target, self.processor = name, target, processor
+
+    @abstractmethod
+    def inputs(self, prompts: list[str], settings: Settings) -> dict[str, Any]:
+        """Arguments of `generate`."""
+
+    @abstractmethod
+    def pictures(self, tokens: Any, inputs: dict[str, Any]) -> list[Image.Image]:
+        """Decode what `generate` returned."""
+
+    def generate(self, target: Any, prompts: list[str], settings: Settings, label: str | None = None) -> Any:
+        """Run a session or the plain model from the same seed; a progress bar where a label is given.
+
+        A session gets a generator of its own. The plain model can only sample from the global state, which
+        is put back afterwards.
+        """
+        inputs = self.inputs(prompts, settings)
+        if isinstance(target, Session):
+            inputs["generator"] = torch.Generator(target.device).manual_seed(settings.seed)
+            with progress_bar(label) as bar:
+                return target.generate(**inputs, progress=bar)
+        with torch.random.fork_rng(), counted(target, label):
+            torch.manual_seed(settings.seed)
+            return target.generate(**inputs)
+
+    def paint(self, target: Any, prompts: list[str], settings: Settings, label: str | None = None) -> Painted:
+        """Generate and decode, with the time of each."""
+        began = time.perf_counter()
+        tokens = self.generate(target, prompts, settings, label)
+        generated = time.perf_counter()
+        with torch.no_grad():
+            pictures = self.pictures(tokens, self.inputs(prompts, settings))
+        return Painted(pictures, tokens, generated - began, time.perf_counter() - generated)
+
+
+@dataclass
+class Painted:
+    """Pictures, and seconds spent on their tokens and on decoding them."""
+
+    pictures: list[Image.Image]
+    tokens: Any
+    token_seconds: float
+    decode_seconds: float
+
+
+class JanusPainter(Painter):
+    def inputs(self, prompts: list[str], settings: Settings) -> dict[str, Any]:
+        encoded = self.processor(
+            text=prompts, generation_mode="image", return_tensors="pt", padding=True, return_token_type_ids=False
+        )
+        encoded = encoded.to(self.target.device)
+        return {**encoded, "generation_mode": "image", "do_sample": True, **settings.arguments()}
+
+    def pictures(self, tokens: Any, inputs: dict[str, Any]) -> list[Image.Image]:
+        return to_pictures(self.target.decode_image_tokens(tokens))
+
+
+class Emu3Painter(Painter):
+    NEGATIVE = "lowres, bad anatomy, bad hands, text, error, worst quality, low quality, jpeg artifacts, blurry."
+    GUIDANCE = 3.0
+
+    def inputs(self, prompts: list[str], settings: Settings) -> dict[str, Any]:
+        def encode(text: list[str]) -> Any:
+            return self.processor(text=text, padding=True, return_tensors="pt", return_for_image_generation=True).to(
+                self.target.device
+            )
+
+        encoded, negative = encode(prompts), encode([self.NEGATIVE] * len(prompts))
+        arguments = {"guidance_scale": self.GUIDANCE, **settings.arguments()}
+        return {
+            **encoded,
+            "do_sample": True,
+            "negative_prompt_ids": negative["input_ids"],
+            "negative_prompt_attention_mask": negative["attention_mask"],
+            **arguments,
+        }
+
+    def pictures(self, tokens: Any, inputs: dict[str, Any]) -> list[Image.Image]:
+        height, width = (int(n) for n in inputs["image_sizes"][0])
+        codes = tokens[:, inputs["input_ids"].shape[1] :]
+        return to_pictures(self.target.decode_image_tokens(image_tokens=codes, height=height, width=width), axis=1)
+
+
+FAMILIES = {
+    "janus": (JanusForConditionalGeneration, JanusPainter),
+    "emu3": (Emu3ForConditionalGeneration, Emu3Painter),
+}
+
+
+def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Painter:
+    """A painter from a zoo name, a hub id or a folder.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the checkpoint is of another family.
+    WeightsError
+        If its weights are damaged or foreign.
+    """
+    if model in zoo.names():
+        target, processor = zoo.load(model)
+        return JanusPainter(model, target.to(device=device, dtype=dtype), processor)
+    try:
+        family = AutoConfig.from_pretrained(model).model_type
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedTargetError(
+            f"{model!r} is no model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+            f" with a config.json ({str(error).splitlines()[0]})"
+        ) from error
+    if family not in FAMILIES:
+        raise UnsupportedTargetError(
+            f"{model} is a {family} model; the command line draws with {', '.join(FAMILIES)}"
+            " (GLM-Image works in Python, inside its pipeline)"
+        )
+    cls, painter = FAMILIES[family]
+    target = load_pretrained(cls, model, dtype=dtype or "auto").to(device)
+    processor = zoo_processor(model) or AutoProcessor.from_pretrained(model)
+    return painter(Path(model).name, target, processor)
+
+
+def zoo_processor(folder: str) -> Any:
+    """The processor of a zoo model saved elsewhere, recognised by its `training.json`."""
+    if not (Path(folder) / "training.json").is_file():
+        return None
+    from mmaccel.zoo.tiny_janus import load_processor
+
+    return load_processor(Path(folder))
+
+
+def check_prompts(painter: Painter, prompts: list[str]) -> None:
+    """Raise a `PromptError` before any work is done."""
+    if not prompts or any(not prompt.strip() for prompt in prompts):
+        raise PromptError("the prompt is empty: say what to draw, such as 'red heart'")
+    painter.inputs(prompts, Settings())
+
+
+def to_pictures(pixels: torch.Tensor, axis: int = -1) -> list[Image.Image]:
+    """Pixels in [-1, 1] with channels on `axis` to pictures."""
+    last = pixels.movedim(axis, -1).float().clamp(-1, 1)
+    return [Image.fromarray(array) for array in ((last + 1) * 127.5).round().byte().cpu().numpy()]
+
+
+@contextmanager
+def progress_bar(label: str | None) -> Any:
+    """A callback for `generate(progress=...)`, drawn on standard error; None without a label."""
+    if label is None:
+        yield None
+        return
+    with tqdm(desc=label, unit="token", ncols=80, leave=True) as bar:
+
+        def update(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield update
+
+
+@contextmanager
+def counted(model: Any, label: str | None) -> Any:
+    """Show the forwards of a plain run, which has no callback of its own."""
+    with progress_bar(label) as update:
+        if update is None:
+            yield
+            return
+        seen, total = [0], getattr(model.config, "vision_config", None)
+        count = getattr(total, "num_image_tokens", None)
+
+        def hook(*_: Any) -> None:
+            seen[0] += 1
+            update(seen[0], count)
+
+        inner = getattr(model.model, "language_model", None) or model.model.text_model
+        handle = inner.register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()

@@ -1,0 +1,67 @@
+"""Pictures on disk: one, several, or two runs side by side with their times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image, ImageDraw, ImageFont
+
+from mmaccel.errors import SettingError
+
+if TYPE_CHECKING:
+    from .generation import Painted
+
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+SMALLEST = 256  # pictures of small models are enlarged to this side, so that a person can see them
+BAR, GAP = 30, 8
+BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
+
+
+def check_format(path: Path) -> None:
+    """Raise a `SettingError` for a file name that no picture format goes with."""
+    if path.suffix.lower() not in FORMATS:
+        raise SettingError(f"cannot write a picture as {path.name!r}: end the name with {', '.join(FORMATS)}")
+
+
+def save(runs: list[tuple[str, Painted]], path: Path, captions: bool) -> None:
+    """Write one column per run, with its label and time above if `captions`."""
+    columns = [column([enlarged(picture) for picture in painted.pictures]) for _, painted in runs]
+    if captions:
+        columns = [
+            headed(picture, f"{label}  {painted.token_seconds:.2f} s")
+            for picture, (label, painted) in zip(columns, runs, strict=True)
+        ]
+    sheet(columns, len(columns)).save(path, FORMATS[path.suffix.lower()])
+
+
+def enlarged(picture: Image.Image) -> Image.Image:
+    """At least `SMALLEST` pixels wide, by a whole factor."""
+    factor = -(-SMALLEST // max(1, picture.width))
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.BICUBIC)
+
+
+def column(pictures: list[Image.Image]) -> Image.Image:
+    """Pictures of equal width below each other."""
+    return sheet(pictures, 1) if len(pictures) > 1 else pictures[0]
+
+
+def headed(picture: Image.Image, text: str) -> Image.Image:
+    """A picture with a line of text above it."""
+    font = ImageFont.load_default(15)
+    while font.getlength(text) > picture.width - 8 and font.size > 9:
+        font = ImageFont.load_default(font.size - 1)
+    framed = Image.new("RGB", (picture.width, picture.height + BAR), BACKGROUND)
+    ImageDraw.Draw(framed).text((4, BAR // 2), text, INK, font=font, anchor="lm")
+    framed.paste(picture, (0, BAR))
+    return framed
+
+
+def sheet(pictures: list[Image.Image], columns: int) -> Image.Image:
+    """Pictures in rows of `columns`, with a gap between them."""
+    width, height = pictures[0].size
+    rows = -(-len(pictures) // columns)
+    page = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), BACKGROUND)
+    for i, picture in enumerate(pictures):
+        page.paste(picture, ((i % columns) * (width + GAP), (i // columns) * (height + GAP)))
+    return page

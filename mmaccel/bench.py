@@ -1,0 +1,115 @@
+"""One result format for the benchmarks of all modalities."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .version import versions
+
+# Every row has these; None where a column was not measured.
+COLUMNS = (
+    "modality",
+    "model",
+    "method",
+    "settings",
+    "exact",
+    "seeds",
+    "wall_seconds",
+    "baseline_seconds",
+    "speedup",
+    "work_ratio",
+    "quality_metric",
+    "quality",
+    "baseline_quality",
+    "peak_extra_bytes",
+)
+
+
+def row(**values: Any) -> dict[str, Any]:
+    """A row with all columns; further ones may follow.
+
+    Raises
+    ------
+    ValueError
+        If a column that identifies the row is missing.
+    """
+    for name in ("modality", "model", "method", "settings", "exact"):
+        if name not in values:
+            raise ValueError(f"a benchmark row needs {name!r}")
+    return {**dict.fromkeys(COLUMNS), **values}
+
+
+def result(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Header and rows; the rows are computed here."""
+    began = datetime.datetime.now(datetime.UTC)
+    return {
+        "header": {
+            "versions": versions(),
+            "machine": machine(),
+            "threads": torch.get_num_threads(),
+            "date": began.isoformat(timespec="seconds"),
+        },
+        "rows": list(rows),
+    }
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def alternate(runs: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, list[Any]]:
+    """Call every run once a round, in an order that turns, so that drift of the machine hits all alike.
+
+    Each run gets the number of the round, and its results are returned in that order.
+    """
+    names = list(runs)
+    results: dict[str, list[Any]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            results[name].append(runs[name](number))
+    return results
+
+
+def median(values: Iterable[float]) -> float:
+    return float(statistics.median(values))
+
+
+def table(result: dict[str, Any]) -> str:
+    """The rows as a Markdown table, fastest last within what was measured together."""
+    lines = ["| method | exact | seconds | speed-up | passes | quality |", "|---|---|---|---|---|---|"]
+    for r in result["rows"]:
+        quality = "" if r["quality"] is None else f"{r['quality']:.3g} (plain {r['baseline_quality']:.3g})"
+        work = "" if r["work_ratio"] is None else f"{1 / r['work_ratio']:.2f}x fewer"
+        speed = "" if r["speedup"] is None else f"{r['speedup']:.2f}x"
+        wall = "" if r["wall_seconds"] is None else f"{r['wall_seconds']:.2f}"
+        name = r["method"] + _settings(r["settings"])
+        lines.append(f"| {name} | {'yes' if r['exact'] else 'no'} | {wall} | {speed} | {work} | {quality} |")
+    return "\n".join(lines)
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return f"({', '.join(f'{k}={v}' for k, v in settings.items())})" if settings else ""

@@ -1,0 +1,281 @@
+"""The command line: `mmaccel env | methods | plan | run | bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import MmaccelError, SettingError
+from .version import __version__, versions
+
+EXAMPLES = """examples:
+  mmaccel run image "red heart" -o heart.png --compare
+  mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
+  mmaccel plan --model tiny-janus --preset fast -o plan.json
+  mmaccel bench image --json > image.json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code, 0 or 2 (what was asked cannot be done)."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        _quiet_libraries()
+        arguments.run(arguments)
+        sys.stdout.flush()
+    except (MmaccelError, OSError) as error:
+        print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mmaccel: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mmaccel",
+        description="Makes existing multimodal models faster, without retraining or forking them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    env = commands.add_parser("env", help="versions and devices, for bug reports")
+    env.set_defaults(run=_env)
+
+    methods = commands.add_parser("methods", help="list all methods and their settings")
+    methods.add_argument("--modality", help="only those of one modality")
+    methods.set_defaults(run=_methods)
+
+    plan = commands.add_parser("plan", help="resolve and check methods for a model, and save them")
+    _add_model(plan)
+    _add_methods(plan)
+    plan.add_argument("-o", "--output", type=Path, help="write the plan as JSON")
+    plan.set_defaults(run=_plan)
+
+    run = commands.add_parser("run", help="generate with a model, accelerated")
+    kinds = run.add_subparsers(dest="kind", required=True, metavar="KIND")
+    image = kinds.add_parser(
+        "image", help="draw a prompt", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    image.add_argument("prompt")
+    image.add_argument("-o", "--output", type=Path, required=True, help="picture to write (.png, .jpg or .webp)")
+    _add_model(image)
+    _add_methods(image)
+    image.add_argument("--compare", action="store_true", help="also run plainly, and put the two side by side")
+    image.add_argument("--seed", type=int, default=0)
+    image.add_argument("--count", type=int, default=1, help="pictures of the prompt")
+    image.add_argument("--guidance", type=float, help="guidance scale (default: the model's own)")
+    image.add_argument("--temperature", type=float)
+    image.add_argument("--top-k", type=int)
+    image.add_argument("--top-p", type=float)
+    image.set_defaults(run=_run_image)
+
+    bench = commands.add_parser("bench", help="measure methods against plain runs")
+    bench.add_argument("kind", choices=["image"])
+    bench.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+    bench.add_argument("--full", action="store_true", help="all settings of docs/benchmarks (40 minutes on 2 cores)")
+    bench.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    bench.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny-janus", help="zoo name, hub id or folder (default tiny-janus)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored")
+
+
+def _add_methods(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE,...]",
+        help="a method with settings; `mmaccel methods` lists them (default: --preset exact)",
+    )
+    parser.add_argument("--preset", help="exact, balanced or fast, instead of methods")
+    parser.add_argument("--plan", type=Path, help="a plan saved before, instead of methods")
+
+
+def _env(_: argparse.Namespace) -> None:
+    import torch
+
+    from .bench import machine
+
+    for name, value in {**versions(), **machine()}.items():
+        print(f"{name:<14}{value}")
+    print(f"{'cuda':<14}{torch.cuda.get_device_name() if torch.cuda.is_available() else 'not available'}")
+
+
+def _methods(arguments: argparse.Namespace) -> None:
+    from .errors import unknown_name
+    from .registry import MODALITIES, methods
+
+    if arguments.modality not in (None, *MODALITIES):
+        raise unknown_name("modality", arguments.modality, MODALITIES)
+    for name, method in methods().items():
+        if arguments.modality in (None, name.split(".")[0]):
+            print(f"{name}  [{'lossless' if method.lossless else 'lossy'}]")
+            print(f"    {method.summary()}")
+            print(f"    settings: {', '.join(f'{k}={v!r}' for k, v in method().settings().items())}")
+            print(f"    paper: {method.paper}\n")
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from .plan import plan
+
+    painter = _painter(arguments)
+    chosen, preset = _chosen(arguments)
+    made = plan(painter.target, *chosen, preset=preset)
+    print(made)
+    if arguments.output:
+        with _replacing(arguments.output) as temporary:
+            made.save(temporary)
+        print(f"saved to {arguments.output}")
+
+
+def _run_image(arguments: argparse.Namespace) -> None:
+    from .image import generation, pictures
+    from .session import accelerate
+
+    if arguments.count < 1:
+        raise SettingError(f"--count {arguments.count}: it must be at least 1")
+    pictures.check_format(arguments.output)
+    with _replacing(arguments.output) as temporary:  # fails now, and not after minutes of work
+        painter = _painter(arguments)
+        names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
+        settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+        generation.check_prompts(painter, [arguments.prompt])
+        chosen, preset = _chosen(arguments)
+        columns = []
+        with accelerate(painter.target, *chosen, preset=preset) as session:
+            if arguments.compare:
+                with session.baseline() as plain:
+                    painted = painter.paint(plain, [arguments.prompt], settings, "plain")
+                session.report.baseline_seconds = painted.token_seconds
+                columns.append(("plain", painted))
+            columns.append(
+                (", ".join(session.report.methods), painter.paint(session, [arguments.prompt], settings, "fast"))
+            )
+            report = session.report
+        pictures.save(columns, temporary, captions=arguments.compare)
+    print(report)
+    print(f"wrote {arguments.output}")
+    if arguments.compare and report.exact:
+        print("the pictures differ as two samples of one prompt do: the method keeps the law, not the noise")
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from . import bench
+    from .image import benchmark
+
+    torch.set_num_threads(arguments.threads)
+    result = bench.result(benchmark.rows(full=arguments.full))
+    if arguments.page:
+        benchmark.write_page(result, arguments.page)
+    print(json.dumps(result, indent=1) if arguments.json else bench.table(result))
+
+
+def _painter(arguments: argparse.Namespace) -> Any:
+    import torch
+
+    from .image import generation
+
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+    return generation.load(arguments.model, arguments.device, dtype)
+
+
+def _chosen(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
+    """Methods and preset; the exact preset where nothing was asked."""
+    from .plan import Plan
+
+    chosen = [parse_method(text) for text in arguments.method]
+    if arguments.plan:
+        chosen.append(Plan.load(arguments.plan))
+    return chosen, arguments.preset or (None if chosen else "exact")
+
+
+def parse_method(text: str) -> Any:
+    """A method from ``NAME[:KEY=VALUE,...]``.
+
+    Examples
+    --------
+    >>> print(parse_method("image.ZipAR:window=2,verify=true"))
+    image.ZipAR(window=2, verify=True)
+    """
+    from .registry import get_method
+
+    name, _, settings = text.partition(":")
+    values: dict[str, Any] = {}
+    for item in filter(None, settings.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise SettingError(f"--method {text}: write KEY=VALUE after the colon, such as {name}:window=4")
+        try:
+            values[key.strip()] = json.loads(
+                value.replace("True", "true").replace("False", "false").replace("None", "null")
+            )
+        except json.JSONDecodeError:
+            values[key.strip()] = value
+    return get_method(name).from_settings(values)
+
+
+class _replacing:  # noqa: N801  reads as a phrase: `with _replacing(path) as temporary:`
+    """Write to a temporary file beside the target, and put it in place only if the block succeeds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Path:
+        if self.path.is_dir():
+            raise OSError(f"{self.path} is a folder: give a file name")
+        if not self.path.parent.is_dir():
+            raise OSError(f"there is no folder {self.path.parent}: make it first, or write elsewhere with -o")
+        try:
+            handle, name = tempfile.mkstemp(suffix=self.path.suffix, prefix=".mmaccel-", dir=self.path.parent)
+        except OSError as error:
+            raise OSError(
+                f"cannot write to {self.path.parent} ({error.strerror}): choose another place with -o"
+            ) from error
+        os.close(handle)
+        self.temporary = Path(name)
+        return self.temporary
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            mask = os.umask(0)
+            os.umask(mask)
+            self.temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
+            self.temporary.replace(self.path)
+        else:
+            self.temporary.unlink(missing_ok=True)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _quiet_libraries() -> None:
+    """Their progress bars and advice would bury ours."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""tiny-janus: a real `JanusForConditionalGeneration` that draws emoji on paper."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import random
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, JanusConfig, JanusForConditionalGeneration, JanusProcessor
+from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
+
+from ..errors import PromptError
+from .weights import load_pretrained
+
+
+class TinyJanusProcessor(JanusProcessor):
+    """transformers' own processor, which also says when a prompt is outside the model's small world."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, names: list[str], **kwargs: Any) -> None:
+        super().__init__(image_processor, tokenizer, **kwargs)
+        self.names = names
+
+    def __call__(self, text: Any = None, images: Any = None, **kwargs: Any) -> Any:
+        if kwargs.get("generation_mode") == "image":
+            for prompt in [text] if isinstance(text, str) else (text or [""]):
+                self.check_prompt(prompt)
+        return super().__call__(text=text, images=images, **kwargs)
+
+    def postprocess(self, images: Any, **kwargs: Any) -> Any:
+        """Decoded pictures `[H, W, 3]` in [-1, 1] to what transformers' own processor returns."""
+        # The PIL image processor of transformers 5.23 takes its input as channels first, whatever it is told.
+        return super().postprocess([torch.as_tensor(image).permute(2, 0, 1) for image in images], **kwargs)
+
+    @cached_property
+    def words(self) -> set[str]:
+        """Every word a prompt may contain."""
+        return {word for word in self.tokenizer.get_vocab() if not word.startswith("<")}
+
+    def check_prompt(self, prompt: str) -> None:
+        """Raise a `PromptError` that lists near words, unless the model can draw the prompt."""
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise PromptError("the prompt is empty: say what to draw, such as 'small red heart on blue'")
+        asked = self.normalized(prompt)
+        unknown = [word for word in asked if word not in self.words]
+        if unknown:
+            raise PromptError(f"tiny-janus does not know {unknown[0]!r}: {self._near(unknown[0])}")
+        phrase = f" {' '.join(asked)} "
+        if not any(f" {name} " in phrase for name in self.names):
+            raise PromptError(f"{prompt!r} names no thing that tiny-janus can draw: {self._near(' '.join(asked))}")
+
+    def normalized(self, prompt: str) -> list[str]:
+        """The words of a prompt as the tokenizer sees them."""
+        return str(self.tokenizer.backend_tokenizer.normalizer.normalize_str(prompt)).split()
+
+    def _near(self, word: str) -> str:
+        near = difflib.get_close_matches(word, self.names, n=3, cutoff=0.6)
+        near += [n for n in difflib.get_close_matches(word, sorted(self.words), n=3, cutoff=0.6) if n not in near]
+        near += [name for name in self.names if word in name.split() and name not in near][:3]
+        if near:
+            return "near words are " + ", ".join(repr(n) for n in near)
+        shown = ", ".join(self.names[i] for i in range(0, len(self.names), max(1, len(self.names) // 8)))
+        return f"it knows {len(self.names)} things, such as {shown}"
+
+
+def load(folder: Path) -> tuple[JanusForConditionalGeneration, TinyJanusProcessor]:
+    """Model in float32 on the CPU, and its processor."""
+    model = load_pretrained(JanusForConditionalGeneration, folder, dtype=torch.float32)
+    return model, load_processor(folder)
+
+
+def load_processor(folder: Path) -> TinyJanusProcessor:
+    """The processor alone."""
+    config = JanusConfig.from_pretrained(folder)
+    side = config.vision_config.image_size
+    image_processor = JanusImageProcessorPil(
+        size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    names = _facts(folder)["names"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = config.vision_config.num_image_tokens
+    return TinyJanusProcessor(image_processor, tokenizer, names, num_image_tokens=tokens)
+
+
+def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
+    """Different captions of the model's world."""
+    facts = _facts(folder)
+    rng, seen = random.Random(seed), set()
+    while len(seen) < count:
+        size = rng.choice(facts["sizes"])
+        place = f", {rng.choice(facts['places'])}" if size == "small" else ""
+        caption = f"{size} {rng.choice(facts['names'])} on {rng.choice(facts['backgrounds'])}{place}"
+        if caption not in seen:
+            seen.add(caption)
+            yield caption
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    return facts

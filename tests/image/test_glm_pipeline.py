@@ -1,0 +1,158 @@
+"""`GlmImagePipeline` of diffusers, accelerated as a whole: tiny parts of the real classes, built from configs."""
+
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    GlmImagePipeline,
+    GlmImageTransformer2DModel,
+)
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import (
+    ByT5Tokenizer,
+    GlmImageProcessor,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
+from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
+
+import mmaccel
+from mmaccel.errors import ActiveSessionError, SettingError
+from mmaccel.image import SpeculativeJacobi, ZipAR, examples
+from mmaccel.testing import snapshot
+
+CODES = examples.CODES
+WORDS = [*"0123456789", "a", "red", "heart", "blue", "fox"]
+SPECIAL = {"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}
+TEMPLATE = "{% for m in messages %}{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endfor %}"
+# 64 x 64 pixels: a large grid of 2 x 2, after the 16 x 16 preview that the processor asks for at any size
+SIZE, LARGE, PREVIEW = 64, 4, 256
+
+
+def processor():
+    """Words are ids from 30 on; the picture starts at the id that the tiny model knows."""
+    vocabulary = {f"<unused{i}>": i for i in range(30)}
+    vocabulary.update({word: 30 + i for i, word in enumerate(WORDS)})
+    vocabulary.update({"<pad>": 60, "<|image|>": 61, "<sop>": 62, "<eop>": 63})
+    del vocabulary[f"<unused{CODES}>"]
+    vocabulary["<bos>"] = CODES
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d|[a-z]+| "), "isolated")
+    names = {"bos_token": "<bos>", "pad_token": "<pad>", "unk_token": "<pad>", "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, extra_special_tokens=SPECIAL, **names)
+    return GlmImageProcessor(GlmImageImageProcessorPil(), tokenizer, chat_template=TEMPLATE)
+
+
+def tiny_pipeline():
+    model, _ = examples.glm_image()
+    # What the model's own generate needs to stay inside the grid; the accelerated one does so by itself.
+    model.generation_config.suppress_tokens = list(range(CODES, CODES + 4))
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    t5 = T5Config(vocab_size=384, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    pipe = GlmImagePipeline(
+        tokenizer=ByT5Tokenizer(),
+        processor=processor(),
+        text_encoder=T5EncoderModel(t5).eval(),
+        vision_language_encoder=model,
+        vae=AutoencoderKL(
+            block_out_channels=(4, 4, 4, 4),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            latent_channels=4,
+            norm_num_groups=1,
+            latents_mean=[0.0] * 4,
+            latents_std=[1.0] * 4,
+        ),
+        transformer=GlmImageTransformer2DModel(
+            in_channels=4,
+            out_channels=4,
+            num_layers=1,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            text_embed_dim=16,
+            time_embed_dim=16,
+            condition_dim=8,
+            prior_vq_quantizer_codebook_size=CODES,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+    )
+    torch.set_rng_state(state)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return tiny_pipeline()
+
+
+def priors(pipe, prompt, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return pipe.generate_prior_tokens(prompt, height=SIZE, width=SIZE, generator=generator)[0]
+
+
+def trace(pipe):
+    return [snapshot(part) for part in (pipe, pipe.vision_language_encoder)]
+
+
+@pytest.mark.parametrize("prompt", ("a red heart", ["a red heart", "a fox"]), ids=("one", "two"))
+@pytest.mark.parametrize("method", (SpeculativeJacobi(window=8), ZipAR(window=2)), ids=str)
+def test_prior_tokens(pipe, method, prompt):
+    """Same shapes, fewer passes, repeatable by the generator, and clean afterwards."""
+    plain = priors(pipe, prompt)
+    before = trace(pipe)
+    fast = mmaccel.accelerate(pipe, method)
+    first, again, other = priors(fast, prompt), priors(fast, prompt), priors(fast, prompt, seed=1)
+    assert first.shape == plain.shape == (1 if isinstance(prompt, str) else 2, 4 * LARGE)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert bool((first < CODES).all())
+    assert fast.report.plain_forwards == PREVIEW + LARGE + 1 and fast.report.engaged
+    assert fast.report.forwards < fast.report.plain_forwards
+    fast.remove()
+    assert trace(pipe) == before and torch.equal(priors(pipe, prompt), plain)
+
+
+def test_greedy_codes_are_those_of_the_model(pipe):
+    """With a temperature near zero there is nothing to draw: accelerated and plain tokens agree."""
+    model = pipe.vision_language_encoder
+    model.generation_config.top_k = 1
+    try:
+        plain = priors(pipe, ["a red heart", "a fox"])
+        with mmaccel.accelerate(pipe, SpeculativeJacobi(window=8)) as fast:
+            assert torch.equal(priors(fast, ["a red heart", "a fox"]), plain)
+    finally:
+        model.generation_config.top_k = 50
+
+
+def test_whole_pipeline(pipe):
+    """The same call, down to the picture."""
+    call = {"height": SIZE, "width": SIZE, "num_inference_steps": 1, "output_type": "pt", "guidance_scale": 1.5}
+    plain = pipe("a red heart", generator=torch.Generator().manual_seed(0), **call).images
+    keys = [set(part["target"]) for part in trace(pipe)]  # a call of its own leaves the guidance scale and the like
+    with mmaccel.accelerate(pipe, preset="exact") as fast:
+        picture = fast("a red heart", generator=torch.Generator().manual_seed(0), **call).images
+        assert fast.plan.exact and fast.report.tokens == PREVIEW + LARGE + 1
+    assert picture.shape == plain.shape == (1, 3, SIZE, SIZE) and bool(picture.isfinite().all())
+    assert [set(part["target"]) for part in trace(pipe)] == keys
+    again = pipe("a red heart", generator=torch.Generator().manual_seed(0), **call).images
+    assert torch.equal(again, plain)
+
+
+def test_pipeline_and_its_model_cannot_both_be_accelerated(pipe):
+    with mmaccel.accelerate(pipe, ZipAR(window=2)) as fast:
+        assert fast.vision_language_encoder is pipe.vision_language_encoder  # reads are forwarded
+        with pytest.raises(ActiveSessionError, match="ZipAR"):
+            mmaccel.accelerate(pipe.vision_language_encoder, SpeculativeJacobi())
+    with mmaccel.accelerate(pipe.vision_language_encoder, SpeculativeJacobi()):  # noqa: SIM117
+        with pytest.raises(ActiveSessionError, match="SpeculativeJacobi"):
+            mmaccel.accelerate(pipe, ZipAR(window=2))
+
+
+def test_error_in_the_middle_of_a_pipeline_call(pipe):
+    before = trace(pipe)
+    with pytest.raises(SettingError, match="window"), mmaccel.accelerate(pipe, ZipAR(window=99)) as fast:
+        priors(fast, "a fox")
+    assert trace(pipe) == before

@@ -1,0 +1,76 @@
+"""The package list, the import names and what ships in the wheel."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import mmaccel
+from mmaccel import zoo
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TOOL = PROJECT["tool"]["setuptools"]
+
+
+def _folder(package: str) -> Path:
+    mapped = TOOL["package-dir"]
+    for prefix in sorted(mapped, key=len, reverse=True):
+        if package == prefix or package.startswith(prefix + "."):
+            return ROOT / mapped[prefix] / package[len(prefix) :].lstrip(".").replace(".", "/")
+    raise AssertionError(package)
+
+
+def test_every_package_of_the_tree_is_listed():
+    listed = {_folder(package).resolve() for package in TOOL["packages"]}
+    code = [ROOT / name for name in set(TOOL["package-dir"].values())]
+    in_tree = {path.parent.resolve() for folder in code for path in folder.rglob("*.py")}
+    assert in_tree == listed
+
+
+def test_every_package_has_an_init():
+    missing = [package for package in TOOL["packages"] if not (_folder(package) / "__init__.py").is_file()]
+    assert missing == []
+
+
+def test_version_is_said_once():
+    assert PROJECT["project"]["version"] == mmaccel.__version__
+
+
+def test_weights_are_small_safetensors_only():
+    for name in zoo.names():
+        files = list(zoo.path(name).iterdir())
+        assert (zoo.path(name) / "model.safetensors").stat().st_size <= 15e6
+        assert not [f for f in files if f.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")]
+
+
+def test_importing_loads_no_triton_and_patches_nothing():
+    code = (
+        "import sys, torch, transformers\n"
+        "from transformers import GenerationMixin\n"
+        "before = dict(vars(GenerationMixin))\n"
+        "import mmaccel, mmaccel.image\n"
+        "assert dict(vars(GenerationMixin)) == before\n"
+        "assert 'triton' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "tests")
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_imports_a_root_folder_by_its_bare_name():
+    bare = [f"import {name}" for name in ("image", "demos", "video", "vlm", "speech", "kernels")]
+    for path in ROOT.glob("*/**/*.py"):
+        if ".venv" in path.parts or "build" in path.parts:
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
+            words = line.strip()
+            assert not any(words == b or words.startswith((b + " ", b + ".")) for b in bare), f"{path}: {line}"
+
+
+@pytest.mark.parametrize("name", ["_prepare_generation_config", "_validate_model_kwargs"])
+def test_private_names_of_transformers_are_still_there(name):
+    from transformers import GenerationMixin
+
+    assert callable(getattr(GenerationMixin, name))
