@@ -33,6 +33,20 @@ EMOJI = tuple(
 )
 # fmt: on
 
+# The names that the last stage of training and the shipped model keep to: few enough to be drawn well.
+FEATURED = tuple(
+    """red heart, orange heart, yellow heart, green heart, blue heart, purple heart, pizza, hamburger, french fries,
+    doughnut, cookie, birthday cake, red apple, pear, lemon, banana, watermelon, strawberry, cherries, avocado,
+    carrot, mushroom, soft ice cream, beer mug, rocket, airplane, automobile, bus, sailboat, house, rainbow, star,
+    sun, crescent moon, cloud, high voltage, fire, droplet, christmas tree, palm tree, cactus, rose, sunflower,
+    tulip, four leaf clover, dog face, cat face, mouse face, rabbit face, fox, bear, panda, koala, lion, pig face,
+    frog, monkey face, penguin, owl, unicorn, turtle, octopus, crab, fish, dolphin, grinning face,
+    smiling face with sunglasses, smiling face with heart-eyes, crying face, robot, ghost, alien, skull, crown,
+    gem stone, balloon, soccer ball, basketball, guitar, camera, light bulb, key, green book, bomb, teddy bear,
+    alarm clock, umbrella, trophy""".replace("\n", " ").split(",")
+)
+FEATURED = tuple(" ".join(name.split()) for name in FEATURED)
+
 # hue range in degrees, saturation range, value range
 BACKGROUNDS = {
     "white": ((30, 60), (0.00, 0.05), (0.93, 0.99)),
@@ -83,11 +97,11 @@ def names() -> tuple[str, ...]:
     return tuple(glyphs())
 
 
-def random_scene(rng: np.random.Generator) -> Scene:
-    """One scene, uniform over names, sizes, backgrounds and (for small things) places."""
+def random_scene(rng: np.random.Generator, things: tuple[str, ...] | None = None) -> Scene:
+    """One scene, uniform over names (all, or `things`), sizes, backgrounds and (for small things) places."""
     size = str(rng.choice(list(SIZES)))
     return Scene(
-        name=str(rng.choice(names())),
+        name=str(rng.choice(things or names())),
         size=size,
         background=str(rng.choice(list(BACKGROUNDS))),
         place=str(rng.choice(PLACES)) if size == "small" else "center",

@@ -4,8 +4,8 @@ One command makes the weights from nothing but a font; it is seeded, and goes on
 
     python -m mmaccel.demos.train_tiny_janus --output runs/tiny-janus
 
-Two stages, both on pictures drawn on the fly by :mod:`mmaccel.demos.emoji_world`: first the VQ model
-(pixels to 16 x 16 codes and back), then the language model over captions and codes.
+All on pictures drawn on the fly by :mod:`mmaccel.demos.emoji_world`: first the VQ model (pixels to 16 x 16
+codes and back), then the language model over captions and codes, first of all names and then of those it ships.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ CODE_DECAY = 0.98
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 
 
-def draw(seed: int, step: int, count: int, held_out: bool = False) -> tuple[torch.Tensor, list[str]]:
+def draw(
+    seed: int, step: int, count: int, held_out: bool = False, things: tuple[str, ...] | None = None
+) -> tuple[torch.Tensor, list[str]]:
     """A batch of pictures (uint8 `[count, H, W, 3]`) and captions, a pure function of seed and step."""
     rng = np.random.default_rng([seed, step, int(held_out)])
     pictures, captions = [], []
     while len(pictures) < count:
-        scene = world.random_scene(rng)
+        scene = world.random_scene(rng, things)
         if scene.held_out == held_out:
             pictures.append(world.render(scene, rng))
             captions.append(world.caption(scene, rng))
@@ -232,24 +234,24 @@ def trained_parameters(model) -> tuple[list[torch.nn.Parameter], list[torch.nn.P
     return inside, outside
 
 
-def train_language_model(model, tokenizer, args: argparse.Namespace) -> None:
+def train_language_model(
+    model, tokenizer, args: argparse.Namespace, stage: str, last: int, pace: float, things: tuple[str, ...] | None
+) -> None:
+    """One stage of `last` steps at `pace` times the full learning rates, over all names or over `things`."""
     inside, outside = trained_parameters(model)
     optimizers = [
-        Muon(inside, lr=0.02, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(outside, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0),
+        Muon(inside, lr=0.02 * pace, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(outside, lr=3e-3 * pace, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     module = torch.nn.ParameterList(inside + outside)
-    checkpoint = Checkpoint(args.output / "lm.safetensors", module, optimizers)
+    checkpoint = Checkpoint(args.output / f"{stage}.safetensors", module, optimizers)
     first = checkpoint.load()
-    if first == 0:
-        with torch.no_grad():
-            model.model.generation_embeddings.weight.copy_(model.model.vqmodel.quantize.embedding.weight)
     began, running = time.time(), None
-    for step in steps(first, args.steps, "lm"):
-        pictures, captions = draw(args.seed + 1, step, args.batch)
+    for step in steps(first, last, stage):
+        pictures, captions = draw(args.seed + last, step, args.batch, things=things)
         drop = (np.random.default_rng([args.seed, step]).random(args.batch) < CAPTION_DROPOUT).tolist()
         for optimizer in optimizers:
-            trapezoid(optimizer, step, args.steps, warmup=100, decay=0.5)
+            trapezoid(optimizer, step, last, warmup=100, decay=0.6)
         loss = language_model_loss(model, tokenizer, pictures, captions, drop)
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -259,8 +261,8 @@ def train_language_model(model, tokenizer, args: argparse.Namespace) -> None:
             optimizer.step()
         running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
         if step % 50 == 49:
-            tqdm.write(f"lm {step + 1} loss {running:.4f} minutes {(time.time() - began) / 60:.1f}")
-        if step % 250 == 249 or step + 1 == args.steps:
+            tqdm.write(f"{stage} {step + 1} loss {running:.4f} minutes {(time.time() - began) / 60:.1f}")
+        if step % 250 == 249 or step + 1 == last:
             checkpoint.save(step + 1)
 
 
@@ -269,7 +271,7 @@ def held_out_loss(model, tokenizer, count: int = 192, batch: int = 32) -> float:
     """Nats per image token over scenes that were never trained on."""
     losses = []
     for step in range(math.ceil(count / batch)):
-        pictures, captions = draw(0, step, batch, held_out=True)
+        pictures, captions = draw(0, step, batch, held_out=True, things=world.FEATURED)
         losses.append(language_model_loss(model, tokenizer, pictures, captions, [False] * batch).item())
     return float(np.mean(losses))
 
@@ -280,7 +282,7 @@ def reference(model, count: int = 400) -> dict[str, object]:
     rng = np.random.default_rng(0)
     pictures, captions = [], []
     while len(pictures) < count:
-        scene = world.random_scene(rng)
+        scene = world.random_scene(rng, world.FEATURED)
         if scene.held_out:
             pictures.append(world.render(scene, rng))
             captions.append(world.caption(scene))
@@ -312,6 +314,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--vq-steps", type=int, default=1200)
     parser.add_argument("--batch", type=int, default=12, help="pictures a step of the language model")
     parser.add_argument("--steps", type=int, default=3000, help="steps of the language model")
+    parser.add_argument("--featured-steps", type=int, default=1100, help="further steps on the shipped names")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
@@ -320,13 +323,17 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     train_vq(model.model.vqmodel, args)
-    train_language_model(model, tokenizer, args)
+    with torch.no_grad():
+        model.model.generation_embeddings.weight.copy_(model.model.vqmodel.quantize.embedding.weight)
+    train_language_model(model, tokenizer, args, "lm", args.steps, 1.0, None)
+    train_language_model(model, tokenizer, args, "featured", args.featured_steps, 0.5, world.FEATURED)
     facts = {
         "seed": args.seed,
         "batch": args.batch,
         "vq_steps": args.vq_steps,
         "steps": args.steps,
-        "names": list(world.names()),
+        "featured_steps": args.featured_steps,
+        "names": list(world.FEATURED),
         "sizes": list(world.SIZES),
         "backgrounds": list(world.BACKGROUNDS),
         "places": list(world.PLACES),

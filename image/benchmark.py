@@ -90,7 +90,7 @@ def measure(painter: generation.Painter, group: Group) -> Iterator[dict[str, Any
     for run in tqdm(runs.values(), desc=f"warm-up, {label}", leave=False):
         run(0)
     with tqdm(total=group.rounds * len(runs), desc=label) as bar:
-        results = bench.alternate({k: _ticking(v, bar) for k, v in runs.items()}, group.rounds)
+        results: dict[Any, Any] = bench.alternate({k: _ticking(v, bar) for k, v in runs.items()}, group.rounds)
     base = [seconds for seconds, _ in results[baseline]]
     for method, values in results.items():
         if method != "plain":

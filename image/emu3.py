@@ -85,7 +85,7 @@ class Emu3Adapter(ImageAdapter):
         task = Emu3Task(
             model=self.model,
             layout=layout,
-            sampling=Sampling.from_config(prompts.config),
+            sampling=Sampling.from_config(prompts.config, set(self.model.vocabulary_mapping.image_tokens)),
             guidance=prompts.guidance,
             batch=prompts.own.shape[0],
             branches=prompts.branches,
@@ -102,7 +102,7 @@ class Emu3Adapter(ImageAdapter):
 
     def _grid(self, image_sizes: Any) -> tuple[Layout, torch.Tensor]:
         """The layout, and the model's ids of codes and specials."""
-        sizes = {tuple(int(n) for n in size) for size in image_sizes}
+        sizes = {(int(height), int(width)) for height, width in image_sizes}
         if len(sizes) != 1:
             raise UnsupportedTargetError(f"image_sizes differ, {sorted(sizes)}: generate one size at a time")
         vocabulary = self.model.vocabulary_mapping.vocab_map

@@ -167,7 +167,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
             " (GLM-Image works in Python, inside its pipeline)"
         )
     cls, painter = FAMILIES[family]
-    target = load_pretrained(cls, model, dtype=dtype or "auto").to(device)
+    target = load_pretrained(cls, model, dtype=dtype).to(device)
     processor = zoo_processor(model) or AutoProcessor.from_pretrained(model)
     return painter(Path(model).name, target, processor)
 

@@ -101,7 +101,7 @@ class GlmImageAdapter(ImageAdapter):
         task = GlmImageTask(
             model=self.model,
             layout=layout,
-            sampling=Sampling.from_config(prompts.config),
+            sampling=Sampling.from_config(prompts.config, range(codes)),
             guidance=prompts.guidance,
             batch=prompts.own.shape[0],
             branches=prompts.branches,

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
@@ -16,7 +15,7 @@ from .adapter import ImageAdapter, prompt_of
 from .layout import Layout
 from .presets import PRESETS
 from .sampling import Sampling
-from .task import ImageTask
+from .task import ImageTask, as_output
 
 DEFAULT_GUIDANCE = 5.0  # what the model's own generate falls back to
 
@@ -64,7 +63,7 @@ class JanusTask(ImageTask):
         return torch.nn.functional.normalize(self.model.model.vqmodel.quantize.embedding.weight, dim=-1)
 
     def result(self, tokens: torch.Tensor) -> Any:
-        return GenerateDecoderOnlyOutput(sequences=tokens) if self.as_dict else tokens
+        return as_output(tokens) if self.as_dict else tokens
 
 
 @register_adapter
@@ -98,7 +97,7 @@ class JanusAdapter(ImageAdapter):
         task = JanusTask(
             model=self.model,
             layout=self.layout(),
-            sampling=Sampling.from_config(config),
+            sampling=Sampling.from_config(config, range(self.model.config.vq_config.num_embeddings)),
             guidance=guidance,
             batch=batch,
             branches=branches,

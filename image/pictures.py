@@ -48,9 +48,10 @@ def column(pictures: list[Image.Image]) -> Image.Image:
 
 def headed(picture: Image.Image, text: str) -> Image.Image:
     """A picture with a line of text above it."""
-    font = ImageFont.load_default(15)
-    while font.getlength(text) > picture.width - 8 and font.size > 9:
-        font = ImageFont.load_default(font.size - 1)
+    size = 15
+    while ImageFont.load_default(size).getlength(text) > picture.width - 8 and size > 9:
+        size -= 1
+    font = ImageFont.load_default(size)
     framed = Image.new("RGB", (picture.width, picture.height + BAR), BACKGROUND)
     ImageDraw.Draw(framed).text((4, BAR // 2), text, INK, font=font, anchor="lm")
     framed.paste(picture, (0, BAR))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (None,),
     "sequence_bias": (None,),
     "bad_words_ids": (None,),
-    "suppress_tokens": (None,),
     "begin_suppress_tokens": (None,),
     "penalty_alpha": (None,),
     "exponential_decay_length_penalty": (None,),
@@ -54,8 +54,8 @@ class Sampling:
     top_p: float = 1.0
 
     @classmethod
-    def from_config(cls, config: Any) -> Sampling:
-        """Read a `GenerationConfig`.
+    def from_config(cls, config: Any, codes: Container[int]) -> Sampling:
+        """Read a `GenerationConfig`; `codes` are the model's ids of image tokens.
 
         Raises
         ------
@@ -71,6 +71,11 @@ class Sampling:
                     f"{name}={value!r} is not supported while accelerated: pass {name}={harmless[-1]!r},"
                     " or call generate on the model after .remove()"
                 )
+        suppressed = [token for token in config.suppress_tokens or () if token in codes]
+        if suppressed:  # other tokens are never sampled inside a picture anyway
+            raise UnsupportedTargetError(
+                f"suppress_tokens={suppressed} are image codes, and suppressing those is not supported: leave them out"
+            )
         if config.do_sample and config.temperature is not None and not config.temperature > 0:
             raise SettingError(
                 f"temperature={config.temperature}: it must be above 0; for the most likely tokens pass do_sample=False"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmaccel.cache import RollbackCache
 
@@ -96,3 +97,8 @@ class ImageTask(ABC):
 
 
 Progress = Callable[[int, int], None]
+
+
+def as_output(sequences: torch.Tensor) -> GenerateDecoderOnlyOutput:
+    """What `return_dict_in_generate=True` asks for."""
+    return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]

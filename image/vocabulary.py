@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.private import generation_settings
 
 from .adapter import left_pad, prompt_of
 from .layout import Layout
-from .task import ImageTask
+from .task import ImageTask, as_output
 
 
 class VocabularyTask(ImageTask):
@@ -56,7 +55,7 @@ class VocabularyTask(ImageTask):
 
     def result(self, tokens: torch.Tensor) -> Any:
         sequences = torch.cat([self.own_prompt, self.ids[tokens]], 1)
-        return GenerateDecoderOnlyOutput(sequences=sequences) if self.as_dict else sequences
+        return as_output(sequences) if self.as_dict else sequences
 
 
 @dataclass

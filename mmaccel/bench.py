@@ -80,13 +80,13 @@ def _processor() -> str:
     return platform.processor() or "unknown"
 
 
-def alternate(runs: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, list[Any]]:
+def alternate(runs: dict[Any, Callable[[int], Any]], rounds: int) -> dict[Any, list[Any]]:
     """Call every run once a round, in an order that turns, so that drift of the machine hits all alike.
 
     Each run gets the number of the round, and its results are returned in that order.
     """
     names = list(runs)
-    results: dict[str, list[Any]] = {name: [] for name in names}
+    results: dict[Any, list[Any]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:

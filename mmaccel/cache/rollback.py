@@ -134,6 +134,7 @@ class RollbackCache(Cache):
         self.extent = 0
         text = config.get_text_config(decoder=True)
         super().__init__(layers=[RollbackLayer(self) for _ in range(text.num_hidden_layers)])
+        self.layers: list[RollbackLayer]  # type: ignore[assignment]  # all of one kind here
 
     @property
     def length(self) -> int:

@@ -221,7 +221,17 @@ class Budget:
         if larger and full >= self._FULL:
             # As if every run that filled the present width went on to the end of the next one.
             measured[larger[0]] = measured[top] + full * (larger[0] - top)
+        elif larger and self._climbing(measured, top):
+            # Drafts of a wider window are redrawn more often before they are tested, and so accepted more
+            # often; that shows only when it is tried.
+            measured[larger[0]] = 1.01 * measured[top] * self.cost.seconds(larger[0]) / self.cost.seconds(top)
         return measured
+
+    def _climbing(self, measured: dict[int, float], top: int) -> bool:
+        """Whether the widest width that was tried beats all narrower ones."""
+        rate = {w: tokens / self.cost.seconds(w) for w, tokens in measured.items()}
+        plain = self.switch_off / self.cost.seconds(1)
+        return rate[top] >= plain and all(rate[top] >= rate[w] for w in rate)
 
     def _first(self, wide: Sequence[int]) -> dict[int, float]:
         """Return the smallest width that would pay if all its drafts were accepted."""

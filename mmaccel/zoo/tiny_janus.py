@@ -75,7 +75,7 @@ def load(folder: Path) -> tuple[JanusForConditionalGeneration, TinyJanusProcesso
 
 def load_processor(folder: Path) -> TinyJanusProcessor:
     """The processor alone."""
-    config = JanusConfig.from_pretrained(folder)
+    config: Any = JanusConfig.from_pretrained(folder)
     side = config.vision_config.image_size
     image_processor = JanusImageProcessorPil(
         size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
@@ -89,7 +89,7 @@ def load_processor(folder: Path) -> TinyJanusProcessor:
 def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
     """Different captions of the model's world."""
     facts = _facts(folder)
-    rng, seen = random.Random(seed), set()
+    rng, seen = random.Random(seed), set[str]()
     while len(seen) < count:
         size = rng.choice(facts["sizes"])
         place = f", {rng.choice(facts['places'])}" if size == "small" else ""

@@ -21,7 +21,7 @@ def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = No
     """
     try:
         model, info = cls.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            source, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True, **options
         )
     except (SafetensorError, EOFError) as error:
         raise WeightsError(f"the weights in {source} are damaged ({error}): fetch or install them again") from error

@@ -385,7 +385,6 @@ def test_failed_baseline_measures_nothing_and_comes_back(janus):
     assert not fast.active and "generate" not in vars(model)
 
 
-@pytest.mark.xfail(reason="while baseline() detaches, another session may take the target", strict=True)
 def test_target_is_held_during_a_baseline(janus):
     model, _ = janus
     first = mmaccel.accelerate(model, FAST)

@@ -162,10 +162,23 @@ def test_narrow_widths_are_judged_from_wide_runs():
     assert budget.width() == 2
 
 
-def test_wide_runs_are_not_inferred_from_narrow_ones_that_do_not_fill():
+def test_a_wider_window_is_tried_once_and_left_where_it_gains_nothing():
+    """Runs of two tokens whatever the width: 8 is tried, since wider drafts may mature, and 16 never."""
     budget = Budget(CHEAP, (4, 8, 16))
     widths = run(budget, lambda i: 2, 40)
-    assert set(widths) == {4}
+    assert widths.count(8) == budget.trial
+    assert 16 not in widths and set(widths[-20:]) == {4}
+
+
+def test_a_wider_window_is_kept_where_drafts_mature():
+    """Acceptance that grows with the width is found, though narrow runs never fill their window."""
+    budget = Budget(CHEAP, (4, 8, 16))
+    gains = {4: 2, 8: 4, 16: 8}
+    widths = []
+    for _ in range(60):
+        widths.append(budget.width())
+        budget.observe(widths[-1], gains.get(widths[-1], 1))
+    assert set(widths[-20:]) == {16}
 
 
 def test_falls_back_to_plain_when_wide_passes_cost_too_much():

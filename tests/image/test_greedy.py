@@ -127,7 +127,6 @@ def test_result_is_what_generate_returns(family):
     assert torch.equal(output.sequences, tokens) and torch.equal(positional, tokens)
 
 
-@pytest.mark.xfail(reason="VocabularyTask.result returns the prompts padded for guidance", strict=True)
 @pytest.mark.parametrize("family", ("emu3", "glm_image"))
 def test_negative_prompt_longer_than_the_prompt(family):
     """The result starts with the prompt as given, without the padding that guidance needed."""
@@ -141,7 +140,6 @@ def test_negative_prompt_longer_than_the_prompt(family):
     assert torch.equal(tokens[:, :6], call["input_ids"])
 
 
-@pytest.mark.xfail(reason="guided_prompts reads guidance_scale from the arguments only", strict=True)
 @pytest.mark.parametrize("family", ("emu3", "glm_image"))
 def test_guidance_from_a_generation_config(family):
     """`guidance_scale` means the same in a `GenerationConfig` as among the arguments."""

@@ -183,7 +183,6 @@ def test_truncated_distribution(family, monkeypatch):
     assert torch.equal(tokens, sequential(REFERENCES[family](model, call), 2, GUIDANCE, private_noise, process))
 
 
-@pytest.mark.xfail(reason="noise and acceptance tests share the caller's generator", strict=True)
 @pytest.mark.parametrize("family", REFERENCES)
 def test_one_seed_gives_one_picture_at_every_window(family):
     """What seed equivalence means to a user: the window is no part of the result."""

@@ -34,9 +34,9 @@ def test_is_the_real_class_and_takes_the_processor_output_as_it_is(loaded):
     torch.manual_seed(0)
     tokens = model.generate(**inputs, generation_mode="image")
     assert tokens.shape == (1, model.config.vision_config.num_image_tokens)
-    pictures = processor.postprocess(
-        list(model.decode_image_tokens(tokens).float()), return_tensors="PIL.Image.Image"
-    )["pixel_values"]
+    pictures = processor.postprocess(list(model.decode_image_tokens(tokens).float()), return_tensors="PIL.Image.Image")[
+        "pixel_values"
+    ]
     assert pictures[0].size == (64, 64)
 
 
