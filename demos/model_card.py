@@ -22,7 +22,7 @@ PROMPTS = (
     "rainbow on white",
     "sunflower on purple",
     "small green book on orange, bottom right",
-    "big fire engine on gray",
+    "bus on gray",
     "penguin on blue",
     "guitar",
     "hamburger on white",

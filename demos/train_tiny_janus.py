@@ -314,7 +314,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--vq-steps", type=int, default=1200)
     parser.add_argument("--batch", type=int, default=12, help="pictures a step of the language model")
     parser.add_argument("--steps", type=int, default=3000, help="steps of the language model")
-    parser.add_argument("--featured-steps", type=int, default=1100, help="further steps on the shipped names")
+    parser.add_argument("--featured-steps", type=int, default=850, help="further steps on the shipped names")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)

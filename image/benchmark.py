@@ -68,11 +68,11 @@ def groups(full: bool) -> list[Group]:
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
     """All rows of the benchmark, with progress on standard error."""
     painter = generation.load(MODEL)
-    measured = dict(_quality(painter, full))
-    for group in groups(full):
-        for row in measure(painter, group):
-            found = measured.get(row.pop("_method")) if group.guidance == GUIDED else None
-            yield {**row, **found} if found else row
+    timed = [(group, row) for group in groups(full) for row in measure(painter, group)]
+    judged = dict(_quality(painter, full))  # after all timing, so that a machine may do other things meanwhile
+    for group, row in timed:
+        found = judged.get(row.pop("_method")) if group.guidance == GUIDED else None
+        yield {**row, **found} if found else row
 
 
 def measure(painter: generation.Painter, group: Group) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoProcessor, Emu3ForConditionalGeneration, JanusForConditionalGeneration
 
 from mmaccel import zoo
-from mmaccel.errors import PromptError, UnsupportedTargetError
+from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.session import Session
 from mmaccel.zoo.weights import load_pretrained
 
@@ -36,6 +36,17 @@ class Settings:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        limits: dict[str, tuple[bool, str]] = {
+            "count": (self.count >= 1, "at least 1"),
+            "temperature": (self.temperature is None or self.temperature > 0, "above 0"),
+            "top_k": (self.top_k is None or self.top_k >= 0, "at least 0, where 0 keeps all"),
+            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
+        }
+        for name, (holds, allowed) in limits.items():
+            if not holds:
+                raise SettingError(f"{name}={getattr(self, name)}: it must be {allowed}")
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `generate`."""

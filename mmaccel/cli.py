@@ -148,13 +148,11 @@ def _run_image(arguments: argparse.Namespace) -> None:
     from .image import generation, pictures
     from .session import accelerate
 
-    if arguments.count < 1:
-        raise SettingError(f"--count {arguments.count}: it must be at least 1")
     pictures.check_format(arguments.output)
+    names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
+    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
     with _replacing(arguments.output) as temporary:  # fails now, and not after minutes of work
         painter = _painter(arguments)
-        names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
-        settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
         generation.check_prompts(painter, [arguments.prompt])
         chosen, preset = _chosen(arguments)
         columns = []
