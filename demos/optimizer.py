@@ -1,6 +1,6 @@
-"""Muon in float32, and the learning-rate schedule that all recipes share.
+"""Muon in a chosen precision, and the learning-rate schedule that all recipes share.
 
-`torch.optim.Muon` runs its iteration in bfloat16, which is many times slower on a CPU without
+`torch.optim.Muon` always runs its iteration in bfloat16, which is many times slower on a CPU without
 bfloat16 arithmetic, so the few lines stand here.
 """
 
@@ -15,8 +15,11 @@ class Muon(torch.optim.Optimizer):
     A convolution filter is taken as a matrix with one row per output channel.
     """
 
-    def __init__(self, parameters, lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, parameters, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
@@ -30,7 +33,7 @@ class Muon(torch.optim.Optimizer):
                 matrix = parameter.grad.lerp(buffer, group["momentum"]).flatten(1)
                 scale = max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(orthogonalize(matrix).view_as(parameter), alpha=-group["lr"] * scale)
+                parameter.add_(orthogonalize(matrix.to(self.dtype)).view_as(parameter), alpha=-group["lr"] * scale)
 
 
 def orthogonalize(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:

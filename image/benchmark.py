@@ -71,8 +71,8 @@ def rows(full: bool = False) -> Iterator[dict[str, Any]]:
     timed = [(group, row) for group in groups(full) for row in measure(painter, group)]
     judged = dict(_quality(painter, full))  # after all timing, so that a machine may do other things meanwhile
     for group, row in timed:
-        found = judged.get(row.pop("_method")) if group.guidance == GUIDED else None
-        yield {**row, **found} if found else row
+        found = judged.get(row.pop("_method"), {})
+        yield {**row, **found} if group.guidance == GUIDED else row  # quality is measured with guidance
 
 
 def measure(painter: generation.Painter, group: Group) -> Iterator[dict[str, Any]]:
