@@ -1,0 +1,36 @@
+"""Attention, merge and sampling ops: a naive reference, a fast torch path and a Triton kernel behind one signature.
+
+Example
+-------
+>>> import torch
+>>> from mmaccel import kernels
+>>> q = k = v = torch.randn(1, 2, 128, 64)
+>>> output, lse = kernels.block_sparse_attention(q, k, v, causal=True)
+>>> with kernels.backend("reference"):
+...     expected, _ = kernels.block_sparse_attention(q, k, v, causal=True)
+>>> torch.allclose(output, expected, atol=1e-5)
+True
+"""
+
+from .accept_length import accept_length
+from .block_sparse_attention import block_sparse_attention
+from .dispatch import backend, choose
+from .kv_scatter import kv_scatter_
+from .merge_states import merge_states
+from .plan import BlockPlan
+from .residual_sample import residual_sample
+from .segment_mean import segment_mean
+from .verify_attention import verify_attention
+
+__all__ = [
+    "BlockPlan",
+    "accept_length",
+    "backend",
+    "block_sparse_attention",
+    "choose",
+    "kv_scatter_",
+    "merge_states",
+    "residual_sample",
+    "segment_mean",
+    "verify_attention",
+]

@@ -1,0 +1,65 @@
+"""How many drafts of a chain are kept."""
+
+from __future__ import annotations
+
+import torch
+
+from .checks import check_indices, require
+from .library import define
+
+
+def _fake(p: torch.Tensor, *_: object) -> torch.Tensor:
+    return p.new_empty(p.shape[0], dtype=torch.int32)
+
+
+_op = define("accept_length", "(Tensor p, Tensor q, Tensor tok, Tensor u) -> Tensor", _fake)
+
+
+def accept_length(p: torch.Tensor, q: torch.Tensor, tok: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Number of leading drafts kept by the token-ratio test (Leviathan et al., 2023).
+
+    Draft `k` passes if ``u < p / q`` for its token; the first failure ends the chain. Exact together with
+    :func:`mmaccel.kernels.residual_sample`: the tokens have the law of `p`.
+
+    Parameters
+    ----------
+    p, q : float `[B, K, V]`
+        Probabilities of the model and of the draft at each place; `p` may have `K + 1` places.
+    tok : int32 or int64 `[B, K]`
+        Drafts; each was drawn from its `q`.
+    u : float32 `[B, K]`
+        Uniform numbers in [0, 1).
+
+    Returns
+    -------
+    int32 `[B]`, between 0 and `K`.
+
+    Raises
+    ------
+    ValueError
+        If shapes, dtypes or devices do not fit, or (on the CPU, where values are read) a token is outside.
+
+    Examples
+    --------
+    >>> p, q = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]]), torch.full((1, 2, 2), 0.5)
+    >>> accept_length(p, q, torch.tensor([[0, 0]]), torch.tensor([[0.9, 0.1]])).tolist()
+    [1]
+    """
+    _check_distributions(p, q)
+    check_indices("tok", tok, q.device, 2)
+    require(tok.shape == q.shape[:2], "tok", f"{list(q.shape[:2])}", tok)
+    require(u.shape == q.shape[:2] and u.is_floating_point(), "u", f"floating {list(q.shape[:2])}", u)
+    require(u.device == q.device, "u", f"on {q.device}, as q is", u)
+    if q.device.type == "cpu" and tok.numel():
+        low, high = (int(x) for x in tok.aminmax())
+        require(low >= 0 and high < q.shape[2], "tok", f"between 0 and {q.shape[2] - 1}", tok)
+    result: torch.Tensor = _op(p, q, tok, u)
+    return result
+
+
+def _check_distributions(p: torch.Tensor, q: torch.Tensor) -> None:
+    require(q.ndim == 3 and q.is_floating_point(), "q", "floating [B, K, V]", q)
+    count = q.shape[1]
+    shapes = ((q.shape[0], count, q.shape[2]), (q.shape[0], count + 1, q.shape[2]))
+    require(tuple(p.shape) in shapes and p.is_floating_point(), "p", f"floating {' or '.join(map(str, shapes))}", p)
+    require(p.device == q.device, "p", f"on {q.device}, as q is", p)

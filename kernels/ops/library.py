@@ -1,0 +1,33 @@
+"""Registration of the ops with torch, so that `torch.compile` and fake tensors know them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .dispatch import implementation
+
+LIBRARY = torch.library.Library("mmaccel", "DEF")
+
+
+def define(name: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Define ``mmaccel::name`` and return the callable; every backend module holds a function `name`.
+
+    Parameters
+    ----------
+    schema
+        Arguments and results in torch's own notation; the first argument is a tensor.
+    fake
+        Shapes and dtypes of the results, without computing them.
+    """
+    LIBRARY.define(f"{name}{schema}")
+    LIBRARY.impl(name, functools.partial(_run, name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mmaccel::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.mmaccel, name)  # type: ignore[no-any-return]
+
+
+def _run(name: str, first: torch.Tensor, *rest: Any) -> Any:
+    return getattr(implementation(first.device), name)(first, *rest)

@@ -1,0 +1,1 @@
+"""What to attend to: small pure functions that return a BlockPlan or token numbers."""

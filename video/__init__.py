@@ -1,0 +1,1 @@
+"""Faster video and image diffusion transformers."""

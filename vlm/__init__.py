@@ -1,0 +1,1 @@
+"""Faster language models and vision-language models: sparse prefill, selected and compressed caches."""
