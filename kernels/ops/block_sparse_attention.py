@@ -124,7 +124,10 @@ def _check_sequences(
     same = cu_seqlens_q.shape == cu_seqlens_k.shape
     require(same, "cu_seqlens_k", f"of shape {list(cu_seqlens_q.shape)}, as cu_seqlens_q is", cu_seqlens_k)
     if q.device.type == "cpu":  # elsewhere reading them would stall the stream
-        for name, bounds, length in (("cu_seqlens_q", cu_seqlens_q, q.shape[2]), ("cu_seqlens_k", cu_seqlens_k, k.shape[2])):
+        for name, bounds, length in (
+            ("cu_seqlens_q", cu_seqlens_q, q.shape[2]),
+            ("cu_seqlens_k", cu_seqlens_k, k.shape[2]),
+        ):
             ends = (int(bounds[0]), int(bounds[-1]))
             rising = ends == (0, length) and bool((bounds.diff() >= 0).all())
             require(rising, name, f"ascending from 0 to {length}", bounds.tolist())

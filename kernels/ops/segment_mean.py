@@ -15,9 +15,7 @@ def _fake(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, ptr: torc
 _op = define("segment_mean", "(Tensor x, Tensor? w, Tensor perm, Tensor ptr) -> Tensor", _fake)
 
 
-def segment_mean(
-    x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, ptr: torch.Tensor
-) -> torch.Tensor:
+def segment_mean(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, ptr: torch.Tensor) -> torch.Tensor:
     """Weighted mean of each group of tokens: the merge of token merging (ToMe, 2023).
 
     Deterministic: groups are sorted segments, summed in order without atomics. To unmerge, select the means

@@ -102,5 +102,5 @@ def _check_values(lengths: torch.Tensor, token_idx: torch.Tensor | None, count: 
     beyond = bool((token_idx.amax((1, 2)) >= lengths).any()) or int(token_idx.min()) < -1
     require(not beyond, "token_idx", "between 0 and lengths - 1, or -1 for unused places", token_idx)
     ahead, behind = token_idx[..., 1:], token_idx[..., :-1]
-    rising = bool(((ahead > behind) | (ahead == -1)).all())
+    rising = bool((((ahead > behind) & (behind >= 0)) | (ahead == -1)).all())
     require(rising, "token_idx", "ascending without repeats, unused places (-1) last", token_idx)

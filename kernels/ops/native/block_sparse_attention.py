@@ -1,0 +1,248 @@
+"""Block-sparse attention from gathered blocks and dense attention.
+
+Two thoughts carry it. The keys that a query may see by position (causal, window, gathered positions, packed
+sequences) are always one interval, so two numbers a query are the whole mask. And blocks that are seen whole
+need no mask, so they and the others are attended to apart and merged by their log-sum-exps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from ..plan import block_coverage
+from .dense import dense
+from .merge_states import merge_states
+
+CHUNK_BYTES = 1 << 20  # of gathered keys: more falls out of the cache of a core
+ROWS = 256  # queries of a block where no plan gives one: torch's kernel is slow on short ones
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def block_sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    row_ptr: torch.Tensor | None,
+    col: torch.Tensor | None,
+    n_full: torch.Tensor | None,
+    block_m: int,
+    block_n: int,
+    left: int,
+    right: int,
+    q_pos: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    scale: float,
+) -> Pair:
+    low, high = intervals(q, k, left, right, q_pos, cu_seqlens_q, cu_seqlens_k)
+    moved = q_pos is not None or cu_seqlens_q is not None
+    planned = row_ptr is not None and col is not None and n_full is not None
+    if planned and not moved:
+        planned = not _takes_all(col, n_full, q.shape[2], k.shape[2], block_m, block_n, left, right)
+    if planned:
+        full = torch.zeros_like(n_full) if moved else n_full  # they were counted for other positions
+        return Rows(q, k, v, row_ptr, col, full, block_m, block_n, low, high, scale).attend()
+    if not moved and left < 0 and right < 0:
+        return _heads_packed(q, k, v, scale)
+    if not moved and left < 0 and right == 0 and q.shape[2] == k.shape[2]:
+        return dense(q, *(repeat_heads(x, q.shape[1]) for x in (k, v)), scale, causal=True)
+    return _ranges(q, k, v, low, high, scale)
+
+
+def intervals(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    left: int,
+    right: int,
+    q_pos: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+) -> Pair:
+    """First key that each query sees, and the one after the last, int64 `[B or 1, M]`."""
+    queries, keys = q.shape[2], k.shape[2]
+    position = torch.arange(queries, device=q.device)[None] + keys - queries
+    first, end = torch.zeros_like(position), torch.full_like(position, keys)
+    if q_pos is not None:
+        position = q_pos.long()
+        first, end = torch.zeros_like(position), torch.full_like(position, keys)
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        lengths = cu_seqlens_q.diff().long()
+        starts, ends = cu_seqlens_k[:-1].long(), cu_seqlens_k[1:].long()
+        first, end = starts.repeat_interleave(lengths)[None], ends.repeat_interleave(lengths)[None]
+        shift = (ends - cu_seqlens_q[1:].long()).repeat_interleave(lengths)
+        position = torch.arange(queries, device=q.device)[None] + shift
+    low = first if left < 0 else torch.maximum(first, position - left)
+    high = end if right < 0 else torch.minimum(end, position + right + 1)
+    return low, high
+
+
+def _takes_all(
+    col: torch.Tensor, n_full: torch.Tensor, q_len: int, kv_len: int, block_m: int, block_n: int, left: int, right: int
+) -> bool:
+    """Whether a plan names every block that can be seen: then it says nothing."""
+    some, _ = block_coverage(q_len, kv_len, block_m, block_n, False, (left, right), col.device)
+    return col.numel() == int(some.sum()) * n_full.shape[0] * n_full.shape[1]
+
+
+def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Key heads repeated for their query heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def pack(q: torch.Tensor, heads: int) -> torch.Tensor:
+    """`[B, Hq, M, D]` to `[B, Hkv, group * M, D]`: the queries of a key head, one after another."""
+    return q.reshape(q.shape[0], heads, -1, q.shape[3])
+
+
+def _heads_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, visible: torch.Tensor | None = None
+) -> Pair:
+    """Dense attention with the query heads of a key head as further queries; `visible [B or 1, 1, M, N]`."""
+    heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    if visible is not None and group > 1:
+        visible = visible.repeat(1, 1, group, 1)
+    output, lse = dense(pack(q, heads), k, v, scale, visible)
+    return output.reshape(q.shape), lse.reshape(q.shape[:3])
+
+
+def _ranges(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scale: float
+) -> Pair:
+    """Without a plan: each block of queries reads the range of keys that its intervals span."""
+    output, lse = (
+        torch.empty_like(q, memory_format=torch.contiguous_format),
+        q.new_empty(q.shape[:3], dtype=torch.float32),
+    )
+    for start in range(0, q.shape[2], ROWS):
+        rows = slice(start, start + ROWS)
+        output[:, :, rows], lse[:, :, rows] = _range(q[:, :, rows], k, v, low[:, rows], high[:, rows], scale)
+    return output, lse
+
+
+def _range(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scale: float
+) -> Pair:
+    begin, end = int(low.min()), int(high.max())
+    inner, outer = int(low.max()), int(high.min())
+    if begin >= end:
+        return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    pieces = [(begin, end)]
+    if outer - inner > (end - begin) // 2 and outer - inner >= ROWS:  # long enough to be worth a pass without mask
+        pieces = [(begin, inner), (inner, outer), (outer, end)]
+    parts = []
+    for first, last in pieces:
+        if first < last:
+            key = torch.arange(first, last, device=q.device)
+            visible = ((key >= low[..., None]) & (key < high[..., None]))[:, None]
+            whole = (first, last) == (inner, outer)
+            parts.append(_heads_packed(q, k[:, :, first:last], v[:, :, first:last], scale, None if whole else visible))
+    return _join(parts)
+
+
+def _join(parts: list[Pair]) -> Pair:
+    if len(parts) == 1:
+        return parts[0]
+    outputs, lses = zip(*parts, strict=True)
+    return merge_states(torch.stack(outputs), torch.stack(lses))
+
+
+class Rows:
+    """The rows of a plan: `unit` numbers every row of every plan head, and has its queries and its columns."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        row_ptr: torch.Tensor,
+        col: torch.Tensor,
+        n_full: torch.Tensor,
+        block_m: int,
+        block_n: int,
+        low: torch.Tensor,
+        high: torch.Tensor,
+        scale: float,
+    ) -> None:
+        self.shape, self.scale, self.block_m, self.block_n = q.shape, scale, block_m, block_n
+        batch, query_heads, length, width = q.shape
+        # A plan of one head or of key heads lets the query heads of a key head share what is gathered.
+        heads = query_heads if n_full.shape[1] == query_heads else k.shape[1]
+        self.group, self.rows = query_heads // heads, n_full.shape[2]
+        self.keys, self.values = (_blocks(repeat_heads(x, heads), block_n) for x in (k, v))
+        self.columns = -(-k.shape[2] // block_n)
+        padded = torch.nn.functional.pad(q, (0, 0, 0, self.rows * block_m - length))
+        split = padded.view(batch, heads, self.group, self.rows, block_m, width).transpose(2, 3)
+        self.queries = split.reshape(-1, self.group * block_m, width)
+        self.low, self.high = (self._per_row(x, batch) for x in (low, high))
+        start, end = row_ptr[..., :-1], row_ptr[..., 1:]
+        start, end, full = (x.expand(batch, heads, -1).reshape(-1).long() for x in (start, end, n_full))
+        self.col, self.start, self.middle, self.end = col.long(), start, start + full, end
+        # where the blocks of each unit's head begin among all blocks
+        self.base = torch.arange(batch * heads, device=q.device).repeat_interleave(self.rows) * self.columns
+
+    def _per_row(self, bounds: torch.Tensor, batch: int) -> torch.Tensor:
+        """Interval bounds by batch row and block row, `[B, rows, block_m]`; padding queries see nothing."""
+        padding = self.rows * self.block_m - bounds.shape[1]
+        padded = torch.nn.functional.pad(bounds, (0, padding))
+        return padded.view(-1, self.rows, self.block_m).expand(batch, -1, -1)
+
+    def attend(self) -> Pair:
+        parts = []
+        for begin, end, masked in ((self.start, self.middle, False), (self.middle, self.end, True)):
+            if bool((end > begin).any()):
+                parts.append(self._part(begin, end - begin, masked))
+        if not parts:
+            output = self.queries.new_zeros(self.queries.shape)
+            parts = [(output, output.new_full(output.shape[:2], -math.inf, dtype=torch.float32))]
+        return self._unpack(*_join(parts))
+
+    def _part(self, begin: torch.Tensor, counts: torch.Tensor, masked: bool) -> Pair:
+        """Every unit over `counts` of its columns from `begin` on."""
+        output = torch.zeros_like(self.queries)
+        lse = output.new_full(output.shape[:2], -math.inf, dtype=torch.float32)
+        for units, count in self._chunks(counts):
+            column = self.col[begin[units, None] + torch.arange(count, device=units.device)]
+            block = (self.base[units, None] + column).flatten()
+            key, value = (
+                x.index_select(0, block).view(len(units), 1, -1, output.shape[-1]) for x in (self.keys, self.values)
+            )
+            visible = self._visible(units, column) if masked else None
+            part = dense(self.queries[units][:, None], key, value, self.scale, visible)
+            output[units], lse[units] = part[0][:, 0], part[1][:, 0]
+        return output, lse
+
+    def _chunks(self, counts: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
+        """Units with the same number of columns, as many at once as the cache holds."""
+        order = counts.argsort(stable=True)
+        sizes, lengths = counts[order].unique_consecutive(return_counts=True)
+        block_bytes = self.keys.shape[1] * self.keys.element_size()
+        for size, units in zip(sizes.tolist(), order.split(lengths.tolist()), strict=True):
+            if size:
+                at_once = max(torch.get_num_threads(), CHUNK_BYTES // (size * block_bytes))
+                for chunk in units.split(at_once):
+                    yield chunk, size
+
+    def _visible(self, units: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """Mask `[units, 1, group * block_m, keys]` from the interval of each query."""
+        key = (column[..., None] * self.block_n + torch.arange(self.block_n, device=column.device)).flatten(1)
+        batch, row = units // (len(self.base) // len(self.low)), units % self.rows
+        low, high = (x[batch, row, :, None] for x in (self.low, self.high))
+        visible = (key[:, None] >= low) & (key[:, None] < high)
+        return visible.repeat(1, self.group, 1)[:, None]
+
+    def _unpack(self, output: torch.Tensor, lse: torch.Tensor) -> Pair:
+        batch, heads, length, width = self.shape
+        split = (batch, heads // self.group, self.rows, self.group, self.block_m)
+        output = output.view(*split, width).transpose(2, 3).reshape(batch, heads, -1, width)
+        lse = lse.view(split).transpose(2, 3).reshape(batch, heads, -1)
+        return output[:, :, :length].contiguous(), lse[:, :, :length].contiguous()
+
+
+def _blocks(x: torch.Tensor, block: int) -> torch.Tensor:
+    """`[B, H, N, D]` as a table with one block of tokens a row, the last block filled with zeros."""
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % block))
+    return padded.reshape(-1, block * x.shape[3])

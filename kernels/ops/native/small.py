@@ -1,0 +1,69 @@
+"""Cache writes, token merging and the sampling of speculative decoding."""
+
+from __future__ import annotations
+
+import torch
+
+
+def kv_scatter_(k_new: torch.Tensor, v_new: torch.Tensor, idx: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    if idx.ndim == 1:
+        k.index_copy_(2, idx.long(), k_new)
+        v.index_copy_(2, idx.long(), v_new)
+        return
+    index = idx.long()[:, None, :, None].expand_as(k_new)
+    k.scatter_(2, index, k_new)
+    v.scatter_(2, index, v_new)
+
+
+def segment_mean(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, ptr: torch.Tensor) -> torch.Tensor:
+    if x.ndim == 3:
+        return _batched_segment_mean(x, w, perm, ptr)
+    work = torch.promote_types(x.dtype, torch.float32)
+    weights = torch.ones(x.shape[0], dtype=work, device=x.device) if w is None else w.to(work)
+    perm, ptr = perm.long(), ptr.long()
+    begin, end = (int(ptr[0]), int(ptr[-1])) if x.device.type == "cpu" else (0, perm.shape[0])
+    members, offsets = perm[begin:end], ptr - begin
+    chosen = weights[members]
+    sums = torch.nn.functional.embedding_bag(
+        members, x.to(work), offsets, mode="sum", per_sample_weights=chosen, include_last_offset=True
+    )
+    totals = torch.nn.functional.embedding_bag(members, weights[:, None], offsets, mode="sum", include_last_offset=True)
+    return torch.where(totals != 0, sums / totals, 0.0).to(x.dtype)
+
+
+def _batched_segment_mean(
+    x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, ptr: torch.Tensor
+) -> torch.Tensor:
+    """All rows of the batch as one list of segments, whether or not a row uses all of `perm`."""
+    batch, tokens, width = x.shape
+    offset = torch.arange(batch, device=x.device)[:, None]
+    place = torch.arange(perm.shape[1], device=x.device)
+    used = (place >= ptr[:, :1]) & (place < ptr[:, -1:])
+    members = (perm.long() + offset * tokens)[used]
+    counts = ptr.long().diff(dim=1).flatten()
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    means = segment_mean(x.reshape(-1, width), None if w is None else w.flatten(), members, starts)
+    return means.view(batch, -1, width)
+
+
+def accept_length(p: torch.Tensor, q: torch.Tensor, tok: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    index = tok.long()[..., None]
+    target = p[:, : q.shape[1]].gather(2, index)[..., 0].float()
+    draft = q.gather(2, index)[..., 0].float()
+    return (u.float() * draft < target).int().cumprod(1).sum(1, dtype=torch.int32)
+
+
+def residual_sample(p: torch.Tensor, q: torch.Tensor, n: torch.Tensor, seed: int) -> torch.Tensor:
+    row, kept = torch.arange(p.shape[0], device=p.device), n.long()
+    target = p[row, kept].float()
+    if q.shape[1] == 0:
+        left = target
+    else:
+        draft = q[row, kept.clamp(max=q.shape[1] - 1)].float()
+        rest = (target - draft).clamp_(min=0)
+        rest = torch.where((kept < q.shape[1])[:, None], rest, target)
+        left = torch.where(rest.sum(1, keepdim=True) > 0, rest, target)
+    # p / exponential is the Gumbel-max trick without logarithms; its argmax needs no normalised p
+    generator = torch.Generator(p.device).manual_seed(seed)
+    noise = torch.empty_like(left).exponential_(generator=generator).clamp_(min=1e-30)
+    return (left / noise).argmax(1)

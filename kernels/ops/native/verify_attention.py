@@ -1,0 +1,70 @@
+"""Attention of a few new queries over a cache."""
+
+from __future__ import annotations
+
+import torch
+
+from .block_sparse_attention import _heads_packed
+from .dense import dense
+
+
+def verify_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: torch.Tensor,
+    token_idx: torch.Tensor | None,
+    window_mask: torch.Tensor | None,
+    num_splits: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if token_idx is not None:
+        return _selected(q, k, v, lengths.long(), token_idx, window_mask, scale)
+    longest, shortest = (int(x) for x in (lengths.max(), lengths.min()))
+    k, v = k[:, :, :longest], v[:, :, :longest]
+    if shortest == longest and q.shape[2] == 1 and window_mask is None:
+        return _heads_packed(q, k, v, scale)
+    slots = torch.arange(longest, device=q.device)[None, None].expand(q.shape[0], 1, -1)
+    visible = seen(slots, lengths.long(), q.shape[2], window_mask)
+    if shortest < longest:
+        unused = (slots[:, 0] >= lengths[:, None])[:, None, :, None]
+        k, v = k.masked_fill(unused, 0.0), v.masked_fill(unused, 0.0)  # they may hold anything, NaN included
+    return _heads_packed(q, k, v, scale, visible)
+
+
+def seen(slots: torch.Tensor, lengths: torch.Tensor, count: int, window_mask: torch.Tensor | None) -> torch.Tensor:
+    """Which of `slots [B, H, S]` each of the last `count` tokens sees, `[B, H, count, S]`."""
+    if window_mask is None:
+        window_mask = torch.ones(count, count, dtype=torch.bool, device=slots.device).tril()
+    start = (lengths - count)[:, None, None]
+    place = (slots - start).clamp(0, count - 1)[:, :, None].expand(-1, -1, count, -1)
+    table = window_mask.expand(len(slots), count, count)[:, None].expand(-1, slots.shape[1], -1, -1)
+    used = (slots >= 0) & (slots < lengths[:, None, None])
+    return ((slots < start)[:, :, None] | table.gather(3, place)) & used[:, :, None]
+
+
+def _selected(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: torch.Tensor,
+    token_idx: torch.Tensor,
+    window_mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gather the selected tokens, and attend to them alone."""
+    slots = token_idx.long()
+    batch, heads, _, width = k.shape
+    row = torch.arange(batch * heads, device=k.device).view(batch, heads, 1) * k.shape[2]
+    if k.is_contiguous() and v.is_contiguous():
+        chosen = (row + slots.clamp(min=0)).flatten()
+        key, value = (x.view(-1, width).index_select(0, chosen).view(batch, heads, -1, width) for x in (k, v))
+    else:  # a part of a longer buffer
+        index = slots.clamp(min=0)[..., None].expand(-1, -1, -1, width)
+        key, value = k.gather(2, index), v.gather(2, index)
+    if q.shape[2] == 1 and window_mask is None and bool((slots >= 0).all()):
+        return _heads_packed(q, key, value, scale)
+    group = q.shape[1] // heads
+    visible = seen(slots, lengths, q.shape[2], window_mask).repeat(1, 1, group, 1)
+    output, lse = dense(q.reshape(batch, heads, -1, width), key, value, scale, visible)
+    return output.reshape(q.shape), lse.reshape(q.shape[:3])

@@ -1,0 +1,197 @@
+"""Attention ops against the naive reference in float64."""
+
+import itertools
+
+import pytest
+import torch
+
+from mmaccel import kernels
+from mmaccel.kernels import BlockPlan
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+DTYPES = list(TOLERANCE)
+
+
+def tensors(dtype, batch=2, query_heads=4, key_heads=2, queries=100, keys=130, width=32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(heads, length):
+        return torch.randn(batch, heads, length, width, generator=generator).to(dtype)
+
+    return draw(query_heads, queries), draw(key_heads, keys), draw(key_heads, keys)
+
+
+def plan(shape, queries, keys, block_m=32, block_n=16, density=0.4, seed=1, **visible):
+    rows, columns = -(-queries // block_m), -(-keys // block_n)
+    mask = torch.rand(*shape, rows, columns, generator=torch.Generator().manual_seed(seed)) < density
+    mask[:, :, 1] = False  # a row without any block
+    return BlockPlan.from_mask(mask, q_len=queries, kv_len=keys, block_m=block_m, block_n=block_n, **visible)
+
+
+def agrees(op, q, k, v, *rest, **more):
+    """The fast version against the reference on float64 copies; returns the fast result."""
+    output, lse = op(q, k, v, *rest, **more)
+    with kernels.backend("reference"):
+        expected, expected_lse = op(q.double(), k.double(), v.double(), *rest, **more)
+    tolerance = TOLERANCE[q.dtype]
+    assert output.dtype == q.dtype and lse.dtype == torch.float32
+    empty = expected_lse == -torch.inf
+    assert torch.equal(lse == -torch.inf, empty) and not output[empty].any()
+    # half precision rounds the scores' inputs, so the log-sum-exp is held to the same tolerance
+    torch.testing.assert_close(lse, expected_lse, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+    return output, lse
+
+
+VISIBLE = ({}, {"causal": True}, {"window": 20}, {"causal": True, "window": 33}, {"window": (5, -1)})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_without_a_plan(dtype, visible):
+    agrees(kernels.block_sparse_attention, *tensors(dtype), **visible)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("visible", "shape"), itertools.product(VISIBLE, ((1, 1), (2, 2), (1, 4))))
+def test_with_a_plan(dtype, visible, shape):
+    q, k, v = tensors(dtype)
+    agrees(kernels.block_sparse_attention, q, k, v, plan(shape, 100, 130, **visible), **visible)
+
+
+@pytest.mark.parametrize(("queries", "keys"), ((700, 900), (900, 700), (1, 600), (640, 640)))
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_long_ranges(queries, keys, visible):
+    """Ranges with a middle part that needs no mask, and queries before the first key."""
+    agrees(kernels.block_sparse_attention, *tensors(torch.float32, 1, 2, 1, queries, keys, 16), **visible)
+
+
+def test_a_plan_of_everything_and_of_nothing():
+    q, k, v = tensors(torch.float32)
+    for chosen in (torch.ones, torch.zeros):
+        mask = chosen(1, 1, 2, 3, dtype=torch.bool)
+        for causal in (False, True):
+            table = BlockPlan.from_mask(mask, q_len=100, kv_len=130, causal=causal)
+            output, _ = agrees(kernels.block_sparse_attention, q, k, v, table, causal=causal)
+    assert not output.any()
+
+
+def test_strides():
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(torch.float32))
+    assert not q.is_contiguous()
+    agrees(kernels.block_sparse_attention, q, k, v, plan((1, 1), 100, 130))
+
+
+@pytest.mark.parametrize("with_plan", (False, True))
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_gathered_queries(with_plan, visible):
+    q, k, v = tensors(torch.float32, queries=50)
+    position = torch.stack([torch.randperm(130, generator=torch.Generator().manual_seed(b))[:50] for b in range(2)])
+    table = plan((1, 2), 50, 130, **visible) if with_plan else None
+    agrees(kernels.block_sparse_attention, q, k, v, table, q_pos=position.int(), **visible)
+
+
+def test_gathered_queries_are_the_rows_of_the_whole():
+    q, k, v = tensors(torch.float32, queries=130)
+    position = torch.tensor([[3, 77, 129]] * 2, dtype=torch.int32)
+    whole, _ = kernels.block_sparse_attention(q, k, v, causal=True)
+    some, _ = kernels.block_sparse_attention(q[:, :, position[0].long()], k, v, causal=True, q_pos=position)
+    torch.testing.assert_close(some, whole[:, :, position[0].long()], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("with_plan", (False, True))
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_packed_sequences_are_sequences(with_plan, visible):
+    q, k, v = tensors(torch.float32, batch=1)
+    cu_q, cu_k = torch.tensor([0, 30, 30, 71, 100]), torch.tensor([0, 50, 60, 101, 130])
+    table = plan((1, 1), 100, 130) if with_plan else None
+    output, lse = agrees(
+        kernels.block_sparse_attention, q, k, v, table, cu_seqlens_q=cu_q.int(), cu_seqlens_k=cu_k.int(), **visible
+    )
+    if not with_plan:
+        alone, alone_lse = kernels.block_sparse_attention(q[:, :, 30:71], k[:, :, 60:101], v[:, :, 60:101], **visible)
+        torch.testing.assert_close(output[:, :, 30:71], alone, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(lse[:, :, 30:71], alone_lse, rtol=2e-6, atol=2e-6)
+
+
+# Decoding and verifying
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", (1, 5))
+@pytest.mark.parametrize("lengths", ((130, 130), (7, 100)))
+def test_verify(dtype, count, lengths):
+    agrees(kernels.verify_attention, *tensors(dtype, queries=count), torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("batched", (False, True))
+def test_verify_a_tree(batched):
+    q, k, v = tensors(torch.float32, queries=4)
+    tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+    mask = torch.stack([tree, tree.flip(0)]) if batched else tree
+    agrees(kernels.verify_attention, q, k, v, torch.tensor([60, 130]), None, mask)
+
+
+def select(lengths, heads, count, chosen):
+    """Sorted random tokens of each head, the newest `count` included, padded with -1."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for length in lengths:
+        for _ in range(heads):
+            older = torch.randperm(length - count, generator=generator)[: chosen - count].sort().values
+            tokens = torch.cat([older, torch.arange(length - count, length)])
+            rows.append(torch.nn.functional.pad(tokens, (0, chosen - len(tokens)), value=-1))
+    return torch.stack(rows).view(len(lengths), heads, chosen).int()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", (1, 3))
+@pytest.mark.parametrize("lengths", ((130, 130), (9, 100)))
+def test_verify_selected_tokens(dtype, count, lengths):
+    q, k, v = tensors(dtype, queries=count)
+    agrees(kernels.verify_attention, q, k, v, torch.tensor(lengths), select(lengths, 2, count, 20))
+
+
+def test_selecting_all_tokens_is_selecting_none():
+    q, k, v = tensors(torch.float32, queries=3)
+    everything = torch.arange(130).expand(2, 2, -1)
+    lengths = torch.tensor([130, 130])
+    whole, _ = kernels.verify_attention(q, k, v, lengths)
+    some, _ = kernels.verify_attention(q, k, v, lengths, everything)
+    torch.testing.assert_close(some, whole, rtol=2e-6, atol=2e-6)
+
+
+def test_slots_beyond_the_lengths_are_never_read():
+    q, k, v = tensors(torch.float32, queries=2)
+    lengths = torch.tensor([50, 70])
+    expected, _ = kernels.verify_attention(q, k, v, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        k[row, :, length:], v[row, :, length:] = torch.nan, torch.nan
+    output, _ = kernels.verify_attention(q, k, v, lengths)
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_merge_states(dtype):
+    q, k, v = tensors(dtype)
+    parts = [kernels.block_sparse_attention(q, x, y) for x, y in zip(k.split(50, 2), v.split(50, 2), strict=True)]
+    nothing = (torch.full_like(q, torch.nan), torch.full(q.shape[:3], -torch.inf))
+    output, lse = kernels.merge_states(*(torch.stack(x) for x in zip(*parts, nothing, strict=True)))
+    with kernels.backend("reference"):
+        expected, expected_lse = kernels.block_sparse_attention(q.double(), k.double(), v.double())
+    torch.testing.assert_close(output.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(lse, expected_lse, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    empty, empty_lse = kernels.merge_states(nothing[0][None], nothing[1][None])
+    assert not empty.any() and (empty_lse == -torch.inf).all()
+
+
+def test_the_fallback_without_torchs_private_kernel(monkeypatch):
+    from mmaccel.kernels.native import dense
+
+    assert dense._FLASH is not None, "torch no longer has its flash attention for the CPU: native is slow"
+    monkeypatch.setattr(dense, "_FLASH", None)
+    for dtype in DTYPES:
+        for visible in VISIBLE:
+            q, k, v = tensors(dtype)
+            agrees(kernels.block_sparse_attention, q, k, v, plan((1, 2), 100, 130, **visible), **visible)
+        agrees(kernels.verify_attention, *tensors(dtype, queries=3), torch.tensor((7, 100)))

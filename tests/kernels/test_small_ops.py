@@ -1,0 +1,118 @@
+"""Cache writes, token merging and sampling."""
+
+import pytest
+import torch
+
+from mmaccel import kernels
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("per_row", (False, True))
+def test_scatter(dtype, per_row):
+    k, v = torch.randn(2, 3, 10, 4).to(dtype), torch.randn(2, 3, 10, 4).to(dtype)
+    new_k, new_v = torch.randn(2, 3, 2, 4).to(dtype), torch.randn(2, 3, 2, 4).to(dtype)
+    idx = torch.tensor([[7, 0], [3, 9]]) if per_row else torch.tensor([7, 0])
+    with kernels.backend("reference"):
+        expected = kernels.kv_scatter_(new_k, new_v, idx, k.clone(), v.clone())
+    result = kernels.kv_scatter_(new_k, new_v, idx, k, v)
+    assert result[0] is k and result[1] is v
+    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+
+
+def test_scatter_into_a_view():
+    buffer = torch.zeros(1, 20, 2, 4).transpose(1, 2)  # [1, 2, 20, 4], not contiguous
+    kernels.kv_scatter_(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4), torch.tensor([5]), buffer, buffer.clone())
+    assert buffer[:, :, 5].all() and buffer.sum() == 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", (False, True))
+def test_segment_mean(dtype, weighted):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 12, 5, generator=generator).to(dtype)
+    w = torch.rand(3, 12, generator=generator) if weighted else None
+    if weighted:
+        w[0, :4] = 0
+    perm = torch.stack([torch.randperm(12, generator=generator) for _ in range(3)])
+    perm[0, :4] = torch.arange(4)  # a segment of weight 0
+    ptr = torch.tensor([[0, 4, 4, 12], [0, 1, 5, 9], [2, 3, 8, 12]])
+    tolerance = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
+    with kernels.backend("reference"):
+        expected = kernels.segment_mean(x.double(), w, perm, ptr)
+    means = kernels.segment_mean(x, w, perm, ptr)
+    assert means.dtype == dtype and means.shape == (3, 3, 5)
+    torch.testing.assert_close(means.double(), expected, rtol=tolerance, atol=tolerance)
+    assert not means[0, 1].any(), "an empty segment is 0"
+    if weighted:
+        assert not means[0, 0].any(), "a segment of weight 0 is 0"
+    one = kernels.segment_mean(x[1], None if w is None else w[1], perm[1].int(), ptr[1].int())
+    torch.testing.assert_close(one, means[1], rtol=tolerance, atol=tolerance)
+    assert torch.equal(means, kernels.segment_mean(x, w, perm, ptr)), "deterministic"
+
+
+def test_accept_length_against_the_reference():
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.rand(64, 5, 7, generator=generator).softmax(-1) for _ in range(2))
+    tok, u = torch.randint(7, (64, 5), generator=generator), torch.rand(64, 5, generator=generator)
+    with kernels.backend("reference"):
+        expected = kernels.accept_length(p, q, tok, u)
+    lengths = kernels.accept_length(p, q, tok, u)
+    assert torch.equal(lengths, expected) and lengths.dtype == torch.int32
+    assert len(lengths.unique()) > 3
+    assert kernels.accept_length(p, p, tok, u).eq(5).all(), "a draft with the model's own law always passes"
+
+
+P = torch.tensor([0.1, 0.4, 0.3, 0.2])
+Q = torch.tensor([0.4, 0.1, 0.3, 0.2])
+
+
+@pytest.mark.parametrize("name", ("reference", "native"))
+def test_accept_and_residual_keep_the_law(name):
+    """Two places, drafts from `Q`: the first token has the law of the model. Chi-square with 3 degrees of freedom."""
+    rounds = 20_000 if name == "native" else 4_000
+    generator = torch.Generator().manual_seed(1)
+    tok = torch.multinomial(Q, 2 * rounds, replacement=True, generator=generator).view(rounds, 2)
+    u = torch.rand(rounds, 2, generator=generator)
+    p, q = P.expand(rounds, 3, 4), Q.expand(rounds, 2, 4)
+    with kernels.backend(name):
+        kept = kernels.accept_length(p, q, tok, u)
+        after = kernels.residual_sample(p, q, kept, seed=7)
+    first = torch.where(kept > 0, tok[:, 0], after)
+    assert chi_square(first, P) < 16.3, "0.1 % of a chi-square with 3 degrees of freedom"
+    assert chi_square(after[kept == 2], P) < 16.3, "the bonus token is drawn from the model"
+    rejected = after[kept < 2]
+    assert set(rejected.tolist()) == {1}, "the residual of these laws is one token"
+    assert abs((kept > 0).float().mean() - 0.7) < 0.03
+
+
+def test_a_wrong_residual_is_seen():
+    """The negative control: resampling from the model instead of the residual."""
+    rounds = 4_000
+    generator = torch.Generator().manual_seed(1)
+    tok = torch.multinomial(Q, rounds, replacement=True, generator=generator)[:, None]
+    p, q = P.expand(rounds, 2, 4), Q.expand(rounds, 1, 4)
+    kept = kernels.accept_length(p, q, tok, torch.rand(rounds, 1, generator=generator))
+    wrong = kernels.residual_sample(p, torch.zeros_like(q), kept, seed=7)
+    assert chi_square(torch.where(kept > 0, tok[:, 0], wrong), P) > 100
+
+
+def chi_square(tokens, law):
+    counts = torch.bincount(tokens, minlength=len(law)).double()
+    expected = law.double() * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_residual_of_equal_laws_falls_back_to_the_model():
+    tokens = kernels.residual_sample(P.expand(500, 2, 4), P.expand(500, 1, 4), torch.zeros(500).long(), seed=3)
+    assert chi_square(tokens, P) < 16.3
+
+
+def test_residual_is_seeded_and_leaves_the_random_state():
+    p, q, n = P.expand(50, 2, 4), Q.expand(50, 1, 4), torch.ones(50).int()
+    state = torch.get_rng_state()
+    first = kernels.residual_sample(p, q, n, seed=3)
+    assert torch.equal(first, kernels.residual_sample(p, q, n, seed=3))
+    assert not torch.equal(first, kernels.residual_sample(p, q, n, seed=4))
+    assert torch.equal(state, torch.get_rng_state())
