@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -20,6 +21,10 @@ EXAMPLES = """examples:
   mmaccel plan --model tiny-janus --preset fast -o plan.json
   mmaccel bench image --json > image.json
 """
+
+
+# Each has `rows(full)` and may have `write_page(result, path)`.
+BENCHMARKS = {"image": "mmaccel.image.benchmark", "kernels": "mmaccel.kernels.benchmark"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     image.set_defaults(run=_run_image)
 
     bench = commands.add_parser("bench", help="measure methods against plain runs")
-    bench.add_argument("kind", choices=["image"])
+    bench.add_argument("kind", choices=sorted(BENCHMARKS))
     bench.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     bench.add_argument("--full", action="store_true", help="all settings of docs/benchmarks (40 minutes on 2 cores)")
     bench.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
@@ -177,8 +182,8 @@ def _bench(arguments: argparse.Namespace) -> None:
     import torch
 
     from . import bench
-    from .image import benchmark
 
+    benchmark = importlib.import_module(BENCHMARKS[arguments.kind])
     torch.set_num_threads(arguments.threads)
     result = bench.result(benchmark.rows(full=arguments.full))
     if arguments.page:

@@ -14,6 +14,7 @@ True
 
 from .accept_length import accept_length
 from .block_sparse_attention import block_sparse_attention
+from .calibration import Calibration, calibrate, should_use_sparse
 from .dispatch import backend, choose
 from .kv_scatter import kv_scatter_
 from .merge_states import merge_states
@@ -24,13 +25,16 @@ from .verify_attention import verify_attention
 
 __all__ = [
     "BlockPlan",
+    "Calibration",
     "accept_length",
     "backend",
     "block_sparse_attention",
+    "calibrate",
     "choose",
     "kv_scatter_",
     "merge_states",
     "residual_sample",
     "segment_mean",
+    "should_use_sparse",
     "verify_attention",
 ]

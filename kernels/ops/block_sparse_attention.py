@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from .calibration import should_use_sparse
 from .checks import check_attention, check_indices, require
 from .library import define
-from .plan import BlockPlan, window_sides
+from .plan import BlockPlan, block_coverage, window_sides
 
 
 def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,6 +35,7 @@ def block_sparse_attention(
     cu_seqlens_q: torch.Tensor | None = None,
     cu_seqlens_k: torch.Tensor | None = None,
     scale: float | None = None,
+    cutover: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention that reads only the blocks of keys a plan names (FlashAttention-2's loop, 2023).
 
@@ -59,6 +61,9 @@ def block_sparse_attention(
         Sequences packed along `M` and `N`, with `B` = 1: none sees another, each is aligned by itself.
     scale
         Of the scores, by default ``D ** -0.5``.
+    cutover
+        Take the plan as the least to attend to: where it holds so many of the visible blocks that dense
+        attention is faster (:func:`mmaccel.kernels.should_use_sparse`), attend to all of them.
 
     Returns
     -------
@@ -83,6 +88,9 @@ def block_sparse_attention(
     table: tuple[torch.Tensor | None, ...] = (None, None, None)
     if plan is not None:
         _check_plan(plan, q, k)
+    if plan is not None and cutover and not _pays(plan, left, right):
+        plan = None
+    if plan is not None:
         table = (plan.row_ptr, plan.col, plan.n_full)
     sizes = (plan.block_m, plan.block_n) if plan is not None else (64, 64)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
@@ -90,6 +98,14 @@ def block_sparse_attention(
         q, k, v, *table, *sizes, left, right, q_pos, cu_seqlens_q, cu_seqlens_k, scale
     )
     return result
+
+
+def _pays(plan: BlockPlan, left: int, right: int) -> bool:
+    """Whether the plan leaves out enough of what can be seen."""
+    sizes = (plan.q_len, plan.kv_len, plan.block_m, plan.block_n)
+    some, _ = block_coverage(*sizes, False, (left, right), plan.col.device)
+    share = min(1.0, plan.density / float(some.float().mean()))
+    return should_use_sparse(share, plan.kv_len, plan.col.device)
 
 
 def _check_plan(plan: BlockPlan, q: torch.Tensor, k: torch.Tensor) -> None:

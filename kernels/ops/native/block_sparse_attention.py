@@ -8,16 +8,15 @@ need no mask, so they and the others are attended to apart and merged by their l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 
 from ..plan import block_coverage
-from .dense import dense
+from .dense import Mask, dense
 from .merge_states import merge_states
 
 CHUNK_BYTES = 1 << 20  # of gathered keys: more falls out of the cache of a core
-ROWS = 256  # queries of a block where no plan gives one: torch's kernel is slow on short ones
+ROWS = 192  # queries of a block where no plan gives one: torch's kernel is slower on shorter ones
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -47,10 +46,10 @@ def block_sparse_attention(
         full = torch.zeros_like(n_full) if moved else n_full  # they were counted for other positions
         return Rows(q, k, v, row_ptr, col, full, block_m, block_n, low, high, scale).attend()
     if not moved and left < 0 and right < 0:
-        return _heads_packed(q, k, v, scale)
+        return heads_packed(q, k, v, scale)
     if not moved and left < 0 and right == 0 and q.shape[2] == k.shape[2]:
         return dense(q, *(repeat_heads(x, q.shape[1]) for x in (k, v)), scale, causal=True)
-    return _ranges(q, k, v, low, high, scale)
+    return Ranges(q, k, v, low, high, scale).attend()
 
 
 def intervals(
@@ -98,49 +97,54 @@ def pack(q: torch.Tensor, heads: int) -> torch.Tensor:
     return q.reshape(q.shape[0], heads, -1, q.shape[3])
 
 
-def _heads_packed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, visible: torch.Tensor | None = None
-) -> Pair:
-    """Dense attention with the query heads of a key head as further queries; `visible [B or 1, 1, M, N]`."""
-    heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    if visible is not None and group > 1:
-        visible = visible.repeat(1, 1, group, 1)
-    output, lse = dense(pack(q, heads), k, v, scale, visible)
+def heads_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask | None = None) -> Pair:
+    """Dense attention with the query heads of a key head as further queries, for which `mask` is repeated."""
+    output, lse = dense(pack(q, k.shape[1]), k, v, scale, mask)
     return output.reshape(q.shape), lse.reshape(q.shape[:3])
 
 
-def _ranges(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scale: float
-) -> Pair:
-    """Without a plan: each block of queries reads the range of keys that its intervals span."""
-    output, lse = (
-        torch.empty_like(q, memory_format=torch.contiguous_format),
-        q.new_empty(q.shape[:3], dtype=torch.float32),
-    )
-    for start in range(0, q.shape[2], ROWS):
-        rows = slice(start, start + ROWS)
-        output[:, :, rows], lse[:, :, rows] = _range(q[:, :, rows], k, v, low[:, rows], high[:, rows], scale)
-    return output, lse
+class Ranges:
+    """Attention without a plan: each block of queries reads the range of keys that its intervals span."""
 
+    def __init__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scale: float
+    ) -> None:
+        self.q, self.k, self.v, self.low, self.high, self.scale = q, k, v, low, high, scale
+        self.group = q.shape[1] // k.shape[1]
+        self.last: tuple[torch.Tensor, torch.Tensor, int, Mask] | None = None
 
-def _range(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scale: float
-) -> Pair:
-    begin, end = int(low.min()), int(high.max())
-    inner, outer = int(low.max()), int(high.min())
-    if begin >= end:
-        return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
-    pieces = [(begin, end)]
-    if outer - inner > (end - begin) // 2 and outer - inner >= ROWS:  # long enough to be worth a pass without mask
-        pieces = [(begin, inner), (inner, outer), (outer, end)]
-    parts = []
-    for first, last in pieces:
-        if first < last:
-            key = torch.arange(first, last, device=q.device)
-            visible = ((key >= low[..., None]) & (key < high[..., None]))[:, None]
-            whole = (first, last) == (inner, outer)
-            parts.append(_heads_packed(q, k[:, :, first:last], v[:, :, first:last], scale, None if whole else visible))
-    return _join(parts)
+    def attend(self) -> Pair:
+        parts = [self._rows(slice(i, i + ROWS)) for i in range(0, self.q.shape[2], ROWS)]
+        outputs, lses = zip(*parts, strict=True)
+        return torch.cat(outputs, 2), torch.cat(lses, 2)
+
+    def _rows(self, rows: slice) -> Pair:
+        q, low, high = self.q[:, :, rows], self.low[:, rows], self.high[:, rows]
+        begin, end = int(low.min()), int(high.max())
+        inner, outer = int(low.max()), int(high.min())
+        if begin >= end:
+            return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+        pieces = [(begin, end)]
+        if outer - inner > (end - begin) // 2 and outer - inner >= ROWS:  # worth a pass of its own, without mask
+            pieces = [(begin, inner), (inner, outer), (outer, end)]
+        parts = []
+        for first, last in pieces:
+            if first < last:
+                mask = None if (first, last) == (inner, outer) else self._mask(low - first, high - first, last - first)
+                parts.append(heads_packed(q, self.k[:, :, first:last], self.v[:, :, first:last], self.scale, mask))
+        return _join(parts)
+
+    def _mask(self, low: torch.Tensor, high: torch.Tensor, length: int) -> Mask:
+        """Of intervals within a range; along a band it is the same again and again."""
+        if self.last is not None:
+            last_low, last_high, last_length, mask = self.last
+            if last_length == length and torch.equal(last_low, low) and torch.equal(last_high, high):
+                return mask
+        key = torch.arange(length, device=low.device)
+        visible = ((key >= low[..., None]) & (key < high[..., None]))[:, None]
+        mask = Mask(visible.repeat(1, 1, self.group, 1), self.q.dtype)
+        self.last = (low, high, length, mask)
+        return mask
 
 
 def _join(parts: list[Pair]) -> Pair:
@@ -173,6 +177,7 @@ class Rows:
         heads = query_heads if n_full.shape[1] == query_heads else k.shape[1]
         self.group, self.rows = query_heads // heads, n_full.shape[2]
         self.keys, self.values = (_blocks(repeat_heads(x, heads), block_n) for x in (k, v))
+        self.block_bytes = self.keys.shape[1] * self.keys.element_size()
         self.columns = -(-k.shape[2] // block_n)
         padded = torch.nn.functional.pad(q, (0, 0, 0, self.rows * block_m - length))
         split = padded.view(batch, heads, self.group, self.rows, block_m, width).transpose(2, 3)
@@ -202,37 +207,40 @@ class Rows:
 
     def _part(self, begin: torch.Tensor, counts: torch.Tensor, masked: bool) -> Pair:
         """Every unit over `counts` of its columns from `begin` on."""
-        output = torch.zeros_like(self.queries)
-        lse = output.new_full(output.shape[:2], -math.inf, dtype=torch.float32)
-        for units, count in self._chunks(counts):
-            column = self.col[begin[units, None] + torch.arange(count, device=units.device)]
-            block = (self.base[units, None] + column).flatten()
-            key, value = (
-                x.index_select(0, block).view(len(units), 1, -1, output.shape[-1]) for x in (self.keys, self.values)
-            )
-            visible = self._visible(units, column) if masked else None
-            part = dense(self.queries[units][:, None], key, value, self.scale, visible)
-            output[units], lse[units] = part[0][:, 0], part[1][:, 0]
-        return output, lse
-
-    def _chunks(self, counts: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-        """Units with the same number of columns, as many at once as the cache holds."""
+        # Units with the same number of columns stand together, so that each pass reads and writes slices.
         order = counts.argsort(stable=True)
+        queries = self.queries[order][:, None]
+        output = torch.zeros_like(queries)
+        lse = output.new_full(output.shape[:3], -math.inf, dtype=torch.float32)
         sizes, lengths = counts[order].unique_consecutive(return_counts=True)
-        block_bytes = self.keys.shape[1] * self.keys.element_size()
-        for size, units in zip(sizes.tolist(), order.split(lengths.tolist()), strict=True):
+        place = 0
+        for size, length in zip(sizes.tolist(), lengths.tolist(), strict=True):
+            units = order[place : place + length]
             if size:
-                at_once = max(torch.get_num_threads(), CHUNK_BYTES // (size * block_bytes))
-                for chunk in units.split(at_once):
-                    yield chunk, size
+                column = self.col[begin[units, None] + torch.arange(size, device=units.device)]
+                blocks = self.base[units, None] + column
+                at_once = max(torch.get_num_threads(), CHUNK_BYTES // (size * self.block_bytes))
+                for i in range(0, length, at_once):
+                    here, some = slice(place + i, place + min(i + at_once, length)), slice(i, i + at_once)
+                    mask = self._mask(units[some], column[some]) if masked else None
+                    key, value = self._gather(blocks[some])
+                    output[here], lse[here] = dense(queries[here], key, value, self.scale, mask)
+            place += length
+        back = order.argsort()
+        return output[back][:, 0], lse[back][:, 0]
 
-    def _visible(self, units: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    def _gather(self, blocks: torch.Tensor) -> Pair:
+        """Keys and values of `blocks [units, size]`, each `[units, 1, size * block_n, D]`."""
+        flat, shape = blocks.flatten(), (len(blocks), 1, -1, self.shape[-1])
+        return self.keys.index_select(0, flat).view(shape), self.values.index_select(0, flat).view(shape)
+
+    def _mask(self, units: torch.Tensor, column: torch.Tensor) -> Mask:
         """Mask `[units, 1, group * block_m, keys]` from the interval of each query."""
         key = (column[..., None] * self.block_n + torch.arange(self.block_n, device=column.device)).flatten(1)
         batch, row = units // (len(self.base) // len(self.low)), units % self.rows
         low, high = (x[batch, row, :, None] for x in (self.low, self.high))
         visible = (key[:, None] >= low) & (key[:, None] < high)
-        return visible.repeat(1, self.group, 1)[:, None]
+        return Mask(visible.repeat(1, self.group, 1)[:, None], self.queries.dtype)
 
     def _unpack(self, output: torch.Tensor, lse: torch.Tensor) -> Pair:
         batch, heads, length, width = self.shape

@@ -10,28 +10,38 @@ import torch
 _FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
+class Mask:
+    """Which keys each query sees: a bool tensor that broadcasts to `[B, H, M, N]`, and what is made of it once."""
+
+    def __init__(self, visible: torch.Tensor, dtype: torch.dtype) -> None:
+        self.visible = visible
+        self.bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -math.inf)
+        empty = ~visible.any(-1)
+        # torch's kernel leaves rows that see nothing at NaN and 0
+        self.empty = empty if bool(empty.any()) else None
+
+
 def dense(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     scale: float,
-    visible: torch.Tensor | None = None,
+    mask: Mask | None = None,
     causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention `[B, H, M, D]` over `[B, H, N, D]`, with `visible` a bool mask that broadcasts to `[B, H, M, N]`.
+    """Attention `[B, H, M, D]` over `[B, H, N, D]`; `causal` is aligned at the top left.
 
-    `causal` is aligned at the top left. Rows that see nothing give 0 and -inf.
+    Rows that see nothing give 0 and -inf.
     """
     if _FLASH is None or q.device.type != "cpu":
-        return matrix_products(q, k, v, scale, visible, causal)
-    mask = None
-    if visible is not None:
-        mask = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill_(~visible, -math.inf)
-        mask = mask.expand(q.shape[0], -1, q.shape[2], k.shape[2])
-    output, lse = _FLASH(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    if visible is not None:
-        output, lse = _clear_empty(output, lse, visible)
-    return output, lse.float()
+        return matrix_products(q, k, v, scale, mask, causal)
+    bias = None if mask is None else mask.bias.expand(q.shape[0], -1, q.shape[2], k.shape[2])
+    output, lse = _FLASH(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    lse = lse.float()
+    if mask is not None and mask.empty is not None:
+        empty = mask.empty.expand(lse.shape)
+        output, lse = output.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
+    return output, lse
 
 
 def matrix_products(
@@ -39,7 +49,7 @@ def matrix_products(
     k: torch.Tensor,
     v: torch.Tensor,
     scale: float,
-    visible: torch.Tensor | None = None,
+    mask: Mask | None = None,
     causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same from two matrix products, with float32 scores."""
@@ -47,14 +57,8 @@ def matrix_products(
     scores = (q.to(work) @ k.to(work).transpose(-1, -2)) * scale
     if causal:
         scores.masked_fill_(~scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
-    if visible is not None:
-        scores.masked_fill_(~visible, -math.inf)
+    if mask is not None:
+        scores.masked_fill_(~mask.visible, -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp_()
     return (weights @ v.to(work)).to(q.dtype), lse.float()
-
-
-def _clear_empty(output: torch.Tensor, lse: torch.Tensor, visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Torch's kernel leaves rows that see nothing at NaN and 0."""
-    empty = ~visible.any(-1).expand(lse.shape)
-    return output.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .block_sparse_attention import _heads_packed
-from .dense import dense
+from .block_sparse_attention import heads_packed
+from .dense import Mask, dense
 
 
 def verify_attention(
@@ -23,13 +23,13 @@ def verify_attention(
     longest, shortest = (int(x) for x in (lengths.max(), lengths.min()))
     k, v = k[:, :, :longest], v[:, :, :longest]
     if shortest == longest and q.shape[2] == 1 and window_mask is None:
-        return _heads_packed(q, k, v, scale)
+        return heads_packed(q, k, v, scale)
     slots = torch.arange(longest, device=q.device)[None, None].expand(q.shape[0], 1, -1)
-    visible = seen(slots, lengths.long(), q.shape[2], window_mask)
+    visible = seen(slots, lengths.long(), q.shape[2], window_mask).repeat(1, 1, q.shape[1] // k.shape[1], 1)
     if shortest < longest:
         unused = (slots[:, 0] >= lengths[:, None])[:, None, :, None]
         k, v = k.masked_fill(unused, 0.0), v.masked_fill(unused, 0.0)  # they may hold anything, NaN included
-    return _heads_packed(q, k, v, scale, visible)
+    return heads_packed(q, k, v, scale, Mask(visible, q.dtype))
 
 
 def seen(slots: torch.Tensor, lengths: torch.Tensor, count: int, window_mask: torch.Tensor | None) -> torch.Tensor:
@@ -63,8 +63,8 @@ def _selected(
         index = slots.clamp(min=0)[..., None].expand(-1, -1, -1, width)
         key, value = k.gather(2, index), v.gather(2, index)
     if q.shape[2] == 1 and window_mask is None and bool((slots >= 0).all()):
-        return _heads_packed(q, key, value, scale)
+        return heads_packed(q, key, value, scale)
     group = q.shape[1] // heads
     visible = seen(slots, lengths, q.shape[2], window_mask).repeat(1, 1, group, 1)
-    output, lse = dense(q.reshape(batch, heads, -1, width), key, value, scale, visible)
+    output, lse = dense(q.reshape(batch, heads, -1, width), key, value, scale, Mask(visible, q.dtype))
     return output.reshape(q.shape), lse.reshape(q.shape[:3])
