@@ -24,12 +24,16 @@ class Adapter(ABC):
         The part of mmaccel whose methods fit.
     presets
         Methods that ``accelerate(target, preset=...)`` stands for.
+    call_is_run
+        Whether calling the target is a run that the report tells of, as with a pipeline; where `generate` is,
+        whatever puts itself there keeps the report.
     """
 
     family: ClassVar[str]
     classes: ClassVar[tuple[str, ...]]
     modality: ClassVar[str]
     presets: ClassVar[dict[str, tuple[Method, ...]]] = {}
+    call_is_run: ClassVar[bool] = False
 
     def __init__(self, target: Any) -> None:
         self.target = target

@@ -135,7 +135,13 @@ class Session:
         self.remove()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.target(*args, **kwargs)
+        if not self.adapter.call_is_run:
+            return self.target(*args, **kwargs)
+        self.report.start()
+        began = time.perf_counter()
+        output = self.target(*args, **kwargs)
+        self.report.wall_seconds = time.perf_counter() - began
+        return output
 
     def __getattr__(self, name: str) -> Any:
         if name in ("target", "adapter"):  # not built yet: say so instead of recursing

@@ -1,1 +1,14 @@
-"""Faster video and image diffusion transformers."""
+"""Faster video and image diffusion transformers.
+
+Example
+-------
+>>> import mmaccel
+>>> from mmaccel import video
+>>> fast = mmaccel.accelerate(pipe, video.SparseAttention(budget=0.3))  # doctest: +SKIP
+>>> frames = fast("a fox in snow").frames  # doctest: +SKIP
+"""
+
+from . import adapter  # noqa: F401  registers itself
+from .sparse_attention import SparseAttention
+
+__all__ = ["SparseAttention"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mmaccel.decoding import sample
+
 
 def kv_scatter_(k_new: torch.Tensor, v_new: torch.Tensor, idx: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if idx.ndim == 1:
@@ -63,7 +65,4 @@ def residual_sample(p: torch.Tensor, q: torch.Tensor, n: torch.Tensor, seed: int
         rest = (target - draft).clamp_(min=0)
         rest = torch.where((kept < q.shape[1])[:, None], rest, target)
         left = torch.where(rest.sum(1, keepdim=True) > 0, rest, target)
-    # p / exponential is the Gumbel-max trick without logarithms; its argmax needs no normalised p
-    generator = torch.Generator(p.device).manual_seed(seed)
-    noise = torch.empty_like(left).exponential_(generator=generator).clamp_(min=1e-30)
-    return (left / noise).argmax(1)
+    return sample(left, torch.Generator(p.device).manual_seed(seed))

@@ -1,0 +1,150 @@
+"""Sparse attention in diffusion transformers: what the contract does not see."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import mmaccel
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.kernels import policies
+from mmaccel.video import SparseAttention, examples
+from mmaccel.video.sparse_attention import _radial, _sliding_tile
+
+POLICIES = ("pooled_top_k", "pooled_top_p", "sparge", "radial", "sliding_tile")
+
+
+@pytest.fixture(autouse=True)
+def no_cutover(monkeypatch):
+    """What is measured on the machine must not decide a test."""
+    op = sys.modules["mmaccel.kernels.block_sparse_attention"]
+    monkeypatch.setattr(op, "should_use_sparse", lambda density, n, device: True)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("build", (examples.wan, examples.ltx))
+def test_every_policy_saves_what_it_says(policy, build):
+    model, arguments = build()
+    call = arguments(2, frames=16)
+    plain = model(**call)
+    with mmaccel.accelerate(model, SparseAttention(policy, budget=0.5, min_length=64)) as fast:
+        out = fast(**call)
+        assert 0.1 < fast.report.work_ratio <= 0.55
+        # two self-attentions of two heads, two rows; cross-attention is not counted
+        assert fast.report.plain_keys == 2 * 2 * 2 * (16 * 8 * 8) ** 2
+    assert not torch.equal(out, plain)
+    assert torch.equal(model(**call), plain)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_blocks_are_dense_attention(policy):
+    """The whole path, permutation included, with nothing left out."""
+    model, arguments = examples.wan()
+    call = arguments(1)
+    almost = SparseAttention(policy, budget=0.9999, min_length=64)
+    everything = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+
+    def whole(*_, **__):
+        return mmaccel.kernels.BlockPlan.from_mask(everything, q_len=256, kv_len=256)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("radial", "sliding_tile"):
+            patch.setattr(policies, name, whole)
+        patch.setitem(policies.PREFILL, policy, whole)
+        _radial.cache_clear()
+        _sliding_tile.cache_clear()
+        with mmaccel.accelerate(model, almost) as fast:
+            out = fast(**call)
+    _radial.cache_clear()
+    _sliding_tile.cache_clear()
+    torch.testing.assert_close(out, model(**call), rtol=1e-4, atol=1e-5)
+
+
+def test_places_follow_the_grid():
+    order, plan = _sliding_tile((4, 16, 16), 0.3, "cpu")
+    assert sorted(order.tolist()) == list(range(4 * 16 * 16)) and plan.density <= 0.3
+    _, narrow = _radial((16, 8, 8), 0.4, "cpu")
+    _, wide = _radial((16, 8, 8), 0.8, "cpu")
+    assert narrow.density <= 0.4 < wide.density <= 0.8
+
+
+def test_short_sequences_stay_dense_and_say_so():
+    model, arguments = examples.wan()
+    with mmaccel.accelerate(model, SparseAttention(min_length=257)) as fast:
+        out = fast(**arguments(1))
+        assert not fast.report.engaged and "did not engage" in str(fast.report)
+    assert torch.equal(out, model(**arguments(1)))
+
+
+def test_other_models_and_threads_do_not_notice():
+    model, arguments = examples.wan()
+    other, _ = examples.wan(seed=1)
+    expected = other(**arguments(1))
+    query = torch.randn(1, 2, 256, 24)
+    dense = F.scaled_dot_product_attention(query, query, query)
+    with mmaccel.accelerate(model, SparseAttention(min_length=64)) as fast:
+        seen = []
+        handle = model.blocks[1].register_forward_hook(lambda *_: seen.append(other(**arguments(1))))
+        try:
+            fast(**arguments(1))
+        finally:
+            handle.remove()
+        assert torch.equal(other(**arguments(1)), expected)
+        assert torch.equal(F.scaled_dot_product_attention(query, query, query), dense)
+
+
+def test_an_exception_leaves_the_function_alone():
+    model, arguments = examples.wan()
+    query = torch.randn(1, 2, 256, 24)
+    dense = F.scaled_dot_product_attention(query, query, query)
+    with mmaccel.accelerate(model, SparseAttention(min_length=64)) as fast:
+        with mmaccel.testing.broken_after(model.blocks[1], 0), pytest.raises(mmaccel.testing.Interrupted):
+            fast(**arguments(1))
+        assert torch.equal(F.scaled_dot_product_attention(query, query, query), dense)
+        fast(**arguments(1))
+        assert fast.report.engaged
+
+
+def test_a_pipeline_is_accelerated_through_its_transformer():
+    from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline
+
+    model, _ = examples.wan()
+    model._forward_hooks.clear()
+    vae = AutoencoderKLWan(
+        base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, latents_mean=[0.0] * 4, latents_std=[1.0] * 4
+    )
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    pipe = WanPipeline(tokenizer=None, text_encoder=None, vae=vae.eval(), scheduler=scheduler, transformer=model)
+    pipe.set_progress_bar_config(disable=True)
+    embeds = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(0))
+
+    def draw(target):
+        generator = torch.Generator().manual_seed(0)
+        common = {"num_frames": 9, "height": 128, "width": 128, "num_inference_steps": 2, "guidance_scale": 3.0}
+        return target(
+            prompt_embeds=embeds, negative_prompt_embeds=0 * embeds, generator=generator, output_type="pt", **common
+        ).frames
+
+    plain = draw(pipe)
+    with mmaccel.accelerate(pipe, SparseAttention(min_length=64)) as fast:
+        frames = draw(fast)
+        assert fast.report.engaged and fast.report.wall_seconds > 0
+        assert frames.shape == plain.shape and not torch.equal(frames, plain)
+    assert torch.equal(draw(pipe), plain)
+
+
+BAD = (("policy", "pooled"), ("budget", 0.0), ("budget", 1.5), ("min_length", 0))
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_bad_settings(name, value):
+    with pytest.raises(SettingError, match=name):
+        SparseAttention(**{name: value})
+
+
+def test_a_policy_by_place_needs_a_known_grid():
+    model, _ = examples.flux()
+    with pytest.raises(UnsupportedTargetError, match="FluxTransformer2DModel is not among"):
+        mmaccel.accelerate(model, SparseAttention("radial"))
+    mmaccel.accelerate(model, SparseAttention()).remove()

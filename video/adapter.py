@@ -1,0 +1,60 @@
+"""Where the denoiser is in a diffusers pipeline, and how its tokens lie in space and time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmaccel.adapter import Adapter, register_adapter
+
+DENOISERS = ("transformer", "transformer_2")
+
+
+@register_adapter
+class DiffusionTransformerAdapter(Adapter):
+    """Any diffusers pipeline with a transformer, or a diffusers transformer by itself."""
+
+    family = "diffusion transformer"
+    classes = ("DiffusionPipeline", "ModelMixin")
+    modality = "video"
+    call_is_run = True
+
+    def denoisers(self) -> list[torch.nn.Module]:
+        """The transformers that denoise; Wan 2.2 has two."""
+        if isinstance(self.target, torch.nn.Module):
+            return [self.target]
+        found = [getattr(self.target, name, None) for name in DENOISERS]
+        return [part for part in found if isinstance(part, torch.nn.Module)]
+
+    def parts(self) -> list[Any]:
+        return list({id(part): part for part in (self.target, *self.denoisers())}.values())
+
+
+def token_grid(denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
+    """Tokens along frames, height and width in a call of a denoiser; None for families that are not known here."""
+    find = GRIDS.get(type(denoiser).__name__)
+    return None if find is None else find(denoiser, args, kwargs)
+
+
+def _patches(denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
+    """Wan, HunyuanVideo: latents `[B, C, F, H, W]` cut into patches."""
+    latents = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    size = denoiser.config.patch_size
+    if isinstance(size, int):
+        size = (denoiser.config.patch_size_t, size, size)
+    frames, height, width = (n // p for n, p in zip(latents.shape[2:], size, strict=True))
+    return frames, height, width
+
+
+def _named(denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
+    """LTX: tokens come packed, with their grid beside them."""
+    grid = tuple(kwargs.get(name) for name in ("num_frames", "height", "width"))
+    return None if None in grid else grid  # type: ignore[return-value]
+
+
+GRIDS = {
+    "WanTransformer3DModel": _patches,
+    "HunyuanVideoTransformer3DModel": _patches,
+    "LTXVideoTransformer3DModel": _named,
+}
