@@ -1,0 +1,146 @@
+"""Tokens by scores on a few rotary pairs."""
+
+from __future__ import annotations
+
+import torch
+
+from mmaccel.kernels.checks import check_attention, check_indices, require
+
+from .blocks import check_count, head_scores, keep_first
+from .double_sparsity import double_sparsity
+from .tokens import check_decode, check_valid, query_positions, real_tokens
+
+
+def fasa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    pairs: torch.Tensor,
+    count: int = 256,
+    sink: int = 4,
+    recent: int = 64,
+    interleaved: bool = False,
+    valid: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """The tokens of each key head with the most attention, estimated on its dominant rotary pairs (FASA, 2026).
+
+    Rotary embedding splits a score into the parts of its ``D / 2`` pairs of channels; a few of them agree with
+    the whole on which tokens matter.
+
+    Parameters
+    ----------
+    q : `[B, Hq, M, D]`
+        The newest queries, rotated.
+    k : `[B, Hkv, N, D]`
+        The cache, the new tokens' keys included.
+    lengths : int32 or int64 `[B]`
+        Tokens in use in each row, the `M` new ones included.
+    pairs : int `[B, Hkv, P]` or `[Hkv, P]`
+        Numbers of pairs, from :func:`dominant_pairs`.
+    count
+        Tokens to attend to in all, those below included; default 256 as in the paper.
+    sink, recent
+        Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 4 and 64
+        (ours). Where they are more than `count`, `count` grows to hold them.
+    interleaved
+        Pair `i` is channels ``2i`` and ``2i + 1``; by default ``i`` and ``i + D / 2``, as in Llama and Qwen.
+    valid : bool `[B, N]`
+        False for padding, which is never chosen; None (default) for none.
+    scale
+        Of the scores, by default ``D ** -0.5``.
+
+    Returns
+    -------
+    int32 `[B, Hkv, S]`, ascending and -1 at the end, for :func:`mmaccel.kernels.verify_attention`.
+
+    Raises
+    ------
+    ValueError
+        If shapes, dtypes or devices do not fit, `D` is odd, `count` is below 1, or `sink` or `recent` below 0.
+    """
+    check_decode(q, k, lengths, count, sink, recent, valid)
+    require(q.shape[3] % 2 == 0, "q", "of an even head dimension", q)
+    check_indices("pairs", pairs, k.device, (2, 3))
+    fits = tuple(pairs.shape[-2:-1]) == (k.shape[1],) and (pairs.ndim == 2 or pairs.shape[0] == k.shape[0])
+    require(fits, "pairs", f"[{k.shape[0]}, {k.shape[1]}, P] or [{k.shape[1]}, P]", pairs)
+    channels = torch.cat(_channels(pairs.long(), q.shape[3], interleaved), -1)
+    return double_sparsity(
+        q, k, lengths, channels=channels, count=count, sink=sink, recent=recent, valid=valid, scale=scale
+    )
+
+
+def dominant_pairs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    pairs: int | None = None,
+    count: int = 256,
+    window: int = 16,
+    interleaved: bool = False,
+    lengths: torch.Tensor | None = None,
+    valid: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The rotary pairs of each key head whose own top tokens are most often those of the whole head, for :func:`fasa`.
+
+    Once, on the prompt or on sample text: for each of the last `window` queries the `count` tokens that score
+    highest on one pair are compared with those of the head; the agreement is the share they have in common.
+
+    Parameters
+    ----------
+    q : `[B, Hq, M, D]`, k : `[B, Hkv, N, D]`
+        Rotated queries and keys of a prompt; the queries are its last `M` tokens.
+    pairs
+        How many, by default an eighth of the pairs, ``D // 16`` (ours: as many channels as an eighth of `D`).
+    count
+        Tokens to agree on, default 256; half of those that a query sees, where there are not twice as many.
+    window
+        Queries to average over, default 16 (ours).
+    interleaved
+        As for :func:`fasa`.
+    lengths : int `[B]`
+        Tokens in use in each row, None (default) for all `N`.
+    valid : bool `[B, N]`
+        False for padding, which does not count; None (default) for none.
+
+    Returns
+    -------
+    int64 `[B, Hkv, P]`, ascending.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, `D` is odd, `pairs` is not between 1 and ``D / 2``, or a number is below 1.
+    """
+    check_attention(q, k, k)
+    check_valid(valid, k)
+    check_count("count", count, 1)
+    check_count("window", window, 1)
+    require(q.shape[3] % 2 == 0, "q", "of an even head dimension", q)
+    half = q.shape[3] // 2
+    pairs = max(1, half // 8) if pairs is None else pairs
+    check_count("pairs", pairs, 1)
+    require(pairs <= half, "pairs", f"at most {half}, half the head dimension", pairs)
+    queries = q[:, :, -window:]
+    position = query_positions(queries, k, lengths)[..., None]
+    visible = real_tokens(k, lengths, valid)[:, None] & (torch.arange(k.shape[2], device=k.device) <= position)
+    whole = _top(head_scores(queries, k), visible, count)
+    agreement = []
+    for pair in range(half):
+        parts = slice(2 * pair, 2 * pair + 2) if interleaved else slice(pair, pair + half + 1, half)
+        common = (_top(head_scores(queries[..., parts], k[..., parts]), visible, count) & whole).sum((-1, -2))
+        agreement.append(common.unflatten(1, (k.shape[1], -1)).sum(2))
+    order = torch.stack(agreement, -1).argsort(dim=-1, descending=True, stable=True)
+    return order[..., :pairs].sort(dim=-1).values
+
+
+def _channels(pairs: torch.Tensor, width: int, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + width // 2)
+
+
+def _top(scores: torch.Tensor, visible: torch.Tensor, count: int) -> torch.Tensor:
+    """The tokens that score highest in `[B, Hq, M, N]`, `count` or half of those visible `[B, M, N]`, as a mask."""
+    visible = visible[:, None]
+    number = (visible.sum(-1) // 2).clamp(1, count)
+    return keep_first(-scores, ~visible, visible, number)

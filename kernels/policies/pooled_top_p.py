@@ -1,0 +1,75 @@
+"""As many blocks as hold a share of the attention, by the scores of block means."""
+
+from __future__ import annotations
+
+import torch
+
+from mmaccel.kernels.checks import check_attention
+from mmaccel.kernels.plan import BlockPlan
+
+from .blocks import (
+    anchor_blocks,
+    check_share,
+    check_sizes,
+    exclusive_mass,
+    finish,
+    pooled_weights,
+    visible_blocks,
+    within_budget,
+)
+
+
+def pooled_top_p(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    p: float = 0.9,
+    causal: bool = True,
+    budget: float | None = None,
+    block_m: int = 64,
+    block_n: int = 64,
+    scale: float | None = None,
+) -> BlockPlan:
+    """Each block of queries reads the heaviest key blocks that together hold `p` (top-p as in Twilight, 2025).
+
+    Heavier ones first, while those before hold less than `p` of the attention between block means. The
+    cumulative sum is exclusive, so that the block that crosses `p` is kept and no row is empty. The first block
+    and, if `causal`, the diagonal are always kept.
+
+    Parameters
+    ----------
+    q : `[B, Hq, M, D]`, k : `[B, Hkv, N, D]`
+        Rotated queries and keys; `M` may be smaller than `N` (chunked prefill).
+    p
+        Share of the attention between block means, default 0.9; 1 keeps every visible block.
+    causal
+        That of the call, default True.
+    budget
+        At most this share of each head's visible blocks: `p` is lowered, alike for all rows of a head, until it
+        holds; None (default) for no limit. The blocks that are always kept count, and may exceed it.
+    block_m, block_n
+        Queries and keys in a block, default 64.
+    scale
+        Of the scores, by default ``D ** -0.5``.
+
+    Returns
+    -------
+    A plan per batch row and query head.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, or `p` or `budget` is not in (0, 1].
+    """
+    check_attention(q, k, k)
+    check_share("p", p)
+    if budget is not None:
+        check_share("budget", budget)
+    sizes = (q.shape[2], k.shape[2], block_m, block_n)
+    check_sizes(*sizes)
+    visible = visible_blocks(*sizes, causal, q.device)
+    mass = exclusive_mass(pooled_weights(q, k, visible, block_m, block_n, scale))
+    # rounding must not drop blocks at p = 1
+    chosen = mass < p if p < 1 else visible.expand_as(mass)
+    forced = anchor_blocks(*sizes, causal, q.device)
+    return finish(within_budget(chosen, mass, forced, visible, budget), *sizes, causal)

@@ -1,0 +1,97 @@
+"""Top-p by block means, except where a mean says little about its block."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from mmaccel.kernels.checks import check_attention, require
+from mmaccel.kernels.plan import BlockPlan
+
+from .blocks import (
+    anchor_blocks,
+    check_share,
+    check_sizes,
+    exclusive_mass,
+    finish,
+    head_scores,
+    masked_softmax,
+    pool_mean,
+    visible_blocks,
+    within_budget,
+    work,
+)
+
+
+def sparge(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    p: float = 0.97,
+    similarity: float = 0.6,
+    causal: bool = True,
+    budget: float | None = None,
+    block_m: int = 64,
+    block_n: int = 64,
+    scale: float | None = None,
+) -> BlockPlan:
+    """Top-p by block means; blocks whose members are not alike are always read (SpargeAttn, 2025, first stage).
+
+    A block of queries that are not alike reads all that it sees, a block of keys that are not alike is read by
+    all who see it, and `p` is shared out among the others. The first block and, if `causal`, the diagonal are
+    always kept. The paper's second stage, skipping within the kernel, is not part of a plan.
+
+    Parameters
+    ----------
+    q : `[B, Hq, M, D]`, k : `[B, Hkv, N, D]`
+        Rotated queries and keys; `M` may be smaller than `N` (chunked prefill).
+    p
+        Share of the attention between block means, default 0.97 as the authors' examples; 1 keeps all.
+    similarity
+        Least mean cosine between all pairs in a block (:func:`self_similarity`) for it to count as alike, default
+        0.6 as the authors' examples; -1 switches the guard off.
+    causal
+        That of the call, default True.
+    budget
+        At most this share of each head's visible blocks, in order of what heavier ones of their row hold; None
+        (default) for no limit. It overrules the guard, which then halves that number (our choice). The first
+        block and the diagonal count, and may exceed it.
+    block_m, block_n
+        Queries and keys in a block, default 64.
+    scale
+        Of the scores, by default ``D ** -0.5``.
+
+    Returns
+    -------
+    A plan per batch row and query head.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, `p` or `budget` is not in (0, 1], or `similarity` is not in [-1, 1].
+    """
+    check_attention(q, k, k)
+    check_share("p", p)
+    fits = isinstance(similarity, (int, float)) and -1 <= similarity <= 1
+    require(fits, "similarity", "between -1 and 1", similarity)
+    if budget is not None:
+        check_share("budget", budget)
+    sizes = (q.shape[2], k.shape[2], block_m, block_n)
+    check_sizes(*sizes)
+    visible = visible_blocks(*sizes, causal, q.device)
+    group = q.shape[1] // k.shape[1]
+    mixed_rows = (self_similarity(q, block_m) < similarity)[..., None]
+    mixed_columns = (self_similarity(k, block_n) < similarity).repeat_interleave(group, 1)[..., None, :]
+
+    scores = head_scores(pool_mean(q, block_m), pool_mean(k, block_n), scale)
+    mass, whole_mass = (exclusive_mass(masked_softmax(scores, part)) for part in (visible & ~mixed_columns, visible))
+    guarded = mixed_rows | mixed_columns
+    chosen = guarded | (mass < p if p < 1 else visible)
+    key = torch.where(guarded, whole_mass / 2, whole_mass)
+    forced = anchor_blocks(*sizes, causal, q.device)
+    return finish(within_budget(chosen & visible, key, forced, visible, budget), *sizes, causal)
+
+
+def self_similarity(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Mean cosine between all pairs of tokens of a block, `[B, H, N, D]` to `[B, H, blocks]`."""
+    return pool_mean(F.normalize(work(x), dim=-1), block).square().sum(-1)

@@ -1,0 +1,128 @@
+"""One set of tokens for all heads, by a soft vote of the heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from mmaccel.kernels.checks import require
+
+from .blocks import work
+from .tokens import check_decode, first_and_last, real_tokens, select, to_length, votes
+
+
+def token_select(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    count: int = 2048,
+    sink: int = 128,
+    recent: int = 512,
+    valid: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """The tokens with the highest sum over heads of each head's attention (TokenSelect, 2024).
+
+    The softmax of each head makes its vote count as much as any other's, whatever the size of its scores.
+
+    Parameters
+    ----------
+    q : `[B, Hq, M, D]`
+        The newest queries, rotated.
+    k : `[B, Hkv, N, D]`
+        The cache, the new tokens' keys included.
+    lengths : int32 or int64 `[B]`
+        Tokens in use in each row, the `M` new ones included.
+    count
+        Tokens to attend to in all, those below included; default 2048 as in the paper.
+    sink, recent
+        Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 128 and
+        512 as in the paper. Where they are more than `count`, `count` grows to hold them.
+    valid : bool `[B, N]`
+        False for padding, which is never chosen; None (default) for none.
+    scale
+        Of the scores, by default ``D ** -0.5``.
+
+    Returns
+    -------
+    int32 `[B, Hkv, S]`, ascending and -1 at the end, the same for all heads; for
+    :func:`mmaccel.kernels.verify_attention`.
+
+    Raises
+    ------
+    ValueError
+        If shapes, dtypes or devices do not fit, `count` is below 1, or `sink` or `recent` below 0.
+    """
+    check_decode(q, k, lengths, count, sink, recent, valid)
+    real = real_tokens(k, lengths, valid)
+    score = votes(q, k, lengths, real, scale).sum(1, keepdim=True)
+    return _choose(score, q, k, real, count, sink, recent)
+
+
+def token_select_cached(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    state: dict[str, Any],
+    count: int = 2048,
+    sink: int = 128,
+    recent: int = 512,
+    threshold: float = 0.9,
+    valid: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """:func:`token_select` with its selection cache: the last vote is used again while queries stay alike.
+
+    Alike: the cosine between the query, all heads together, and the one that voted last is at least `threshold`.
+    Newest tokens are attended to all the same. Where all rows of the batch are alike no key is read; whether
+    they are is read back from the device, one number a step.
+
+    Parameters
+    ----------
+    q, k, lengths, count, sink, recent, valid, scale
+        As for :func:`token_select`.
+    state
+        A dictionary of one layer and one sequence, empty at first, that this function keeps its vote in.
+    threshold
+        Least cosine, default 0.9 as in the paper; above 1 it votes at every step.
+
+    Returns
+    -------
+    int32 `[B, Hkv, S]`, as from :func:`token_select`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`token_select`, or if `threshold` is below -1.
+    """
+    check_decode(q, k, lengths, count, sink, recent, valid)
+    require(isinstance(threshold, (int, float)) and threshold >= -1, "threshold", "at least -1", threshold)
+    real = real_tokens(k, lengths, valid)
+    alike = _alike(q, state.get("query"), threshold)
+    if not bool(alike.all()):
+        fresh, old = votes(q, k, lengths, real, scale).sum(1, keepdim=True), state.get("votes")
+        if old is None or old.shape[0] != q.shape[0]:
+            old = fresh
+        state["votes"] = torch.where(alike[:, None, None], to_length(old, k.shape[2]), fresh)
+        state["query"] = torch.where(alike[:, None, None, None], state.get("query", q), q)
+    return _choose(to_length(state["votes"], k.shape[2]), q, k, real, count, sink, recent)
+
+
+def _alike(query: torch.Tensor, previous: torch.Tensor | None, threshold: float) -> torch.Tensor:
+    """Rows whose query is like the one that voted last, bool `[B]`."""
+    if previous is None or previous.shape != query.shape:
+        return torch.zeros(query.shape[0], dtype=torch.bool, device=query.device)
+    cosine = F.cosine_similarity(work(query).flatten(1), work(previous).flatten(1), dim=-1)
+    return cosine >= threshold
+
+
+def _choose(
+    score: torch.Tensor, q: torch.Tensor, k: torch.Tensor, real: torch.Tensor, count: int, sink: int, recent: int
+) -> torch.Tensor:
+    recent = max(recent, q.shape[2])
+    chosen = select(score, first_and_last(real, sink, recent), real, count, sink + recent)
+    return chosen.expand(-1, k.shape[1], -1).contiguous()

@@ -1,0 +1,103 @@
+"""What the token policies share: which tokens are real, votes of heads, the chosen numbers in order."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from mmaccel.kernels.checks import check_attention, check_indices, require
+
+from .blocks import check_count, head_scores, masked_softmax
+
+
+def check_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lengths: torch.Tensor,
+    count: int,
+    sink: int,
+    recent: int,
+    valid: torch.Tensor | None,
+) -> None:
+    """What all decode policies are called with."""
+    check_attention(q, k, k)
+    check_indices("lengths", lengths, q.device, 1)
+    require(lengths.shape[0] == q.shape[0], "lengths", f"[{q.shape[0]}]", lengths)
+    check_count("count", count, 1)
+    check_count("sink", sink, 0)
+    check_count("recent", recent, 0)
+    check_valid(valid, k)
+
+
+def check_valid(valid: torch.Tensor | None, k: torch.Tensor) -> None:
+    """A mark for each key of each row, or None."""
+    if valid is None:
+        return
+    wanted = (k.shape[0], k.shape[2])
+    fits = valid.dtype == torch.bool and tuple(valid.shape) == wanted
+    require(fits, "valid", f"bool [{wanted[0]}, {wanted[1]}]", valid)
+    require(valid.device == k.device, "valid", f"on {k.device}, as k is", valid)
+
+
+def real_tokens(k: torch.Tensor, lengths: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
+    """Slots that hold a token: within `lengths`, and not padding, bool `[B, N]`."""
+    slot = torch.arange(k.shape[2], device=k.device)
+    real = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
+    if lengths is not None:
+        real = slot < lengths.to(torch.long)[:, None]
+    return real if valid is None else real & valid
+
+
+def query_positions(q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    """Slots of the newest queries, int64 `[B, M]`: the last in use."""
+    offset = torch.arange(-q.shape[2], 0, device=q.device)
+    if lengths is None:
+        return (offset + k.shape[2]).expand(q.shape[0], -1)
+    return lengths.to(torch.long)[:, None] + offset
+
+
+def first_and_last(real: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """The first and the last so many real tokens of each row, bool `[B, N]`."""
+    number = real.cumsum(-1)
+    return real & ((number <= first) | (number > number[:, -1:] - last))
+
+
+def votes(
+    q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor, real: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
+    """Attention of the newest queries, summed over them and the query heads of each key head, `[B, Hkv, N]`."""
+    position = query_positions(q, k, lengths)[..., None]
+    visible = real[:, None] & (torch.arange(k.shape[2], device=q.device) <= position)
+    weights = masked_softmax(head_scores(q, k, scale), visible[:, None])
+    return weights.unflatten(1, (k.shape[1], -1)).sum((2, 3))
+
+
+def select(score: torch.Tensor, forced: torch.Tensor, real: torch.Tensor, count: int, least: int) -> torch.Tensor:
+    """The `count` real tokens of `score [B, H, N]` that score highest, int32 `[B, H, S]`, ascending, -1 at the end.
+
+    Tokens `forced [B, N]` come first; there are at most `least` of them, and room for so many at least.
+    """
+    slots = score.shape[-1]
+    key = score.masked_fill(forced[:, None], torch.inf).masked_fill(~real[:, None], -torch.inf)
+    value, index = key.topk(min(max(count, least), slots), dim=-1)
+    return in_order(torch.where(value == -torch.inf, slots, index), slots)
+
+
+def in_order(index: torch.Tensor, slots: int) -> torch.Tensor:
+    """Ascending int32 numbers; those that are `slots`, for none, become -1 at the end."""
+    index = index.sort(dim=-1).values
+    return torch.where(index == slots, -1, index).to(torch.int32)
+
+
+def all_tokens(real: torch.Tensor, heads: int) -> torch.Tensor:
+    """The numbers of all real tokens, int32 `[B, heads, N]`."""
+    slots = real.shape[1]
+    index = torch.where(real, torch.arange(slots, device=real.device), slots)
+    return in_order(index, slots)[:, None].expand(-1, heads, -1).contiguous()
+
+
+def to_length(score: torch.Tensor, slots: int) -> torch.Tensor:
+    """Votes `[..., N]` of an earlier step for a cache of `slots`: newer tokens come after all that were voted on."""
+    if score.shape[-1] >= slots:
+        return score[..., :slots]
+    return F.pad(score, (0, slots - score.shape[-1]), value=-1.0)

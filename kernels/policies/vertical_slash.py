@@ -1,0 +1,149 @@
+"""Keys that all queries read, and distances at which all queries read."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from mmaccel.kernels.checks import check_attention
+from mmaccel.kernels.plan import BlockPlan
+
+from .blocks import (
+    anchor_blocks,
+    check_count,
+    check_share,
+    check_sizes,
+    exclusive_mass,
+    finish,
+    head_scores,
+    keep_first,
+    masked_softmax,
+    own_blocks,
+    pool_sum,
+    visible_blocks,
+    within_budget,
+)
+
+
+def vertical_slash(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    vertical: int = 1000,
+    slash: int = 6096,
+    last: int = 64,
+    causal: bool = True,
+    budget: float | None = None,
+    block_m: int = 64,
+    block_n: int = 64,
+    scale: float | None = None,
+) -> BlockPlan:
+    """Blocks on the heaviest columns and diagonals of the last queries' attention (MInference, 2024).
+
+    The first block and the diagonal are always kept. Without `causal` a diagonal stands for both its sides,
+    since the last queries have hardly a key after them to learn the other side from.
+
+    Parameters
+    ----------
+    q : `[B, Hq, M, D]`, k : `[B, Hkv, N, D]`
+        Rotated queries and keys; `M` may be smaller than `N` (chunked prefill).
+    vertical, slash
+        Columns (keys) and diagonals (distances) per head; 1000 and 6096 are MInference's most frequent pattern.
+    last
+        Queries at the end that the estimate is made from, default 64 as in the paper.
+    causal
+        That of the call, default True.
+    budget
+        At most this share of each head's visible blocks, those on the heaviest lines first; None (default) for
+        no limit. The blocks that are always kept count, and may exceed it.
+    block_m, block_n
+        Queries and keys in a block, default 64.
+    scale
+        Of the scores, by default ``D ** -0.5``.
+
+    Returns
+    -------
+    A plan per batch row and query head.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, a count is below 0 (`last`: 1), or `budget` is not in (0, 1].
+    """
+    check_attention(q, k, k)
+    q_len, kv_len = q.shape[2], k.shape[2]
+    check_sizes(q_len, kv_len, block_m, block_n)
+    check_count("vertical", vertical, 0)
+    check_count("slash", slash, 0)
+    check_count("last", last, 1)
+    if budget is not None:
+        check_share("budget", budget)
+    sizes = (q_len, kv_len, block_m, block_n)
+    columns, diagonals = line_mass(last_attention(q, k, last, causal, scale))
+    column_kept, diagonal_kept = (_heaviest(x, n) for x, n in ((columns, vertical), (diagonals, slash)))
+    chosen = on_lines(column_kept, diagonal_kept, *sizes, causal) > 0
+    visible = visible_blocks(*sizes, causal, q.device)
+    forced = anchor_blocks(*sizes, causal, q.device) | (own_blocks(*sizes, q.device) & visible)
+    key = -on_lines(columns * column_kept, diagonals * diagonal_kept, *sizes, causal)
+    return finish(within_budget(chosen, key, forced, visible, budget), *sizes, causal)
+
+
+def last_attention(
+    q: torch.Tensor, k: torch.Tensor, last: int, causal: bool, scale: float | None = None
+) -> torch.Tensor:
+    """Attention of the last queries over all keys, `[B, Hq, last, N]`."""
+    last, keys = min(last, q.shape[2]), k.shape[2]
+    position = torch.arange(keys - last, keys, device=q.device)
+    key = torch.arange(keys, device=q.device)
+    visible = key <= position[:, None] if causal else torch.ones_like(key, dtype=torch.bool)
+    return masked_softmax(head_scores(q[:, :, -last:], k, scale), visible)
+
+
+def line_mass(attention: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of `[..., last, N]` over each column (key) and each diagonal (distance back), both `[..., N]`."""
+    last, keys = attention.shape[-2:]
+    # with both axes turned round, distance = column - row; rows one longer than they are shift by one each
+    width = keys + last
+    turned = F.pad(attention.flip(-1, -2), (0, last)).flatten(-2)
+    shifted = F.pad(turned, (0, last)).unflatten(-1, (last, width + 1))
+    return attention.sum(-2), shifted[..., :keys].sum(-2)
+
+
+def on_lines(
+    columns: torch.Tensor,
+    diagonals: torch.Tensor,
+    q_len: int,
+    kv_len: int,
+    block_m: int,
+    block_n: int,
+    causal: bool,
+) -> torch.Tensor:
+    """What lies on lines through each block: the heavier of its columns and its diagonals, `[B, H, rows, columns]`."""
+    device = columns.device
+    first_query = torch.arange(0, q_len, block_m, device=device)[:, None]
+    last_query = (first_query + block_m).clamp(max=q_len) - 1 + kv_len - q_len
+    first_query = first_query + kv_len - q_len
+    first_key = torch.arange(0, kv_len, block_n, device=device)
+    last_key = (first_key + block_n).clamp(max=kv_len) - 1
+    nearest, farthest = first_query - last_key, last_query - first_key
+    total = F.pad(diagonals.to(torch.float64).cumsum(-1), (1, 0))
+
+    def between(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        low, high = low.clamp(0, kv_len), (high + 1).clamp(0, kv_len)
+        return (total[..., high] - total[..., low]).clamp(min=0)
+
+    crossed = between(nearest, farthest)
+    if not causal:
+        crossed = torch.maximum(crossed, between(-farthest, -nearest))
+    return torch.maximum(pool_sum(columns.to(torch.float64), block_n)[..., None, :], crossed)
+
+
+def covering_lines(mass: torch.Tensor, gamma: float) -> torch.Tensor:
+    """The fewest lines that together hold a share `gamma` of the mass, as a mask."""
+    weights = mass / mass.sum(-1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
+    return exclusive_mass(weights) < gamma if gamma < 1 else torch.ones_like(mass, dtype=torch.bool)
+
+
+def _heaviest(mass: torch.Tensor, count: int) -> torch.Tensor:
+    everywhere = torch.ones(mass.shape[-1], dtype=torch.bool, device=mass.device)
+    return keep_first(-mass, ~everywhere, everywhere, count)

@@ -1,0 +1,407 @@
+"""Decode policies: which tokens they must choose, and what they must not read."""
+
+import itertools
+
+import pytest
+import torch
+
+from mmaccel import kernels
+from mmaccel.kernels import policies
+
+NAMES = sorted(policies.DECODE)
+SLOTS, COUNT = 96, 24
+LENGTHS = torch.tensor([96, 70], dtype=torch.int32)
+
+
+def draw(queries=1, heads=4, key_heads=2, slots=SLOTS, width=16, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(2, heads, queries, width, generator=generator)
+    k = torch.randn(2, key_heads, slots, width, generator=generator)
+    return q, k
+
+
+def left_padding(*padding):
+    return torch.arange(SLOTS) >= torch.tensor(padding)[:, None]
+
+
+def run(name, q, k, lengths=LENGTHS, count=COUNT, state=None, valid=None):
+    """One sparse step: recycled attention begins with a full one."""
+    state = {} if state is None else state
+    if name == "recycled_attention" and not state:
+        policies.DECODE[name](q, k, lengths, count=count, state=state, valid=valid)
+    return policies.DECODE[name](q, k, lengths, count=count, state=state, valid=valid)
+
+
+def as_sets(token_idx):
+    return [[{x for x in head if x >= 0} for head in row] for row in token_idx.tolist()]
+
+
+def assert_well_formed(token_idx, k, lengths, valid=None):
+    assert token_idx.dtype == torch.int32 and token_idx.shape[:2] == k.shape[:2]
+    ahead, behind = token_idx[..., 1:], token_idx[..., :-1]
+    assert ((ahead > behind) | (ahead == -1)).all(), "not ascending, or repeated, or a gap"
+    assert (token_idx < lengths[:, None, None]).all()
+    if valid is not None:
+        for row, heads in enumerate(as_sets(token_idx)):
+            for chosen in heads:
+                assert valid[row, sorted(chosen)].all(), "padding was chosen"
+
+
+@pytest.mark.parametrize(("name", "queries"), itertools.product(NAMES, (1, 5)))
+@pytest.mark.parametrize("padding", (None, (0, 7)), ids=str)
+def test_form_ends_and_acceptance(name, queries, padding):
+    q, k = draw(queries)
+    valid = None if padding is None else left_padding(*padding)
+    token_idx = run(name, q, k, valid=valid)
+    assert_well_formed(token_idx, k, LENGTHS, valid)
+    assert token_idx.shape[2] == COUNT and (token_idx >= 0).all()
+    for row, heads in enumerate(as_sets(token_idx)):
+        first, last = (padding or (0, 0))[row], int(LENGTHS[row])
+        recent = max(queries, COUNT // 4)
+        for chosen in heads:
+            assert chosen >= set(range(first, first + COUNT // 8)), "sinks are missing"
+            assert chosen >= set(range(last - recent, last)), "new or recent tokens are missing"
+    with kernels.backend("reference"):
+        kernels.verify_attention(q, k, k, LENGTHS, token_idx)
+
+
+@pytest.mark.parametrize(("name", "queries"), itertools.product(NAMES, (1, 3)))
+def test_all_tokens_are_dense(name, queries):
+    q, k = draw(queries)
+    token_idx = run(name, q, k, count=SLOTS)
+    with kernels.backend("reference"):
+        output, lse = kernels.verify_attention(q, k, k, LENGTHS, token_idx)
+        expected, expected_lse = kernels.verify_attention(q, k, k, LENGTHS)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(lse, expected_lse)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_planted_tokens_are_found(name, dtype):
+    """Query heads 2 and 3 are those of key head 1: their token is its own."""
+    q, k = draw()
+    # channels 3 and 11 are one rotary pair
+    q[..., [3, 11]], k[..., [3, 11]] = 6, 0
+    k[:, 0, 30, [3, 11]] = k[:, 1, 41, [3, 11]] = torch.tensor(6.0)
+    k[:, 1, 30, [3, 11]] = k[:, 0, 41, [3, 11]] = torch.tensor(-6.0)
+    calibrated = {"channels": torch.full((2, 1), 3), "pairs": torch.full((2, 1), 3)}
+    state = {key: calibrated[key] for key in {"double_sparsity": ["channels"], "fasa": ["pairs"]}.get(name, [])}
+    chosen = as_sets(run(name, q.to(dtype), k.to(dtype), state=dict(state)))
+    for heads in chosen:
+        assert 30 in heads[0] and 41 in heads[1]
+        assert (30 in heads[1]) == (41 in heads[0]) == (name == "token_select")
+    if name != "token_select":
+        q[:, 2:, :, [3, 11]] = -6  # key head 1 alone turns away
+        heads = as_sets(run(name, q.to(dtype), k.to(dtype), state=state))[0]
+        assert 30 in heads[0] and 41 not in heads[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_independent_and_rest_of_cache_unread(name):
+    q, k = draw(2)
+    whole = run(name, q, k)
+    for row in range(2):
+        part = slice(row, row + 1)
+        assert torch.equal(whole[part], run(name, q[part], k[part], LENGTHS[part]))
+    k[1, :, 70:] = float("nan")
+    assert torch.equal(whole, run(name, q, k))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_changes_nothing(name):
+    """A padded row chooses as it does without its padding."""
+    q, k = draw()
+    k[1, :, :10] = float("inf")
+    padded = run(name, q[1:], k[1:], LENGTHS[1:], valid=left_padding(10))
+    bare = run(name, q[1:], k[1:, :, 10:], LENGTHS[1:] - 10)
+    assert torch.equal(padded, bare + 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_short_rows_and_small_counts(name):
+    q, k = draw()
+    lengths = torch.tensor([3, 96], dtype=torch.int32)
+    token_idx = run(name, q, k, lengths)
+    assert_well_formed(token_idx, k, lengths)
+    assert as_sets(token_idx)[0] == [{0, 1, 2}, {0, 1, 2}]
+    assert (token_idx[0, :, 3:] == -1).all()
+    for count in (1, 2, 7):
+        token_idx = run(name, q, k, count=count)
+        assert token_idx.shape[2] == count and (token_idx[..., -1] == LENGTHS[:, None] - 1).all()
+
+
+def test_token_select_is_a_soft_vote():
+    q, k = draw(queries=2)
+    weights = torch.zeros(2, SLOTS)
+    for row, head, query in itertools.product(range(2), range(4), range(2)):
+        seen = int(LENGTHS[row]) - 1 + query
+        weights[row, :seen] += (k[row, head // 2, :seen] @ q[row, head, query] / 4).softmax(-1)
+    token_idx = policies.token_select(q, k, LENGTHS, count=10, sink=0, recent=0)
+    for row in range(2):
+        length = int(LENGTHS[row])
+        top = weights[row, : length - 2].argsort(descending=True)[:8].tolist()
+        assert as_sets(token_idx)[row] == [set(top) | {length - 2, length - 1}] * 2
+
+
+def test_one_loud_head_does_not_outvote_the_others():
+    """Scores of head 0 are huge, but so is its softmax no larger than 1: three heads agree on another token."""
+    q, k = draw()
+    q.zero_(), k.zero_()
+    q[:, 0, :, 0], k[:, 0, 20, 0] = 100, 100
+    q[:, 1:, :, 1], k[:, :, 50, 1] = 6, 6
+    assert as_sets(policies.token_select(q, k, LENGTHS, count=2, sink=0, recent=1))[0][0] == {50, 95}
+
+
+def test_selection_cache():
+    q, k = draw()
+    options = {"count": COUNT, "sink": 2, "recent": 6}
+    state = {}
+    first = policies.token_select_cached(q, k, LENGTHS - 4, state=state, **options)
+    assert torch.equal(first, policies.token_select(q, k, LENGTHS - 4, **options))
+    # alike: no key is read, and tokens of the meantime are there
+    again = policies.token_select_cached(q * 1.01, torch.full_like(k, float("nan")), LENGTHS, state=state, **options)
+    assert_well_formed(again, k, LENGTHS)
+    for row, (old, new) in enumerate(zip(as_sets(first), as_sets(again), strict=True)):
+        length = int(LENGTHS[row])
+        assert all(x >= set(range(length - 6, length)) for x in new)
+        assert len(old[0] & new[0]) >= COUNT - 8
+    # a row whose query turns votes anew, the other keeps its vote
+    turned, changed = q.clone(), k.flip(1)
+    turned[1] = -turned[1]
+    mixed = policies.token_select_cached(turned, changed, LENGTHS, state=state, **options)
+    assert torch.equal(mixed[0], again[0])
+    assert torch.equal(mixed[1], policies.token_select(turned, changed, LENGTHS, **options)[1])
+    # the turned query is what the next one is compared with
+    assert torch.equal(policies.token_select_cached(turned, k * 0, LENGTHS, state=state, **options), mixed)
+    never = policies.token_select_cached(turned, k, LENGTHS, state=state, threshold=1.1, **options)
+    assert torch.equal(never, policies.token_select(turned, k, LENGTHS, **options))
+
+
+def test_selection_cache_keeps_its_own_query_and_follows_growth():
+    q, k = draw()
+    state = {}
+    options = {"state": state, "count": COUNT, "sink": 2, "recent": 6}
+    first = policies.token_select_cached(q, k, LENGTHS, **options)
+    longer = torch.cat([k, k[:, :, :8]], 2)
+    grown = policies.token_select_cached(q, longer, LENGTHS + 8, **options)
+    assert (grown[:, :, -6:] == LENGTHS[:, None, None] + torch.arange(2, 8)).all()
+    every = policies.token_select_cached(q, k[:, :, :10], LENGTHS * 0 + 10, state=(fresh := {}), count=40)
+    assert every.shape[2] == 10
+    every = policies.token_select_cached(q, k[:, :, :40], LENGTHS * 0 + 40, state=fresh, count=40, sink=2, recent=6)
+    assert (every == torch.arange(40)).all(), "tokens that no vote was held on fill what is left"
+    q.neg_()  # the caller reuses its buffer
+    turned = policies.token_select_cached(q, k, LENGTHS, **options)
+    assert not torch.equal(turned, first)
+
+
+def test_label_channels_are_the_loud_ones():
+    q, k = draw(queries=20)
+    q[:, :2, :, 5] *= 30  # key head 0
+    k[:, 1, :, 9] *= 30
+    k[:, 1, :, 2], q[:, 2:, :, 2] = 100, 0  # loud keys that no query asks for
+    found = policies.label_channels(q, k)
+    assert found.shape == (2, 2, 1) and found[:, 0, 0].tolist() == [5, 5] and found[:, 1, 0].tolist() == [9, 9]
+    assert policies.label_channels(q, k, channels=16).tolist() == [[list(range(16))] * 2] * 2
+    # padding does not count
+    valid = left_padding(0, 30)
+    k[1, :, :30, 4] = 1e6
+    assert policies.label_channels(q, k, valid=valid)[1, :, 0].tolist() == [5, 9]
+
+
+def test_double_sparsity_reads_its_channels_only():
+    q, k = draw()
+    channels = torch.tensor([[0, 3], [7, 9]])
+    expected = policies.double_sparsity(q, k, LENGTHS, channels=channels, count=COUNT, recent=4)
+    labels = torch.stack([k[:, head][..., channels[head]] for head in range(2)], 1)
+    noise = torch.full_like(k, float("nan"))
+    options = {"channels": channels, "count": COUNT, "recent": 4}
+    assert torch.equal(expected, policies.double_sparsity(q, noise, LENGTHS, labels=labels, **options))
+    whole = policies.double_sparsity(q, k, LENGTHS, channels=torch.arange(16).expand(2, 2, 16), count=COUNT, recent=4)
+    assert not torch.equal(whole, expected)
+
+
+@pytest.mark.parametrize("interleaved", (False, True))
+def test_dominant_pairs(interleaved):
+    q, k = draw(queries=30)
+    for head, pair in enumerate((2, 6)):
+        parts = [2 * pair, 2 * pair + 1] if interleaved else [pair, pair + 8]
+        q[:, 2 * head : 2 * head + 2, :, parts] *= 5
+        k[:, head, :, parts] *= 5
+    pairs = policies.dominant_pairs(q, k, pairs=1, count=10, interleaved=interleaved)
+    assert pairs.tolist() == [[[2], [6]]] * 2
+    # more tokens to agree on than there are would make all pairs alike
+    assert torch.equal(policies.dominant_pairs(q, k, pairs=1, interleaved=interleaved), pairs)
+    # two pairs stand for the whole
+    found = as_sets(policies.fasa(q[:, :, -1:], k, LENGTHS, pairs=pairs, count=20, recent=1, interleaved=interleaved))
+    whole = as_sets(policies.fasa(q[:, :, -1:], k, LENGTHS, pairs=torch.arange(8).expand(2, 2, 8), count=20, recent=1))
+    assert all(len(a & b) >= 14 for x, y in zip(found, whole, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_recycled_attention_takes_turns():
+    q, k = draw()
+    unread = torch.full_like(k, float("nan"))
+    options = {"state": {}, "count": COUNT, "stride": 3, "sink": 2, "recent": 6}
+    full, valid = [], left_padding(0, 5)
+    for step in range(7):
+        token_idx = policies.recycled_attention(
+            q, k if step % 3 == 0 else unread, LENGTHS - 6 + step, valid=valid, **options
+        )
+        assert_well_formed(token_idx, k, LENGTHS - 6 + step, valid)
+        full.append(token_idx.shape[2] == SLOTS)
+        if full[-1]:
+            sizes = (token_idx >= 0).sum(-1)
+            assert (sizes == (LENGTHS - 6 + step - torch.tensor([0, 5]))[:, None]).all()
+        else:
+            assert token_idx.shape[2] == COUNT
+    assert full == [True, False, False] * 2 + [True]
+
+
+def mac_step(q, k, v, lengths, state, **options):
+    settings = {"ring": 8, "band": 6, "least": 0} | options
+    with kernels.backend("reference"):
+        return policies.mac(q, k, v, lengths, state=state, **settings)
+
+
+def dense(q, k, v, lengths):
+    with kernels.backend("reference"):
+        return kernels.verify_attention(q, k, v, lengths)
+
+
+@pytest.mark.parametrize("band", (6, 200))
+def test_mac_without_a_match_is_exact(band):
+    k, v = draw()[1], draw(seed=1)[1]
+    state = {}
+    for step in range(5):
+        q = draw(seed=10 + step)[0] * 3
+        got = mac_step(q, k, v, LENGTHS - 4 + step, state, threshold=1.0, band=band)
+        torch.testing.assert_close(got, dense(q, k, v, LENGTHS - 4 + step))
+
+
+def test_mac_reuses_what_a_like_query_read():
+    q, k = draw()
+    v = draw(seed=1)[1]
+    state = {}
+    mac_step(q, k, v, LENGTHS - 5, state)
+    expected = dense(q, k, v, LENGTHS)
+    # keys that the match had read, but for its band, are not read again
+    hidden_k, hidden_v = k.clone(), v.clone()
+    for row, length in enumerate((LENGTHS - 5).tolist()):
+        hidden_k[row, :, : length - 6] = hidden_v[row, :, : length - 6] = float("nan")
+    torch.testing.assert_close(mac_step(q, hidden_k, hidden_v, LENGTHS, state), expected)
+    # and what was joined then serves the next step
+    longer = torch.cat([k, k[:, :, :1]], 2), torch.cat([v, v[:, :, :1]], 2)
+    for cache in longer:
+        for row, length in enumerate(LENGTHS.tolist()):
+            cache[row, :, length] = 1.0
+    expected = dense(q, *longer, LENGTHS + 1)
+    for row, length in enumerate(LENGTHS.tolist()):
+        longer[0][row, :, : length - 6] = longer[1][row, :, : length - 6] = float("nan")
+    torch.testing.assert_close(mac_step(q, *longer, LENGTHS + 1, state), expected)
+
+
+def test_mac_reads_the_band_before_a_match_anew():
+    q, k = draw()
+    v = draw(seed=1)[1]
+    state = {}
+    mac_step(q, k, v, LENGTHS - 5, state)
+    for row, length in enumerate((LENGTHS - 5).tolist()):
+        k[row, :, length - 6 :] *= -2
+    torch.testing.assert_close(mac_step(q, k, v, LENGTHS, state), dense(q, k, v, LENGTHS))
+
+
+def test_mac_finds_the_like_one_among_several():
+    q, k = draw()
+    v = draw(seed=1)[1]
+    state = {}
+    for step, query in enumerate((q, -3 * q, 3 * q.flip(-1))):
+        mac_step(query, k, v, LENGTHS - 5 + step, state)
+    expected = dense(q, k, v, LENGTHS)
+    for row, length in enumerate((LENGTHS - 5).tolist()):
+        k[row, :, : length - 6] = float("nan")
+    torch.testing.assert_close(mac_step(q, k, v, LENGTHS, state), expected)
+
+
+def test_mac_matches_by_row_and_key_head():
+    q, k = draw()
+    v = draw(seed=1)[1]
+    state = {}
+    mac_step(q, k, v, LENGTHS - 5, state)
+    other = q.clone()
+    other[1], other[0, 3] = -3 * q[1], -3 * q[0, 3]  # all of row 1; one query head of key head 1 in row 0
+    hidden = k.clone()
+    hidden[0, 0, :85] = float("nan")
+    output, lse = mac_step(other, hidden, v, LENGTHS, state)
+    torch.testing.assert_close(output, dense(other, k, v, LENGTHS)[0])
+    torch.testing.assert_close(lse, dense(other, k, v, LENGTHS)[1])
+
+
+def test_mac_forgets_after_a_ring_and_after_going_back():
+    q, k = draw()
+    v = draw(seed=1)[1]
+    state = {}
+    mac_step(q, k, v, LENGTHS - 9, state)
+    for step in range(8):  # the ring has 8 places
+        mac_step(draw(seed=20 + step)[0] * 5, k, v, LENGTHS - 8 + step, state)
+    far = k * 2
+    torch.testing.assert_close(mac_step(q, far, v, LENGTHS, state), dense(q, far, v, LENGTHS))
+    # a step that had read more than there is now is no match
+    torch.testing.assert_close(mac_step(q, k, v, LENGTHS - 20, state), dense(q, k, v, LENGTHS - 20))
+    # nor is anything below the least length
+    torch.testing.assert_close(mac_step(q, far, v, LENGTHS, state, least=1000), dense(q, far, v, LENGTHS))
+
+
+def test_mac_with_padding_and_own_match_query():
+    q, k = draw()
+    v = draw(seed=1)[1]
+    valid = left_padding(0, 9)
+    state = {}
+    same = torch.ones_like(q)  # before rotary embedding all queries are one
+    k[1, :, :9] = v[1, :, :9] = float("nan")
+    for step in range(3):
+        output, _ = mac_step(q, k, v, LENGTHS - 2 + step, state, q_match=same, valid=valid)
+    expected = dense(q[1:], k[1:, :, 9:], v[1:, :, 9:], LENGTHS[1:] - 9)[0]
+    torch.testing.assert_close(output[1:], expected)
+
+
+Q, K = torch.zeros(2, 4, 1, 16), torch.zeros(2, 2, 96, 16)
+QKL = {"q": Q, "k": K, "lengths": LENGTHS}
+QKVL = QKL | {"v": K, "state": {}}
+PAIRS = torch.zeros(2, 1, dtype=torch.long)
+BAD = (
+    (policies.token_select, QKL | {"count": 0}, "count", "at least 1", "0"),
+    (policies.token_select, QKL | {"sink": -1}, "sink", "at least 0", "-1"),
+    (policies.token_select, QKL | {"recent": 1.5}, "recent", "whole number", "1.5"),
+    (policies.token_select, QKL | {"lengths": LENGTHS[:1]}, "lengths", "[2]", "[1]"),
+    (policies.token_select, QKL | {"lengths": LENGTHS.float()}, "lengths", "int32", "float32"),
+    (policies.token_select, QKL | {"valid": torch.ones(2, 5).bool()}, "valid", "bool [2, 96]", "[2, 5]"),
+    (policies.token_select, QKL | {"valid": torch.ones(2, 96)}, "valid", "bool [2, 96]", "float32"),
+    (policies.token_select_cached, QKL | {"state": {}, "threshold": -2}, "threshold", "at least -1", "-2"),
+    (policies.double_sparsity, QKL | {"channels": torch.zeros(3, 1).long()}, "channels", "[2, R]", "[3, 1]"),
+    (policies.double_sparsity, QKL | {"channels": PAIRS, "labels": K}, "labels", "[2, 2, 96, 1]", "[2, 2, 96, 16]"),
+    (policies.label_channels, {"q": Q, "k": K, "channels": 17}, "channels", "at most 16", "17"),
+    (policies.label_channels, {"q": Q, "k": K, "channels": 0}, "channels", "at least 1", "0"),
+    (policies.fasa, QKL | {"pairs": torch.zeros(3, 1).long()}, "pairs", "[2, P]", "[3, 1]"),
+    (policies.fasa, {"q": Q[..., :15], "k": K[..., :15], "lengths": LENGTHS, "pairs": PAIRS}, "q", "even", "15"),
+    (policies.dominant_pairs, {"q": Q, "k": K, "pairs": 9}, "pairs", "at most 8", "9"),
+    (policies.dominant_pairs, {"q": Q, "k": K, "window": 0}, "window", "at least 1", "0"),
+    (policies.recycled_attention, QKL | {"state": {}, "stride": 0}, "stride", "at least 1", "0"),
+    (policies.mac, QKVL | {"ring": 0}, "ring", "at least 1", "0"),
+    (policies.mac, QKVL | {"band": 0}, "band", "at least 1", "0"),
+    (policies.mac, QKVL | {"threshold": 1.2}, "threshold", "between 0 and 1", "1.2"),
+    (policies.mac, QKVL | {"q": Q.expand(2, 4, 2, 16)}, "q", "of one token", "[2, 4, 2, 16]"),
+    (policies.mac, QKVL | {"q_match": Q[:1]}, "q_match", "[2, 4, 1, 16]", "[1, 4, 1, 16]"),
+)
+
+
+@pytest.mark.parametrize(("policy", "settings", "name", "allowed", "value"), BAD)
+def test_bad_settings(policy, settings, name, allowed, value):
+    with pytest.raises(ValueError, match=rf"^{name} must be ") as error:
+        policy(**settings)
+    assert allowed in str(error.value) and value in str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_count_in_the_table(name):
+    with pytest.raises(ValueError, match=r"^count must be a whole number of at least 1, got 0"):
+        run(name, Q, K, count=0)

@@ -1,0 +1,408 @@
+"""Prefill policies: what they must find, must keep and must never read."""
+
+import itertools
+
+import pytest
+import torch
+
+from mmaccel import kernels
+from mmaccel.kernels import policies
+from mmaccel.kernels.plan import block_coverage
+from mmaccel.kernels.policies.blocks import pool_mean
+from mmaccel.kernels.policies.flex_prefill import pattern_distance
+from mmaccel.kernels.policies.vertical_slash import last_attention, line_mass
+
+BLOCK = 16
+NAMES = sorted(policies.PREFILL)
+SCORED = [name for name in NAMES if name != "a_shape"]
+SHAPES = ((128, 128), (72, 150), (16, 100))  # square, ragged chunk, one row
+
+
+def draw(batch=2, heads=4, key_heads=2, queries=128, keys=128, width=16, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(batch, heads, queries, width, generator=generator, dtype=torch.float64)
+    k = torch.randn(batch, key_heads, keys, width, generator=generator, dtype=torch.float64)
+    return q.to(dtype), k.to(dtype)
+
+
+def table(q_len, kv_len, causal, window=None):
+    return block_coverage(q_len, kv_len, BLOCK, BLOCK, causal, window, "cpu")[0]
+
+
+def run(name, q, k, budget, causal=True):
+    return policies.PREFILL[name](q, k, budget=budget, causal=causal, block_m=BLOCK, block_n=BLOCK)
+
+
+def anchors(q_len, kv_len, causal):
+    keep = torch.zeros_like(table(q_len, kv_len, causal))
+    keep[:, 0] = True
+    if causal:
+        keep |= table(q_len, kv_len, False, (0, 0))
+    return keep & table(q_len, kv_len, causal)
+
+
+@pytest.mark.parametrize(("name", "causal"), itertools.product(NAMES, (True, False)))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_budget_anchors_and_visibility(name, causal, shape):
+    q, k = draw(queries=shape[0], keys=shape[1])
+    visible, keep = table(*shape, causal), anchors(*shape, causal)
+    before = torch.zeros(1, dtype=torch.bool)
+    for budget in (0.01, 0.25, 0.4, 0.7, 1.0):
+        mask = run(name, q, k, budget, causal).mask()
+        assert not (mask & ~visible).any()
+        assert (mask | ~keep).all()
+        assert (mask | ~before).all(), "a larger budget lost blocks"
+        before = mask
+        count = mask.sum((-1, -2))
+        if name == "pooled_top_k":  # by row
+            wanted = torch.maximum((visible.sum(-1) * budget + 0.5).floor(), keep.sum(-1)).sum()
+            assert (count == wanted).all()
+        else:  # by head
+            target = int(visible.sum() * budget + 0.5)
+            # some always keep the diagonal, causal or not
+            floor = int((keep | (table(*shape, False, (0, 0)) & visible)).sum())
+            assert (count <= max(target, floor)).all()
+            if name != "a_shape":
+                assert (count >= target).all()
+    assert (mask == visible).all()
+
+
+@pytest.mark.parametrize(("name", "causal"), itertools.product(NAMES, (True, False)))
+def test_whole_budget_is_dense(name, causal):
+    q, k = draw(queries=72, keys=150)
+    v = draw(keys=150, seed=1)[1]
+    plan = run(name, q, k, 1.0, causal)
+    with kernels.backend("reference"):
+        output, lse = kernels.block_sparse_attention(q, k, v, plan, causal=causal)
+        expected, expected_lse = kernels.block_sparse_attention(q, k, v, causal=causal)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(lse, expected_lse)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_and_heads_are_independent(name):
+    q, k = draw(batch=3)
+    whole = run(name, q, k, 0.4).mask().expand(3, 4, -1, -1)
+    again = run(name, q, k, 0.4).mask().expand(3, 4, -1, -1)
+    assert torch.equal(whole, again)
+    for row in range(3):
+        alone = run(name, q[row : row + 1], k[row : row + 1], 0.4).mask()
+        assert (whole[row] == alone[0]).all()
+    # query heads 2 and 3 belong to key head 1
+    alone = run(name, q[:, 2:], k[:, 1:], 0.4).mask()
+    assert (whole[:, 2:] == alone).all()
+
+
+@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
+def test_planted_block_is_found(name, dtype):
+    """One block of keys, of key head 1 only, fits all queries of query heads 2 and 3."""
+    q, k = draw(queries=64, keys=192)
+    q[..., 0] = 8
+    k[..., 0] = 0
+    k[:, 1, 5 * BLOCK : 6 * BLOCK, 0] = 8
+    mask = run(name, q.to(dtype), k.to(dtype), 0.3).mask()
+    assert mask[:, 2:, :, 5].all()
+    assert not mask[:, :2, :, 5].all()
+
+
+@pytest.mark.parametrize(
+    ("p", "kept"), ((0.4, [0, 1]), (0.6, [0, 1, 2]), (0.8, [0, 1, 2]), (0.9, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3]))
+)
+def test_top_p_counts_what_comes_before(p, kept):
+    """Blocks of 1/8, 1/2, 1/4, 1/8; block 0 is always kept."""
+    weight = torch.tensor([0.125, 0.5, 0.25, 0.125]).log().repeat_interleave(BLOCK)
+    k = torch.zeros(1, 1, 4 * BLOCK, 16)
+    k[..., 0] = weight
+    q = torch.zeros(1, 2, BLOCK, 16)
+    q[..., 0] = 1
+    plan = policies.pooled_top_p(q, k, p=p, causal=False, scale=1.0, block_m=BLOCK, block_n=BLOCK)
+    assert plan.col.tolist() == kept * 2
+
+
+def test_top_p_keeps_all_at_one_despite_rounding():
+    q, k = draw()
+    mask = policies.pooled_top_p(q * 100, k * 100, p=1.0, block_m=BLOCK, block_n=BLOCK).mask()
+    assert (mask == table(128, 128, True)).all()
+
+
+def test_top_p_gives_flat_rows_more():
+    """The budget is shared out by need: rows that spread get more blocks than rows that point at one."""
+    q, k = draw(batch=1, heads=1, key_heads=1, queries=128, keys=256)
+    q[:, :, :64] = 0
+    q[:, :, 64:, 0], k[..., 0] = 10, 0
+    k[:, :, 32:48, 0] = 10
+    mask = policies.pooled_top_p(q, k, p=0.9, causal=False, block_m=BLOCK, block_n=BLOCK).mask()[0, 0]
+    assert mask[:4].sum(-1).min() >= 14
+    assert mask[4:].sum(-1).max() <= 2
+
+
+@pytest.mark.parametrize(("causal", "shape"), itertools.product((True, False), SHAPES), ids=str)
+def test_a_shape_is_its_definition(causal, shape):
+    plan = policies.a_shape(*shape, sink=20, local=40, causal=causal, block_m=BLOCK, block_n=BLOCK)
+    position = torch.arange(shape[0])[:, None] + shape[1] - shape[0]
+    key = torch.arange(shape[1])
+    seen = (key < 32) | ((position - key).abs() < 40)
+    seen &= (key <= position) | (not causal)
+    rows, columns = plan.rows, plan.columns
+    padded = torch.zeros(rows * BLOCK, columns * BLOCK, dtype=torch.bool)
+    padded[: shape[0], : shape[1]] = seen
+    expected = padded.view(rows, BLOCK, columns, BLOCK).any(3).any(1)
+    assert torch.equal(plan.mask()[0, 0], expected)
+
+
+def test_short_blocks_have_whole_means():
+    x = torch.randn(2, 3, 37, 4)
+    expected = torch.stack([part.mean(2) for part in x.split(BLOCK, 2)], 2)
+    torch.testing.assert_close(pool_mean(x, BLOCK), expected)
+
+
+def test_line_mass_is_its_definition():
+    attention = torch.rand(2, 3, 5, 11, dtype=torch.float64)
+    columns, diagonals = line_mass(attention)
+    expected = torch.zeros_like(diagonals)
+    for row, key in itertools.product(range(5), range(11)):
+        distance = 11 - 5 + row - key
+        if distance >= 0:
+            expected[..., distance] += attention[..., row, key]
+    torch.testing.assert_close(diagonals, expected)
+    torch.testing.assert_close(columns, attention.sum(-2))
+
+
+@pytest.mark.parametrize("causal", (True, False))
+def test_vertical_slash_finds_one_column_and_one_diagonal(causal):
+    length, back = 160, 53
+    code = torch.nn.functional.normalize(torch.randn(length, 64, generator=torch.Generator().manual_seed(3)), dim=-1)
+    k, q = code.clone(), code.roll(back, 0) * 60
+    k[70] = 0
+    k[70, 0], q[:, 0] = 30, 10
+    sizes = {"causal": causal, "block_m": BLOCK, "block_n": BLOCK}
+    mask = policies.vertical_slash(q[None, None], k[None, None], vertical=1, slash=1, last=32, **sizes).mask()[0, 0]
+    visible = table(length, length, causal)
+    expected = anchors(length, length, causal) | (table(length, length, False, (0, 0)) & visible)
+    expected[:, 70 // BLOCK] = True
+    for position in range(length):
+        for other in (position - back, position + back):
+            if 0 <= other < length:
+                expected[position // BLOCK, other // BLOCK] = True
+    assert torch.equal(mask, expected & visible)
+    only = policies.vertical_slash(q[None, None], k[None, None], vertical=1, slash=0, last=32, **sizes).mask()[0, 0]
+    assert only.sum() < mask.sum() and (only[:, 70 // BLOCK] == visible[:, 70 // BLOCK]).all()
+
+
+def flex_heads():
+    """Head 0: constant blocks, which means describe. Head 1: a block of opposed pairs, whose mean says nothing."""
+    q = torch.zeros(1, 2, 128, 16)
+    k = torch.zeros(1, 2, 128, 16)
+    q[..., 0] = 10
+    k[:, 0, 32:48, 0] = 4
+    k[:, 1, 48:64, 0] = torch.tensor([8.0, -8.0]).repeat(8)
+    return q, k
+
+
+def test_flex_prefill_tells_heads_apart():
+    q, k = flex_heads()
+    sizes = {"block_m": BLOCK, "block_n": BLOCK}
+    attention = last_attention(q, k, BLOCK, True)
+    distance = pattern_distance(q, k, attention, BLOCK)[0]
+    assert distance[0] < 0.01 and distance[1] > 0.5
+    masks = [policies.flex_prefill(q, k, gamma=0.9, min_budget=0, tau=tau, **sizes).mask()[0] for tau in (0.1, 0, 1)]
+    # query-aware misses the opposed pairs, columns do not
+    assert not masks[2][1, 4:, 3].all() and masks[0][1, 4:, 3].all() and masks[1][1, 4:, 3].all()
+    assert torch.equal(masks[0][0], masks[2][0]) and masks[0][0, 3:, 2].all()
+    assert torch.equal(masks[0][1], masks[1][1])
+    # the rest is not read
+    assert masks[0][0].sum() < 30 and masks[0][1].sum() < 36
+
+
+def test_flex_prefill_least_budget_and_all():
+    q, k = flex_heads()
+    sizes = {"block_m": BLOCK, "block_n": BLOCK}
+    rows = policies.flex_prefill(q, k, gamma=0.1, min_budget=50, **sizes).mask().sum(-1)
+    assert (rows >= torch.arange(1, 9).clamp(max=4)).all()
+    whole = policies.flex_prefill(q, k, gamma=1.0, min_budget=0, **sizes).mask()
+    assert (whole == table(128, 128, True)).all()
+
+
+def test_flex_prefill_gamma_is_monotone():
+    q, k = draw()
+    counts = [
+        policies.flex_prefill(q, k, gamma=g, min_budget=0, block_m=BLOCK, block_n=BLOCK).mask().sum()
+        for g in (0.1, 0.5, 0.9, 1.0)
+    ]
+    assert counts == sorted(counts) and counts[0] < counts[-1]
+
+
+def test_sparge_guard():
+    """All blocks alike except one of the keys and one of the queries."""
+    q, k = torch.zeros(1, 2, 128, 16), torch.zeros(1, 1, 128, 16)
+    q[..., 0], k[..., 0] = 10, -1
+    k[:, :, 16:32, 0] = 5
+    mixed = torch.randn(BLOCK, 16, generator=torch.Generator().manual_seed(1))
+    # its mean says that it is the heaviest, which must not use up p
+    k[:, :, 80:96] = mixed * 5 * torch.tensor([1.0, -1.0]).repeat(8)[:, None]
+    k[:, :, 80:96, 0] = 12
+    q[:, 1, 96:112] = torch.randn(BLOCK, 16, generator=torch.Generator().manual_seed(2))
+    sizes = {"p": 0.5, "block_m": BLOCK, "block_n": BLOCK}
+    visible = table(128, 128, True)
+    guarded = policies.sparge(q, k, similarity=0.6, **sizes).mask()[0]
+    expected = anchors(128, 128, True)
+    expected[:, 1] = expected[:, 5] = True
+    assert torch.equal(guarded[0], expected & visible)
+    expected[6] = True
+    assert torch.equal(guarded[1], expected & visible)
+    bare = policies.sparge(q, k, similarity=-1, **sizes).mask()[0]
+    assert bare[0, 6:, 5].all() and not bare[0, 6:, 1].any() and not bare[1, 6, :7].all()
+
+
+GRIDS = (
+    ((4, 8, 8), (2, 2, 4), (3, 3, 1)),
+    ((6, 4, 12), (2, 4, 4), (1, 3, 5)),
+    ((3, 6, 6), (1, 3, 3), (5, 1, 3)),  # tiles of 9 tokens: blocks see more
+)
+
+
+@pytest.mark.parametrize(("grid", "tile", "window"), GRIDS, ids=str)
+def test_sliding_tile_is_its_definition(grid, tile, window):
+    order = policies.tile_order(grid, tile)
+    assert torch.equal(order.sort().values, torch.arange(len(order)))
+    place = torch.stack(torch.unravel_index(order, grid), -1) // torch.tensor(tile)
+    counts = torch.tensor(grid) // torch.tensor(tile)
+    reach = torch.tensor(window).clamp(max=counts + 1 - counts % 2) // 2
+    centre = torch.minimum(torch.maximum(place, reach), torch.maximum(counts - 1 - reach, reach * 0))
+    near = ((centre[:, None] - place).abs() <= reach) | (torch.tensor(window) >= counts)
+    near = near.all(-1)
+    plan = policies.sliding_tile(grid, tile, window, block_m=BLOCK, block_n=BLOCK)
+    blocks = plan.rows
+    padded = torch.zeros(blocks * BLOCK, blocks * BLOCK, dtype=torch.bool)
+    padded[: len(order), : len(order)] = near
+    assert torch.equal(plan.mask()[0, 0], padded.view(blocks, BLOCK, blocks, BLOCK).any(3).any(1))
+    if tile[0] * tile[1] * tile[2] % BLOCK == 0:  # nothing but whole tiles, of the same number everywhere
+        sizes = plan.mask()[0, 0].sum(-1)
+        assert sizes.min() == sizes.max()
+
+
+def test_tile_order_puts_tiles_in_a_row():
+    order = policies.tile_order((2, 2, 4), (2, 1, 2))
+    assert order[:4].tolist() == [0, 1, 8, 9]
+    assert order.argsort()[order].tolist() == list(range(16))
+
+
+def test_sliding_tile_with_text():
+    plan = policies.sliding_tile((4, 4, 4), (2, 2, 4), (1, 1, 1), extra=20, block_m=BLOCK, block_n=BLOCK)
+    mask = plan.mask()[0, 0]
+    assert plan.q_len == 84 and mask[4:].all() and mask[:, 4:].all()
+    assert torch.equal(mask[:4, :4], torch.eye(4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("frames", "size", "decay"), ((9, 48, 1.0), (17, 20, 1.0), (6, 64, 0.5), (12, 16, 2.0)))
+def test_radial_is_its_definition(frames, size, decay):
+    extra = 10
+    plan = policies.radial(frames, size, decay=decay, extra=extra, block_m=BLOCK, block_n=BLOCK)
+    tokens = frames * size + extra
+    blocks = plan.rows
+    frame, place = torch.arange(tokens) // size, torch.arange(tokens) % size
+    text = torch.arange(tokens) >= frames * size
+    distance = (frame[:, None] - frame).abs()
+    width = torch.tensor([size * decay / 2 ** (max(d, 1).bit_length() - 1) for d in range(frames + 1)])
+    width = width[distance.clamp(max=frames)]
+    narrowest = min(BLOCK, size)
+    gap = (place[:, None] - place).abs()
+    wide = (gap < width) & (width >= narrowest)
+    narrow = (gap == 0) & (width < narrowest) & (distance % (narrowest / width).ceil() == 0)
+    seen = wide | narrow | (distance <= 1) | (frame == 0) | text | text[:, None]
+    padded = torch.zeros(blocks * BLOCK, blocks * BLOCK, dtype=torch.bool)
+    padded[:tokens, :tokens] = seen
+    assert torch.equal(plan.mask()[0, 0], padded.view(blocks, BLOCK, blocks, BLOCK).any(3).any(1))
+
+
+def test_radial_thins_out_with_length():
+    densities = [policies.radial(frames, 128, block_m=BLOCK, block_n=BLOCK).density for frames in (4, 16, 64)]
+    assert densities == sorted(densities, reverse=True) and densities[-1] < 0.3
+    wide, narrow = (policies.radial(16, 128, decay=decay, block_m=BLOCK, block_n=BLOCK).mask() for decay in (1.0, 0.5))
+    assert narrow.sum() < wide.sum() and (wide | ~narrow).all()
+
+
+@pytest.mark.parametrize("tensor", (False, True))
+def test_persistent_local(tensor):
+    chosen = [3, -1, 5]
+    persistent = torch.tensor(chosen) if tensor else chosen
+    sizes = {"block_m": BLOCK, "block_n": BLOCK}
+    mask = policies.persistent_local(64, 128, persistent=persistent, local=20, **sizes).mask()[0, 0]
+    expected = table(64, 128, True, 20)
+    expected[:, [3, 5]] = True
+    assert torch.equal(mask, expected & table(64, 128, True))
+
+
+def test_persistent_blocks_by_head():
+    q, k = draw(queries=64, keys=192)
+    q[..., 0], k[..., 0] = 8, 0
+    k[:, 0, 32:48, 0] = k[:, 1, 80:96, 0] = 8
+    blocks = policies.persistent_blocks(q, k, count=1, block_m=BLOCK, block_n=BLOCK)
+    assert blocks.shape == (2, 4, 1)
+    assert (blocks[:, :2] == 2).all() and (blocks[:, 2:] == 5).all()
+    plan = policies.persistent_local(64, 192, persistent=blocks, local=1, block_m=BLOCK, block_n=BLOCK)
+    assert plan.mask().shape[:2] == (2, 4) and plan.mask()[:, 2:, :, 5].all()
+
+
+QK = {"q": torch.zeros(1, 2, 64, 16), "k": torch.zeros(1, 1, 64, 16)}
+BAD = (
+    (policies.pooled_top_k, QK | {"density": 0.0}, "density", "at most 1", "0.0"),
+    (policies.pooled_top_k, QK | {"density": True}, "density", "at most 1", "True"),
+    (policies.pooled_top_k, QK | {"block_n": 24}, "block_n", "power of two", "24"),
+    (policies.pooled_top_k, QK | {"block_m": 0}, "block_m", "at least 16", "0"),
+    (policies.pooled_top_k, QK | {"k": torch.zeros(1, 3, 64, 16)}, "q", "multiple of 3", "[1, 2, 64, 16]"),
+    (policies.pooled_top_p, QK | {"p": 1.5}, "p", "at most 1", "1.5"),
+    (policies.pooled_top_p, QK | {"p": float("nan")}, "p", "at most 1", "nan"),
+    (policies.pooled_top_p, QK | {"budget": -0.5}, "budget", "above 0", "-0.5"),
+    (policies.flex_prefill, QK | {"gamma": 0}, "gamma", "above 0", "0"),
+    (policies.flex_prefill, QK | {"tau": -1}, "tau", "at least 0", "-1"),
+    (policies.flex_prefill, QK | {"min_budget": -1}, "min_budget", "at least 0", "-1"),
+    (policies.sparge, QK | {"similarity": 2}, "similarity", "between -1 and 1", "2"),
+    (policies.vertical_slash, QK | {"vertical": -1}, "vertical", "at least 0", "-1"),
+    (policies.vertical_slash, QK | {"slash": 2.5}, "slash", "whole number", "2.5"),
+    (policies.vertical_slash, QK | {"last": 0}, "last", "at least 1", "0"),
+    (policies.persistent_blocks, QK | {"count": 0}, "count", "at least 1", "0"),
+    (policies.a_shape, {"q_len": 8, "kv_len": 8, "sink": -1}, "sink", "at least 0", "-1"),
+    (policies.a_shape, {"q_len": 8, "kv_len": 8, "local": 0}, "local", "at least 1", "0"),
+    (policies.a_shape, {"q_len": 0, "kv_len": 8}, "q_len", "at least 1", "0"),
+    (
+        policies.sliding_tile,
+        {"grid": (4, 4, 4), "tile": (2, 2, 3), "window": (1, 1, 1)},
+        "tile",
+        "divisor",
+        "(2, 2, 3)",
+    ),
+    (policies.sliding_tile, {"grid": (4, 4, 4), "tile": (2, 2, 2), "window": (1, 2, 1)}, "window", "odd", "(1, 2, 1)"),
+    (policies.sliding_tile, {"grid": (4, 4), "tile": (2, 2, 2), "window": (1, 1, 1)}, "grid", "three", "(4, 4)"),
+    (policies.tile_order, {"grid": (4, 4, 4), "tile": (0, 2, 2)}, "tile", "at least 1", "(0, 2, 2)"),
+    (policies.radial, {"frames": 0, "tokens_per_frame": 4}, "frames", "at least 1", "0"),
+    (policies.radial, {"frames": 2, "tokens_per_frame": 4, "decay": 0}, "decay", "above 0", "0"),
+    (
+        policies.persistent_local,
+        {"q_len": 64, "kv_len": 64, "persistent": [1], "local": 1},
+        "persistent",
+        "0 and 0",
+        "1",
+    ),
+    (
+        policies.persistent_local,
+        {"q_len": 64, "kv_len": 64, "persistent": torch.tensor([-2]), "local": 1},
+        "persistent",
+        "0 and 0",
+        "int64 [1]",
+    ),
+)
+
+
+@pytest.mark.parametrize(("policy", "settings", "name", "allowed", "value"), BAD)
+def test_bad_settings(policy, settings, name, allowed, value):
+    with pytest.raises(ValueError, match=rf"^{name} must be ") as error:
+        policy(**settings)
+    assert allowed in str(error.value) and value in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "budget"), itertools.product(NAMES, (0, -0.1, 1.01, None, "half")))
+def test_bad_budgets(name, budget):
+    with pytest.raises(ValueError, match=r"^budget must be above 0 and at most 1, got "):
+        run(name, **QK, budget=budget)
