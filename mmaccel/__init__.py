@@ -14,6 +14,7 @@ Example
 from .errors import (
     ActiveSessionError,
     ConflictError,
+    MemoryLimitError,
     MmaccelError,
     SettingError,
     UnknownNameError,
@@ -29,6 +30,7 @@ from .version import __version__
 __all__ = [
     "ActiveSessionError",
     "ConflictError",
+    "MemoryLimitError",
     "Method",
     "MmaccelError",
     "Plan",

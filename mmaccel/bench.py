@@ -98,6 +98,34 @@ def median(values: Iterable[float]) -> float:
     return float(statistics.median(values))
 
 
+def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str]) -> str:
+    """A Markdown page: title, what was measured on what, and one table a section.
+
+    Parameters
+    ----------
+    intro
+        What was measured and how to read it.
+    sections
+        Heading to the finished table.
+    """
+    header = result["header"]
+    facts = (
+        f"- versions: {', '.join(f'{k} {v}' for k, v in header['versions'].items())}",
+        f"- machine: {', '.join(header['machine'].values())}, {header['threads']} threads",
+        f"- date: {header['date']}",
+    )
+    parts = [f"# {title}", intro.strip(), "\n".join(facts)]
+    parts += [f"## {heading}\n\n{body}" for heading, body in sections.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    headings = list(headings)
+    rows = [headings, ["---"] * len(headings), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 def table(result: dict[str, Any]) -> str:
     """The rows as a Markdown table, fastest last within what was measured together."""
     lines = ["| method | exact | seconds | speed-up | passes | quality |", "|---|---|---|---|---|---|"]

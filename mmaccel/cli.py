@@ -23,8 +23,12 @@ EXAMPLES = """examples:
 """
 
 
-# Each has `rows(full)` and may have `write_page(result, path)`.
-BENCHMARKS = {"image": "mmaccel.image.benchmark", "kernels": "mmaccel.kernels.benchmark"}
+# Each has `rows(full)` and `write_page(result, path)`.
+BENCHMARKS = {
+    "image": "mmaccel.image.benchmark",
+    "kernels": "mmaccel.kernels.benchmark",
+    "language": "mmaccel.vlm.language_benchmark",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,6 +34,10 @@ class WeightsError(MmaccelError, ValueError):
     """A weights or plan file is truncated, foreign or made for something else."""
 
 
+class MemoryLimitError(MmaccelError, MemoryError):
+    """What was asked for does not fit in the memory that is free; raised before the run."""
+
+
 class PromptError(MmaccelError, ValueError):
     """A prompt is empty, or outside what a small model knows."""
 

@@ -1,8 +1,16 @@
-"""Private names of transformers that mmaccel calls; `tests/test_private.py` holds them against the version."""
+"""Private names of transformers that mmaccel calls; tests hold them against the installed version.
+
+Modules of transformers are imported in the functions: its modeling code imports torch's compiler, and that Triton.
+"""
 
 from __future__ import annotations
 
+import copy
+import sys
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 
 def generation_settings(model: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -22,3 +30,53 @@ def generation_settings(model: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[s
     config.validate()
     model._validate_model_kwargs(model_kwargs.copy())
     return config, model_kwargs
+
+
+def plain_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """Transformers' own `sdpa` attention, `(module, q, k, v, mask, ...) -> ([B, M, H, D], None)`."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    result: tuple[torch.Tensor, None] = sdpa_attention_forward(*args, **kwargs)
+    return result
+
+
+def register_attention(name: str, function: Callable[..., Any]) -> None:
+    """Enter an attention function under a name; it gets the masks that `sdpa` gets."""
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)  # without a mask function padding is silently dropped
+
+
+def unregister_attention(name: str) -> None:
+    """Take a name out again; the interfaces have no call for that."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface._global_mapping.pop(name, None)
+    AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+def uses_attention_interface(module: torch.nn.Module) -> bool:
+    """Whether the class of this module was written against the shared table of attention functions."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return getattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS", None) is ALL_ATTENTION_FUNCTIONS
+
+
+def attention_name(config: Any) -> str | None:
+    """The attention function that a configuration asks for, such as `"sdpa"`."""
+    name: str | None = config._attn_implementation
+    return name
+
+
+def with_attention(config: Any, name: str) -> Any:
+    """A shallow copy of a configuration that asks for another attention function.
+
+    A copy for each module, since models can share one configuration; and the internal name, because the
+    public setter would change nested configurations, which the copy shares.
+    """
+    changed = copy.copy(config)
+    changed._attn_implementation_internal = name
+    return changed

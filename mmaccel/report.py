@@ -18,6 +18,9 @@ class Report:
         Whether the run kept the target's output law.
     forwards, plain_forwards : int
         Forward passes of the main model that were made, and that plain decoding makes for the same work.
+    keys, plain_keys : int
+        Keys attended to, summed over queries, heads and layers, and in plain attention; 0 where a method does
+        not change them.
     tokens : int
         Tokens of the result, over the whole batch.
     wall_seconds : float
@@ -38,6 +41,8 @@ class Report:
     exact: bool
     forwards: int = 0
     plain_forwards: int = 0
+    keys: int = 0
+    plain_keys: int = 0
     tokens: int = 0
     wall_seconds: float = 0.0
     baseline_seconds: float | None = None
@@ -48,15 +53,18 @@ class Report:
 
     def start(self) -> None:
         """Forget the last run; the measured baseline stays."""
-        self.forwards = self.plain_forwards = self.tokens = self.peak_extra_bytes = 0
+        self.forwards = self.plain_forwards = self.keys = self.plain_keys = 0
+        self.tokens = self.peak_extra_bytes = 0
         self.wall_seconds, self.engaged = 0.0, False
         self.warnings.clear()
         self.details.clear()
 
     @property
     def work_ratio(self) -> float | None:
-        """Forward passes made, as a share of those of plain decoding."""
-        return self.forwards / self.plain_forwards if self.plain_forwards else None
+        """Forward passes made, as a share of those of plain decoding; without them the same of the keys."""
+        if self.plain_forwards:
+            return self.forwards / self.plain_forwards
+        return self.keys / self.plain_keys if self.plain_keys else None
 
     @property
     def speedup(self) -> float | None:
@@ -76,6 +84,9 @@ class Report:
         if self.plain_forwards:
             fewer = self.plain_forwards / max(self.forwards, 1)
             lines.append(f"  passes      {self.forwards} instead of {self.plain_forwards}, {fewer:.2f}x fewer")
+        if self.plain_keys:
+            share = self.keys / self.plain_keys
+            lines.append(f"  keys        {self.keys} attended to instead of {self.plain_keys}, {share:.1%}")
         lines.append(f"  wall time   {self.wall_seconds:.2f} s measured")
         if self.speedup is not None:
             lines.append(f"  speed-up    {self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured")

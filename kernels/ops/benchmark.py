@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,6 +76,37 @@ def rows(full: bool = False, device: str = "cpu") -> Iterator[dict[str, Any]]:
     for dtype in dtypes:
         for case in tqdm(list(cases(dtype, device, lengths)), desc=f"kernels, {str(dtype)[6:]}"):
             yield measure(case, device)
+
+
+INTRO = """
+Measured by `mmaccel bench kernels`: every op against torch's own way, in one alternating run of medians. An op
+whose result is off from float64 by more than its tolerance is not timed at all. Block-sparse attention is asked for
+random blocks, as many in every row, with `cutover=True`: above the break-even density, which is measured on this
+machine, it attends to everything. The raw rows are in [{json}]({json}).
+"""
+
+
+def write_page(result: dict[str, Any], path: Path) -> None:
+    """The Markdown page of a result."""
+    sections = {}
+    for dtype in dict.fromkeys(r["model"].split()[-1] for r in result["rows"]):
+        lines = [
+            [
+                r["method"].removeprefix("kernels."),
+                ", ".join(f"{k} {v}" for k, v in r["settings"].items()) or r["model"].rsplit(" ", 1)[0],
+                r["baseline"],
+                f"{1000 * r['wall_seconds']:.2f}",
+                f"{1000 * r['baseline_seconds']:.2f}",
+                f"{r['speedup']:.2f}x",
+                f"{r['quality']:.1e}",
+            ]
+            for r in result["rows"]
+            if r["model"].endswith(dtype)
+        ]
+        sections[dtype] = bench.markdown(("op", "case", "against", "ms", "ms, torch", "speed-up", "error"), lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    intro = INTRO.format(json=path.with_suffix(".json").name)
+    path.write_text(bench.page(result, "Kernels", intro, sections), encoding="utf-8")
 
 
 def measure(case: Case, device: str) -> dict[str, Any]:

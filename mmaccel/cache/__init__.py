@@ -1,5 +1,23 @@
 """Caches of keys and values that the methods share."""
 
+from .branch import BranchCache
+from .estimate import estimate_bytes, free_memory, require_memory
+from .evicting import EvictingCache, EvictingLayer
 from .rollback import RollbackCache, RollbackLayer
+from .selecting import SelectingCache, SelectingLayer
+from .sliding import SlidingCache, SlidingLayer
 
-__all__ = ["RollbackCache", "RollbackLayer"]
+__all__ = [
+    "BranchCache",
+    "EvictingCache",
+    "EvictingLayer",
+    "RollbackCache",
+    "RollbackLayer",
+    "SelectingCache",
+    "SelectingLayer",
+    "SlidingCache",
+    "SlidingLayer",
+    "estimate_bytes",
+    "free_memory",
+    "require_memory",
+]

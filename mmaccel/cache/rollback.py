@@ -28,7 +28,7 @@ class RollbackLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        capacity = self.cache.capacity or GROWTH
+        capacity = self.cache.initial
         self.keys = key_states.new_zeros(*key_states.shape[:2], capacity, key_states.shape[-1])
         self.values = value_states.new_zeros(*value_states.shape[:2], capacity, value_states.shape[-1])
         self.is_initialized = True
@@ -130,6 +130,7 @@ class RollbackCache(Cache):
         if capacity is not None and capacity < 1:
             raise ValueError(f"RollbackCache(capacity={capacity}): capacity must be at least 1, or None to grow")
         self.capacity = capacity
+        self.initial = capacity or GROWTH  # slots that a layer starts with
         self.slots: torch.Tensor | None = None
         self.extent = 0
         text = config.get_text_config(decoder=True)

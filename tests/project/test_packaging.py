@@ -46,17 +46,29 @@ def test_weights_are_small_safetensors_only():
         assert not [f for f in files if f.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")]
 
 
-def test_importing_loads_no_triton_and_patches_nothing():
-    code = (
-        "import sys, torch, transformers\n"
-        "from transformers import GenerationMixin\n"
-        "before = dict(vars(GenerationMixin))\n"
-        "import mmaccel, mmaccel.image\n"
-        "assert dict(vars(GenerationMixin)) == before\n"
-        "assert 'triton' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "tests")
+def _in_a_new_process(*lines):
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=ROOT / "tests")
     assert done.returncode == 0, done.stderr
+
+
+def test_importing_loads_no_triton():
+    _in_a_new_process(
+        "import sys, mmaccel, mmaccel.image, mmaccel.kernels, mmaccel.kernels.policies, mmaccel.video, mmaccel.vlm",
+        "assert 'triton' not in sys.modules",
+    )
+
+
+def test_importing_patches_nothing():
+    _in_a_new_process(
+        "import torch.nn.functional as F",
+        "from transformers import GenerationMixin, PreTrainedModel",
+        "from diffusers import DiffusionPipeline, ModelMixin",
+        "classes = (GenerationMixin, PreTrainedModel, DiffusionPipeline, ModelMixin)",
+        "before = [dict(vars(cls)) for cls in classes] + [F.scaled_dot_product_attention]",
+        "import mmaccel",
+        "mmaccel.methods()",
+        "assert [dict(vars(cls)) for cls in classes] + [F.scaled_dot_product_attention] == before",
+    )
 
 
 def test_nothing_imports_a_root_folder_by_its_bare_name():

@@ -1,0 +1,129 @@
+"""What a cache will take, and whether it fits, before the run."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from mmaccel.errors import MemoryLimitError, unknown_name
+
+from .evicting import ROOM
+
+KINDS = ("dynamic", "rollback", "selecting", "evicting", "sliding", "branch")
+
+
+def estimate_bytes(
+    config: Any,
+    batch: int,
+    length: int,
+    dtype: torch.dtype,
+    kind: str = "rollback",
+    *,
+    keep: int | None = None,
+    new: int = ROOM,
+    window: int | None = None,
+    sink: int = 0,
+    chunk: int = 1,
+    branches: int = 2,
+) -> int:
+    """Bytes of keys and values that a cache of a kind holds at its fullest.
+
+    Parameters
+    ----------
+    config
+        The model's configuration: layers, key heads and head dimension are read from it.
+    batch, length
+        Rows, and tokens in each: for `"evicting"` those of the prompt, else all.
+    dtype
+        Of the states.
+    kind
+        ``"dynamic"`` (transformers' own, all tokens), ``"rollback"`` (default), ``"selecting"``,
+        ``"evicting"``, ``"sliding"`` or ``"branch"``.
+    keep, new
+        Tokens kept of a prompt, and slots for new ones; only for ``"evicting"``. Its peak is in the prefill,
+        where the last layer still holds the whole prompt.
+    window, sink, chunk
+        As for `SlidingCache`, and the tokens of one chunk; only for ``"sliding"``.
+    branches
+        Of guidance, default 2; only for ``"branch"``.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such kind.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig
+    >>> config = LlamaConfig(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    >>> estimate_bytes(config, batch=1, length=100, dtype=torch.float16)
+    12800
+    """
+    if kind not in KINDS:
+        raise unknown_name("kind of cache", kind, KINDS)
+    layers, heads, width = _sizes(config)
+    slot = 2 * batch * heads * width * dtype.itemsize  # a key and a value of one layer
+    if kind == "evicting":
+        whole = keep is None or keep >= length
+        kept = (length if keep is None else min(keep, length)) + new
+        # the last layer holds the prompt until it has copied what it keeps
+        return (slot + 4 * batch * heads) * (layers * kept + (0 if whole else length))
+    if kind == "sliding":
+        length = min(length, sink + (length if window is None else window) + chunk)
+    return slot * length * layers * (branches if kind == "branch" else 1)
+
+
+def _sizes(config: Any) -> tuple[int, int, int]:
+    """Layers, key heads and head dimension of a transformers or diffusers configuration."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    layers = getattr(text, "num_hidden_layers", None) or text.num_layers
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or getattr(text, "attention_head_dim", None)
+    return layers, heads, width or text.hidden_size // text.num_attention_heads
+
+
+def free_memory(device: torch.device | str) -> int | None:
+    """Bytes that are free on a device, None where nobody can say."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        # what torch holds and does not use is as good as free
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    if device.type == "cpu":
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
+        except (AttributeError, ValueError, OSError):  # not a POSIX system
+            return None
+    return None
+
+
+def _reclaimable() -> int:
+    """Memory that Linux holds as file cache and gives back when asked."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        return max(0, table["MemAvailable"] - table["MemFree"])
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0
+
+
+def require_memory(bytes_needed: int, device: torch.device | str, what: str = "this run") -> None:
+    """Raise if so many bytes are not free; where nobody can say, nothing is refused.
+
+    Raises
+    ------
+    MemoryLimitError
+        Says what is needed, what is free, and what to change.
+    """
+    free = free_memory(device)
+    if free is not None and bytes_needed > free:
+        raise MemoryLimitError(
+            f"{what} needs {_size(bytes_needed)} for keys and values, and {_size(free)} are free on {device}:"
+            " use fewer rows or tokens, a smaller dtype, or keep fewer tokens"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,46 @@
+"""What the caches share: one layer for each of the model, and the bytes that tensors hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+
+class Reader(Protocol):
+    """Attention that knows these caches: it is told of every update, and asks the layer for more than its keys."""
+
+    active: bool
+
+    def updated(self, layer: Any) -> None:
+        """The layer returned new views; the next attention call that gets them reads this layer."""
+
+
+def cache_layers(config: Any, make: Callable[[], Any]) -> list[Any]:
+    """A cache layer for each layer of the model: `make()` for full attention, transformers' own for the others.
+
+    Layers with a sliding window, a linear state or none at all keep what `DynamicCache` gives them.
+    """
+    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+    return [make() if type(layer) is DynamicLayer else layer for layer in layers]
+
+
+def tensor_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Bytes of the elements of tensors, by count; None counts nothing."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def layer_bytes(layers: Iterable[Any]) -> int:
+    """Bytes of the keys, values and positions of cache layers."""
+    names = ("keys", "values", "positions")
+    return tensor_bytes(getattr(layer, name, None) for layer in layers for name in names)
+
+
+def check_crop(tokens_to_remove: int) -> int:
+    """How many tokens a call of `crop` takes away; transformers passes them with a minus sign."""
+    if tokens_to_remove > 0:
+        raise ValueError(f"crop takes a count of at most 0, got {tokens_to_remove}: crop(-n) removes n tokens")
+    return -tokens_to_remove

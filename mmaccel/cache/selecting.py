@@ -1,0 +1,136 @@
+"""A cache that keeps everything, and lets a policy choose at every step what is attended to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .layers import Reader, cache_layers, layer_bytes
+from .rollback import RollbackCache, RollbackLayer
+
+# `(q, k, lengths, *, count, state, valid) -> token_idx`, as in mmaccel.kernels.policies.DECODE
+Policy = Callable[..., torch.Tensor]
+
+
+class SelectingLayer(RollbackLayer):
+    """Keys and values of one layer, and what the policy remembers of its sequences.
+
+    Attributes
+    ----------
+    current
+        What the last :meth:`update` returned as keys; attention that gets this very tensor reads this layer.
+    states
+        The policy's memory, one dictionary for each group of rows that it is asked for together.
+    """
+
+    cache: SelectingCache
+
+    def __init__(self, cache: SelectingCache) -> None:
+        super().__init__(cache)
+        self.current: torch.Tensor | None = None
+        self.states: dict[Any, dict[str, Any]] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        self.current = keys
+        if self.cache.reader is not None:
+            self.cache.reader.updated(self)
+        return keys, values
+
+    def state(self, rows: tuple[int, ...]) -> dict[str, Any]:
+        """The policy's memory of these rows of the batch."""
+        return self.states.setdefault(rows, {})
+
+    def choose(self, query: torch.Tensor, keys: torch.Tensor, count: int, rows: tuple[int, ...]) -> torch.Tensor:
+        """Ask the policy for `count` tokens of these rows.
+
+        Parameters
+        ----------
+        query : `[b, Hq, M, D]`, keys : `[b, Hkv, N, D]`
+            The newest queries of the rows, and all their keys, padding cut off.
+        rows
+            Their numbers in the batch: what the policy remembers belongs to them.
+
+        Returns
+        -------
+        int32 `[b, Hkv, S]`, ascending, -1 last.
+        """
+        lengths = torch.full((keys.shape[0],), keys.shape[2], dtype=torch.int32, device=keys.device)
+        return self.cache.policy(query, keys, lengths, count=count, state=self.state(rows))
+
+    # What the policy remembers holds for the rows and tokens that it saw.
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        self.states.clear()
+
+    def reset(self) -> None:
+        super().reset()
+        self.states.clear()
+        self.current = None
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        self.states.clear()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self.states.clear()
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        self.states.clear()
+
+
+class SelectingCache(RollbackCache):
+    """All keys and values in preallocated buffers, with a policy that chooses tokens at every step.
+
+    By itself it is as exact as `DynamicCache`: the choice is made by :meth:`SelectingLayer.choose`, which
+    the attention of a method calls.
+
+    Parameters
+    ----------
+    config
+        The model's configuration. Only its full-attention layers select; the others keep transformers' layers.
+    policy
+        A function of :data:`mmaccel.kernels.policies.DECODE`.
+    expected
+        Tokens to allocate for at first, None (default) for 256; the buffers double when full.
+
+    Raises
+    ------
+    ValueError
+        If `expected` is below 1, or `crop` gets a positive count.
+
+    Examples
+    --------
+    >>> from mmaccel.kernels import policies
+    >>> cache = SelectingCache(model.config, policies.DECODE["token_select"])  # doctest: +SKIP
+    >>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
+    """
+
+    def __init__(self, config: Any, policy: Policy, expected: int | None = None) -> None:
+        if expected is not None and expected < 1:
+            raise ValueError(f"SelectingCache(expected={expected}): expected must be at least 1, or None")
+        super().__init__(config)
+        self.policy = policy
+        self.reader: Reader | None = None  # the attention that selects, if any
+        self.initial = expected or self.initial
+        self.layers = cache_layers(config, lambda: SelectingLayer(self))
+
+    def release(self) -> None:
+        """Give the buffers back now; layers and cache refer to each other, which delays it otherwise."""
+        for layer in self.layers:
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+            if isinstance(layer, SelectingLayer):
+                layer.current, layer.length = None, 0
+                layer.states.clear()
+
+    def nbytes(self) -> int:
+        """Bytes allocated for keys and values, by count."""
+        return layer_bytes(self.layers)

@@ -1,0 +1,156 @@
+"""EvictingCache and SlidingCache when they drop tokens: against attention with an explicit mask."""
+
+import pytest
+import torch
+
+from mmaccel.cache import EvictingCache, SlidingCache
+from mmaccel.vlm import examples
+
+
+def states(count, first=0.0, batch=1, heads=2):
+    """Keys `[batch, heads, count, 4]` that carry their number, and values 10 times that."""
+    key = (first + torch.arange(float(count)))[None, None, :, None].expand(batch, heads, count, 4).clone()
+    return key, 10 * key
+
+
+def small(batch=1, count=6, room=4):
+    model, _ = examples.llama()
+    cache = EvictingCache(model.config, room)
+    cache.update(*states(count, batch=batch), 0)
+    return cache, cache.layers[0]
+
+
+# EvictingCache
+
+
+def test_keeps_other_tokens_per_head_and_counts_on():
+    cache, layer = small()
+    layer.keep(torch.tensor([[[0, 3, 5], [1, 2, 5]]]))
+    assert cache.get_seq_length() == 6 and layer.starts == [0] and layer.evicted
+    keys, values = cache.update(*states(1, 6.0), 0)
+    assert keys[0, :, :, 0].tolist() == [[0, 3, 5, 6], [1, 2, 5, 6]] and torch.equal(values, 10 * keys)
+    assert layer.positions[0, :, :4].tolist() == keys[0, :, :, 0].tolist()
+    assert cache.get_seq_length() == 7 and cache.get_mask_sizes(2, 0) == (6, 3)
+    for _ in range(9):  # grows beyond its room
+        keys, _ = cache.update(*states(1, float(cache.get_seq_length())), 0)
+    assert keys[0, 0, :, 0].tolist() == [0, 3, 5, *range(6, 16)]
+
+
+def test_rows_of_different_lengths_lie_at_the_right():
+    cache, layer = small(batch=2)
+    layer.keep(torch.tensor([[[0, 1, 5]] * 2, [[4, -1, -1]] * 2]))
+    assert layer.starts == [0, 2] and layer.valid[1, 0].tolist() == [False, False, True]
+    with pytest.raises(ValueError, match="different numbers of tokens"):
+        cache.update(*states(1, 6.0, batch=2), 0)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    assert layer.starts == [2, 0] and layer.positions[0, 0].tolist()[:3] == [-1, -1, 4]
+    cache.batch_repeat_interleave(2)
+    assert layer.starts == [2, 2, 0, 0]
+    cache.batch_select_indices(torch.tensor([3, 2]))  # rows alike: any attention will do
+    assert cache.update(*states(1, 6.0, batch=2), 0)[0][1, 1, :, 0].tolist() == [0, 1, 5, 6]
+
+
+def test_heads_of_different_lengths():
+    _, layer = small()
+    layer.keep(torch.tensor([[[0, 3, 5], [2, -1, -1]]]))
+    assert layer.starts is None and layer.positions[0, 1].tolist()[:3] == [-1, -1, 2]
+
+
+def test_hidden_tokens_leave_gaps_until_aligned():
+    cache, layer = small(batch=2)
+    layer.keep(torch.tensor([[[0, 1]] * 2, [[2, 3]] * 2]))
+    cache.update(*states(2, 6.0, batch=2), 0)
+    layer.hide(torch.tensor([[True, True], [False, True]]))
+    assert layer.hidden == [0, 1] and layer.starts is None
+    layer.align()
+    assert layer.starts == [0, 1] and layer.positions[1, 0].tolist()[:4] == [-1, 2, 3, 7]
+
+
+def test_crop_takes_back_new_tokens_only():
+    cache, layer = small()
+    layer.keep(torch.tensor([[[0, 5], [2, 4]]]))
+    cache.update(*states(3, 6.0), 0)
+    cache.crop(-2)
+    assert cache.get_seq_length() == 7
+    assert cache.update(*states(1, 7.0), 0)[0][0, 0, :, 0].tolist() == [0, 5, 6, 7]
+    with pytest.raises(ValueError, match="cannot take back 3 tokens: 2 are new"):
+        layer.crop(-3)
+    layer.keep(torch.tensor([[[0, 2, 3], [1, 2, 3]]]))  # the newest two are kept in both heads
+    cache.crop(-2)
+    assert cache.get_seq_length() == 6 and layer.positions[0, :, : layer.length].tolist() == [[0], [4]]
+    cache.reset()
+    assert cache.get_seq_length() == 0 and not layer.evicted
+
+
+@torch.no_grad()
+def test_model_sees_the_kept_tokens_at_their_positions():
+    """Plain SDPA over the cache gives what a mask over the whole sequence gives."""
+    model, _ = examples.llama()
+    ids, kept = examples.prompts(1, 14, pad=0)[0], [0, 2, 3, 8, 9]
+    cache = EvictingCache(model.config)
+    model(ids[:, :10], past_key_values=cache)
+    for layer in cache.layers:
+        layer.keep(torch.tensor(kept).expand(1, 2, -1))
+    logits = torch.cat([model(ids[:, a:b], past_key_values=cache).logits for a, b in ((10, 13), (13, 14))], 1)
+    mask = torch.ones(14, 14, dtype=torch.bool).tril()
+    mask[10:, [i for i in range(10) if i not in kept]] = False
+    assert torch.allclose(logits, model(ids, attention_mask=mask[None, None]).logits[:, 10:], atol=1e-4)
+
+
+# SlidingCache
+
+
+@pytest.mark.parametrize("sink", (0, 2))
+@pytest.mark.parametrize("chunks", ([1] * 12, [3, 1, 4, 2, 5], [9, 2, 1]), ids=str)
+def test_window_and_positions(chunks, sink):
+    cache, seen = SlidingCache(1, window=4, sink=sink), 0
+    for chunk in chunks:
+        keys, values = cache.update(*states(chunk, float(seen)), 0)
+        past = [i for i in range(seen) if i < sink or i >= seen - 4]
+        past = list(range(seen)) if seen <= sink + 4 else past
+        seen += chunk
+        assert keys[0, 1, :, 2].tolist() == cache.positions() == past + list(range(seen - chunk, seen))
+        assert torch.equal(values, 10 * keys) and cache.get_seq_length() == seen
+        kept = min(seen, sink + 4)
+        assert cache.get_mask_sizes(3, 0) == (kept + 3, seen - kept)
+
+
+def test_memory_does_not_grow_with_the_stream():
+    cache = SlidingCache(2, window=8, sink=2)
+    sizes = set()
+    for step in range(30):
+        for layer in range(2):
+            cache.update(*states(3, float(step)), layer)
+        sizes.add(cache.nbytes())
+    assert max(sizes) == (8 + 2 + 3) * 2 * 2 * 2 * 4 * 4 and len(sizes) <= 4
+
+
+@torch.no_grad()
+def test_stream_through_a_model():
+    """A decoder in chunks against one pass with the window as a mask."""
+    model, _ = examples.llama()
+    ids = examples.prompts(1, 16, pad=0)[0]
+    cache, mask = SlidingCache(model.config, window=5, sink=1), torch.zeros(16, 16, dtype=torch.bool)
+    logits = []
+    for first in range(0, 16, 4):
+        logits.append(model(ids[:, first : first + 4], past_key_values=cache).logits)
+        for query in range(first, first + 4):
+            mask[query, max(0, first - 5) : query + 1] = True
+            mask[query, : 1 if first > 5 else 0] = True
+    assert torch.allclose(torch.cat(logits, 1), model(ids, attention_mask=mask[None, None]).logits, atol=1e-4)
+
+
+def test_sliding_errors():
+    cache = SlidingCache(1, window=2)
+    cache.update(*states(2), 0)
+    cache.crop(-1)
+    assert cache.update(*states(1, 7.0), 0)[0][0, 0, :, 0].tolist() == [0, 7]
+    cache.update(*states(3, 8.0), 0)
+    cache.update(*states(1, 9.0), 0)
+    with pytest.raises(ValueError, match="window has moved on"):
+        cache.crop(-1)
+    for wrong in ({"window": 0}, {"window": 2, "sink": -1}):
+        with pytest.raises(ValueError, match="must be at least"):
+            SlidingCache(1, **wrong)
+    with pytest.raises(ValueError, match="room must be at least 1"):
+        EvictingCache(examples.llama()[0].config, room=0)

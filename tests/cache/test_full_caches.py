@@ -1,0 +1,117 @@
+"""SelectingCache, EvictingCache and SlidingCache where nothing is dropped: `generate` as with DynamicCache."""
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from mmaccel.cache import EvictingCache, SelectingCache, SlidingCache, estimate_bytes
+from mmaccel.kernels.policies import DECODE
+from mmaccel.vlm import examples
+
+MAKERS = {
+    "selecting": lambda config: SelectingCache(config, DECODE["token_select"]),
+    "selecting, expected": lambda config: SelectingCache(config, DECODE["token_select"], expected=33),
+    "evicting": EvictingCache,
+    "evicting, small room": lambda config: EvictingCache(config, room=1),
+    "sliding": lambda config: SlidingCache(config, window=64),
+    "sliding, sink": lambda config: SlidingCache(config, window=64, sink=3),
+}
+NAMES = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama()
+
+
+def greedy(llama, cache, batch=1, **more):
+    model, arguments = llama
+    return model.generate(**arguments(batch, 24, 8, **more), past_key_values=cache)
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+@NAMES
+def test_same_tokens_as_dynamic_cache(llama, make, batch):
+    """Batches with padding on the left; also in beam search, which reorders the cache."""
+    config = llama[0].config
+    assert torch.equal(greedy(llama, make(config), batch), greedy(llama, DynamicCache(config=config), batch))
+    beams = {"num_beams": 3, "num_return_sequences": 2}
+    plain = greedy(llama, DynamicCache(config=config), batch, **beams)
+    assert torch.equal(greedy(llama, make(config), batch, **beams), plain)
+
+
+@NAMES
+@torch.no_grad()
+def test_chunks_crop_and_copies(llama, make):
+    """Logits of chunks, after a rollback and from a copy are those of one pass."""
+    model, _ = llama
+    ids = examples.prompts(2, 20, pad=0)[0]
+    whole, cache = model(ids).logits, make(model.config)
+    for first, last in ((0, 7), (7, 8), (8, 15)):
+        logits = model(ids[:, first:last], past_key_values=cache).logits
+        assert torch.allclose(logits, whole[:, first:last], atol=1e-4)
+    cache.crop(-5)
+    assert cache.get_seq_length() == 10
+    other = copy.deepcopy(cache)
+    assert torch.allclose(model(ids[:, 10:], past_key_values=cache).logits, whole[:, 10:], atol=1e-4)
+    assert torch.allclose(model(ids[:, 10:], past_key_values=other).logits, whole[:, 10:], atol=1e-4)
+    with pytest.raises(ValueError, match="at most 0"):
+        cache.crop(3)
+
+
+@NAMES
+def test_batch_operations_and_reset(make, llama):
+    cache = make(llama[0].config)
+    cache.batch_repeat_interleave(2)  # nothing written yet
+    for layer in range(3):
+        key = torch.arange(3.0)[:, None, None, None].expand(3, 2, 5, 8)
+        cache.update(key, -key, layer)
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([4, 1, 0]))
+    cache.reorder_cache(torch.tensor([1, 0, 2]))
+    new = torch.zeros(3, 2, 1, 8)
+    keys, values = cache.update(new, new, 1)
+    assert keys[:, 1, :5, 3].tolist() == [[0.0] * 5, [2.0] * 5, [0.0] * 5]
+    assert torch.equal(values, -keys) and keys.shape == (3, 2, 6, 8)
+    cache.reset()
+    assert cache.get_seq_length() == 0 and cache.update(new, new, 0)[0].shape[2] == 1
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_bytes_are_exact(llama, dtype):
+    """2 states x 3 layers x 2 rows x 2 heads x 8 channels; positions are 4 bytes each, per head."""
+    config, key = llama[0].config, torch.zeros(2, 2, 10, 8, dtype=dtype)
+    slot = 2 * 3 * 2 * 2 * 8 * dtype.itemsize
+    caches = {
+        "selecting": SelectingCache(config, DECODE["fasa"], expected=12),
+        "evicting": EvictingCache(config, room=4),
+        "sliding": SlidingCache(config, window=5, sink=2),
+    }
+    for cache in caches.values():
+        assert cache.nbytes() == 0
+        for layer in range(3):
+            cache.update(key, key, layer)
+    assert caches["selecting"].nbytes() == 12 * slot == estimate_bytes(config, 2, 12, dtype, "selecting")
+    positions = 3 * 2 * 2 * 4
+    evicting = caches["evicting"]
+    assert evicting.nbytes() == evicting.peak == 10 * (slot + positions)
+    for layer in evicting.layers:
+        layer.keep(torch.tensor([0, 4, 9]).expand(2, 2, 3))
+    assert evicting.nbytes() == (3 + 4) * (slot + positions)
+    assert 3 * evicting.peak == (30 + 7) * (slot + positions), "the first layer had what it was and what it kept"
+    assert caches["sliding"].nbytes() == 10 * slot
+    caches["selecting"].release()
+    assert caches["selecting"].nbytes() == 0
+
+
+def test_estimate_of_an_evicting_cache_is_its_peak(llama):
+    """Layer after layer is compressed as soon as it has attended."""
+    config, key = llama[0].config, torch.zeros(2, 2, 50, 8)
+    cache = EvictingCache(config, room=4)
+    for layer in range(3):
+        cache.update(key, key, layer)
+        cache.layers[layer].keep(torch.arange(9).expand(2, 2, 9))
+    estimate = estimate_bytes(config, 2, 50, torch.float32, "evicting", keep=9, new=4)
+    assert estimate == cache.peak

@@ -1,0 +1,99 @@
+"""The break-even density, cutting over to dense attention, and a benchmark that refuses wrong results."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from mmaccel import bench, kernels
+from mmaccel.errors import MmaccelError
+from mmaccel.kernels import BlockPlan, benchmark, calibration
+
+
+def test_break_even_is_where_the_lines_cross(monkeypatch):
+    """Sparse takes 1 + 4 x density, dense takes 3: they cross at one half."""
+    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [3.0, 2.0, 4.0])
+    assert kernels.calibrate("cpu").break_even == pytest.approx((0.5, 0.5))
+    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [0.5, 2.0, 4.0])
+    assert kernels.calibrate("cpu").break_even == (0.125, 0.125)
+    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [9.0, 2.0, 4.0])
+    assert kernels.calibrate("cpu").break_even == (1.0, 1.0)
+
+
+def test_a_real_calibration_is_a_share():
+    found = kernels.calibrate("cpu")
+    assert found.lengths == (512, 2048) and all(0 <= share <= 1 for share in found.break_even)
+
+
+def test_lengths_in_between(monkeypatch):
+    known = kernels.Calibration((512, 2048), (0.2, 0.6))
+    assert [known.at(n) for n in (1, 512, 1024, 2048, 9999)] == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.6])
+    monkeypatch.setattr(calibration, "_kept", lambda device: known)
+    assert kernels.should_use_sparse(0.39, 1024) and not kernels.should_use_sparse(0.41, 1024)
+    assert not kernels.should_use_sparse(1.0, 99999)
+
+
+@pytest.mark.parametrize(("name", "arguments"), (("density", (1.1, 9)), ("density", (-0.1, 9)), ("n", (0.5, 0))))
+def test_bad_arguments(name, arguments):
+    with pytest.raises(ValueError, match=f"^{name} must be "):
+        kernels.should_use_sparse(*arguments)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_cutting_over(monkeypatch, causal):
+    q, k, v = (torch.randn(1, 2, 128, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    mask = torch.eye(4, dtype=torch.bool)[None, None]
+    plan = BlockPlan.from_mask(mask, q_len=128, kv_len=128, block_m=32, block_n=32, causal=causal)
+    op, asked = sys.modules["mmaccel.kernels.block_sparse_attention"], []
+
+    def answer(density, n, device):
+        asked.append((density, n))
+        return pays
+
+    monkeypatch.setattr(op, "should_use_sparse", answer)
+    results = []
+    for pays in (True, False):  # noqa: B007  read by `answer`
+        results.append(kernels.block_sparse_attention(q, k, v, plan, causal=causal, cutover=True)[0])
+    sparse, _ = kernels.block_sparse_attention(q, k, v, plan, causal=causal)
+    dense, _ = kernels.block_sparse_attention(q, k, v, causal=causal)
+    assert torch.equal(results[0], sparse) and torch.equal(results[1], dense) and not torch.equal(sparse, dense)
+    # four of the sixteen blocks, or of the ten that causal attention sees
+    assert asked == [pytest.approx((0.4 if causal else 0.25, 128))] * 2
+
+
+def few(dtype, device, lengths):
+    draw = benchmark.Draw(dtype, device)
+    q, k, v = (draw(1, 2, 256, 16) for _ in range(3))
+    yield benchmark.sparse_case(q, k, v, 0.25, causal=True)
+    yield benchmark.window_case(q, k, v, 32)
+    yield from benchmark.decode_cases(draw(1, 4, 1, 16), draw(1, 2, 2048, 16), draw(1, 2, 2048, 16), draw)
+
+
+def test_benchmark_rows(monkeypatch):
+    monkeypatch.setattr(benchmark, "cases", few)
+    result = bench.result(benchmark.rows())
+    assert json.loads(json.dumps(result)) == result and len(result["rows"]) == 10
+    for row in result["rows"]:
+        assert set(bench.COLUMNS) <= set(row) and row["quality"] <= 5e-3 and row["speedup"] > 0
+
+
+def test_a_wrong_result_is_not_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark, "cases", few)
+    right = benchmark.block_sparse_attention
+
+    def wrong(*args, **kwargs):
+        output, lse = right(*args, **kwargs)
+        return output + 1e-3, lse
+
+    monkeypatch.setattr(benchmark, "block_sparse_attention", wrong)
+    with pytest.raises(MmaccelError, match="no figures are reported"):
+        list(benchmark.rows())
+
+
+def test_benchmark_page(monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark, "cases", few)
+    result = bench.result(benchmark.rows())
+    benchmark.write_page(result, tmp_path / "kernels.md")
+    text = (tmp_path / "kernels.md").read_text()
+    assert "## float32" in text and "## bfloat16" in text and text.count("verify_attention") == 6

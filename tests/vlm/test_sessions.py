@@ -1,0 +1,279 @@
+"""Sessions on decoders: what is touched and restored, reports, settings, and models that are refused."""
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import mmaccel
+from mmaccel import private
+from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.kernels.policies import PREFILL
+from mmaccel.testing import Interrupted, broken_after, snapshot
+from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
+
+SPARSE = SparsePrefill(**SparsePrefill.engaging)
+METHODS = (SPARSE, SelectKV(**SelectKV.engaging), CompressKV(**CompressKV.engaging))
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama()
+
+
+def tiny(model, config, **more):
+    model = model(config(**{**examples.TEXT, **more})).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+# Traces
+
+
+def test_names_in_the_tables_come_and_go(llama):
+    model, arguments = llama
+    before, config = set(ALL_ATTENTION_FUNCTIONS.keys()), model.config
+    with mmaccel.accelerate(model, SPARSE) as session:
+        names = {private.attention_name(module.config) for module in session.adapter.attention_modules()}
+        assert len(names) == 1 and names == set(ALL_ATTENTION_FUNCTIONS.keys()) - before
+        assert private.attention_name(config) == "sdpa" and len(session.adapter.attention_modules()) == 3
+        with session.baseline():
+            assert set(ALL_ATTENTION_FUNCTIONS.keys()) == before
+        session.generate(**arguments())
+        assert session.report.engaged and session.report.speedup
+    assert set(ALL_ATTENTION_FUNCTIONS.keys()) == before
+    assert all(module.config is config for module in session.adapter.attention_modules())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("calls", (0, 3))
+def test_an_exception_leaves_nothing(llama, method, calls):
+    model, arguments = llama
+    plain, before = model.generate(**arguments(2)), snapshot(model)
+    broken = broken_after(model.get_decoder().layers[1].self_attn, calls)
+    with pytest.raises(Interrupted), mmaccel.accelerate(model, method) as session, broken:
+        session.generate(**arguments(2))
+    assert session.adapter.attention is None and snapshot(model) == before
+    assert torch.equal(model.generate(**arguments(2)), plain)
+
+
+def test_models_that_share_a_configuration():
+    config = LlamaConfig(**examples.TEXT)
+    one, two = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
+    one.generation_config.eos_token_id = two.generation_config.eos_token_id = None
+    _, arguments = examples.llama()
+    plain = two.generate(**arguments())
+    with mmaccel.accelerate(one, SPARSE) as first:
+        first.generate(**arguments())
+        assert torch.equal(two.generate(**arguments()), plain)
+        with mmaccel.accelerate(two, CompressKV()) as second:
+            second.generate(**arguments())
+            assert first.report.methods != second.report.methods and second.report.engaged
+        assert first.generate(**arguments()) is not None and first.report.engaged
+    assert torch.equal(two.generate(**arguments()), plain)
+
+
+def test_vision_tower_is_left_alone():
+    model, arguments = examples.smolvlm()
+    with mmaccel.accelerate(model, SPARSE, CompressKV()) as session:
+        assert private.attention_name(model.config.vision_config) == "sdpa"
+        assert len(session.adapter.attention_modules()) == 3
+        session.generate(**arguments())
+        assert session.report.engaged and not session.report.warnings
+
+
+# Reports
+
+
+def prefill(length):
+    return length * (length + 1) // 2
+
+
+def test_report_of_selected_tokens(llama):
+    """4 heads, 3 layers, the first of them dense; rows of 80 and 75 tokens, 5 steps after the first token."""
+    model, arguments = llama
+    with mmaccel.accelerate(model, SelectKV(budget=0.2, dense_layers=1)) as session:
+        session.generate(**arguments(2))
+    keys = plain = 0
+    for length in (80, 75):
+        steps = range(length + 1, length + 6)
+        plain += 3 * (prefill(length) + sum(steps))
+        keys += 3 * prefill(length) + sum(n + 2 * -(-n // 5) for n in steps)
+    report = session.report
+    assert (report.keys, report.plain_keys) == (4 * keys, 4 * plain)
+    assert report.work_ratio == keys / plain and report.tokens == 12 and report.forwards == 0
+    assert report.peak_extra_bytes == 2 * 3 * 2 * 2 * 86 * 8 * 4  # 80 and 6 tokens, keys and values
+    assert f"keys        {4 * keys} attended to instead of {4 * plain}" in str(report)
+    assert report.to_dict()["keys"] == 4 * keys
+
+
+def test_report_of_a_compressed_cache(llama):
+    model, arguments = llama
+    with mmaccel.accelerate(model, CompressKV(budget=0.2)) as session:
+        session.generate(**arguments(2))
+    keys = sum(prefill(n) + sum(n // 5 + step for step in range(1, 6)) for n in (80, 75))
+    slots = 3 * (16 + 6) + 80  # three layers of kept tokens and room, and the prompt of the last
+    assert session.report.keys == 3 * 4 * keys
+    assert session.report.peak_extra_bytes == slots * 2 * 2 * (2 * 8 * 4 + 4)
+
+
+def test_report_of_a_sparse_prefill(llama, monkeypatch):
+    model, arguments = llama
+    plans, policy = [], PREFILL["pooled_top_k"]
+    monkeypatch.setitem(PREFILL, "pooled_top_k", lambda *a, **k: plans.append(policy(*a, **k)) or plans[-1])
+    with mmaccel.accelerate(model, SPARSE) as session:
+        session.generate(**arguments(2))
+    keys = 3 * 4 * sum(n + step for n in (80, 75) for step in range(1, 6))
+    for plan in plans:
+        seen = plan.mask().repeat_interleave(16, 2).repeat_interleave(16, 3)[:, :, : plan.q_len, : plan.kv_len]
+        keys += int(seen.tril().sum())
+    assert len(plans) == 6 and plans[0].n_full.shape[1] == 4
+    assert session.report.keys == keys and 0 < session.report.peak_extra_bytes < 4000
+
+
+def test_neutral_settings_say_so(llama):
+    model, arguments = llama
+    with mmaccel.accelerate(model, SelectKV(budget=1.0)) as session:
+        session.generate(**arguments())
+        assert not session.report.engaged and "plain attention" in str(session.report)
+
+
+def test_positional_arguments_and_configurations(llama):
+    model, arguments = llama
+    call = arguments(1, 40)
+    plain = model.generate(call["input_ids"], max_new_tokens=3, do_sample=False)
+    with mmaccel.accelerate(model, SelectKV(dense_layers=3)) as session:
+        assert torch.equal(session.generate(call["input_ids"], max_new_tokens=3, do_sample=False), plain)
+        assert session.report.tokens == 3
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    (
+        (lambda: SparsePrefill(policy="dense"), "policy='dense'.*one of a_shape"),
+        (lambda: SparsePrefill(budget=0), "budget=0.*above 0"),
+        (lambda: SparsePrefill(budget=None), "budget=None"),
+        (lambda: SparsePrefill(min_length=1), "min_length=1"),
+        (lambda: SparsePrefill(block_m=48), "block_m=48.*power of two"),
+        (lambda: SparsePrefill(block_n=8), "block_n=8"),
+        (lambda: SparsePrefill(always=1), "always=1"),
+        (lambda: SelectKV(policy="snap_kv"), "one of token_select"),
+        (lambda: SelectKV(tokens=5), "tokens=5.*one of the two.*budget=None, tokens=1024"),
+        (lambda: SelectKV(budget=None), "one of the two"),
+        (lambda: SelectKV(budget=1.5), "budget=1.5"),
+        (lambda: SelectKV(budget=None, tokens=1), "tokens=1.*at least 2"),
+        (lambda: SelectKV(budget=True), "budget=True"),
+        (lambda: SelectKV(dense_layers=-1), "dense_layers=-1"),
+        (lambda: CompressKV(policy="mac"), "one of snap_kv"),
+        (lambda: CompressKV(window=0), "window=0"),
+        (lambda: CompressKV(budget=0.2, tokens=8), "one of the two"),
+    ),
+)
+def test_bad_settings(build, message):
+    with pytest.raises(SettingError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(("length", "count"), ((1, 2), (10, 2), (11, 3), (100, 20)))
+def test_counts(length, count):
+    assert SelectKV(budget=0.2).count(length) == CompressKV(budget=0.2).count(length) == count
+    assert SelectKV(budget=None, tokens=12).count(length) == max(2, min(12, length))
+
+
+def test_conflicts(llama):
+    model, _ = llama
+    with pytest.raises(ConflictError, match="cannot be combined"):
+        mmaccel.plan(model, SelectKV(), CompressKV())
+    mmaccel.plan(model, SparsePrefill(), SelectKV())
+    mmaccel.plan(model, CompressKV(), SparsePrefill())
+
+
+# Models that are refused, or partly left alone
+
+
+def test_refused_models():
+    softcap = tiny(Gemma2ForCausalLM, Gemma2Config, head_dim=8)
+    sinks = tiny(GptOssForCausalLM, GptOssConfig, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+    encoder = T5ForConditionalGeneration(
+        T5Config(vocab_size=20, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    )
+    sliding = tiny(MistralForCausalLM, MistralConfig, sliding_window=16)
+    eager = LlamaForCausalLM(LlamaConfig(**examples.TEXT, attn_implementation="eager"))
+    for model, message in (
+        (softcap, "caps its attention scores"),
+        (sinks, "attention sinks"),
+        (encoder, "encoder-decoder"),
+        (sliding, "no layer of full attention"),
+        (eager, "attn_implementation='eager': load the model with attn_implementation='sdpa'"),
+    ):
+        for method in METHODS:
+            with pytest.raises(UnsupportedTargetError, match=message):
+                mmaccel.accelerate(model, method)
+
+
+def test_sliding_layers_run_plainly():
+    """Two of three layers have a window; the third is accelerated."""
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    model = tiny(Gemma3ForCausalLM, Gemma3TextConfig, head_dim=8, sliding_window=16, layer_types=types)
+    _, arguments = examples.llama()
+    plain = model.generate(**arguments(2))
+    for method in METHODS:
+        with mmaccel.accelerate(model, method) as session:
+            assert session.generate(**arguments(2)).shape == plain.shape
+            assert session.report.engaged and session.report.keys < session.report.plain_keys
+            assert any("sliding window" in text for text in session.report.warnings)
+    for method in (SelectKV(budget=None, tokens=99), CompressKV(budget=None, tokens=99)):
+        with mmaccel.accelerate(model, method) as session:
+            assert torch.equal(session.generate(**arguments(2)), plain)
+
+
+def test_layers_with_states_of_their_own():
+    types = ["conv", "full_attention", "conv"]
+    model = tiny(Lfm2ForCausalLM, Lfm2Config, layer_types=types)
+    _, arguments = examples.llama()
+    with mmaccel.accelerate(model, SPARSE) as session:
+        session.generate(**arguments())
+        assert session.report.engaged
+    for method in METHODS[1:]:
+        with pytest.raises(UnsupportedTargetError, match="LinearAttentionLayer.*SparsePrefill leaves it alone"):
+            mmaccel.accelerate(model, method)
+
+
+@pytest.mark.parametrize(
+    "name", ("AttentionInterface._global_mapping", "masking_utils.AttentionMaskInterface._global_mapping")
+)
+def test_private_names_of_transformers_are_still_there(name):
+    import transformers
+    import transformers.masking_utils
+
+    found = transformers
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert "sdpa" in found
+
+
+def test_private_configuration_names_and_attention_tables(llama):
+    config = LlamaConfig(**examples.TEXT)
+    changed = private.with_attention(config, "other")
+    assert private.attention_name(changed) == "other" and private.attention_name(config) is None
+    assert changed._attn_implementation_internal == "other"
+    assert private.uses_attention_interface(llama[0].model.layers[0].self_attn)
+    assert not private.uses_attention_interface(torch.nn.Linear(1, 1))

@@ -1,0 +1,147 @@
+"""Several turns over one cache, copies of it, and direct calls of the model."""
+
+import copy
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
+
+METHODS = (SelectKV(budget=0.3, dense_layers=1), CompressKV(budget=0.3), CompressKV(policy="streaming", window=4))
+TURNS = pytest.mark.parametrize("method", METHODS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama()
+
+
+def turn(session, ids, mask, cache, new=4):
+    """Generate with the cache of the turn before; returns tokens, mask and cache."""
+    result = session.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        past_key_values=cache,
+        max_new_tokens=new,
+        do_sample=False,
+        return_dict_in_generate=True,
+    )
+    ones = torch.ones(len(ids), result.sequences.shape[1] - mask.shape[1], dtype=mask.dtype)
+    return result.sequences, torch.cat([mask, ones], 1), result.past_key_values
+
+
+def talk(session, ids, mask, question, answered):
+    """Two turns; `answered [B, Q]` is the mask of the second question."""
+    tokens, mask, cache = turn(session, ids, mask, None)
+    tokens, mask = torch.cat([tokens, question], 1), torch.cat([mask, answered], 1)
+    tokens, _, cache = turn(session, tokens, mask, cache)
+    return tokens, cache, session.report
+
+
+@pytest.mark.parametrize("length", (5, 40))
+@TURNS
+def test_rows_of_a_conversation_are_what_they_are_alone(llama, method, length):
+    model, _ = llama
+    ids, mask = examples.prompts(3, 60, pad=9)
+    question = examples.prompts(3, length, seed=1, pad=0)[0]
+    seen = torch.ones_like(question)
+    with mmaccel.accelerate(model, method) as session:
+        together, cache, report = talk(session, ids, mask, question, seen)
+        assert report.engaged and report.keys < report.plain_keys and not report.warnings
+        assert cache.get_seq_length() == 60 + 4 + length + 3
+        for row in range(3):
+            start = 9 * (row % 2)
+            tokens, *_ = talk(
+                session, ids[row : row + 1, start:], mask[row : row + 1, start:], question[row : row + 1], seen[:1]
+            )
+            assert torch.equal(tokens[0, -4:], together[row, -4:]), f"row {row}"
+
+
+@pytest.mark.parametrize("length", (5, 40))
+def test_padding_in_a_later_turn(llama, length):
+    """Questions of different lengths, padded between the turns; what is padding is neither seen nor kept."""
+    model, _ = llama
+    ids, mask = examples.prompts(2, 60, pad=0)
+    question, seen = examples.prompts(2, length, seed=1, pad=3)
+    method = CompressKV(policy="streaming", budget=None, tokens=20, window=64)
+    with mmaccel.accelerate(model, method) as session:
+        together, cache, _ = talk(session, ids, mask, question, seen)
+        tokens, *_ = talk(session, ids[1:], mask[1:], question[1:, 3:], seen[1:, 3:])
+    assert torch.equal(tokens[0, -4:], together[1, -4:])
+    layer = cache.layers[0]
+    assert layer.hidden == [0, 3] and layer.starts == [0, 3]
+    assert not set(range(64, 67)) & set(layer.positions[1, 0].tolist())
+
+
+@TURNS
+@torch.no_grad()
+def test_direct_calls_with_a_cache_of_the_session(llama, method):
+    """A loop of one's own over the returned cache, and over a copy of it, gives what `generate` gives."""
+    model, arguments = llama
+    with mmaccel.accelerate(model, method) as session:
+        whole = session.generate(**arguments(2, max_new_tokens=8))
+        result = session.generate(**arguments(2, max_new_tokens=4), return_dict_in_generate=True)
+        assert torch.equal(result.sequences, whole[:, :84])
+        for cache in (copy.deepcopy(result.past_key_values), result.past_key_values):
+            mask, tokens = arguments(2)["attention_mask"], result.sequences[:, -1:]
+            mask = torch.cat([mask, torch.ones(2, 4, dtype=torch.long)], 1)
+            for step in range(84, 88):
+                position = mask.sum(1, keepdim=True) - 1
+                logits = session(tokens, attention_mask=mask, position_ids=position, past_key_values=cache).logits
+                tokens, mask = logits[:, -1:].argmax(-1), torch.cat([mask, torch.ones_like(position)], 1)
+                if isinstance(method, CompressKV):  # the policy of a copy begins anew
+                    assert torch.equal(tokens[:, 0], whole[:, step])
+
+
+@torch.no_grad()
+def test_direct_calls(llama):
+    model, arguments = llama
+    ids = arguments(1)["input_ids"]
+    plain = model(ids).logits
+    for method in METHODS:
+        with mmaccel.accelerate(model, method):
+            assert torch.equal(model(ids).logits, plain)
+    with mmaccel.accelerate(model, SparsePrefill(**SparsePrefill.engaging)):
+        assert not torch.equal(model(ids).logits, plain)
+    assert torch.equal(model(ids).logits, plain)
+
+
+def test_a_cache_outlives_its_session_if_rows_are_alike(llama):
+    model, arguments = llama
+    for batch in (1, 2):
+        with mmaccel.accelerate(model, CompressKV()) as session:
+            result = session.generate(**arguments(batch), return_dict_in_generate=True)
+        ids = torch.cat([result.sequences, result.sequences[:, -3:]], 1)
+        call = {"input_ids": ids, "past_key_values": result.past_key_values, "max_new_tokens": 3}
+        if batch == 1:
+            assert model.generate(**call, do_sample=False).shape == (1, 92)
+        else:
+            with pytest.raises(ValueError, match="use it within the session that made it"):
+                model.generate(**call)
+
+
+@pytest.mark.parametrize("more", ({"num_beams": 2}, {"num_return_sequences": 2, "num_beams": 2}), ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_beams_of_a_row_alone(llama, method, more):
+    model, arguments = llama
+    call = arguments(2, max_new_tokens=4, **more)
+    with mmaccel.accelerate(model, method) as session:
+        together = session.generate(**call)
+        keep = call["attention_mask"][1].bool()
+        ids = call["input_ids"][1:, keep]
+        alone = session.generate(**{**call, "input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    count = len(alone)
+    assert together.shape[0] == 2 * count and torch.equal(together[count:, -4:], alone[:, -4:])
+
+
+@pytest.mark.parametrize("policy", ("snap_kv", "streaming"))
+def test_drafts_over_a_compressed_cache(llama, policy):
+    """Assisted decoding takes rejected drafts back, also those that came with the prompt."""
+    model, arguments = llama
+    call = arguments(1, max_new_tokens=16)
+    call["input_ids"][:, 40:] = call["input_ids"][:, :40]  # something to look up
+    with mmaccel.accelerate(model, CompressKV(policy=policy)) as session:
+        tokens = session.generate(**call, prompt_lookup_num_tokens=4)
+        assert tokens.shape == (1, 96) and session.report.engaged
+        assert torch.equal(session.generate(**call, prompt_lookup_num_tokens=4), tokens)

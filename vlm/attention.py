@@ -1,0 +1,146 @@
+"""The attention function that a session gives to the decoder layers of one model."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmaccel import private
+from mmaccel.errors import UnsupportedTargetError
+
+from .call import Call, Run
+from .rows import left_padding
+
+if TYPE_CHECKING:
+    from .method import DecoderMethod
+
+_numbers = itertools.count()
+
+# Arguments of attention functions that change the result in ways no method knows.
+UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
+
+
+class SessionAttention:
+    """Asks each method to attend, and runs transformers' own attention where none does.
+
+    Attributes
+    ----------
+    name
+        Under which transformers finds it; no two sessions share one.
+    active
+        Whether the session is attached.
+    run
+        The call of `generate` under way.
+    """
+
+    def __init__(self, methods: Sequence[DecoderMethod]) -> None:
+        self.name = f"mmaccel_{next(_numbers)}"
+        self.methods = methods
+        self.active = True
+        self.run: Run | None = None
+        self._updated: weakref.ref[Any] | None = None
+        self._mask: tuple[weakref.ref[torch.Tensor], tuple[int, ...], list[int] | None] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SessionAttention:
+        return self  # copies of a cache are read by the same attention
+
+    def updated(self, layer: Any) -> None:
+        """A cache layer of ours returned new views: the next call gets them."""
+        self._updated = weakref.ref(layer)
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As transformers calls it; `[B, M, Hq, D]`, and None for the weights."""
+
+        def plain() -> torch.Tensor:
+            return private.plain_attention(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                scaling=scaling,
+                dropout=dropout,
+                is_causal=is_causal,
+                **kwargs,
+            )[0]
+
+        cached = self._cached(key)
+        run = Run() if self.run is None else self.run
+        index: int = module.layer_idx  # type: ignore[assignment]
+        call = Call(index, query, key, value, attention_mask, scaling, cached, None, plain, run)
+        reason = _unsuited(module, call, dropout, is_causal, kwargs)
+        if reason and call.evicted is None:
+            if reason != "gradients":
+                run.warn(f"layer {index} and others like it ran plainly: {reason}")
+            call.count_pairs()
+            return plain(), None
+        call.starts = self._starts(call)
+        output = next((out for out in (method.attend(call) for method in self.methods) if out is not None), None)
+        if output is None:
+            call.count_pairs()
+            result = plain()
+        else:
+            result = output.transpose(1, 2).contiguous()
+        for method in self.methods:
+            method.after(call)
+        return result, None
+
+    def _cached(self, key: torch.Tensor) -> Any:
+        """The layer of our cache that these keys are the views of."""
+        layer = None if self._updated is None else self._updated()
+        self._updated = None
+        if layer is not None and layer.current is not key:
+            raise UnsupportedTargetError(
+                "this model changes its keys between the cache and attention: use vlm.SparsePrefill only"
+            )
+        return layer
+
+    def _starts(self, call: Call) -> list[int] | None:
+        if call.evicted is not None:
+            if call.queries > 1 and call.mask is not None and call.mask.dtype == torch.bool:
+                seen = call.mask[:, 0, -1, -call.queries :]
+                if not bool(seen.all()):  # a later turn with padding of its own
+                    call.evicted.hide(seen.expand(call.query.shape[0], -1))
+            return call.evicted.starts
+        sizes = (call.query.shape[0], call.queries, call.keys)
+        if call.mask is None:
+            return left_padding(None, *sizes)
+        # all layers get the same mask: read it back from the device once
+        if self._mask is None or self._mask[0]() is not call.mask or self._mask[1] != sizes:
+            self._mask = (weakref.ref(call.mask), sizes, left_padding(call.mask, *sizes))
+        return self._mask[2]
+
+
+def _unsuited(
+    module: torch.nn.Module, call: Call, dropout: float, is_causal: bool | None, kwargs: dict[str, Any]
+) -> str | None:
+    """Why no method can have this call, or None."""
+    unknown = [name for name in UNKNOWN_ARGUMENTS if kwargs.get(name) is not None]
+    if unknown:
+        return f"its attention has {', '.join(unknown)}"
+    if kwargs.get("sliding_window") is not None:
+        return "it has a sliding window"
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        return "its attention is not causal"
+    if dropout:
+        return "dropout is on: call model.eval()"
+    if call.key.shape != call.value.shape or call.query.shape[1] % call.key.shape[1]:
+        return "its keys and values differ in shape"
+    if torch.is_grad_enabled() and (call.query.requires_grad or call.key.requires_grad):
+        return "gradients"
+    return None

@@ -1,0 +1,145 @@
+"""Compressed cache: after the prompt each layer keeps only the tokens that a policy chooses; lossy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.cache_utils import Cache
+
+from mmaccel.cache import EvictingCache, EvictingLayer, estimate_bytes
+from mmaccel.kernels.policies import COMPRESS
+from mmaccel.method import is_count
+from mmaccel.registry import register
+
+from .call import FEW_QUERIES, Call, Run
+from .method import DecoderMethod
+from .rows import causal_pairs, runs
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class CompressKV(DecoderMethod):
+    """Run the prompt exactly, then keep only the tokens of it that a policy chooses; lossy.
+
+    SnapKV (Li et al., 2024): what the end of a prompt attends to is what the answer will need, per key head.
+    The cache shrinks, so that decoding is faster and longer contexts fit.
+
+    Parameters
+    ----------
+    policy
+        How tokens are chosen: ``"snap_kv"`` (default), ``"fast_kv"`` or ``"streaming"``; see
+        :mod:`mmaccel.kernels.policies`.
+    budget
+        Share of the context to keep, above 0 and up to 1 (plain), default 0.2; None where `tokens` is given.
+    tokens
+        Number of tokens to keep instead, at least 2; None (default) to go by `budget`.
+    window
+        Queries at the end of the prompt that the policy sees, default 32 as SnapKV. A later pass of more
+        queries than this (another turn, or a chunk of the prompt) brings the cache back to the budget; tokens of
+        shorter passes are all kept.
+
+    Lossy: tokens that were dropped are gone. Positions go on as if they were there. Each row of a padded batch
+    has its own budget and gives what it gives alone. In assisted decoding the first drafts count as prompt.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range, or not just one of `budget` and `tokens` is given.
+
+    Examples
+    --------
+    >>> print(CompressKV(policy="streaming"))
+    vlm.CompressKV(policy='streaming')
+    """
+
+    policy: str = "snap_kv"
+    budget: float | None = 0.2
+    tokens: int | None = None
+    window: int = 32
+
+    paper: ClassVar[str] = "SnapKV: LLM Knows What You are Looking for Before Generation, 2024"
+    excludes: ClassVar[frozenset[str]] = frozenset({"vlm.SelectKV"})
+    engaging: ClassVar[dict[str, Any]] = {"budget": 0.2}
+    replaces_cache: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._require(self.policy in COMPRESS, "policy", f"one of {', '.join(COMPRESS)}")
+        self._check_budget()
+        self._require(is_count(self.window), "window", "a whole number of at least 1")
+
+    def make_cache(self, config: Any, prompt: int, new: int) -> Cache:
+        return EvictingCache(config, max(1, new))
+
+    def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
+        return estimate_bytes(config, batch, prompt, dtype, "evicting", keep=self.count(prompt), new=max(1, new))
+
+    def attend(self, call: Call) -> torch.Tensor | None:
+        layer = call.evicted
+        if layer is None:
+            return None
+        call.run.engaged.add(self.name)
+        heads = call.query.shape[1]
+        if call.starts is not None and call.queries <= FEW_QUERIES:
+            pairs = sum(causal_pairs(call.queries, call.keys - start) for start in call.starts)
+            call.count_pairs(heads * pairs)
+            return call.by_rows(lambda query, key, value, _: call.verify(query, key, value))
+        visible = _visible(layer, call.queries)
+        call.count_pairs(visible.sum() * (heads // call.key.shape[1]))
+        return _masked(call, visible)
+
+    def after(self, call: Call) -> None:
+        """Bring the layer to the budget, if that was a prompt."""
+        layer = call.cached
+        if not isinstance(layer, EvictingLayer) or call.queries == 1:
+            return
+        if layer.evicted and layer.starts is None and any(layer.hidden):
+            layer.align()
+            return
+        if layer.total == call.queries or call.queries > self.window:
+            if call.starts is None:
+                call.run.warn("CompressKV kept everything: the mask is more than causal with padding on the left")
+            else:
+                self._compress(call, layer, call.starts)
+
+    def _compress(self, call: Call, layer: EvictingLayer, starts: list[int]) -> None:
+        if not layer.evicted:
+            layer.hidden = list(starts)
+        lengths = [layer.total - hidden for hidden in layer.hidden]
+        counts = [self.count(length) for length in lengths]
+        if all(count >= call.keys - start for count, start in zip(counts, starts, strict=True)):
+            return
+        kept = call.key.new_full((*call.key.shape[:2], call.keys), -1, dtype=torch.int32)
+        for first, last in runs(list(zip(starts, counts, strict=True))):
+            token_idx = self._choose(call, (first, last), starts[first], counts[first])
+            kept[first:last, :, : token_idx.shape[2]] = token_idx
+        layer.keep(kept)
+        call.run.engaged.add(self.name)
+
+    def _choose(self, call: Call, rows: tuple[int, int], start: int, count: int) -> torch.Tensor:
+        """Slots to keep of some rows, -1 for none."""
+        query, key, _ = call.part(rows, start, max(0, start - call.keys + call.queries))
+        if count >= key.shape[2]:
+            slots = torch.arange(start, call.keys, dtype=torch.int32, device=key.device)
+            return slots.expand(*key.shape[:2], -1)
+        token_idx = COMPRESS[self.policy](query[:, :, -self.window :], key, count=count, valid=None)
+        return torch.where(token_idx < 0, -1, token_idx + start)
+
+    def idle(self, run: Run) -> str:
+        return "no prompt had more tokens than are kept"
+
+
+def _visible(layer: EvictingLayer, queries: int) -> torch.Tensor:
+    """Which slots the newest queries see, bool `[B, Hkv, M, S]`."""
+    assert layer.positions is not None
+    position = layer.positions[:, :, None, : layer.length]
+    newest = torch.arange(layer.total - queries, layer.total, device=position.device)
+    return (position >= 0) & (position <= newest[:, None])
+
+
+def _masked(call: Call, visible: torch.Tensor) -> torch.Tensor:
+    group = call.query.shape[1] // call.key.shape[1]
+    key, value, mask = (x.repeat_interleave(group, 1) for x in (call.key, call.value, visible))
+    return scaled_dot_product_attention(call.query, key, value, mask, scale=call.scaling)

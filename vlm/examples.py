@@ -1,0 +1,113 @@
+"""Tiny untrained models for the contract tests: real classes, a few thousand weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+
+from mmaccel.testing import Example
+
+VOCABULARY, LENGTH, NEW_TOKENS = 64, 80, 6
+# Sharp enough that greedy decoding has no near-ties and that tokens differ in importance.
+WEIGHT_SCALE = 6.0
+
+TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+
+
+def examples() -> list[Example]:
+    """Two language models with grouped heads, and a vision-language model that is shown a picture."""
+    # other lengths of prompt and answer, so that nothing is tied to one shape
+    variants = ({"length": 50, "max_new_tokens": 3}, {"length": 97})
+    common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
+    return [
+        Example("llama", llama, **common),
+        Example("qwen2", qwen2, **common),
+        Example("smolvlm", smolvlm, **common),
+    ]
+
+
+def _decoder(model: Any) -> torch.nn.Module:
+    return model.get_decoder()  # type: ignore[no-any-return]
+
+
+def _seeded(build: Any, seed: int) -> Any:
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = build().eval()
+    torch.set_rng_state(state)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(WEIGHT_SCALE)
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def prompts(batch: int, length: int, seed: int = 0, pad: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask `[batch, length]`; every second prompt is `pad` tokens shorter, padded on the left."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, VOCABULARY - 4, (batch, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1::2, :pad] = 0
+    return ids.masked_fill(mask == 0, 0), mask
+
+
+def _text_arguments(batch: int = 1, length: int = LENGTH, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+    ids, mask = prompts(batch, length)
+    call = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": max_new_tokens, "do_sample": False}
+    return {**call, **more}
+
+
+def llama(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
+    """A `LlamaForCausalLM`, and `arguments(batch, length, max_new_tokens, **more)` of a greedy call."""
+    return _seeded(lambda: LlamaForCausalLM(LlamaConfig(**{**TEXT, **sizes})), seed), _text_arguments
+
+
+def qwen2(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
+    """A `Qwen2ForCausalLM`, and the arguments of a greedy call."""
+    return _seeded(lambda: Qwen2ForCausalLM(Qwen2Config(**{**TEXT, **sizes})), seed), _text_arguments
+
+
+def smolvlm(seed: int = 0) -> tuple[Any, Any]:
+    """A `SmolVLMForConditionalGeneration`, and the arguments of a greedy call with one picture a prompt."""
+    image_token, picture = VOCABULARY - 1, 16
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": picture,
+        "patch_size": 4,
+    }
+    text = {"model_type": "llama", **TEXT}
+    tokens: dict[str, Any] = {"image_token_id": image_token, "pad_token_id": 0}
+    config = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=2, **tokens)
+    model = _seeded(lambda: SmolVLMForConditionalGeneration(config), seed)
+
+    def arguments(batch: int = 1, length: int = LENGTH, **more: Any) -> dict[str, Any]:
+        call = _text_arguments(batch, length, **more)
+        call["input_ids"][:, 20:24] = image_token  # 16 patches, 4 of them to a token
+        pixels = torch.rand(batch, 1, 3, picture, picture, generator=torch.Generator().manual_seed(1))
+        return {**call, "pixel_values": pixels}
+
+    return model, arguments

@@ -1,0 +1,85 @@
+"""Base of the methods on transformers decoders."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from transformers.cache_utils import Cache
+
+from mmaccel.errors import SettingError
+from mmaccel.method import Method, is_count, is_number
+from mmaccel.session import Session
+
+from .call import Call, Run
+
+if TYPE_CHECKING:
+    from .adapter import DecoderAdapter
+
+
+@dataclass(frozen=True)
+class DecoderMethod(Method):
+    """A way to attend to less in the layers of a decoder.
+
+    Class attributes
+    ----------------
+    replaces_cache
+        Whether `generate` gets a cache from :meth:`make_cache`.
+    """
+
+    neutral: ClassVar[dict[str, Any]] = {"budget": 1.0}
+    replaces_cache: ClassVar[bool] = False
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        adapter: DecoderAdapter = session.adapter  # type: ignore[assignment]
+        adapter.attach(self, session, stack)
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether the settings amount to plain attention."""
+        return getattr(self, "budget", None) == 1.0
+
+    def attend(self, call: Call) -> torch.Tensor | None:
+        """The output `[B, Hq, M, D]`, or None to leave the call to another method or plain attention."""
+        return None
+
+    def after(self, call: Call) -> None:  # noqa: B027  optional
+        """What is to be done once a layer has attended."""
+
+    def make_cache(self, config: Any, prompt: int, new: int) -> Cache:
+        """A cache for so many tokens of prompt and so many new ones."""
+        raise TypeError(f"{type(self).__name__} replaces no cache")  # pragma: no cover
+
+    def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
+        """What that cache takes."""
+        raise TypeError(f"{type(self).__name__} replaces no cache")  # pragma: no cover
+
+    def idle(self, run: Run) -> str:
+        """Why the method may not have engaged."""
+        raise NotImplementedError  # pragma: no cover
+
+    def _check_budget(self) -> None:
+        """`budget` or `tokens`, one of the two, each in its range."""
+        budget, tokens = getattr(self, "budget"), getattr(self, "tokens")  # noqa: B009  fields of subclasses
+        if (budget is None) == (tokens is None):
+            raise SettingError(
+                f"{type(self).__name__}(budget={budget!r}, tokens={tokens!r}): give one of the two,"
+                f" such as {type(self).__name__}(budget=None, tokens=1024)"
+            )
+        if tokens is None:
+            self._require(is_share(budget), "budget", "above 0 and at most 1, a share of the context")
+        else:
+            self._require(is_count(tokens, 2), "tokens", "a whole number of at least 2")
+
+    def count(self, length: int) -> int:
+        """Tokens of a context of `length` to attend to or to keep, at least 2."""
+        budget, tokens = getattr(self, "budget"), getattr(self, "tokens")  # noqa: B009
+        return max(2, math.ceil(budget * length) if tokens is None else min(tokens, length))
+
+
+def is_share(value: Any) -> bool:
+    """Whether a value is a number above 0 and at most 1."""
+    return is_number(value, 0, 1) and value > 0

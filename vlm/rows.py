@@ -1,0 +1,60 @@
+"""Rows of a padded batch: where each begins, runs of rows that begin alike, and pairs of query and key."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import torch
+
+
+def left_padding(mask: torch.Tensor | None, batch: int, queries: int, keys: int) -> list[int] | None:
+    """The first key of each row that is no padding, if the mask is causal with padding on the left.
+
+    Parameters
+    ----------
+    mask : bool `[B, 1, M, N]`
+        True where a query sees a key, or None where transformers leaves it to the kernel.
+
+    Returns
+    -------
+    One number per row, `N` for a row of nothing but padding; None for any other mask.
+    """
+    if mask is None:
+        # the kernel's own mask is aligned at the top left: causal only for one query or a whole sequence
+        return [0] * batch if queries in (1, keys) else None
+    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1:] != (1, queries, keys):
+        return None
+    start = keys - mask[:, 0, -1].sum(-1)
+    key = torch.arange(keys, device=mask.device)
+    query = torch.arange(keys - queries, keys, device=mask.device)
+    expected = (key <= query[:, None]) & (key >= start[:, None, None])
+    if not bool((mask[:, 0] == expected).all()):
+        return None
+    starts = start.tolist()
+    return starts * batch if len(starts) == 1 else starts
+
+
+def runs(values: list[int] | list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """First and last row (exclusive) of each run of equal values: slices of a batch copy nothing."""
+    found = []
+    for _, rows in groupby(range(len(values)), key=lambda row: values[row]):
+        numbers = list(rows)
+        found.append((numbers[0], numbers[-1] + 1))
+    return found
+
+
+def causal_pairs(queries: int, keys: int) -> int:
+    """Pairs of a query and a key that it sees, the queries being the last of `keys` tokens."""
+    queries = min(queries, keys)
+    return queries * keys - queries * (queries - 1) // 2
+
+
+def visible_in_blocks(queries: int, keys: int, block_m: int, block_n: int, device: torch.device | str) -> torch.Tensor:
+    """Pairs that are visible under the causal mask in each block, int64 `[rows, columns]`."""
+    first = torch.arange(0, keys, block_n, device=device)
+    size = (keys - first).clamp(max=block_n)
+    position = torch.arange(keys - queries, keys, device=device)
+    seen = torch.minimum((position[:, None] + 1 - first).clamp(min=0), size)
+    blocks = -(-queries // block_m)
+    seen = torch.nn.functional.pad(seen, (0, 0, 0, blocks * block_m - queries))
+    return seen.view(blocks, block_m, -1).sum(1)

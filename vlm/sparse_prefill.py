@@ -1,0 +1,143 @@
+"""Sparse prefill: a long prompt's queries read only the blocks of keys that matter to them; lossy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel import kernels
+from mmaccel.cache.layers import tensor_bytes
+from mmaccel.kernels.plan import BlockPlan, block_coverage
+from mmaccel.kernels.policies import PREFILL
+from mmaccel.method import is_count
+from mmaccel.registry import register
+
+from .call import Call, Run
+from .method import DecoderMethod, is_share
+from .rows import causal_pairs, visible_in_blocks
+
+Plans = dict[tuple[int, int], BlockPlan | None]
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class SparsePrefill(DecoderMethod):
+    """Let the queries of a long prompt read only the blocks of keys that a policy chooses; lossy.
+
+    MInference (Jiang et al., 2024) and the block policies after it: attention of long prompts is sparse, and
+    a cheap estimate finds where. Decoding steps are not touched.
+
+    Parameters
+    ----------
+    policy
+        How blocks are chosen: ``"pooled_top_k"`` (default), ``"pooled_top_p"``, ``"a_shape"``,
+        ``"vertical_slash"``, ``"flex_prefill"`` or ``"sparge"``; see :mod:`mmaccel.kernels.policies`.
+    budget
+        Share of the blocks that causal attention sees, above 0 and up to 1 (plain); default 0.25.
+    min_length
+        Queries from which on a pass is a prompt, default 256: below, dense attention is faster everywhere.
+    block_m, block_n
+        Queries and keys in a block, powers of two of at least 16, default 64.
+    always
+        Attend sparsely also where dense attention is measured to be faster (default False).
+
+    Lossy: blocks that are left out may matter. Rows with padding on the left are computed one by one and give
+    what they give alone; other masks run densely.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range.
+
+    Examples
+    --------
+    >>> print(SparsePrefill(policy="flex_prefill", budget=0.5))
+    vlm.SparsePrefill(policy='flex_prefill', budget=0.5)
+    """
+
+    policy: str = "pooled_top_k"
+    budget: float = 0.25
+    min_length: int = 256
+    block_m: int = 64
+    block_n: int = 64
+    always: bool = False
+
+    paper: ClassVar[str] = (
+        "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse Attention, 2024"
+    )
+    engaging: ClassVar[dict[str, Any]] = {
+        "budget": 0.3,
+        "min_length": 32,
+        "block_m": 16,
+        "block_n": 16,
+        "always": True,
+    }
+
+    def __post_init__(self) -> None:
+        self._require(self.policy in PREFILL, "policy", f"one of {', '.join(PREFILL)}")
+        self._require(is_share(self.budget), "budget", "above 0 and at most 1, a share of the blocks")
+        self._require(is_count(self.min_length, 2), "min_length", "a whole number of at least 2")
+        for name in ("block_m", "block_n"):
+            size = getattr(self, name)
+            self._require(is_count(size, 16) and size & (size - 1) == 0, name, "a power of two of at least 16")
+        self._require(isinstance(self.always, bool), "always", "True or False")
+
+    def attend(self, call: Call) -> torch.Tensor | None:
+        if self.is_neutral or call.queries < self.min_length or call.starts is None:
+            if call.queries >= self.min_length and call.starts is None:
+                call.run.warn("SparsePrefill ran densely: the mask is more than causal with padding on the left")
+            return None
+        plans: Plans = {rows: self._plan(call, rows, *rest) for rows, *rest in call.pieces()}
+        if not any(plans.values()):
+            return None
+        call.run.engaged.add(self.name)
+        call.run.plan_bytes = max(call.run.plan_bytes, sum(_plan_bytes(plan) for plan in plans.values()))
+        call.count_pairs(sum(_pairs(call, plans[rows], rows, *rest) for rows, *rest in call.pieces()))
+        return call.by_rows(lambda query, key, value, rows: _attend(call, plans[rows], query, key, value))
+
+    def _plan(self, call: Call, rows: tuple[int, int], start: int, query_start: int) -> BlockPlan | None:
+        """Which blocks these rows read, None where dense attention is the better choice."""
+        query, key, _ = call.part(rows, start, query_start)
+        if query.shape[2] < self.min_length:
+            return None
+        plan = PREFILL[self.policy](
+            query, key, budget=self.budget, causal=True, block_m=self.block_m, block_n=self.block_n
+        )
+        if self.always or kernels.should_use_sparse(_share(plan), plan.kv_len, query.device):
+            return plan
+        call.run.warn(f"SparsePrefill ran densely where that is faster here: {_share(plan):.0%} of the blocks are left")
+        return None
+
+    def idle(self, run: Run) -> str:
+        return f"no prompt was longer than min_length={self.min_length} tokens"
+
+
+def _attend(
+    call: Call, plan: BlockPlan | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    return kernels.block_sparse_attention(query, key, value, plan, causal=True, scale=call.scaling)[0]
+
+
+def _visible(plan: BlockPlan) -> torch.Tensor:
+    return block_coverage(plan.q_len, plan.kv_len, plan.block_m, plan.block_n, True, None, plan.col.device)[0]
+
+
+def _share(plan: BlockPlan) -> float:
+    """Share of the visible blocks that a plan reads."""
+    return min(1.0, plan.col.numel() / (plan.n_full.shape[0] * plan.n_full.shape[1] * int(_visible(plan).sum())))
+
+
+def _plan_bytes(plan: BlockPlan | None) -> int:
+    return 0 if plan is None else tensor_bytes((plan.row_ptr, plan.col, plan.n_full))
+
+
+def _pairs(call: Call, plan: BlockPlan | None, rows: tuple[int, int], start: int, query_start: int) -> Any:
+    """Pairs of query and key in the blocks of a plan, all rows and heads counted; a tensor."""
+    batch, heads = rows[1] - rows[0], call.query.shape[1]
+    if plan is None:
+        return batch * heads * causal_pairs(call.queries - query_start, call.keys - start)
+    pairs = visible_in_blocks(plan.q_len, plan.kv_len, plan.block_m, plan.block_n, plan.col.device)
+    times = batch * heads // (plan.n_full.shape[0] * plan.n_full.shape[1])
+    return (plan.mask() * pairs).sum() * times
