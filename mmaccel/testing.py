@@ -47,6 +47,8 @@ class Example:
         same call must give the same output without one.
     variants
         Arguments of further calls of other shapes, such as another length of prompt.
+    interrupt_after
+        How many calls of `module` succeed before a run is broken; a run must make more.
     """
 
     family: str
@@ -56,6 +58,7 @@ class Example:
     columns: int = 4
     takes_generator: bool = True
     variants: tuple[dict[str, Any], ...] = ()
+    interrupt_after: int = 2
 
     def settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings with the placeholder `"columns"` replaced by this example's grid."""
@@ -169,7 +172,7 @@ def exception(method: type[Method], example: Example) -> None:
     before = snapshot(model)
     session = accelerate(model, method(**method.engaging))
     expected = example.run(session, arguments)
-    with broken_after(example.module(model), 2):
+    with broken_after(example.module(model), example.interrupt_after):
         try:
             example.run(session, arguments)
         except Interrupted:

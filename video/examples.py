@@ -16,15 +16,20 @@ def examples() -> list[Example]:
     """One example per family."""
     longer = ({"frames": FRAMES + 1}, {"height": HEIGHT + 2})
     return [
-        Example("wan", wan, _first_block, "__call__", takes_generator=False, variants=longer),
-        Example("ltx", ltx, _first_block, "__call__", takes_generator=False, variants=longer),
-        Example("flux", flux, _first_block, "__call__", takes_generator=False, variants=longer[1:]),
+        _example("wan", wan, longer),
+        _example("ltx", ltx, longer),
+        _example("flux", flux, longer[1:]),
     ]
 
 
-def _first_block(model: Any) -> torch.nn.Module:
-    blocks = model.blocks if hasattr(model, "blocks") else model.transformer_blocks
-    return blocks[0]  # type: ignore[no-any-return]
+def _example(family: str, build: Any, variants: tuple[dict[str, Any], ...]) -> Example:
+    return Example(family, build, _last_block, "__call__", takes_generator=False, variants=variants, interrupt_after=0)
+
+
+def _last_block(model: Any) -> torch.nn.Module:
+    """By the time it runs, attention has been intercepted."""
+    names = ("blocks", "single_transformer_blocks", "transformer_blocks")
+    return next(getattr(model, name) for name in names if hasattr(model, name))[-1]  # type: ignore[no-any-return]
 
 
 def _seeded(build: Any, seed: int) -> Any:

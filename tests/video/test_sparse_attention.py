@@ -1,7 +1,5 @@
 """Sparse attention in diffusion transformers: what the contract does not see."""
 
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,20 +13,13 @@ from mmaccel.video.sparse_attention import _radial, _sliding_tile
 POLICIES = ("pooled_top_k", "pooled_top_p", "sparge", "radial", "sliding_tile")
 
 
-@pytest.fixture(autouse=True)
-def no_cutover(monkeypatch):
-    """What is measured on the machine must not decide a test."""
-    op = sys.modules["mmaccel.kernels.block_sparse_attention"]
-    monkeypatch.setattr(op, "should_use_sparse", lambda density, n, device: True)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("build", (examples.wan, examples.ltx))
 def test_every_policy_saves_what_it_says(policy, build):
     model, arguments = build()
     call = arguments(2, frames=16)
     plain = model(**call)
-    with mmaccel.accelerate(model, SparseAttention(policy, budget=0.5, min_length=64)) as fast:
+    with mmaccel.accelerate(model, SparseAttention(policy, budget=0.5, min_length=64, always=True)) as fast:
         out = fast(**call)
         assert 0.1 < fast.report.work_ratio <= 0.55
         # two self-attentions of two heads, two rows; cross-attention is not counted
@@ -42,7 +33,7 @@ def test_all_blocks_are_dense_attention(policy):
     """The whole path, permutation included, with nothing left out."""
     model, arguments = examples.wan()
     call = arguments(1)
-    almost = SparseAttention(policy, budget=0.9999, min_length=64)
+    almost = SparseAttention(policy, budget=0.9999, min_length=64, always=True)
     everything = torch.ones(1, 1, 4, 4, dtype=torch.bool)
 
     def whole(*_, **__):
@@ -83,7 +74,7 @@ def test_other_models_and_threads_do_not_notice():
     expected = other(**arguments(1))
     query = torch.randn(1, 2, 256, 24)
     dense = F.scaled_dot_product_attention(query, query, query)
-    with mmaccel.accelerate(model, SparseAttention(min_length=64)) as fast:
+    with mmaccel.accelerate(model, SparseAttention(min_length=64, always=True)) as fast:
         seen = []
         handle = model.blocks[1].register_forward_hook(lambda *_: seen.append(other(**arguments(1))))
         try:
@@ -98,7 +89,7 @@ def test_an_exception_leaves_the_function_alone():
     model, arguments = examples.wan()
     query = torch.randn(1, 2, 256, 24)
     dense = F.scaled_dot_product_attention(query, query, query)
-    with mmaccel.accelerate(model, SparseAttention(min_length=64)) as fast:
+    with mmaccel.accelerate(model, SparseAttention(min_length=64, always=True)) as fast:
         with mmaccel.testing.broken_after(model.blocks[1], 0), pytest.raises(mmaccel.testing.Interrupted):
             fast(**arguments(1))
         assert torch.equal(F.scaled_dot_product_attention(query, query, query), dense)
@@ -127,14 +118,24 @@ def test_a_pipeline_is_accelerated_through_its_transformer():
         ).frames
 
     plain = draw(pipe)
-    with mmaccel.accelerate(pipe, SparseAttention(min_length=64)) as fast:
+    with mmaccel.accelerate(pipe, SparseAttention(min_length=64, always=True)) as fast:
         frames = draw(fast)
         assert fast.report.engaged and fast.report.wall_seconds > 0
         assert frames.shape == plain.shape and not torch.equal(frames, plain)
     assert torch.equal(draw(pipe), plain)
 
 
-BAD = (("policy", "pooled"), ("budget", 0.0), ("budget", 1.5), ("min_length", 0))
+def test_where_dense_is_faster_it_runs_and_the_report_says_so(monkeypatch):
+    model, arguments = examples.wan()
+    monkeypatch.setattr("mmaccel.kernels.should_use_sparse", lambda density, n, device: False)
+    with mmaccel.accelerate(model, SparseAttention(min_length=64)) as fast:
+        out = fast(**arguments(1))
+        assert not fast.report.engaged and fast.report.work_ratio == 1
+        assert "ran densely where that is faster here: 25% of 256" in str(fast.report)
+    assert torch.equal(out, model(**arguments(1)))
+
+
+BAD = (("policy", "pooled"), ("budget", 0.0), ("budget", 1.5), ("min_length", 0), ("always", 1))
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)

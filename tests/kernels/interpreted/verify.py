@@ -1,0 +1,97 @@
+"""Decoding and verifying in the interpreter."""
+
+import pytest
+import torch
+
+from mmaccel.kernels import verify_attention
+
+TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+LENGTHS = torch.tensor([200, 90])
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("count", (1, 5))
+def test_dtypes(agrees, draw, dtype, count):
+    q, k, v = draw(dtype, query_heads=4, key_heads=2, queries=count, keys=200, width=64)
+    agrees(verify_attention, q, k, v, LENGTHS)
+
+
+@pytest.mark.parametrize("splits", (0, 1, 2, 3))
+@pytest.mark.parametrize("keys", (200, 300))
+def test_splits(agrees, draw, splits, keys):
+    agrees(verify_attention, *draw(queries=3, keys=keys), LENGTHS.int(), None, None, splits)
+
+
+def test_a_split_may_see_nothing(agrees, draw):
+    agrees(verify_attention, *draw(queries=1, keys=200), torch.tensor([1, 65]), None, None, 3)
+
+
+@pytest.mark.parametrize("batched", (False, True))
+@pytest.mark.parametrize("splits", (1, 2))
+def test_trees(agrees, draw, batched, splits):
+    mask = torch.stack([TREE, TREE.flip(0)]) if batched else TREE
+    agrees(verify_attention, *draw(queries=4, keys=200), torch.tensor([65, 130]), None, mask, splits)
+
+
+def test_rows_of_a_tree_that_see_nothing(agrees, draw):
+    q, k, v = draw(queries=4, keys=70)
+    mask = TREE.clone()
+    mask[2], mask[:, 3] = False, False
+    k[:, :, 3], v[:, :, 3] = torch.nan, torch.nan  # the last token of row 0, which no query sees
+    agrees(verify_attention, q, k, v, torch.tensor([4, 70])[:1].expand(2), None, mask)
+
+
+@pytest.mark.parametrize(("heads", "count"), ((4, 20), (2, 70), (8, 2)))
+def test_many_rows_for_a_key_head(agrees, draw, heads, count):
+    q, k, v = draw(query_heads=heads, queries=count, keys=150, width=16)
+    agrees(verify_attention, q, k, v, torch.tensor([150, 90]))
+
+
+def select(lengths, heads, count, chosen):
+    """Sorted random tokens of each head, the newest `count` included, padded with -1."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for length in lengths:
+        for _ in range(heads):
+            older = torch.randperm(length - count, generator=generator)[: chosen - count].sort().values
+            tokens = torch.cat([older, torch.arange(length - count, length)])
+            rows.append(torch.nn.functional.pad(tokens, (0, chosen - len(tokens)), value=-1))
+    return torch.stack(rows).view(len(lengths), heads, chosen)
+
+
+@pytest.mark.parametrize("count", (1, 4))
+@pytest.mark.parametrize("splits", (1, 2))
+@pytest.mark.parametrize("tree", (False, True))
+def test_selected_tokens(agrees, draw, count, splits, tree):
+    q, k, v = draw(query_heads=4, key_heads=2, queries=count, keys=200)
+    lengths = (9, 190)
+    chosen = select(lengths, 2, count, 70)
+    read = torch.zeros(2, 2, 201, dtype=torch.bool).scatter_(2, chosen.where(chosen >= 0, 200), True)[..., :-1]
+    k[~read], v[~read] = torch.nan, torch.nan
+    mask = TREE[:count, :count] if tree else None
+    agrees(verify_attention, q, k, v, torch.tensor(lengths), chosen.int() if tree else chosen, mask, splits)
+
+
+def test_no_token_selected(agrees, draw):
+    q, k, v = draw(queries=2)
+    output, _ = agrees(verify_attention, q, k, v, torch.tensor([40, 50]), torch.full((2, 1, 5), -1))
+    assert not output.any()
+    agrees(verify_attention, q, k, v, torch.tensor([40, 50]), torch.zeros(2, 1, 0, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("splits", (1, 3))
+def test_slots_beyond_the_lengths_are_never_read(agrees, draw, splits):
+    q, k, v = draw(queries=2, keys=200)
+    for row, length in enumerate((50, 128)):
+        k[row, :, length:], v[row, :, length:] = torch.nan, torch.nan
+    agrees(verify_attention, q, k, v, torch.tensor([50, 128]), None, None, splits)
+
+
+def test_strides(agrees, draw):
+    q, k, v = draw(queries=3, keys=80)
+    expected = agrees(verify_attention, q, k, v, torch.tensor([70, 80]))
+    for axes in ((1, 2), (2, 3), (0, 1)):
+        moved = (x.transpose(*axes).contiguous().transpose(*axes) for x in (q, k, v))
+        assert all(map(torch.equal, agrees(verify_attention, *moved, torch.tensor([70, 80])), expected))
+    mask = torch.stack([torch.eye(3), torch.ones(3, 3).tril()], -1).bool().permute(2, 0, 1)
+    agrees(verify_attention, q, k, v, torch.tensor([70, 0, 80, 0])[::2], None, mask)
