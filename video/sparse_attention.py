@@ -178,7 +178,10 @@ def _radial(grid: Grid, budget: float, device: str) -> tuple[None, BlockPlan]:
 @functools.lru_cache(maxsize=8)
 def _sliding_tile(grid: Grid, budget: float, device: str) -> tuple[torch.Tensor, BlockPlan]:
     """The largest odd windows that the budget allows, on the largest tiles that divide the grid."""
-    tile = tuple(max(d for d in range(1, m + 1) if n % d == 0) for n, m in zip(grid, LARGEST_TILE, strict=True))
+    frames, height, width = (
+        max(d for d in range(1, most + 1) if n % d == 0) for n, most in zip(grid, LARGEST_TILE, strict=True)
+    )
+    tile = (frames, height, width)
     tiles = [n // t for n, t in zip(grid, tile, strict=True)]
     sizes = [sorted({*range(1, n + 1, 2), n + (n + 1) % 2}) for n in tiles]
     best: BlockPlan | None = None

@@ -189,8 +189,8 @@ def _shape(q: torch.Tensor, k: torch.Tensor) -> str:
 
 def _one_head_error(output: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> float:
     """Of the first query head, against attention in float64 with a mask `[M, N]`."""
-    one = (x[:1, :1].double() for x in (q, k, v))
-    expected = F.scaled_dot_product_attention(*one, attn_mask=mask)
+    query, key, value = (x[:1, :1].double() for x in (q, k, v))
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     return _error(output[:1, :1], expected)
 
 

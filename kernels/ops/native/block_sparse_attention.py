@@ -39,16 +39,15 @@ def block_sparse_attention(
 ) -> Pair:
     low, high = intervals(q, k, left, right, q_pos, cu_seqlens_q, cu_seqlens_k)
     moved = q_pos is not None or cu_seqlens_q is not None
-    planned = row_ptr is not None and col is not None and n_full is not None
-    if planned and not moved:
-        planned = not _takes_all(col, n_full, q.shape[2], k.shape[2], block_m, block_n, left, right)
-    if planned:
-        full = torch.zeros_like(n_full) if moved else n_full  # they were counted for other positions
-        return Rows(q, k, v, row_ptr, col, full, block_m, block_n, low, high, scale).attend()
+    if row_ptr is not None and col is not None and n_full is not None:
+        sizes = (q.shape[2], k.shape[2], block_m, block_n)
+        if moved or not _takes_all(col, n_full, *sizes, left, right):
+            full = torch.zeros_like(n_full) if moved else n_full  # they were counted for other positions
+            return Rows(q, k, v, row_ptr, col, full, block_m, block_n, low, high, scale).attend()
     if not moved and left < 0 and right < 0:
         return heads_packed(q, k, v, scale)
     if not moved and left < 0 and right == 0 and q.shape[2] == k.shape[2]:
-        return dense(q, *(repeat_heads(x, q.shape[1]) for x in (k, v)), scale, causal=True)
+        return dense(q, repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), scale, causal=True)
     return Ranges(q, k, v, low, high, scale).attend()
 
 
