@@ -83,10 +83,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     rows = [r for r in result["rows"] if r["batch"] == 1 and r["guidance"] != 1]
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 3.8), constrained_layout=True)
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 3.8), constrained_layout=True)
     for r in result["rows"]:
         if r.get("verify_cost"):
             cost = r["verify_cost"]
@@ -95,17 +95,34 @@ def plot(result: dict[str, Any], path: Path) -> None:
             left.plot(cost["buckets"], relative, marker="o", label=f"batch {r['batch']}, {guided}")
     left.set(xscale="log", yscale="log", xlabel="tokens in a pass", ylabel="time of a pass / one token")
     left.set_title("verify cost")
+    for axis, ticks in ((left.xaxis, (1, 4, 8, 16, 32, 64)), (left.yaxis, (1, 2, 4, 8))):
+        axis.set_major_locator(ticker.FixedLocator(ticks))
+        axis.set_minor_locator(ticker.NullLocator())
+        axis.set_major_formatter(ticker.ScalarFormatter())
     for r in rows:
         if r["method"] == "image.SpeculativeJacobi" and r["settings"]["window"] == 32:
-            middle.plot(range(1, len(r["acceptance"]) + 1), r["acceptance"], label=r["settings"]["coupling"])
+            shown = _well_tested(r)
+            middle.plot(range(1, len(shown) + 1), shown, label=r["settings"]["coupling"])
     middle.set(xlabel="depth of the draft", ylabel="share accepted", ylim=(0, 1), title="acceptance, window 32")
     _quality_panel(right, rows)
     for axis in (left, middle, right):
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
+            outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if axis is right else {}
+            axis.legend(fontsize=8, **outside)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _well_tested(row: dict[str, Any], least: float = 30) -> list[float]:
+    """Acceptance of the depths that at least so many drafts reached."""
+    reached, shown = row["passes"] * len(row["seeds"]), []
+    for share in row["acceptance"]:
+        if reached < least:
+            break
+        shown.append(share)
+        reached *= share
+    return shown
 
 
 def _quality_panel(axis: Any, rows: list[dict[str, Any]]) -> None:
