@@ -46,8 +46,8 @@ It exists to test and measure acceleration without a download; it is no general 
   the `emoji` package (BSD). Hue, brightness, grain and a few pixels of position vary without being told, so that
   tokens keep real uncertainty. About one scene in forty is held out.
 - **Recipe**: `python -m mmaccel.demos.train_tiny_janus --output runs/tiny-janus`; seed {seed}; VQ model {vq_steps}
-  steps, language model {steps} steps of {batch} pictures over 217 names and {featured_steps} of {featured_batch} over the
-  {names} it ships, about three hours on 2 cores with bfloat16 arithmetic.
+  steps, language model {steps} steps of {batch} pictures over 217 names and {featured_steps} of {featured_batch} over
+  the {names} it ships, about three hours on 2 cores with bfloat16 arithmetic.
 - **Held-out loss**: {held_out_nats_per_token} nats per image token, without guidance, on scenes never trained on.
 - **Licence**: Apache-2.0, as the package.
 """
