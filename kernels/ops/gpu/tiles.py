@@ -40,7 +40,7 @@ def attention_tile(arch: int, width: int, item_size: int, gathered: bool) -> Til
         return Tile(64, 64, 4, 1)
     if item_size == 4:
         # without tensor cores operands pass through registers
-        tile = Tile(16, 16, 4, 1) if gathered or padded != width or width > 128 else Tile(32, 16, 4, 1)
+        tile = Tile(16, 16, 8, 1) if gathered or padded != width or width > 128 else Tile(32, 16, 4, 1)
     elif width > 128:
         tile = Tile(64, 32, 8, 2)
     elif 90 <= arch < 120:
@@ -48,7 +48,7 @@ def attention_tile(arch: int, width: int, item_size: int, gathered: bool) -> Til
         tile = Tile(64, 64, 4 if width <= 64 else 8, 3) if gathered else wide
     else:
         wide = Tile(128, 64, 8, 3) if width <= 64 else Tile(128, 32, 8, 3)
-        tile = Tile(64, 64 if width <= 64 else 32, 4, 3) if gathered else wide
+        tile = (Tile(64, 64, 4, 3) if width <= 64 else Tile(64, 32, 8, 3)) if gathered else wide
     return _fit(tile, arch, padded, item_size)
 
 
@@ -57,9 +57,9 @@ def verify_tile(arch: int, width: int, item_size: int, rows: int) -> Tile:
     if arch == 0:
         return Tile(16 if rows <= 16 else 32, 64, 4, 1)
     if item_size == 4:
-        return Tile(16, 16, 4, 1)
-    most = 32 if width <= 64 else 16
-    tile = Tile(min(power_of_two(rows), most), 64 if width <= 128 else 32, 4, 3)
+        return Tile(16, 32, 8, 1)
+    block_m = min(power_of_two(rows), 32 if width <= 64 else 16)
+    tile = Tile(block_m, 64 if block_m == 16 and width <= 128 else 32, 4, 3)
     return _fit(tile, arch, power_of_two(width), item_size)
 
 

@@ -37,7 +37,7 @@ def dense(
         return matrix_products(q, k, v, scale, mask, causal)
     bias = None if mask is None else mask.bias.expand(q.shape[0], -1, q.shape[2], k.shape[2])
     output, lse = _FLASH(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
-    lse = lse.float()
+    lse = lse.float().contiguous()
     if mask is not None and mask.empty is not None:
         empty = mask.empty.expand(lse.shape)
         output, lse = output.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)

@@ -6,6 +6,7 @@ import torch
 
 from .block_sparse_attention import heads_packed
 from .dense import Mask, dense
+from .workspace import scratch
 
 
 def verify_attention(
@@ -55,16 +56,25 @@ def _selected(
     """Gather the selected tokens, and attend to them alone."""
     slots = token_idx.long()
     batch, heads, _, width = k.shape
-    row = torch.arange(batch * heads, device=k.device).view(batch, heads, 1) * k.shape[2]
-    if k.is_contiguous() and v.is_contiguous():
-        chosen = (row + slots.clamp(min=0)).flatten()
-        key, value = (x.view(-1, width).index_select(0, chosen).view(batch, heads, -1, width) for x in (k, v))
-    else:  # a part of a longer buffer
-        index = slots.clamp(min=0)[..., None].expand(-1, -1, -1, width)
-        key, value = k.gather(2, index), v.gather(2, index)
+    key, value = _gather("key", k, slots.clamp(min=0)), _gather("value", v, slots.clamp(min=0))
     if q.shape[2] == 1 and window_mask is None and bool((slots >= 0).all()):
         return heads_packed(q, key, value, scale)
     group = q.shape[1] // heads
     visible = seen(slots, lengths, q.shape[2], window_mask).repeat(1, 1, group, 1)
     output, lse = dense(q.reshape(batch, heads, -1, width), key, value, scale, Mask(visible, q.dtype))
     return output.reshape(q.shape), lse.reshape(q.shape[:3])
+
+
+def _gather(name: str, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Rows `slots [B, H, S]` of `x [B, H, N, D]`, valid until the next call with the same name."""
+    batch, heads, tokens, width = x.shape
+    if not x.is_cpu or x.stride(3) != 1 or any(step % width for step in x.stride()[:3]):
+        return x.gather(2, slots[..., None].expand(-1, -1, -1, width))
+    # all rows of the memory that `x` lies in (it may be the used part of a cache) as one table
+    steps = [step // width for step in x.stride()[:3]]
+    first = [torch.arange(size) * step for size, step in zip((batch, heads), steps, strict=False)]
+    chosen = first[0][:, None, None] + first[1][:, None] + slots * steps[2]
+    last = sum((size - 1) * step for size, step in zip(x.shape, steps, strict=False))
+    out = scratch(name, (chosen.numel(), width), x.dtype)
+    torch.index_select(x.as_strided((last + 1, width), (width, 1)), 0, chosen.flatten(), out=out)
+    return out.view(*slots.shape, width)
