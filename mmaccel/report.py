@@ -16,8 +16,9 @@ class Report:
         The methods, as typed.
     exact : bool
         Whether the run kept the target's output law.
-    forwards, plain_forwards : int
-        Forward passes of the main model that were made, and that plain decoding makes for the same work.
+    forwards, plain_forwards : float
+        Forward passes of the main model that were made, and that the plain run makes for the same work; a pass over a
+        part of the tokens counts as that part.
     keys, plain_keys : int
         Keys attended to, summed over queries, heads and layers, and in plain attention; 0 where a method does
         not change them.
@@ -39,8 +40,8 @@ class Report:
 
     methods: list[str]
     exact: bool
-    forwards: int = 0
-    plain_forwards: int = 0
+    forwards: float = 0
+    plain_forwards: float = 0
     keys: int = 0
     plain_keys: int = 0
     tokens: int = 0
@@ -82,8 +83,8 @@ class Report:
         if not self.wall_seconds:
             return lines[0] + "\n  no run yet"
         if self.plain_forwards:
-            fewer = self.plain_forwards / max(self.forwards, 1)
-            lines.append(f"  passes      {self.forwards} instead of {self.plain_forwards}, {fewer:.2f}x fewer")
+            fewer = self.plain_forwards / (self.forwards or 1)
+            lines.append(f"  passes      {self.forwards:.5g} instead of {self.plain_forwards:.5g}, {fewer:.2f}x fewer")
         if self.plain_keys:
             share = self.keys / self.plain_keys
             lines.append(f"  keys        {self.keys} attended to instead of {self.plain_keys}, {share:.1%}")

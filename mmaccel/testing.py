@@ -47,6 +47,8 @@ class Example:
         same call must give the same output without one.
     variants
         Arguments of further calls of other shapes, such as another length of prompt.
+    result
+        Takes the tensor out of what the call returns.
     interrupt_after
         How many calls of `module` succeed before a run is broken; a run must make more.
     """
@@ -59,6 +61,7 @@ class Example:
     takes_generator: bool = True
     variants: tuple[dict[str, Any], ...] = ()
     interrupt_after: int = 2
+    result: Callable[[Any], torch.Tensor] = lambda output: output
 
     def settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings with the placeholder `"columns"` replaced by this example's grid."""
@@ -77,7 +80,7 @@ class Example:
             more["generator"] = torch.Generator().manual_seed(seed)
         elif seed is not None:
             torch.manual_seed(seed)
-        return call(**arguments(batch, **more))  # type: ignore[no-any-return]
+        return self.result(call(**arguments(batch, **more)))
 
 
 def examples(modality: str) -> list[Example]:
@@ -240,11 +243,13 @@ class broken_after:  # noqa: N801  reads as a phrase: `with broken_after(module,
 def snapshot(target: Any) -> dict[str, Any]:
     """What a method could have left behind: attributes, hooks and class attributes of every module.
 
-    Tensors and configuration are taken by identity, so that a replaced object shows.
+    Tensors and configuration are taken by identity, so that a replaced object shows; but not the tensors that a
+    pipeline and its scheduler make anew in every run.
     """
     found: dict[str, Any] = {}
     for name, part in _parts(target):
-        found[name] = {key: _value(value) for key, value in vars(part).items()}
+        is_module = isinstance(part, torch.nn.Module)
+        found[name] = {key: _value(value, is_module) for key, value in vars(part).items()}
         found[f"{name}:class"] = (id(type(part)), frozenset(vars(type(part))))
     return found
 
@@ -253,9 +258,16 @@ def _parts(target: Any) -> Iterator[tuple[str, Any]]:
     yield "target", target
     if isinstance(target, torch.nn.Module):
         yield from target.named_modules()
+    for name, part in getattr(target, "components", {}).items():  # of a pipeline
+        if isinstance(part, torch.nn.Module):
+            yield from part.named_modules(prefix=name)
+        elif part is not None and hasattr(part, "__dict__"):
+            yield name, part
 
 
-def _value(value: Any) -> Any:
+def _value(value: Any, is_module: bool) -> Any:
+    if isinstance(value, torch.Tensor) and not is_module:
+        return value.shape, value.dtype
     if isinstance(value, dict):
         return {key: id(item) for key, item in value.items()}
     if isinstance(value, bool | int | float | str | type(None)):

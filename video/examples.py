@@ -5,31 +5,123 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel, LTXVideoTransformer3DModel, WanTransformer3DModel
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    LTXPipeline,
+    LTXVideoTransformer3DModel,
+    WanPipeline,
+    WanTransformer3DModel,
+)
 
 from mmaccel.testing import Example
 
 FRAMES, HEIGHT, WIDTH = 4, 8, 8  # tokens; 256 in all, four blocks
 
 
+STEPS = 8
+
+
 def examples() -> list[Example]:
-    """One example per family."""
-    longer = ({"frames": FRAMES + 1}, {"height": HEIGHT + 2})
+    """One example per family: its own pipeline, without encoders and decoder."""
+    longer = ({"frames": FRAMES + 1}, {"height": HEIGHT + 2}, {"steps": STEPS + 3})
     return [
-        _example("wan", wan, longer),
-        _example("ltx", ltx, longer),
-        _example("flux", flux, longer[1:]),
+        _example("wan", wan_pipeline, longer),
+        _example("ltx", ltx_pipeline, longer),
+        _example("flux", flux_pipeline, longer[1:]),
     ]
 
 
 def _example(family: str, build: Any, variants: tuple[dict[str, Any], ...]) -> Example:
-    return Example(family, build, _last_block, "__call__", takes_generator=False, variants=variants, interrupt_after=0)
+    more: dict[str, Any] = {"result": lambda output: output[0], "takes_generator": False}
+    return Example(family, build, _last_block, "__call__", variants=variants, **more)
 
 
-def _last_block(model: Any) -> torch.nn.Module:
+def _last_block(pipeline: Any) -> torch.nn.Module:
     """By the time it runs, attention has been intercepted."""
     names = ("blocks", "single_transformer_blocks", "transformer_blocks")
+    model = pipeline.transformer
     return next(getattr(model, name) for name in names if hasattr(model, name))[-1]  # type: ignore[no-any-return]
+
+
+def _quiet(pipeline: Any) -> Any:
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def wan_pipeline(seed: int = 0) -> tuple[Any, Any]:
+    """A `WanPipeline` whose guidance takes a second forward pass, and `arguments(batch, frames, height, width)`."""
+    transformer = _seeded(_wan, seed)
+    parts = {
+        "tokenizer": None,
+        "text_encoder": None,
+        "vae": None,
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3),
+    }
+    pipe = _quiet(WanPipeline(**parts, transformer=transformer))
+
+    def arguments(
+        batch: int = 1,
+        frames: int = FRAMES,
+        height: int = HEIGHT,
+        width: int = WIDTH,
+        steps: int = STEPS,
+        **more: Any,
+    ) -> dict[str, Any]:
+        latents = _noise(batch, 4, frames, 2 * height, 2 * width)
+        text = {"prompt_embeds": _noise(batch, 5, 16, seed=1), "negative_prompt_embeds": _noise(batch, 5, 16, seed=2)}
+        size = {"height": 16 * height, "width": 16 * width, "num_frames": 4 * frames - 3}
+        common = {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
+        return {"latents": latents, **text, **size, **common, **more}
+
+    return pipe, arguments
+
+
+def ltx_pipeline(seed: int = 0) -> tuple[Any, Any]:
+    """An `LTXPipeline`, whose guidance doubles the batch."""
+    transformer = _seeded(_ltx, seed)
+    parts = {
+        "tokenizer": None,
+        "text_encoder": None,
+        "vae": None,
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3),
+    }
+    pipe = _quiet(LTXPipeline(**parts, transformer=transformer))
+
+    def arguments(
+        batch: int = 1,
+        frames: int = FRAMES,
+        height: int = HEIGHT,
+        width: int = WIDTH,
+        steps: int = STEPS,
+        **more: Any,
+    ) -> dict[str, Any]:
+        text = {"prompt_embeds": _noise(batch, 5, 16, seed=1), "negative_prompt_embeds": _noise(batch, 5, 16, seed=2)}
+        mask = {"prompt_attention_mask": torch.ones(batch, 5), "negative_prompt_attention_mask": torch.ones(batch, 5)}
+        size = {"height": 32 * height, "width": 32 * width, "num_frames": 8 * frames - 7}
+        common = {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
+        return {"latents": _noise(batch, frames * height * width, 4), **text, **mask, **size, **common, **more}
+
+    return pipe, arguments
+
+
+def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
+    """A `FluxPipeline`, with joint attention over text and picture and without guidance."""
+    transformer = _seeded(_flux, seed)
+    names = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae")
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3)
+    pipe = _quiet(FluxPipeline(**dict.fromkeys(names), scheduler=scheduler, transformer=transformer))
+
+    def arguments(
+        batch: int = 1, height: int = 2 * HEIGHT, width: int = 2 * WIDTH, steps: int = STEPS, **more: Any
+    ) -> dict[str, Any]:
+        text = {"prompt_embeds": _noise(batch, 5, 16, seed=1), "pooled_prompt_embeds": _noise(batch, 16, seed=2)}
+        size = {"height": 16 * height, "width": 16 * width}
+        common = {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
+        return {"latents": _noise(batch, height * width, 4), **text, **size, **common, **more}
+
+    return pipe, arguments
 
 
 def _seeded(build: Any, seed: int) -> Any:
@@ -45,6 +137,23 @@ def _noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def _wan() -> WanTransformer3DModel:
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "ffn_dim": 32, "num_layers": 2, "freq_dim": 16}
+    channels = {"in_channels": 4, "out_channels": 4, "text_dim": 16}
+    return WanTransformer3DModel(**sizes, **channels, patch_size=(1, 2, 2), rope_max_seq_len=32)
+
+
+def _ltx() -> LTXVideoTransformer3DModel:
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "cross_attention_dim": 48, "num_layers": 2}
+    return LTXVideoTransformer3DModel(**sizes, in_channels=4, out_channels=4, caption_channels=16)
+
+
+def _flux() -> FluxTransformer2DModel:
+    sizes = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
+    text = {"joint_attention_dim": 16, "pooled_projection_dim": 16, "guidance_embeds": True}
+    return FluxTransformer2DModel(**sizes, **text, in_channels=4, axes_dims_rope=(4, 4, 8))
+
+
 class _Sample:
     """Makes a transformer's call return the tensor itself: `return_dict=False` gives a tuple of one."""
 
@@ -56,15 +165,7 @@ class _Sample:
 
 def wan(seed: int = 0) -> tuple[Any, Any]:
     """A `WanTransformer3DModel`, and `arguments(batch, frames, height, width, **more)`."""
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "ffn_dim": 32, "num_layers": 2, "freq_dim": 16}
-    model = _Sample.of(
-        _seeded(
-            lambda: WanTransformer3DModel(
-                **sizes, patch_size=(1, 2, 2), in_channels=4, out_channels=4, text_dim=16, rope_max_seq_len=32
-            ),
-            seed,
-        )
-    )
+    model = _Sample.of(_seeded(_wan, seed))
 
     def arguments(
         batch: int = 1, frames: int = FRAMES, height: int = HEIGHT, width: int = WIDTH, **more: Any
@@ -78,10 +179,7 @@ def wan(seed: int = 0) -> tuple[Any, Any]:
 
 def ltx(seed: int = 0) -> tuple[Any, Any]:
     """An `LTXVideoTransformer3DModel`, whose tokens come packed."""
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "cross_attention_dim": 48, "num_layers": 2}
-    model = _Sample.of(
-        _seeded(lambda: LTXVideoTransformer3DModel(**sizes, in_channels=4, out_channels=4, caption_channels=16), seed)
-    )
+    model = _Sample.of(_seeded(_ltx, seed))
 
     def arguments(
         batch: int = 1, frames: int = FRAMES, height: int = HEIGHT, width: int = WIDTH, **more: Any
@@ -103,15 +201,7 @@ def ltx(seed: int = 0) -> tuple[Any, Any]:
 
 def flux(seed: int = 0) -> tuple[Any, Any]:
     """A `FluxTransformer2DModel`: an image model with joint attention over text and picture."""
-    sizes = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
-    model = _Sample.of(
-        _seeded(
-            lambda: FluxTransformer2DModel(
-                **sizes, in_channels=4, joint_attention_dim=16, pooled_projection_dim=16, axes_dims_rope=(4, 4, 8)
-            ),
-            seed,
-        )
-    )
+    model = _Sample.of(_seeded(_flux, seed))
 
     def arguments(batch: int = 1, height: int = 2 * HEIGHT, width: int = 2 * WIDTH, **more: Any) -> dict[str, Any]:
         place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"), -1)
@@ -119,6 +209,7 @@ def flux(seed: int = 0) -> tuple[Any, Any]:
         text = {"encoder_hidden_states": _noise(batch, 5, 16, seed=1), "txt_ids": torch.zeros(5, 3)}
         common = {
             "timestep": torch.full((batch,), 0.5),
+            "guidance": torch.full((batch,), 3.5),
             "pooled_projections": _noise(batch, 16, seed=2),
             "img_ids": ids,
         }

@@ -54,9 +54,9 @@ def load() -> tuple[Any, Any]:
     return model.eval(), AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 
 
-def methods() -> Iterator[DecoderMethod]:
+def methods(budgets: tuple[float, ...] = BUDGETS) -> Iterator[DecoderMethod]:
     """Every policy at every budget, and all of it, which must cost nothing."""
-    for budget in BUDGETS:
+    for budget in budgets:
         yield from (SparsePrefill(policy, budget, always=True) for policy in PREFILL)
         yield from (SelectKV(policy, budget) for policy in DECODE)
         yield from (CompressKV(policy, budget) for policy in COMPRESS)
@@ -64,18 +64,21 @@ def methods() -> Iterator[DecoderMethod]:
 
 
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
-    """One row for each method and length of prompt; `full` takes longer prompts and more of them."""
+    """One row for each method and length of prompt; `full` takes every policy on longer prompts too, and more texts."""
     model, tokenizer = load()
     should_use_sparse(0.5, 2048)
-    lengths, count = ((2048, 4096, 8000), 6) if full else ((2048,), 4)
-    for length in lengths:
+    if full:
+        plan = [(length, 6, list(methods())) for length in (2048, 4096, 8000)]
+    else:
+        plan = [(2048, 3, list(methods(BUDGETS[:2]))), (8000, 2, [SparsePrefill(), SelectKV(), CompressKV()])]
+    for length, count, chosen in plan:
         texts = [text_task(tokenizer, length, seed) for seed in range(count)]
         needles = [needle_task(tokenizer, length, seed) for seed in range(count)]
         plain = [
             (timed_loss(model, *text), found(model, tokenizer, *needle))
             for text, needle in zip(texts, needles, strict=True)
         ]
-        for method in tqdm(list(methods()), desc=f"{MODEL}, {length} tokens"):
+        for method in tqdm(chosen, desc=f"{MODEL}, {length} tokens"):
             yield _measure(model, tokenizer, method, length, texts, needles, plain)
 
 

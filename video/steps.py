@@ -1,0 +1,192 @@
+"""Following the steps of a pipeline: which step, guidance branch and denoiser a forward pass belongs to.
+
+A :class:`Stepper` is what a method does in one run. It sees every forward pass of the denoisers, may answer it without
+running it, and may change the velocity that the sampler steps with. :func:`follow` puts it on a pipeline.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.session import Session
+
+from .adapter import DiffusionTransformerAdapter
+
+Forward = Callable[..., Any]
+
+
+@dataclass
+class Run:
+    """One run of a pipeline, and where it is.
+
+    Attributes
+    ----------
+    steps
+        How many steps the sampler makes.
+    sigmas
+        Noise levels of the flow-matching sampler, of `steps + 1` entries and falling to 0; empty for other samplers.
+    step
+        Index of the step that is running, from 0.
+    branch
+        Index of the forward pass within the step: 0 is the first, with guidance usually the prompt's, 1 the other's.
+        A pipeline that batches both has branch 0 only.
+    expert
+        Index among :meth:`DiffusionTransformerAdapter.denoisers` of the one that ran last; Wan 2.2 changes it.
+    """
+
+    steps: int
+    sigmas: list[float]
+    step: int = 0
+    branch: int = -1
+    expert: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.step >= self.steps
+
+
+class Stepper:
+    """What a method does during one run; :func:`follow` makes a fresh one for each."""
+
+    def __init__(self, session: Session, run: Run) -> None:
+        self.session, self.report, self.run = session, session.report, run
+
+    def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        """Answer a forward pass; this one runs it."""
+        return forward(*args, **kwargs)
+
+    def velocity(self, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """The velocity (or noise) to step with, after guidance; this one leaves it."""
+        return output
+
+    def finish(self) -> None:
+        """Called after the last step."""
+
+
+class _Instead:
+    """Stands on an instance in place of one of its methods.
+
+    A copy of the owner gets its own plain method: pipelines copy schedulers. Where another library has put something
+    on top of it in the meantime, it stays below and only passes calls on.
+    """
+
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any], stack: ExitStack) -> None:
+        functools.update_wrapper(self, getattr(owner, name))
+        self.owner, self.name, self.function = owner, name, function
+        self.original = getattr(owner, name)
+        self.had = name in vars(owner)
+        self.live = True
+        setattr(owner, name, self)
+        stack.callback(self.remove)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.original, *args, **kwargs) if self.live else self.original(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo.get(id(self.owner))
+        return self if copied is None else getattr(type(copied), self.name).__get__(copied)
+
+    def remove(self) -> None:
+        self.live = False
+        if vars(self.owner).get(self.name) is not self:
+            return
+        if self.had:
+            setattr(self.owner, self.name, self.original)
+        else:
+            delattr(self.owner, self.name)
+
+
+class _Follower:
+    """Keeps the run up to date, and hands the calls to its stepper."""
+
+    def __init__(self, session: Session, make: Callable[[Run], Stepper]) -> None:
+        self.session, self.make = session, make
+        self.scheduler = session.target.scheduler
+        self.stepper: Stepper | None = None
+
+    def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        self.stepper = None  # an interrupted run's memory goes before the new one is made
+        self.session.report.start()
+        result = original(*args, **kwargs)
+        steps = len(self.scheduler.timesteps)
+        sigmas = getattr(self.scheduler, "sigmas", None)
+        is_flow = getattr(self.scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(
+            self.scheduler, "scale_noise"
+        )
+        levels = [float(x) for x in sigmas] if is_flow and sigmas is not None and len(sigmas) == steps + 1 else []
+        self.stepper = self.make(Run(steps, levels))
+        return result
+
+    def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.stepper is None:  # a call outside of a run
+            return original(*args, **kwargs)
+        run = self.stepper.run
+        if run.step == 0 and run.branch < 0:  # image-to-image starts further down
+            run.step = getattr(self.scheduler, "begin_index", None) or 0
+        run.branch, run.expert = run.branch + 1, expert
+        try:
+            return self.stepper.forward(denoiser, original, args, kwargs)
+        except BaseException:
+            self.stepper = None
+            raise
+
+    def step(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.stepper is None:
+            return original(*args, **kwargs)
+        names = ("model_output", "timestep", "sample")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given["model_output"] = self.stepper.velocity(given["model_output"], given["sample"])
+        result = original(*(given.pop(name) for name in names), *args[3:], **given)
+        run = self.stepper.run
+        run.step, run.branch = run.step + 1, -1
+        if run.is_over:
+            self.stepper.finish()
+            self.stepper = None
+        return result
+
+
+def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -> None:
+    """Put ``make(run)`` in charge of every run of the session's pipeline, until `stack` closes.
+
+    Three methods are replaced on the instances: the scheduler's `set_timesteps` and `step`, and the `forward` of every
+    denoiser.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the target is a transformer without its pipeline, or has none.
+    """
+    adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+    name, method = type(session.target).__name__, session.plan.methods[0].name
+    if not hasattr(session.target, "scheduler"):
+        raise UnsupportedTargetError(
+            f"{method} works across the steps of a pipeline, and {name} is only its transformer:"
+            f" accelerate(pipe, {method}(...))"
+        )
+    denoisers = adapter.denoisers()
+    if not denoisers:
+        raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
+    follower = _Follower(session, make)
+    _Instead(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
+    _Instead(follower.scheduler, "step", follower.step, stack)
+    for expert, denoiser in enumerate(denoisers):
+        _Instead(denoiser, "forward", functools.partial(follower.forward, expert, denoiser), stack)
+    stack.callback(setattr, follower, "stepper", None)
+
+
+def count_forwards(stepper: Stepper, done: float) -> None:
+    """Note a forward pass of which a share `done` was computed, in the report."""
+    report = stepper.report
+    if stepper.run.step == 0 and stepper.run.branch == 0:
+        report.details["computed"] = []
+    report.plain_forwards += 1
+    report.details["computed"].append(round(done, 4))
+    report.forwards = sum(report.details["computed"])
+    report.engaged = report.engaged or done < 1
