@@ -70,7 +70,7 @@ class Stepper:
         """Called after the last step."""
 
 
-class _Instead:
+class Instead:
     """Stands on an instance in place of one of its methods.
 
     A copy of the owner gets its own plain method: pipelines copy schedulers. Where another library has put something
@@ -174,10 +174,10 @@ def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -
     if not denoisers:
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     follower = _Follower(session, make)
-    _Instead(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
-    _Instead(follower.scheduler, "step", follower.step, stack)
+    Instead(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
+    Instead(follower.scheduler, "step", follower.step, stack)
     for expert, denoiser in enumerate(denoisers):
-        _Instead(denoiser, "forward", functools.partial(follower.forward, expert, denoiser), stack)
+        Instead(denoiser, "forward", functools.partial(follower.forward, expert, denoiser), stack)
     stack.callback(setattr, follower, "stepper", None)
 
 

@@ -1,0 +1,196 @@
+"""A forward pass over some of the tokens, which attend to the kept keys and values of all."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel.cache import BranchCache
+from mmaccel.errors import UnsupportedTargetError
+
+from .interception import intercepted
+from .steps import Instead
+
+Forward = Callable[..., Any]
+BRANCHES = ("0", "1", "2", "3")  # forward passes of one step, in their order
+_PER_TOKEN = ("rotary_emb", "image_rotary_emb", "temb", "timestep")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the blocks of a transformer are called.
+
+    Attributes
+    ----------
+    lists
+        Names of the lists of blocks, in the order they run.
+    attention
+        Name of the self-attention in a block.
+    text
+        Where text lies in joint attention: ``"first"``, ``"last"``, or None where attention is over the picture alone.
+    hidden
+        Index of the picture's hidden states in what a block returns; None where it returns nothing else.
+    """
+
+    lists: tuple[str, ...]
+    attention: str
+    text: str | None = None
+    hidden: int | None = None
+
+
+BLOCKS = {
+    "WanTransformer3DModel": Blocks(("blocks",), "attn1"),
+    "LTXVideoTransformer3DModel": Blocks(("transformer_blocks",), "attn1"),
+    "PixArtTransformer2DModel": Blocks(("transformer_blocks",), "attn1"),
+    "CogVideoXTransformer3DModel": Blocks(("transformer_blocks",), "attn1", "first", 0),
+    "FluxTransformer2DModel": Blocks(("transformer_blocks", "single_transformer_blocks"), "attn", "first", 1),
+    "SD3Transformer2DModel": Blocks(("transformer_blocks",), "attn", "last", 1),
+    "QwenImageTransformer2DModel": Blocks(("transformer_blocks",), "attn", "first", 1),
+    "HunyuanVideoTransformer3DModel": Blocks(("transformer_blocks", "single_transformer_blocks"), "attn", "last", 0),
+}
+
+
+class PartialForward:
+    """Makes a denoiser's forward work on chosen tokens only, until `stack` closes.
+
+    A full pass within :meth:`keeping` keeps the keys and values of every self-attention. A pass within
+    :meth:`only` computes hidden states, queries, keys and values for its tokens alone, overwrites theirs among the
+    kept ones and attends to all. What the transformer returns is right at those tokens, and to be ignored elsewhere.
+
+    Parameters
+    ----------
+    denoiser
+        A transformer of a family in `BLOCKS`.
+    stack
+        Takes the hooks off again.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the family is unknown, or its blocks are compiled.
+    """
+
+    def __init__(self, denoiser: torch.nn.Module, stack: ExitStack) -> None:
+        self.family = blocks_of(denoiser)
+        blocks = [block for name in self.family.lists for block in getattr(denoiser, name)]
+        if any(getattr(module, "_compiled_call_impl", None) is not None for module in (denoiser, *blocks)):
+            raise UnsupportedTargetError(
+                f"this {type(denoiser).__name__} is compiled, so that its tokens cannot be chosen anew in every step:"
+                " load it again without compile(), or pass fraction=0 to choose among steps only"
+            )
+        self.cache = BranchCache(len(blocks), BRANCHES)
+        self.branch: str | None = None
+        self.tokens: torch.Tensor | None = None
+        self.total = self.text = 0
+        for layer, block in enumerate(blocks):
+            ends = (layer == 0, layer == len(blocks) - 1)
+            Instead(block, "forward", functools.partial(self._block, *ends), stack)
+            attention = getattr(block, self.family.attention)
+            Instead(attention, "forward", functools.partial(self._attention, layer), stack)
+        stack.callback(self.cache.reset)
+
+    def keeping(self, branch: int, forward: Forward, args: Any, kwargs: Any) -> Any:
+        """A full pass that keeps its keys and values."""
+        return self._run(branch, None, forward, args, kwargs)
+
+    def only(self, tokens: torch.Tensor, branch: int, forward: Forward, args: Any, kwargs: Any) -> Any:
+        """A pass over `tokens`, sorted indices `[A]`."""
+        return self._run(branch, tokens, forward, args, kwargs)
+
+    def _run(self, branch: int, tokens: torch.Tensor | None, forward: Forward, args: Any, kwargs: Any) -> Any:
+        self.branch, self.tokens = BRANCHES[branch], tokens
+        try:
+            with self.cache.branch(self.branch):
+                return forward(*args, **kwargs)
+        finally:
+            self.branch = self.tokens = None
+
+    def _block(self, is_first: bool, is_last: bool, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.tokens is None:
+            return original(*args, **kwargs)
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        given = bound.arguments
+        if is_first:
+            self.total = given["hidden_states"].shape[1]
+            self.text = given["encoder_hidden_states"].shape[1] if self.family.text else 0
+            given["hidden_states"] = given["hidden_states"][:, self.tokens]
+        for name in _PER_TOKEN:
+            if name in given:
+                given[name] = self._chosen(given[name])
+        output = original(*bound.args, **bound.kwargs)
+        return self._whole(output) if is_last else output
+
+    def _chosen(self, value: Any) -> Any:
+        """What belongs to the tokens: of a tensor that has one entry per token, or per token of text and picture."""
+        if isinstance(value, tuple | list):
+            return type(value)(self._chosen(part) for part in value)
+        if not isinstance(value, torch.Tensor) or value.ndim < 2:
+            return value
+        assert self.tokens is not None
+        dim = 0 if value.ndim == 2 else 1
+        if value.shape[dim] == self.total:
+            return value.index_select(dim, self.tokens)
+        if self.text and value.shape[dim] == self.total + self.text:
+            return value.index_select(dim, self._places())
+        return value
+
+    def _places(self) -> torch.Tensor:
+        """Indices of the tokens among those of text and picture, text included."""
+        assert self.tokens is not None
+        if not self.text:
+            return self.tokens
+        text = torch.arange(self.text, device=self.tokens.device)
+        if self.family.text == "first":
+            return torch.cat([text, self.tokens + self.text])
+        return torch.cat([self.tokens, text + self.total])
+
+    def _whole(self, output: Any) -> Any:
+        """The last block's output at the places of its tokens, zeros elsewhere."""
+        if self.family.hidden is not None:
+            parts = list(output)
+            parts[self.family.hidden] = self._scattered(parts[self.family.hidden])
+            return tuple(parts)
+        return self._scattered(output)
+
+    def _scattered(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        batch, _, width = hidden_states.shape
+        assert self.tokens is not None
+        return hidden_states.new_zeros(batch, self.total, width).index_copy(1, self.tokens, hidden_states)
+
+    def _attention(self, layer: int, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.branch is None:
+            return original(*args, **kwargs)
+
+        def attend(
+            function: Forward, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any
+        ) -> torch.Tensor:
+            places = None if self.tokens is None else self._places()
+            key, value = self.cache.write(layer, key, value, places)
+            result: torch.Tensor = function(query, key, value, *rest, **more)
+            return result
+
+        with intercepted(attend):
+            return original(*args, **kwargs)
+
+
+def blocks_of(denoiser: torch.nn.Module) -> Blocks:
+    """How the blocks of a denoiser are called.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        Lists the families.
+    """
+    name = type(denoiser).__name__
+    if name not in BLOCKS:
+        raise UnsupportedTargetError(
+            f"{name} is not among the transformers whose tokens can be computed apart: {', '.join(sorted(BLOCKS))};"
+            " pass fraction=0 to choose among steps only"
+        )
+    return BLOCKS[name]
