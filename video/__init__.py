@@ -9,6 +9,7 @@ Example
 """
 
 from . import adapter  # noqa: F401  registers itself
+from .heterogeneous_steps import HeterogeneousSteps
 from .sparse_attention import SparseAttention
 
-__all__ = ["SparseAttention"]
+__all__ = ["HeterogeneousSteps", "SparseAttention"]

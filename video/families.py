@@ -38,6 +38,13 @@ class Family:
         Attribute of a block: self-attention, whose `hidden_states` are the block's input after norm and modulation.
     latents
         Arguments of the transformer that its outputs belong to, in the order of the outputs.
+    text
+        Where text lies in joint attention, ``"first"`` or ``"last"``; None where self-attention is over the latents'
+        tokens alone.
+    frames_first
+        Whether latents are `[B, F, C, H, W]` instead of `[B, C, F, H, W]`.
+    is_divisible
+        Whether some of the tokens can be computed apart from the others, given their keys and values.
     """
 
     name: str
@@ -47,6 +54,9 @@ class Family:
     hidden: str = "hidden_states"
     attention: str = "attn1"
     latents: tuple[str, ...] = ("hidden_states",)
+    text: str | None = None
+    frames_first: bool = False
+    is_divisible: bool = True
 
     def block_list(self, denoiser: torch.nn.Module) -> list[torch.nn.Module]:
         """All blocks of a denoiser, in the order in which they run."""
@@ -76,14 +86,18 @@ FAMILIES = {
     for family in (
         Family("Wan 2.1 and 2.2", "WanTransformer3DModel", blocks=("blocks",)),
         Family("LTX-Video", "LTXVideoTransformer3DModel"),
-        Family("LTX-2", "LTX2VideoTransformer3DModel", outputs=_HIDDEN_AUDIO, latents=_HIDDEN_AUDIO),
-        Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _SINGLE, _HIDDEN_TEXT, attention="attn"),
-        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT),
-        Family("Flux", "FluxTransformer2DModel", _SINGLE, _TEXT_HIDDEN, attention="attn"),
-        Family("Stable Diffusion 3", "SD3Transformer2DModel", outputs=_TEXT_HIDDEN, attention="attn"),
+        Family(
+            "LTX-2", "LTX2VideoTransformer3DModel", outputs=_HIDDEN_AUDIO, latents=_HIDDEN_AUDIO, is_divisible=False
+        ),
+        Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _SINGLE, _HIDDEN_TEXT, attention="attn", text="last"),
+        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT, text="first", frames_first=True),
+        Family("Flux", "FluxTransformer2DModel", _SINGLE, _TEXT_HIDDEN, attention="attn", text="first"),
+        Family("Stable Diffusion 3", "SD3Transformer2DModel", outputs=_TEXT_HIDDEN, attention="attn", text="last"),
         Family("PixArt", "PixArtTransformer2DModel"),
-        Family("Qwen-Image", "QwenImageTransformer2DModel", outputs=_TEXT_HIDDEN, attention="attn"),
-        Family("Z-Image", "ZImageTransformer2DModel", ("layers",), ("x",), "x", "attention", ("x",)),
+        Family("Qwen-Image", "QwenImageTransformer2DModel", outputs=_TEXT_HIDDEN, attention="attn", text="first"),
+        Family(
+            "Z-Image", "ZImageTransformer2DModel", ("layers",), ("x",), "x", "attention", ("x",), is_divisible=False
+        ),
     )
 }
 
@@ -112,9 +126,15 @@ def family_of(denoiser: torch.nn.Module, method: str) -> Family:
 
 def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call of `module`, by name."""
-    return _signature(type(module)).bind(None, *args, **kwargs).arguments
+    return bound(module, args, kwargs).arguments
+
+
+def bound(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """A call of `module`, whose arguments can be changed by name."""
+    return _signature(type(module)).bind(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=64)
 def _signature(cls: type[torch.nn.Module]) -> inspect.Signature:
-    return inspect.signature(cls.forward)
+    signature = inspect.signature(cls.forward)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])

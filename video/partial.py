@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,46 +12,14 @@ import torch
 from mmaccel.cache import BranchCache
 from mmaccel.errors import UnsupportedTargetError
 
+from .families import FAMILIES, Family, bound, find_family
+from .forecast import Layout
 from .interception import intercepted
 from .steps import Instead
 
 Forward = Callable[..., Any]
 BRANCHES = ("0", "1", "2", "3")  # forward passes of one step, in their order
 _PER_TOKEN = ("rotary_emb", "image_rotary_emb", "temb", "timestep")
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """How the blocks of a transformer are called.
-
-    Attributes
-    ----------
-    lists
-        Names of the lists of blocks, in the order they run.
-    attention
-        Name of the self-attention in a block.
-    text
-        Where text lies in joint attention: ``"first"``, ``"last"``, or None where attention is over the picture alone.
-    hidden
-        Index of the picture's hidden states in what a block returns; None where it returns nothing else.
-    """
-
-    lists: tuple[str, ...]
-    attention: str
-    text: str | None = None
-    hidden: int | None = None
-
-
-BLOCKS = {
-    "WanTransformer3DModel": Blocks(("blocks",), "attn1"),
-    "LTXVideoTransformer3DModel": Blocks(("transformer_blocks",), "attn1"),
-    "PixArtTransformer2DModel": Blocks(("transformer_blocks",), "attn1"),
-    "CogVideoXTransformer3DModel": Blocks(("transformer_blocks",), "attn1", "first", 0),
-    "FluxTransformer2DModel": Blocks(("transformer_blocks", "single_transformer_blocks"), "attn", "first", 1),
-    "SD3Transformer2DModel": Blocks(("transformer_blocks",), "attn", "last", 1),
-    "QwenImageTransformer2DModel": Blocks(("transformer_blocks",), "attn", "first", 1),
-    "HunyuanVideoTransformer3DModel": Blocks(("transformer_blocks", "single_transformer_blocks"), "attn", "last", 0),
-}
 
 
 class PartialForward:
@@ -66,7 +32,7 @@ class PartialForward:
     Parameters
     ----------
     denoiser
-        A transformer of a family in `BLOCKS`.
+        A transformer of a divisible family.
     stack
         Takes the hooks off again.
 
@@ -77,8 +43,8 @@ class PartialForward:
     """
 
     def __init__(self, denoiser: torch.nn.Module, stack: ExitStack) -> None:
-        self.family = blocks_of(denoiser)
-        blocks = [block for name in self.family.lists for block in getattr(denoiser, name)]
+        self.family = divisible_family(denoiser)
+        blocks = self.family.block_list(denoiser)
         if any(getattr(module, "_compiled_call_impl", None) is not None for module in (denoiser, *blocks)):
             raise UnsupportedTargetError(
                 f"this {type(denoiser).__name__} is compiled, so that its tokens cannot be chosen anew in every step:"
@@ -87,10 +53,11 @@ class PartialForward:
         self.cache = BranchCache(len(blocks), BRANCHES)
         self.branch: str | None = None
         self.tokens: torch.Tensor | None = None
+        self.device = next(denoiser.parameters()).device
         self.total = self.text = 0
         for layer, block in enumerate(blocks):
             ends = (layer == 0, layer == len(blocks) - 1)
-            Instead(block, "forward", functools.partial(self._block, *ends), stack)
+            Instead(block, "forward", functools.partial(self._block, block, *ends), stack)
             attention = getattr(block, self.family.attention)
             Instead(attention, "forward", functools.partial(self._attention, layer), stack)
         stack.callback(self.cache.reset)
@@ -103,6 +70,19 @@ class PartialForward:
         """A pass over `tokens`, sorted indices `[A]`."""
         return self._run(branch, tokens, forward, args, kwargs)
 
+    def estimate_bytes(self, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        """Bytes of the keys and values that this forward pass would keep."""
+        given = bound(denoiser, args, kwargs).arguments
+        latents, text = given["hidden_states"], given.get("encoder_hidden_states")
+        layout = Layout.of(denoiser, latents)
+        tokens = layout.tokens(latents[:1]).shape[1]
+        if self.family.text and text is not None:
+            tokens += text.shape[1]
+        config: Any = denoiser.config
+        width = config.num_attention_heads * config.attention_head_dim
+        blocks = len(self.family.block_list(denoiser))
+        return int(2 * latents.shape[0] * tokens * width * blocks * latents.element_size())
+
     def _run(self, branch: int, tokens: torch.Tensor | None, forward: Forward, args: Any, kwargs: Any) -> Any:
         self.branch, self.tokens = BRANCHES[branch], tokens
         try:
@@ -111,19 +91,22 @@ class PartialForward:
         finally:
             self.branch = self.tokens = None
 
-    def _block(self, is_first: bool, is_last: bool, original: Forward, *args: Any, **kwargs: Any) -> Any:
+    def _block(self, block: Any, is_first: bool, is_last: bool, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.branch is None:
+            return original(*args, **kwargs)
+        call = bound(block, args, kwargs)
+        given = call.arguments
+        if is_first:
+            self.total, self.device = given["hidden_states"].shape[1], given["hidden_states"].device
+            self.text = given["encoder_hidden_states"].shape[1] if self.family.text else 0
         if self.tokens is None:
             return original(*args, **kwargs)
-        bound = inspect.signature(original).bind(*args, **kwargs)
-        given = bound.arguments
         if is_first:
-            self.total = given["hidden_states"].shape[1]
-            self.text = given["encoder_hidden_states"].shape[1] if self.family.text else 0
             given["hidden_states"] = given["hidden_states"][:, self.tokens]
         for name in _PER_TOKEN:
             if name in given:
                 given[name] = self._chosen(given[name])
-        output = original(*bound.args, **bound.kwargs)
+        output = original(*call.args, **call.kwargs)
         return self._whole(output) if is_last else output
 
     def _chosen(self, value: Any) -> Any:
@@ -152,11 +135,9 @@ class PartialForward:
 
     def _whole(self, output: Any) -> Any:
         """The last block's output at the places of its tokens, zeros elsewhere."""
-        if self.family.hidden is not None:
-            parts = list(output)
-            parts[self.family.hidden] = self._scattered(parts[self.family.hidden])
-            return tuple(parts)
-        return self._scattered(output)
+        streams = self.family.returned(output)
+        streams[self.family.hidden] = self._scattered(streams[self.family.hidden])
+        return self.family.as_output(streams)
 
     def _scattered(self, hidden_states: torch.Tensor) -> torch.Tensor:
         batch, _, width = hidden_states.shape
@@ -179,18 +160,19 @@ class PartialForward:
             return original(*args, **kwargs)
 
 
-def blocks_of(denoiser: torch.nn.Module) -> Blocks:
-    """How the blocks of a denoiser are called.
+def divisible_family(denoiser: torch.nn.Module) -> Family:
+    """The family of a transformer whose tokens can be computed apart.
 
     Raises
     ------
     UnsupportedTargetError
         Lists the families.
     """
-    name = type(denoiser).__name__
-    if name not in BLOCKS:
+    family = find_family(denoiser)
+    if family is None or not family.is_divisible:
+        known = ", ".join(family.name for family in FAMILIES.values() if family.is_divisible)
         raise UnsupportedTargetError(
-            f"{name} is not among the transformers whose tokens can be computed apart: {', '.join(sorted(BLOCKS))};"
+            f"the tokens of {type(denoiser).__name__} cannot be computed apart, only those of {known}:"
             " pass fraction=0 to choose among steps only"
         )
-    return BLOCKS[name]
+    return family

@@ -97,16 +97,52 @@ def refresh(
     first, last = ends(steps, budget, warmup, cooldown)
     between = range(first, steps - last)
     spend = max(0.0, budget * steps - first - last)
-    if interval is not None:
-        full = set(between[interval - 1 :: interval])
-    else:
-        full = _spread(between, spend, overhead, fraction)
+    regular = None if interval is None else set(between[interval - 1 :: interval])
+    full = _spread(between, spend, overhead, fraction) if regular is None else regular
     rest = len(between) - len(full)
     share = 0.0
     if overhead is not None and rest:
         share = (spend - len(full)) / rest - overhead if fraction is None else fraction
     share = share if share >= LEAST_FRACTION else 0.0
     fractions = [1.0 if k in full or k not in between else min(share, 1.0) for k in range(steps)]
+    return Schedule(tuple(fractions), first, last)
+
+
+DIVISORS = (1, 2, 4, 8)
+
+
+def groups(
+    steps: int, budget: float, warmup: int | None = None, cooldown: int | None = None, interval: int | None = None
+) -> Schedule:
+    """The paper's shape: groups of tokens that are computed every step, every second, fourth and eighth.
+
+    The groups' sizes fall or rise geometrically, so that the budget is met; all tokens are computed every `interval`
+    steps, default 8.
+
+    Examples
+    --------
+    >>> [f"{f:.2f}" for f in groups(20, 0.6).fractions[2:12]]
+    ['1.00', '0.37', '0.59', '0.37', '0.79', '0.37', '0.59', '0.37', '1.00', '0.37']
+    """
+    first, last = ends(steps, budget, warmup, cooldown)
+    between = range(first, steps - last)
+    spend = budget * steps - first - last
+
+    def shares(ratio: float) -> list[float]:
+        sizes = [ratio**i for i in range(len(DIVISORS))]
+        total = sum(sizes)
+        return [
+            1.0
+            if (k - first) % (interval or max(DIVISORS)) == 0
+            else sum(size for size, d in zip(sizes, DIVISORS, strict=True) if (k - first) % d == 0) / total
+            for k in between
+        ]
+
+    low, high = 1e-3, 1e3  # of the ratio between a group and the next hotter one
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if sum(shares(middle)) > spend else (low, middle)
+    fractions = [1.0] * first + [min(1.0, share) for share in shares(high)] + [1.0] * last
     return Schedule(tuple(fractions), first, last)
 
 
