@@ -4,12 +4,18 @@ Example
 -------
 >>> import mmaccel
 >>> from mmaccel import video
->>> fast = mmaccel.accelerate(pipe, video.SparseAttention(budget=0.3))  # doctest: +SKIP
+>>> fast = mmaccel.accelerate(pipe, video.HeterogeneousSteps(budget=0.5))  # doctest: +SKIP
 >>> frames = fast("a fox in snow").frames  # doctest: +SKIP
 """
 
-from . import adapter  # noqa: F401  registers itself
+from . import adapter
 from .heterogeneous_steps import HeterogeneousSteps
 from .sparse_attention import SparseAttention
+from .trace import Trace, trace_of
 
-__all__ = ["HeterogeneousSteps", "SparseAttention"]
+adapter.DiffusionTransformerAdapter.presets = {
+    "balanced": (HeterogeneousSteps(budget=0.5),),
+    "fast": (HeterogeneousSteps(budget=0.25),),
+}
+
+__all__ = ["HeterogeneousSteps", "SparseAttention", "Trace", "trace_of"]

@@ -15,7 +15,7 @@ from mmaccel.method import Method, is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .adapter import DiffusionTransformerAdapter
+from .adapter import DiffusionTransformerAdapter, token_grid
 from .families import bound, find_family
 from .forecast import Layout, Velocities
 from .partial import PartialForward
@@ -159,6 +159,7 @@ class _Steps(Stepper):
         run = self.run
         if run.branch == 0:
             self._begin_step()
+            self.trace.grid = token_grid(denoiser, args, kwargs)
         part = self.parts.get(id(denoiser)) if self.keeps else None
         done = self.share
         if self.share == 0:
