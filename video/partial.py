@@ -19,7 +19,8 @@ from .steps import Instead
 
 Forward = Callable[..., Any]
 BRANCHES = ("0", "1", "2", "3")  # forward passes of one step, in their order
-_PER_TOKEN = ("rotary_emb", "image_rotary_emb", "temb", "timestep")
+# arguments of blocks that may have an entry per token
+_PER_TOKEN = ("rotary_emb", "image_rotary_emb", "freqs_cis", "temb", "timestep", "modulate_index")
 
 
 class PartialForward:
@@ -55,6 +56,7 @@ class PartialForward:
         self.tokens: torch.Tensor | None = None
         self.device = next(denoiser.parameters()).device
         self.total = self.text = 0
+        self.masks: dict[str, torch.Tensor] = {}  # over all keys, of each branch
         for layer, block in enumerate(blocks):
             ends = (layer == 0, layer == len(blocks) - 1)
             Instead(block, "forward", functools.partial(self._block, block, *ends), stack)
@@ -144,6 +146,13 @@ class PartialForward:
         assert self.tokens is not None
         return hidden_states.new_zeros(batch, self.total, width).index_copy(1, self.tokens, hidden_states)
 
+    def _mask(self, mask: torch.Tensor) -> torch.Tensor:
+        """A mask over all keys: some blocks build theirs for the tokens they see."""
+        assert self.branch is not None
+        if self.tokens is None:
+            self.masks[self.branch] = mask
+        return self.masks[self.branch]
+
     def _attention(self, layer: int, original: Forward, *args: Any, **kwargs: Any) -> Any:
         if self.branch is None:
             return original(*args, **kwargs)
@@ -153,6 +162,8 @@ class PartialForward:
         ) -> torch.Tensor:
             places = None if self.tokens is None else self._places()
             key, value = self.cache.write(layer, key, value, places)
+            if more.get("attn_mask") is not None:
+                more["attn_mask"] = self._mask(more["attn_mask"])
             result: torch.Tensor = function(query, key, value, *rest, **more)
             return result
 

@@ -49,10 +49,10 @@ def ends(steps: int, budget: float, warmup: int | None, cooldown: int | None) ->
         If they do not fit in the run.
     """
     room = max(2, round(budget * steps))
-    first = min(max(2, round(WARMUP * steps)), room - 1) if warmup is None else warmup
+    first = min(max(2, round(WARMUP * steps)), room - 1, steps) if warmup is None else warmup
     last = max(1, round((COOLDOWN_SLOPE * budget + COOLDOWN_AT_0) * steps)) if cooldown is None else cooldown
     if cooldown is None:
-        last = max(1, min(last, room - first))
+        last = min(max(1, min(last, room - first)), steps - first)
     if first + last > steps:
         raise SettingError(
             f"{steps} steps have no room for {first} of warm-up and {last} of cool-down:"
