@@ -9,6 +9,9 @@ Example
 """
 
 from . import adapter  # noqa: F401  registers itself
+from .block_cache import BlockCache
+from .easy_cache import EasyCache
 from .sparse_attention import SparseAttention
+from .tea_cache import TeaCache, calibrate_tea_cache
 
-__all__ = ["SparseAttention"]
+__all__ = ["BlockCache", "EasyCache", "SparseAttention", "TeaCache", "calibrate_tea_cache"]
