@@ -9,8 +9,11 @@ Example
 """
 
 from . import adapter
+from .block_cache import BlockCache
+from .easy_cache import EasyCache
 from .heterogeneous_steps import HeterogeneousSteps
 from .sparse_attention import SparseAttention
+from .tea_cache import TeaCache, calibrate_tea_cache
 from .trace import Trace, trace_of
 
 adapter.DiffusionTransformerAdapter.presets = {
@@ -18,4 +21,13 @@ adapter.DiffusionTransformerAdapter.presets = {
     "fast": (HeterogeneousSteps(budget=0.25),),
 }
 
-__all__ = ["HeterogeneousSteps", "SparseAttention", "Trace", "trace_of"]
+__all__ = [
+    "BlockCache",
+    "EasyCache",
+    "HeterogeneousSteps",
+    "SparseAttention",
+    "TeaCache",
+    "Trace",
+    "calibrate_tea_cache",
+    "trace_of",
+]

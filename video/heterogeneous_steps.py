@@ -20,6 +20,7 @@ from .families import bound, find_family
 from .forecast import Layout, Velocities
 from .partial import PartialForward
 from .schedule import Schedule, groups, refresh
+from .step_cache import STEP_CACHES
 from .steps import Forward, Run, Stepper, count_forwards, first_tensor, follow
 from .trace import Trace
 
@@ -74,6 +75,7 @@ class HeterogeneousSteps(Method):
     """
 
     paper = "Heterogeneous Step Allocation (HSA), 2026"
+    excludes = STEP_CACHES
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.5, "fraction": 0.2}
 
@@ -248,6 +250,8 @@ class _Steps(Stepper):
     def finish(self) -> None:
         self.report.details["steps"] = self.trace.shares()
         self.session.memory["trace"] = self.trace
+
+    def close(self) -> None:
         self._release()
 
     def _release(self) -> None:

@@ -15,7 +15,7 @@ from mmaccel.errors import UnsupportedTargetError
 from .families import FAMILIES, Family, bound, find_family
 from .forecast import Layout
 from .interception import intercepted
-from .steps import Instead
+from .steps import replace_method
 
 Forward = Callable[..., Any]
 BRANCHES = ("0", "1", "2", "3")  # forward passes of one step, in their order
@@ -59,9 +59,9 @@ class PartialForward:
         self.masks: dict[str, torch.Tensor] = {}  # over all keys, of each branch
         for layer, block in enumerate(blocks):
             ends = (layer == 0, layer == len(blocks) - 1)
-            Instead(block, "forward", functools.partial(self._block, block, *ends), stack)
+            replace_method(block, "forward", functools.partial(self._block, block, *ends), stack)
             attention = getattr(block, self.family.attention)
-            Instead(attention, "forward", functools.partial(self._attention, layer), stack)
+            replace_method(attention, "forward", functools.partial(self._attention, layer), stack)
         stack.callback(self.cache.reset)
 
     def keeping(self, branch: int, forward: Forward, args: Any, kwargs: Any) -> Any:

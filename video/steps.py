@@ -73,8 +73,11 @@ class Stepper:
     def finish(self) -> None:
         """Called after the last step."""
 
+    def close(self) -> None:
+        """Called when the run is over in whatever way: after :meth:`finish`, an exception, the next run's start."""
 
-class Instead:
+
+class _Instead:
     """Stands on an instance in place of one of its methods.
 
     A copy of the owner gets its own plain method: pipelines copy schedulers. Where another library has put something
@@ -107,6 +110,11 @@ class Instead:
             delattr(self.owner, self.name)
 
 
+def replace_method(owner: Any, name: str, function: Callable[..., Any], stack: ExitStack) -> None:
+    """Put ``function(original, *args, **kwargs)`` in place of a method of one instance, until `stack` closes."""
+    _Instead(owner, name, function, stack)
+
+
 class _Follower:
     """Keeps the run up to date, and hands the calls to its stepper."""
 
@@ -115,8 +123,14 @@ class _Follower:
         self.scheduler = session.target.scheduler
         self.stepper: Stepper | None = None
 
+    def drop(self) -> None:
+        """Let go of the run, however far it came."""
+        stepper, self.stepper = self.stepper, None
+        if stepper is not None:
+            stepper.close()
+
     def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
-        self.stepper = None  # an interrupted run's memory goes before the new one is made
+        self.drop()  # an interrupted run's memory goes before the new one is made
         self.session.report.start()
         result = original(*args, **kwargs)
         timesteps = self.scheduler.timesteps
@@ -140,7 +154,7 @@ class _Follower:
         try:
             return self.stepper.forward(denoiser, original, args, kwargs)
         except BaseException:
-            self.stepper = None
+            self.drop()
             raise
 
     def step(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +168,7 @@ class _Follower:
         run.step, run.branch = run.step + 1, -1
         if run.is_over:
             self.stepper.finish()
-            self.stepper = None
+            self.drop()
         return result
 
 
@@ -180,21 +194,20 @@ def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -
     if not denoisers:
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     follower = _Follower(session, make)
-    Instead(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
-    Instead(follower.scheduler, "step", follower.step, stack)
+    _Instead(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
+    _Instead(follower.scheduler, "step", follower.step, stack)
     for expert, denoiser in enumerate(denoisers):
-        Instead(denoiser, "forward", functools.partial(follower.forward, expert, denoiser), stack)
-    stack.callback(setattr, follower, "stepper", None)
+        _Instead(denoiser, "forward", functools.partial(follower.forward, expert, denoiser), stack)
+    stack.callback(follower.drop)
 
 
 def count_forwards(stepper: Stepper, done: float) -> None:
     """Note a forward pass of which a share `done` was computed, in the report."""
     report = stepper.report
-    if stepper.run.step == 0 and stepper.run.branch == 0:
-        report.details["computed"] = []
-    report.plain_forwards += 1
-    report.details["computed"].append(round(done, 4))
-    report.forwards = sum(report.details["computed"])
+    computed = report.details.setdefault("computed", [])  # a new run starts with an empty report
+    computed.append(round(done, 4))
+    report.plain_forwards = len(computed)
+    report.forwards = sum(computed)
     report.engaged = report.engaged or done < 1
 
 

@@ -1,0 +1,136 @@
+"""What the caches across steps have in common: which steps may be reused, one decision per step, one state per branch.
+
+The first forward pass of a step decides, and the step's other guidance branches follow, so that guidance never
+mixes a computed prediction with a remembered one. What is remembered is kept for each branch and each expert.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.method import Method, is_count, is_number
+from mmaccel.session import Session
+
+from .steps import Forward, Run, Stepper, count_forwards
+from .tensors import count_bytes
+
+NAMES = (
+    "BlockCache",
+    "EasyCache",
+    "FasterCache",
+    "FirstBlockCache",
+    "HeterogeneousSteps",
+    "MagCache",
+    "PyramidAttentionBroadcast",
+    "TaylorSeer",
+    "TeaCache",
+)
+STEP_CACHES = frozenset(f"video.{name}" for name in NAMES)
+
+
+class StepCache(Method):
+    """Base of the methods that reuse results of earlier steps; only one of them at a time."""
+
+    excludes: ClassVar[frozenset[str]] = STEP_CACHES
+    threshold: float
+    warmup: int
+    cooldown: int
+
+    def __post_init__(self) -> None:
+        self._check_steps()
+        self._require(is_number(self.threshold, 0), "threshold", "a number of at least 0")
+
+    def _check_steps(self) -> None:
+        self._require(is_count(self.warmup), "warmup", "an integer of at least 1: there is nothing to reuse before")
+        self._require(is_count(self.cooldown, 0), "cooldown", "an integer of at least 0")
+
+    @property
+    def exact(self) -> bool:
+        return self.threshold == 0
+
+
+class CacheStepper(Stepper):
+    """One run with a cache; subclasses say what is remembered and what a step would cost in error.
+
+    Attributes
+    ----------
+    branch_state
+        What one branch remembers: a class with an attribute `step`, when it was last computed, at first -1.
+    reuse
+        What the first branch of the current step decided.
+    smallest
+        The smallest error that was too large, for the advice in the report.
+    """
+
+    branch_state: ClassVar[type]
+
+    def __init__(self, session: Session, run: Run, method: Any) -> None:
+        super().__init__(session, run)
+        self.method = method
+        self.first_step: int | None = None
+        self.reuse = False
+        self.smallest = float("inf")
+        self.states: dict[tuple[int, int], Any] = {}
+
+    def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
+        """The output of a forward pass, and the share of it that was computed."""
+        raise NotImplementedError  # pragma: no cover
+
+    def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        if self.first_step is None:
+            self.first_step = self.run.step
+        if self.run.branch == 0:
+            self.reuse = False
+        if self.method.exact:
+            output, done = forward(*args, **kwargs), 1.0
+        else:
+            output, done = self.answer(denoiser, forward, args, kwargs)
+        count_forwards(self, done)
+        held = count_bytes(*self.states.values())
+        self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, held)
+        return output
+
+    @property
+    def state(self) -> Any:
+        """What the current branch of the current expert remembers."""
+        return self.states.setdefault((self.run.expert, self.run.branch), self.branch_state())
+
+    @property
+    def leads(self) -> bool:
+        """Whether the current branch decides for the step."""
+        return self.run.branch == 0
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether this step is behind the warm-up and before the cool-down, and its branch remembers enough.
+
+        A branch that was not there in the last computed step (guidance for a part of the steps) is computed.
+        """
+        since = self.run.step - (self.first_step or 0)
+        free = since >= self.method.warmup and self.run.step < self.run.steps - self.method.cooldown
+        leader = self.states.get((self.run.expert, 0))
+        return free and leader is not None and 0 <= leader.step <= self.state.step
+
+    def small(self, error: float) -> bool:
+        """Whether an error allows to reuse this step."""
+        if not error < self.method.threshold:  # so that NaN computes
+            self.smallest = min(self.smallest, error)
+            return False
+        return True
+
+    def finish(self) -> None:
+        if self.report.engaged or self.method.exact:
+            return
+        name, window = type(self.method).__name__, self.method.warmup + self.method.cooldown
+        if window >= self.run.steps - (self.first_step or 0):
+            reason = f"warmup and cooldown are {window} steps and the run has no more: lower them"
+        elif self.smallest < float("inf"):
+            reason = f"the smallest change was {self.smallest:.2g}: try threshold={1.2 * self.smallest:.2g}"
+        else:
+            reason = "no step had a finite change"
+        self.report.warnings.append(f"{name} reused nothing: {reason}")
+
+    def close(self) -> None:
+        self.states.clear()
