@@ -9,6 +9,7 @@ Example
 """
 
 from . import adapter
+from .auto import Auto, auto
 from .block_cache import BlockCache
 from .easy_cache import EasyCache
 from .heterogeneous_steps import HeterogeneousSteps
@@ -22,6 +23,8 @@ adapter.DiffusionTransformerAdapter.presets = {
 }
 
 __all__ = [
+    "Auto",
+    "auto",
     "BlockCache",
     "EasyCache",
     "HeterogeneousSteps",
