@@ -38,6 +38,8 @@ class Family:
         Attribute of a block: self-attention, whose `hidden_states` are the block's input after norm and modulation.
     latents
         Arguments of the transformer that its outputs belong to, in the order of the outputs.
+    layout
+        Axes of the latents, where diffusers' FasterCache knows them and all guidance arguments are split by it.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Family:
     hidden: str = "hidden_states"
     attention: str = "attn1"
     latents: tuple[str, ...] = ("hidden_states",)
+    layout: str = ""
 
     def block_list(self, denoiser: torch.nn.Module) -> list[torch.nn.Module]:
         """All blocks of a denoiser, in the order in which they run."""
@@ -78,7 +81,7 @@ FAMILIES = {
         Family("LTX-Video", "LTXVideoTransformer3DModel"),
         Family("LTX-2", "LTX2VideoTransformer3DModel", outputs=_HIDDEN_AUDIO, latents=_HIDDEN_AUDIO),
         Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _SINGLE, _HIDDEN_TEXT, attention="attn"),
-        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT),
+        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT, layout="BFCHW"),
         Family("Flux", "FluxTransformer2DModel", _SINGLE, _TEXT_HIDDEN, attention="attn"),
         Family("Stable Diffusion 3", "SD3Transformer2DModel", outputs=_TEXT_HIDDEN, attention="attn"),
         Family("PixArt", "PixArtTransformer2DModel"),
