@@ -12,8 +12,13 @@ from . import adapter
 from .auto import Auto, auto
 from .block_cache import BlockCache
 from .easy_cache import EasyCache
+from .faster_cache import FasterCache
+from .first_block_cache import FirstBlockCache
 from .heterogeneous_steps import HeterogeneousSteps
+from .mag_cache import MagCache, calibrate_mag_cache
+from .pyramid_attention_broadcast import PyramidAttentionBroadcast
 from .sparse_attention import SparseAttention
+from .taylor_seer import TaylorSeer
 from .tea_cache import TeaCache, calibrate_tea_cache
 from .trace import Trace, trace_of
 
@@ -24,13 +29,19 @@ adapter.DiffusionTransformerAdapter.presets = {
 
 __all__ = [
     "Auto",
-    "auto",
     "BlockCache",
     "EasyCache",
+    "FasterCache",
+    "FirstBlockCache",
     "HeterogeneousSteps",
+    "MagCache",
+    "PyramidAttentionBroadcast",
     "SparseAttention",
+    "TaylorSeer",
     "TeaCache",
     "Trace",
+    "auto",
+    "calibrate_mag_cache",
     "calibrate_tea_cache",
     "trace_of",
 ]

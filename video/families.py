@@ -41,10 +41,10 @@ class Family:
     text
         Where text lies in joint attention, ``"first"`` or ``"last"``; None where self-attention is over the latents'
         tokens alone.
-    frames_first
-        Whether latents are `[B, F, C, H, W]` instead of `[B, C, F, H, W]`.
     is_divisible
         Whether some of the tokens can be computed apart from the others, given their keys and values.
+    layout
+        Axes of the latents, where diffusers' FasterCache knows them and all guidance arguments are split by it.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Family:
     attention: str = "attn1"
     latents: tuple[str, ...] = ("hidden_states",)
     text: str | None = None
-    frames_first: bool = False
     is_divisible: bool = True
+    layout: str = ""
 
     def block_list(self, denoiser: torch.nn.Module) -> list[torch.nn.Module]:
         """All blocks of a denoiser, in the order in which they run."""
@@ -90,7 +90,7 @@ FAMILIES = {
             "LTX-2", "LTX2VideoTransformer3DModel", outputs=_HIDDEN_AUDIO, latents=_HIDDEN_AUDIO, is_divisible=False
         ),
         Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _SINGLE, _HIDDEN_TEXT, attention="attn", text="last"),
-        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT, text="first", frames_first=True),
+        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT, text="first", layout="BFCHW"),
         Family("Flux", "FluxTransformer2DModel", _SINGLE, _TEXT_HIDDEN, attention="attn", text="first"),
         Family("Stable Diffusion 3", "SD3Transformer2DModel", outputs=_TEXT_HIDDEN, attention="attn", text="last"),
         Family("PixArt", "PixArtTransformer2DModel"),

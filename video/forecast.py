@@ -38,7 +38,7 @@ class Layout:
         size = config.patch_size
         if isinstance(size, int):
             size = (getattr(config, "patch_size_t", None) or 1, size, size)
-        return cls(tuple(size)[-(latents.ndim - 2) :], family.frames_first)
+        return cls(tuple(size)[-(latents.ndim - 2) :], family.layout == "BFCHW")
 
     def tokens(self, latents: torch.Tensor) -> torch.Tensor:
         """Latents as tokens `[B, S, C * patch]` in the transformer's order; packed ones `[B, S, C]` stay."""

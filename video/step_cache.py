@@ -87,10 +87,17 @@ class CacheStepper(Stepper):
             output, done = forward(*args, **kwargs), 1.0
         else:
             output, done = self.answer(denoiser, forward, args, kwargs)
-        count_forwards(self, done)
-        held = count_bytes(*self.states.values())
-        self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, held)
+        self.note(done)
+        self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, count_bytes(*self.held()))
         return output
+
+    def note(self, done: float) -> None:
+        """Report a forward pass of which a share `done` was computed."""
+        count_forwards(self, done)
+
+    def held(self) -> list[Any]:
+        """The objects whose tensors are kept for later steps."""
+        return list(self.states.values())
 
     @property
     def state(self) -> Any:
@@ -123,14 +130,17 @@ class CacheStepper(Stepper):
     def finish(self) -> None:
         if self.report.engaged or self.method.exact:
             return
-        name, window = type(self.method).__name__, self.method.warmup + self.method.cooldown
-        if window >= self.run.steps - (self.first_step or 0):
-            reason = f"warmup and cooldown are {window} steps and the run has no more: lower them"
-        elif self.smallest < float("inf"):
-            reason = f"the smallest change was {self.smallest:.2g}: try threshold={1.2 * self.smallest:.2g}"
-        else:
-            reason = "no step had a finite change"
-        self.report.warnings.append(f"{name} reused nothing: {reason}")
+        window, steps = self.method.warmup + self.method.cooldown, self.run.steps - (self.first_step or 0)
+        reason = self.advice()
+        if window >= steps:
+            reason = f"warmup and cooldown are {window} steps and the run has {steps}: lower them"
+        self.report.warnings.append(f"{type(self.method).__name__} reused nothing: {reason}")
+
+    def advice(self) -> str:
+        """Why nothing was reused, and what to try."""
+        if self.smallest < float("inf"):
+            return f"the smallest change was {self.smallest:.2g}: try threshold={1.2 * self.smallest:.2g}"
+        return "no step had a finite change"
 
     def close(self) -> None:
         self.states.clear()

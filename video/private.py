@@ -1,0 +1,134 @@
+"""Private names of diffusers that mmaccel uses; a test holds them against the installed version.
+
+diffusers' caches are hooks on a denoiser's modules. Here they are put on, kept apart by guidance branch and taken off
+without a trace: diffusers' own `disable_cache` leaves `forward` and `_diffusers_hook` on every module it touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from mmaccel.errors import ConflictError
+
+REGISTRY = "_diffusers_hook"
+CHILDREN = "_child_registries_cache"
+CONFIG = "_cache_config"
+
+
+def check_no_cache(denoiser: torch.nn.Module) -> None:
+    """Raise a `ConflictError` if a cache of diffusers' own is on."""
+    config = getattr(denoiser, CONFIG, None)
+    if config is not None:
+        raise ConflictError(
+            f"{type(denoiser).__name__} has {type(config).__name__} enabled already: call .disable_cache() on it first"
+        )
+
+
+def forget_registry(denoiser: torch.nn.Module) -> None:
+    """Delete an empty hook registry, which any call within `cache_context` makes."""
+    registry = vars(denoiser).get(REGISTRY)
+    if registry is not None and not registry.hooks:
+        delattr(denoiser, REGISTRY)
+
+
+def has_registry(denoiser: torch.nn.Module) -> bool:
+    """Whether diffusers has, or once had, hooks or a context on this module."""
+    return REGISTRY in vars(denoiser)
+
+
+class Hooks:
+    """The hooks of one cache on one denoiser.
+
+    Parameters
+    ----------
+    denoiser
+        Where `apply` puts them.
+    apply
+        Such as ``lambda denoiser: apply_first_block_cache(denoiser, config)``.
+
+    A hook on the denoiser itself would stand outside of whatever follows the pipeline's steps, where the branch is not
+    known yet: :meth:`call` goes through it instead.
+    """
+
+    def __init__(self, denoiser: torch.nn.Module, apply: Callable[[Any], Any]) -> None:
+        self.denoiser = denoiser
+        self.before = {module: {"forward", REGISTRY} & vars(module).keys() for module in denoiser.modules()}
+        self.known = {module: set(_hooks(module)) for module in self.before}
+        self.hooks: list[Any] = []
+        self.outer: list[Any] = []
+        self.kept: dict[str, list[Any]] = {}
+        try:
+            apply(denoiser)
+        except BaseException:
+            self.remove()
+            raise
+        for module, names in self.known.items():
+            added = [hook for name, hook in _hooks(module).items() if name not in names]
+            (self.outer if module is denoiser else self.hooks).extend(added)
+        self._take_off(denoiser)
+        _stale(denoiser)
+
+    def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The denoiser's forward, through the hooks on the denoiser itself."""
+        for hook in self.outer:
+            hook.fn_ref.original_forward = forward
+            return hook.new_forward(self.denoiser, *args, **kwargs)
+        return forward(*args, **kwargs)
+
+    def select(self, branch: str) -> bool:
+        """Let the next call see what the calls of this branch have left, and nothing of the others.
+
+        Returns whether this is the branch's first call.
+        """
+        from diffusers.hooks.hooks import CacheContext
+
+        for manager in self._managers():
+            manager.set_context(CacheContext(branch))
+        plain = [hook for hook in (*self.outer, *self.hooks) if "state" in vars(hook)]
+        is_first = branch not in self.kept
+        if is_first:
+            self.kept[branch] = [type(hook.state)() for hook in plain]
+        for hook, state in zip(plain, self.kept[branch], strict=True):
+            hook.state = state
+        return is_first
+
+    def states(self) -> list[Any]:
+        """What all branches hold, each object once."""
+        shared = {id(manager): manager for manager in self._managers()}.values()
+        return [s for m in shared for s in m._state_cache.values()] + [s for kept in self.kept.values() for s in kept]
+
+    def remove(self) -> None:
+        """Take everything off that was put on."""
+        for module in self.before:
+            self._take_off(module)
+        self.kept.clear()
+        _stale(self.denoiser)
+
+    def _managers(self) -> Iterator[Any]:
+        from diffusers.hooks.hooks import StateManager
+
+        for hook in (*self.outer, *self.hooks):
+            yield from (value for value in vars(hook).values() if isinstance(value, StateManager))
+
+    def _take_off(self, module: torch.nn.Module) -> None:
+        for name in set(_hooks(module)) - self.known[module]:
+            vars(module)[REGISTRY].remove_hook(name, recurse=False)
+        for name in ("forward", REGISTRY):
+            if name in vars(module) and name not in self.before[module]:
+                delattr(module, name)
+
+
+def _hooks(module: torch.nn.Module) -> dict[str, Any]:
+    registry = vars(module).get(REGISTRY)
+    return {} if registry is None else registry.hooks
+
+
+def _stale(denoiser: torch.nn.Module) -> None:
+    """Have the lists of child registries made anew: they were taken before hooks came or went."""
+    for module in denoiser.modules():
+        registry = vars(module).get(REGISTRY)
+        if registry is not None and CHILDREN in vars(registry):
+            delattr(registry, CHILDREN)
