@@ -15,8 +15,10 @@ from mmaccel.session import accelerate
 
 from .block_cache import BlockCache
 from .easy_cache import EasyCache
+from .first_block_cache import FirstBlockCache
 from .heterogeneous_steps import HeterogeneousSteps
 from .partial import PartialForward
+from .taylor_seer import TaylorSeer
 from .tea_cache import calibrate_tea_cache
 
 PARTIAL = {"fraction": 0.05}
@@ -95,6 +97,8 @@ def _rivals(studio: Any) -> Iterator[Contestant]:
     tea = calibrate_tea_cache(studio.pipe, zoo.prompts(studio.model, 1, seed=901), num_inference_steps=studio.steps)
     yield Contestant("TeaCache", "rival", lambda x: type(tea)(threshold=x, coefficients=tea.coefficients), 1e-3, 10.0)
     yield Contestant("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
+    yield Contestant("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
+    yield Contestant("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
     if importlib.util.find_spec("cache_dit") is not None:
         yield Contestant("cache-dit", "rival", _cache_dit, 1e-3, 3.0)
 
