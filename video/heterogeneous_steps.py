@@ -18,7 +18,7 @@ from mmaccel.session import Session
 from .adapter import DiffusionTransformerAdapter, token_grid
 from .families import bound, find_family
 from .forecast import Layout, Velocities
-from .partial import PartialForward
+from .partial import KINDS, PartialForward
 from .schedule import Schedule, groups, refresh
 from .step_cache import STEP_CACHES
 from .steps import Forward, Run, Stepper, count_forwards, first_tensor, follow
@@ -58,6 +58,9 @@ class HeterogeneousSteps(Method):
         in the first run of each shape.
     tokens
         ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
+    kv
+        Where partial steps keep keys and values: ``"native"`` (default) as the model has them, ``"fp8"`` in 8 bits,
+        ``"cpu"`` in the main memory.
 
     Raises
     ------
@@ -87,6 +90,7 @@ class HeterogeneousSteps(Method):
     interval: int | None = None
     fraction: float | None = None
     tokens: str = "hottest"
+    kv: str = "native"
 
     def __post_init__(self) -> None:
         self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
@@ -97,6 +101,7 @@ class HeterogeneousSteps(Method):
             self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")
         self._require(self.fraction is None or is_number(self.fraction, 0, 1), "fraction", "None or between 0 and 1")
         self._require(self.tokens in CHOICES, "tokens", "one of " + ", ".join(CHOICES))
+        self._require(self.kv in KINDS, "kv", "one of " + ", ".join(KINDS))
 
     @property
     def exact(self) -> bool:
@@ -115,7 +120,7 @@ class HeterogeneousSteps(Method):
                 family = find_family(denoiser)
                 is_divisible = family is not None and family.is_divisible
                 if is_divisible or self.fraction or self.policy == "groups":
-                    parts[id(denoiser)] = PartialForward(denoiser, stack)
+                    parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
         if not self.exact:
             follow(session, stack, lambda run: _Steps(self, session, run, parts))
 
@@ -135,6 +140,7 @@ class _Steps(Stepper):
         self.share = 1.0
         self.order: torch.Tensor | None = None  # tokens, the hottest first
         self.active: torch.Tensor | None = None
+        self.pinned: torch.Tensor | None = None
         self.trace = Trace(run.levels)
         self.generator = torch.Generator().manual_seed(0)
         self.overheads: dict[Any, float] = session.memory.setdefault("overhead of a partial pass", {})
@@ -160,6 +166,7 @@ class _Steps(Stepper):
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         run = self.run
         if run.branch == 0:
+            self.pinned = pinned_tokens(bound(denoiser, args, kwargs).arguments)
             self._begin_step()
             self.trace.grid = token_grid(denoiser, args, kwargs)
         part = self.parts.get(id(denoiser)) if self.keeps else None
@@ -191,7 +198,9 @@ class _Steps(Stepper):
     def _rank(self) -> None:
         heat = self.velocities.heat(relative=self.method.policy == "groups")
         if self.method.tokens == "random":
-            heat = torch.rand(len(heat), generator=self.generator)
+            heat = torch.rand(len(heat), generator=self.generator).to(heat.device)
+        if self.pinned is not None:
+            heat = heat.masked_fill(self.pinned, -1.0)  # they do not move
         self.order = heat.argsort(descending=True, stable=True)
 
     def _full(self, part: PartialForward | None, forward: Forward, args: Any, kwargs: Any) -> Any:
@@ -213,7 +222,8 @@ class _Steps(Stepper):
         """Refuse a run whose keys and values do not fit, when it begins."""
         if part is not None and self.run.branch not in self.outputs:
             needed = part.estimate_bytes(denoiser, args, kwargs) + self._latents_bytes(denoiser, args, kwargs)
-            require_memory(needed, next(denoiser.parameters()).device, str(self.method))
+            device = "cpu" if self.method.kv == "cpu" else next(denoiser.parameters()).device
+            require_memory(needed, device, str(self.method))
             details = self.report.details
             details["estimated_bytes"] = details.get("estimated_bytes", 0) + needed
 
@@ -274,6 +284,15 @@ def _overhead(part: PartialForward, full_seconds: float, forward: Forward, args:
 def _synchronize(output: Any) -> None:
     if first_tensor(output).is_cuda:
         torch.cuda.synchronize()
+
+
+def pinned_tokens(call: dict[str, Any]) -> torch.Tensor | None:
+    """Tokens `[S]` that image-to-video holds at the given picture: their own timestep is 0 where others' is not."""
+    timestep = call.get("timestep")
+    if not isinstance(timestep, torch.Tensor) or timestep.ndim != 2:
+        return None
+    pinned = (timestep == 0).all(0)
+    return pinned if bool(pinned.any()) and not bool(pinned.all()) else None
 
 
 def active_count(share: float, tokens: int) -> int:
