@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -144,11 +145,12 @@ def _row(
         modality="video",
         model=f"{studio.model}, {studio.steps} steps",
         method=contestant.label,
-        settings=setup.settings() if isinstance(setup, Method) else {"setting": contestant.describe(setup)},
+        settings=setup.settings() if isinstance(setup, Method) else {},
         exact=False,
         seeds=[take["seed"] for take in takes],
         budget=budget,
         kind=contestant.kind,
+        label=contestant.describe(setup),
         wall_seconds=bench.median([take["seconds"] for take in takes]),
         baseline_seconds=bench.median([take["plain_seconds"] for take in takes]),
         speedup=bench.median([take["plain_seconds"] / take["seconds"] for take in takes]),
@@ -164,3 +166,62 @@ def _row(
         peak_extra_bytes=max((report.get("peak_extra_bytes", 0) for report in reports), default=0),
         takes=takes,
     )
+
+
+INTRO = """
+Measured by `mmaccel bench video --full` on the shipped `tiny-wan` (a real diffusers `WanPipeline`, 40 steps, guidance
+3, float32). Every contestant is tuned to a half and a quarter of the plain pipeline's denoising time on two prompts,
+and judged on others: PSNR and SSIM are to the clip that the plain pipeline makes of the same prompt and seed, the
+worst is that of the worst prompt. *time* is the measured share of the plain time beside it. *still* and *lively* are
+the mean PSNR of prompts in which little and much moves. The raw rows, with every prompt, are in [{json}]({json}).
+
+![PSNR against time]({plot})
+"""
+KINDS = {
+    "ours": "our method as it comes",
+    "part": "the same with something left out or put in",
+    "simple": "the simple alternative",
+    "rival": "others",
+}
+
+
+def write_page(result: dict[str, Any], path: Path) -> None:
+    """The Markdown page with its plot beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = path.with_suffix(".png")
+    plot(result, picture)
+    sections = {}
+    columns = ("contestant", "setting", "time", "work", "PSNR", "worst", "SSIM", "worst", "still", "lively")
+    for budget in dict.fromkeys(r["budget"] for r in result["rows"]):
+        group = [r for r in result["rows"] if r["budget"] == budget]
+        order = sorted(group, key=lambda r: (list(KINDS).index(r["kind"]), -r["quality"]))
+        sections[f"{budget:.0%} of the time"] = bench.markdown(columns, [_line(r) for r in order])
+    intro = INTRO.format(json=path.with_suffix(".json").name, plot=picture.name)
+    path.write_text(bench.page(result, "Video diffusion transformers", intro, sections), encoding="utf-8")
+
+
+def _line(r: dict[str, Any]) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    figures = (r["quality"], r["psnr_worst"]), (r["ssim"], r["ssim_worst"]), (r["psnr_still"], r["psnr_lively"])
+    forms = (".1f", ".3f", ".1f")
+    psnr, ssim, kinds = ([number(x, form) for x in pair] for pair, form in zip(figures, forms, strict=True))
+    return [r["method"], r["label"], f"{r['wall_share']:.0%}", number(r["work_ratio"], ".0%"), *psnr, *ssim, *kinds]
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """PSNR of every contestant against its share of the time."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    styles = {"ours": ("#26547c", "o", 90), "part": ("#8fb8de", "o", 40), "simple": ("#e07a5f", "s", 70)}
+    for r in result["rows"]:
+        colour, marker, size = styles.get(r["kind"], ("#888888", "^", 50))
+        axes.scatter(r["wall_share"], r["quality"], c=colour, marker=marker, s=size, zorder=3)
+        axes.annotate(r["method"], (r["wall_share"], r["quality"]), (6, 3), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="share of the plain time, measured", ylabel="PSNR to the plain clip, dB")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
