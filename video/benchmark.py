@@ -82,10 +82,26 @@ class Studio:
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
     """One row for each contestant and budget; `full` judges on 16 prompts instead of 4."""
     studio = Studio()
-    pairs = list(enumerate(zoo.prompts(MODEL, 16 if full else 4, seed=1)))
+    scenes = scenes_of(MODEL, 16 if full else 4)
     for budget in BUDGETS:
         tuned = [(c, tune(studio, c, budget)) for c in tqdm(contestants(studio, budget), desc=f"tune to {budget:.0%}")]
-        yield from judge(studio, budget, tuned, pairs)
+        yield from judge(studio, budget, tuned, scenes)
+
+
+class Scene(NamedTuple):
+    """A prompt with its seed, and how much moves in it."""
+
+    seed: int
+    prompt: str
+    motion: str
+
+
+def scenes_of(model: str, count: int) -> list[Scene]:
+    """Half of the prompts with one thing that stays, half with two things that move."""
+    still = zoo.prompts(model, count // 2, seed=1, things=1, moving=0)
+    lively = zoo.prompts(model, count - count // 2, seed=2, things=2, moving=2)
+    labelled = [*((prompt, "still") for prompt in still), *((prompt, "lively") for prompt in lively)]
+    return [Scene(seed, prompt, motion) for seed, (prompt, motion) in enumerate(labelled)]
 
 
 def tune(studio: Studio, contestant: Contestant, budget: float) -> Any:
@@ -116,19 +132,19 @@ def measured_share(studio: Studio, setup: Any, prompts: list[str]) -> float:
 
 
 def judge(
-    studio: Studio, budget: float, tuned: list[tuple[Contestant, Any]], pairs: list[tuple[int, str]]
+    studio: Studio, budget: float, tuned: list[tuple[Contestant, Any]], scenes: list[Scene]
 ) -> Iterator[dict[str, Any]]:
     """Run all contestants on all prompts, in an order drawn for each."""
     found: dict[str, list[dict[str, Any]]] = {contestant.label: [] for contestant, _ in tuned}
-    for seed, prompt in tqdm(pairs, desc=f"judge at {budget:.0%}"):
-        plain = studio.take(None, prompt, seed)
+    for scene in tqdm(scenes, desc=f"judge at {budget:.0%}"):
+        plain = studio.take(None, scene.prompt, scene.seed)
         reference = studio.frames(plain.latents)
-        for contestant, setup in random.Random(seed).sample(tuned, len(tuned)):
-            take = studio.take(setup, prompt, seed)
+        for contestant, setup in random.Random(scene.seed).sample(tuned, len(tuned)):
+            take = studio.take(setup, scene.prompt, scene.seed)
             frames = studio.frames(take.latents)
             quality = {"psnr": clips.psnr(reference, frames), "ssim": clips.ssim(reference, frames)}
             times = {"seconds": take.seconds, "plain_seconds": plain.seconds}
-            found[contestant.label].append({"prompt": prompt, "seed": seed, **quality, **times, "report": take.report})
+            found[contestant.label].append({**scene._asdict(), **quality, **times, "report": take.report})
     for contestant, setup in tuned:
         yield _row(studio, budget, contestant, setup, found[contestant.label])
 
@@ -139,8 +155,7 @@ def _row(
     reports = [take.pop("report") for take in takes]
     work = [report["work_ratio"] for report in reports if report.get("work_ratio") is not None]
     psnr, ssim = [take["psnr"] for take in takes], [take["ssim"] for take in takes]
-    still = [take["psnr"] for take in takes if zoo.is_still(studio.model, take["prompt"])]
-    lively = [take["psnr"] for take in takes if not zoo.is_still(studio.model, take["prompt"])]
+    still, lively = ([take["psnr"] for take in takes if take["motion"] == kind] for kind in ("still", "lively"))
     return bench.row(
         modality="video",
         model=f"{studio.model}, {studio.steps} steps",
