@@ -19,7 +19,7 @@ from .adapter import DiffusionTransformerAdapter, token_grid
 from .families import bound, find_family
 from .forecast import Layout, Velocities
 from .partial import KINDS, PartialForward
-from .schedule import Schedule, groups, refresh
+from .schedule import Schedule, chosen, groups, refresh
 from .step_cache import STEP_CACHES
 from .steps import Forward, Run, Stepper, count_forwards, first_tensor, follow
 from .trace import Trace
@@ -58,6 +58,9 @@ class HeterogeneousSteps(Method):
         in the first run of each shape.
     tokens
         ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
+    steps
+        The computed steps themselves, as :func:`calibrate_steps` solves them for a number of steps; None (default)
+        for the general schedule.
     kv
         Where partial steps keep keys and values: ``"native"`` (default) as the model has them, ``"fp8"`` in 8 bits,
         ``"cpu"`` in the main memory.
@@ -90,6 +93,7 @@ class HeterogeneousSteps(Method):
     interval: int | None = None
     fraction: float | None = None
     tokens: str = "hottest"
+    steps: tuple[int, ...] | None = None
     kv: str = "native"
 
     def __post_init__(self) -> None:
@@ -103,6 +107,11 @@ class HeterogeneousSteps(Method):
         self._require(self.tokens in CHOICES, "tokens", "one of " + ", ".join(CHOICES))
         self._require(self.kv in KINDS, "kv", "one of " + ", ".join(KINDS))
 
+        if self.steps is not None:
+            fits = len(self.steps) >= 2 and all(is_count(step, 0) for step in self.steps)
+            self._require(fits and sorted(set(self.steps)) == list(self.steps), "steps", "rising indices, two or more")
+            object.__setattr__(self, "steps", tuple(self.steps))
+
     @property
     def exact(self) -> bool:
         return self.budget == 1
@@ -110,7 +119,7 @@ class HeterogeneousSteps(Method):
     @property
     def may_be_partial(self) -> bool:
         """Whether some steps may compute some of the tokens."""
-        return self.fraction is None or self.fraction > 0
+        return self.steps is None and (self.fraction is None or self.fraction > 0)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
@@ -156,6 +165,8 @@ class _Steps(Stepper):
 
     def _solve(self, overhead: float | None) -> Schedule:
         method, steps = self.method, self.run.steps
+        if method.steps is not None:
+            return chosen(steps, method.steps)
         given = (method.warmup, method.cooldown, method.interval)
         if method.policy == "groups":
             return groups(steps, method.budget, *given)
