@@ -14,8 +14,9 @@ import torch
 from ..plan import block_coverage
 from .dense import Mask, dense
 from .merge_states import merge_states
+from .workspace import gather_rows
 
-CHUNK_BYTES = 1 << 20  # of gathered keys: more falls out of the cache of a core
+CHUNK_BYTES = 8 << 20  # of gathered keys: less makes so many small parallel parts that a busy machine stalls on them
 ROWS = 192  # queries of a block where no plan gives one: torch's kernel is slower on shorter ones
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -229,9 +230,12 @@ class Rows:
         return output[back][:, 0], lse[back][:, 0]
 
     def _gather(self, blocks: torch.Tensor) -> Pair:
-        """Keys and values of `blocks [units, size]`, each `[units, 1, size * block_n, D]`."""
-        flat, shape = blocks.flatten(), (len(blocks), 1, -1, self.shape[-1])
-        return self.keys.index_select(0, flat).view(shape), self.values.index_select(0, flat).view(shape)
+        """Keys and values of `blocks [units, size]`, each `[units, 1, size * block_n, D]`, valid until the next call."""
+        shape = (len(blocks), 1, -1, self.shape[-1])
+        key, value = (
+            gather_rows(name, x, blocks.flatten()) for name, x in (("key", self.keys), ("value", self.values))
+        )
+        return key.view(shape), value.view(shape)
 
     def _mask(self, units: torch.Tensor, column: torch.Tensor) -> Mask:
         """Mask `[units, 1, group * block_m, keys]` from the interval of each query."""

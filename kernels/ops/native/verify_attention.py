@@ -6,7 +6,7 @@ import torch
 
 from .block_sparse_attention import heads_packed
 from .dense import Mask, dense
-from .workspace import scratch
+from .workspace import gather_rows
 
 
 def verify_attention(
@@ -75,6 +75,5 @@ def _gather(name: str, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     first = [torch.arange(size) * step for size, step in zip((batch, heads), steps, strict=False)]
     chosen = first[0][:, None, None] + first[1][:, None] + slots * steps[2]
     last = sum((size - 1) * step for size, step in zip(x.shape, steps, strict=False))
-    out = scratch(name, (chosen.numel(), width), x.dtype)
-    torch.index_select(x.as_strided((last + 1, width), (width, 1)), 0, chosen.flatten(), out=out)
-    return out.view(*slots.shape, width)
+    table = x.as_strided((last + 1, width), (width, 1))
+    return gather_rows(name, table, chosen.flatten()).view(*slots.shape, width)

@@ -31,3 +31,9 @@ def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tens
     if buffer is None or buffer.numel() < size:
         buffer = _buffers.of[name, dtype] = torch.empty(size, dtype=dtype)
     return buffer[:size].view(shape)
+
+
+def gather_rows(name: str, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`table[rows]`, on a CPU in scratch memory."""
+    out = scratch(name, (len(rows), *table.shape[1:]), table.dtype) if table.is_cpu else None
+    return torch.index_select(table, 0, rows, out=out)
