@@ -230,12 +230,9 @@ class Rows:
         return output[back][:, 0], lse[back][:, 0]
 
     def _gather(self, blocks: torch.Tensor) -> Pair:
-        """Keys and values of `blocks [units, size]`, each `[units, 1, size * block_n, D]`, valid until the next call."""
-        shape = (len(blocks), 1, -1, self.shape[-1])
-        key, value = (
-            gather_rows(name, x, blocks.flatten()) for name, x in (("key", self.keys), ("value", self.values))
-        )
-        return key.view(shape), value.view(shape)
+        """Keys and values of `blocks [units, size]`, each `[units, 1, size * block_n, D]`, until the next call."""
+        flat, shape = blocks.flatten(), (len(blocks), 1, -1, self.shape[-1])
+        return gather_rows("key", self.keys, flat).view(shape), gather_rows("value", self.values, flat).view(shape)
 
     def _mask(self, units: torch.Tensor, column: torch.Tensor) -> Mask:
         """Mask `[units, 1, group * block_m, keys]` from the interval of each query."""
