@@ -115,9 +115,10 @@ def family_of(denoiser: torch.nn.Module, method: str) -> Family:
 
 def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call of `module`, by name."""
-    return _signature(type(module)).bind(None, *args, **kwargs).arguments
+    given = _signature(type(module)).bind(module, *args, **kwargs).arguments
+    return dict(list(given.items())[1:])  # without `self`
 
 
-@functools.lru_cache(maxsize=64)
-def _signature(cls: type[torch.nn.Module]) -> inspect.Signature:
+@functools.cache
+def _signature(cls: Any) -> inspect.Signature:
     return inspect.signature(cls.forward)

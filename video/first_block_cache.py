@@ -58,6 +58,6 @@ class FirstBlockCache(DiffusersCache):
     cooldown: int = 0
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
-        from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache
+        from diffusers.hooks.first_block_cache import FirstBlockCacheConfig, apply_first_block_cache
 
         apply_first_block_cache(denoiser, FirstBlockCacheConfig(threshold=self.threshold))
