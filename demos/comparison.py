@@ -11,7 +11,8 @@ from pathlib import Path
 from PIL import Image
 
 import mmaccel
-from mmaccel.image import SpeculativeJacobi, ZipAR, generation, pictures
+from mmaccel import pictures
+from mmaccel.image import SpeculativeJacobi, ZipAR, generation
 
 PROMPTS = ("big red heart on yellow", "smiling face with sunglasses", "rocket on green", "pizza on blue")
 METHODS = (None, SpeculativeJacobi(), ZipAR(window=4))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 
-from mmaccel import zoo
-from mmaccel.image import generation, pictures
+from mmaccel import pictures, zoo
+from mmaccel.image import generation
 
 PROMPTS = (
     "big red heart on yellow",

@@ -18,6 +18,7 @@ from .version import __version__, versions
 EXAMPLES = """examples:
   mmaccel run image "red heart" -o heart.png --compare
   mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
+  mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare
   mmaccel plan --model tiny-janus --preset fast -o plan.json
   mmaccel bench image --json > image.json
 """
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "image": "mmaccel.image.benchmark",
     "kernels": "mmaccel.kernels.benchmark",
     "language": "mmaccel.vlm.language_benchmark",
+    "video": "mmaccel.video.benchmark",
 }
 
 
@@ -88,6 +90,26 @@ def build_parser() -> argparse.ArgumentParser:
     image.add_argument("--top-p", type=float)
     image.set_defaults(run=_run_image)
 
+    video = kinds.add_parser(
+        "video", help="film a prompt", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    video.add_argument("prompt")
+    video.add_argument("-o", "--output", type=Path, required=True, help="clip to write (.mp4, .gif, .webp or .png)")
+    _add_model(video, "tiny-wan")
+    _add_methods(video, "balanced")
+    video.add_argument("--compare", action="store_true", help="also run plainly, and put the two side by side")
+    video.add_argument("--trace", type=Path, help="also draw what was computed when, as a picture")
+    video.add_argument("--seed", type=int, default=0)
+    for name, meaning in (
+        ("steps", "denoising steps"),
+        ("frames", "frames"),
+        ("height", "pixels"),
+        ("width", "pixels"),
+    ):
+        video.add_argument(f"--{name}", type=int, help=f"{meaning} (default: the pipeline's own)")
+    video.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's own)")
+    video.set_defaults(run=_run_video)
+
     bench = commands.add_parser("bench", help="measure methods against plain runs")
     bench.add_argument("kind", choices=sorted(BENCHMARKS))
     bench.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
@@ -98,21 +120,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="tiny-janus", help="zoo name, hub id or folder (default tiny-janus)")
+def _add_model(parser: argparse.ArgumentParser, default: str = "tiny-janus") -> None:
+    parser.add_argument("--model", default=default, help=f"zoo name, hub id or folder (default {default})")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored")
 
 
-def _add_methods(parser: argparse.ArgumentParser) -> None:
+def _add_methods(parser: argparse.ArgumentParser, default: str = "exact") -> None:
     parser.add_argument(
         "--method",
         action="append",
         default=[],
         metavar="NAME[:KEY=VALUE,...]",
-        help="a method with settings; `mmaccel methods` lists them (default: --preset exact)",
+        help=f"a method with settings; `mmaccel methods` lists them (default: --preset {default})",
     )
     parser.add_argument("--preset", help="exact, balanced or fast, instead of methods")
+    parser.set_defaults(default_preset=default)
     parser.add_argument("--plan", type=Path, help="a plan saved before, instead of methods")
 
 
@@ -182,6 +205,38 @@ def _run_image(arguments: argparse.Namespace) -> None:
         print("the pictures differ as two samples of one prompt do: the method keeps the law, not the noise")
 
 
+def _run_video(arguments: argparse.Namespace) -> None:
+    from .session import accelerate
+    from .video import clips, generation, trace_of
+
+    clips.check_format(arguments.output)
+    names = ("seed", "steps", "guidance", "frames", "height", "width")
+    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+    with _replacing(arguments.output) as temporary:
+        pipe = generation.load(arguments.model, arguments.device, _dtype(arguments))
+        chosen, preset = _chosen(arguments)
+        runs = {}
+        with accelerate(pipe, *chosen, preset=preset) as session:
+            if arguments.compare:
+                with session.baseline() as plain:
+                    runs["plain"] = generation.film(plain, arguments.prompt, settings)
+            label = ", ".join(session.report.methods)
+            runs[label] = generation.film(session, arguments.prompt, settings)
+            report = session.report
+            if arguments.trace:
+                with _replacing(arguments.trace) as drawing:
+                    trace_of(session).save(drawing)
+        frames = [run.frames for run in runs.values()]
+        labels = [f"{label}  {run.seconds:.2f} s" for label, run in runs.items()]
+        clips.save(clips.side_by_side(frames, labels) if arguments.compare else frames[0], temporary)
+        if arguments.compare:
+            quality = f"{clips.psnr(*frames):.1f} dB PSNR, {clips.ssim(*frames):.3f} SSIM"
+    print(report)
+    if arguments.compare:
+        print(f"  quality     {quality} to the plain clip, measured")
+    print(f"wrote {arguments.output}")
+
+
 def _bench(arguments: argparse.Namespace) -> None:
     import torch
 
@@ -196,22 +251,25 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _painter(arguments: argparse.Namespace) -> Any:
-    import torch
-
     from .image import generation
 
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
-    return generation.load(arguments.model, arguments.device, dtype)
+    return generation.load(arguments.model, arguments.device, _dtype(arguments))
+
+
+def _dtype(arguments: argparse.Namespace) -> Any:
+    import torch
+
+    return getattr(torch, arguments.dtype) if arguments.dtype else None
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
-    """Methods and preset; the exact preset where nothing was asked."""
+    """Methods and preset; the command's own preset where nothing was asked."""
     from .plan import Plan
 
     chosen = [parse_method(text) for text in arguments.method]
     if arguments.plan:
         chosen.append(Plan.load(arguments.plan))
-    return chosen, arguments.preset or (None if chosen else "exact")
+    return chosen, arguments.preset or (None if chosen else arguments.default_preset)
 
 
 def parse_method(text: str) -> Any:

@@ -38,6 +38,10 @@ class MemoryLimitError(MmaccelError, MemoryError):
     """What was asked for does not fit in the memory that is free; raised before the run."""
 
 
+class MissingExtraError(MmaccelError, ImportError):
+    """An optional package is needed; the error says which line installs it."""
+
+
 class PromptError(MmaccelError, ValueError):
     """A prompt is empty, or outside what a small model knows."""
 

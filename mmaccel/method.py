@@ -30,6 +30,8 @@ class Method:
         ``"real"`` where work is not done, ``"simulated"`` where it is only masked.
     excludes
         Names of methods that this one cannot be combined with.
+    repeatable
+        Whether two sessions do the same; not where settings are picked from timings.
     neutral
         Settings at which the method is bit-identical to the target without it.
     engaging
@@ -41,6 +43,7 @@ class Method:
     lossless: ClassVar[bool] = False
     savings: ClassVar[str] = "real"
     excludes: ClassVar[frozenset[str]] = frozenset()
+    repeatable: ClassVar[bool] = True
     neutral: ClassVar[dict[str, Any]] = {}
     engaging: ClassVar[dict[str, Any]] = {}
 
@@ -52,6 +55,9 @@ class Method:
     def attach(self, session: Session, stack: ExitStack) -> None:
         """Put the method on the session's target, and push onto `stack` whatever takes it off again."""
         raise TypeError(f"{type(self).__name__} does not say how it attaches")  # pragma: no cover
+
+    def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: B027
+        """Called before a run of a session whose call is the run, with its arguments."""
 
     def settings(self) -> dict[str, Any]:
         """Names and values of all settings, ready for JSON."""

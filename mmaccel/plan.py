@@ -18,7 +18,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done to a target, and with which versions it was made.
+    """What will be done to a target, with which versions it was made, and what was measured to choose it.
 
     Examples
     --------
@@ -31,6 +31,7 @@ class Plan:
     methods: tuple[Method, ...]
     family: str
     versions: dict[str, str] = field(default_factory=versions, compare=False)
+    measured: list[dict[str, Any]] = field(default_factory=list, compare=False)
 
     @property
     def exact(self) -> bool:
@@ -40,6 +41,9 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"plan for {self.family} ({_kind(self.exact)})"]
         lines += [f"  {method}: {_kind(method.exact)}" for method in self.methods]
+        for point in self.measured:
+            method = get_method(point["name"]).from_settings(point["settings"])
+            lines.append(f"    measured {method}: {point['speedup']:.2f}x, {point['psnr']:.1f} dB")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,6 +52,7 @@ class Plan:
             "versions": self.versions,
             "family": self.family,
             "methods": [{"name": m.name, "settings": m.settings()} for m in self.methods],
+            **({"measured": self.measured} if self.measured else {}),
         }
 
     def save(self, path: str | Path) -> None:
@@ -62,7 +67,8 @@ class Plan:
                 f"plan format {data.get('format')!r} is not {FORMAT}: make it anew with mmaccel.plan(...).save()"
             )
         chosen = tuple(get_method(m["name"]).from_settings(m["settings"]) for m in data["methods"])
-        return cls(chosen, family=data["family"], versions=dict(data["versions"]))
+        measured = list(data.get("measured", []))
+        return cls(chosen, family=data["family"], versions=dict(data["versions"]), measured=measured)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

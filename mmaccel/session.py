@@ -137,6 +137,8 @@ class Session:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.adapter.call_is_run:
             return self.target(*args, **kwargs)
+        for method in self.plan.methods:
+            method.prepare(self, args, kwargs)
         self.report.start()
         began = time.perf_counter()
         output = self.target(*args, **kwargs)

@@ -196,7 +196,8 @@ def two_instances(method: type[Method], example: Example) -> None:
         expected = example.run(session, arguments)
     with accelerate(one, alone) as first, accelerate(two, alone) as second:
         example.run(first, arguments)
-        assert torch.equal(example.run(second, arguments), expected), "another session was felt"
+        out = example.run(second, arguments)
+        assert torch.equal(out, expected) or not method.repeatable, "another session was felt"
         try:
             accelerate(one, alone)
         except ActiveSessionError as error:

@@ -4,31 +4,44 @@ Example
 -------
 >>> import mmaccel
 >>> from mmaccel import video
->>> fast = mmaccel.accelerate(pipe, video.SparseAttention(budget=0.3))  # doctest: +SKIP
+>>> fast = mmaccel.accelerate(pipe, video.HeterogeneousSteps(budget=0.5))  # doctest: +SKIP
 >>> frames = fast("a fox in snow").frames  # doctest: +SKIP
 """
 
-from . import adapter  # noqa: F401  registers itself
+from . import adapter
+from .auto import Auto, auto
 from .block_cache import BlockCache
 from .easy_cache import EasyCache
 from .faster_cache import FasterCache
 from .first_block_cache import FirstBlockCache
+from .heterogeneous_steps import HeterogeneousSteps
 from .mag_cache import MagCache, calibrate_mag_cache
 from .pyramid_attention_broadcast import PyramidAttentionBroadcast
 from .sparse_attention import SparseAttention
 from .taylor_seer import TaylorSeer
 from .tea_cache import TeaCache, calibrate_tea_cache
+from .trace import Trace, trace_of
+
+adapter.DiffusionTransformerAdapter.presets = {
+    "balanced": (HeterogeneousSteps(budget=0.5),),
+    "fast": (HeterogeneousSteps(budget=0.25),),
+}
 
 __all__ = [
+    "Auto",
     "BlockCache",
     "EasyCache",
     "FasterCache",
     "FirstBlockCache",
+    "HeterogeneousSteps",
     "MagCache",
     "PyramidAttentionBroadcast",
     "SparseAttention",
     "TaylorSeer",
     "TeaCache",
+    "Trace",
+    "auto",
     "calibrate_mag_cache",
     "calibrate_tea_cache",
+    "trace_of",
 ]

@@ -38,6 +38,11 @@ class Family:
         Attribute of a block: self-attention, whose `hidden_states` are the block's input after norm and modulation.
     latents
         Arguments of the transformer that its outputs belong to, in the order of the outputs.
+    text
+        Where text lies in joint attention, ``"first"`` or ``"last"``; None where self-attention is over the latents'
+        tokens alone.
+    is_divisible
+        Whether some of the tokens can be computed apart from the others, given their keys and values.
     layout
         Axes of the latents, where diffusers' FasterCache knows them and all guidance arguments are split by it.
     """
@@ -49,6 +54,8 @@ class Family:
     hidden: str = "hidden_states"
     attention: str = "attn1"
     latents: tuple[str, ...] = ("hidden_states",)
+    text: str | None = None
+    is_divisible: bool = True
     layout: str = ""
 
     def block_list(self, denoiser: torch.nn.Module) -> list[torch.nn.Module]:
@@ -79,14 +86,18 @@ FAMILIES = {
     for family in (
         Family("Wan 2.1 and 2.2", "WanTransformer3DModel", blocks=("blocks",)),
         Family("LTX-Video", "LTXVideoTransformer3DModel"),
-        Family("LTX-2", "LTX2VideoTransformer3DModel", outputs=_HIDDEN_AUDIO, latents=_HIDDEN_AUDIO),
-        Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _SINGLE, _HIDDEN_TEXT, attention="attn"),
-        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT, layout="BFCHW"),
-        Family("Flux", "FluxTransformer2DModel", _SINGLE, _TEXT_HIDDEN, attention="attn"),
-        Family("Stable Diffusion 3", "SD3Transformer2DModel", outputs=_TEXT_HIDDEN, attention="attn"),
+        Family(
+            "LTX-2", "LTX2VideoTransformer3DModel", outputs=_HIDDEN_AUDIO, latents=_HIDDEN_AUDIO, is_divisible=False
+        ),
+        Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _SINGLE, _HIDDEN_TEXT, attention="attn", text="last"),
+        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT, text="first", layout="BFCHW"),
+        Family("Flux", "FluxTransformer2DModel", _SINGLE, _TEXT_HIDDEN, attention="attn", text="first"),
+        Family("Stable Diffusion 3", "SD3Transformer2DModel", outputs=_TEXT_HIDDEN, attention="attn", text="last"),
         Family("PixArt", "PixArtTransformer2DModel"),
-        Family("Qwen-Image", "QwenImageTransformer2DModel", outputs=_TEXT_HIDDEN, attention="attn"),
-        Family("Z-Image", "ZImageTransformer2DModel", ("layers",), ("x",), "x", "attention", ("x",)),
+        Family("Qwen-Image", "QwenImageTransformer2DModel", outputs=_TEXT_HIDDEN, attention="attn", text="first"),
+        Family(
+            "Z-Image", "ZImageTransformer2DModel", ("layers",), ("x",), "x", "attention", ("x",), is_divisible=False
+        ),
     )
 }
 
@@ -115,10 +126,15 @@ def family_of(denoiser: torch.nn.Module, method: str) -> Family:
 
 def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call of `module`, by name."""
-    given = _signature(type(module)).bind(module, *args, **kwargs).arguments
-    return dict(list(given.items())[1:])  # without `self`
+    return bound(module, args, kwargs).arguments
+
+
+def bound(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """A call of `module`, whose arguments can be changed by name."""
+    return _signature(type(module)).bind(*args, **kwargs)
 
 
 @functools.cache
 def _signature(cls: Any) -> inspect.Signature:
-    return inspect.signature(cls.forward)
+    signature = inspect.signature(cls.forward)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])

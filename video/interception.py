@@ -26,6 +26,11 @@ class _Mode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def intercepted(attend: Attend) -> TorchFunctionMode:
+    """Context manager within which attention goes through ``attend(original, *args, **kwargs)``."""
+    return _Mode(attend)
+
+
 def intercept(
     module: torch.nn.Module, attend: Attend, stack: ExitStack, before: Callable[..., None] | None = None
 ) -> None:

@@ -32,6 +32,9 @@ class Run:
         How many steps the sampler makes.
     sigmas
         Noise levels of the flow-matching sampler, of `steps + 1` entries and falling to 0; empty for other samplers.
+    levels
+        Where each step stands on the way from noise to data: its noise level, or for other samplers than flow matching
+        its timestep as a share of those in training.
     step
         Index of the step that is running, from 0.
     branch
@@ -43,6 +46,7 @@ class Run:
 
     steps: int
     sigmas: list[float]
+    levels: list[float]
     step: int = 0
     branch: int = -1
     expert: int = 0
@@ -129,13 +133,15 @@ class _Follower:
         self.drop()  # an interrupted run's memory goes before the new one is made
         self.session.report.start()
         result = original(*args, **kwargs)
-        steps = len(self.scheduler.timesteps)
+        timesteps = self.scheduler.timesteps
+        steps = len(timesteps)
         sigmas = getattr(self.scheduler, "sigmas", None)
         is_flow = getattr(self.scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(
             self.scheduler, "scale_noise"
         )
-        levels = [float(x) for x in sigmas] if is_flow and sigmas is not None and len(sigmas) == steps + 1 else []
-        self.stepper = self.make(Run(steps, levels))
+        noise = [float(x) for x in sigmas] if is_flow and sigmas is not None and len(sigmas) == steps + 1 else []
+        levels = noise[:-1] or [float(t) / self.scheduler.config.num_train_timesteps for t in timesteps]
+        self.stepper = self.make(Run(steps, noise, levels))
         return result
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -203,3 +209,10 @@ def count_forwards(stepper: Stepper, done: float) -> None:
     report.plain_forwards = len(computed)
     report.forwards = sum(computed)
     report.engaged = report.engaged or done < 1
+
+
+def first_tensor(output: Any) -> torch.Tensor:
+    """The sample in what a denoiser returned: a tensor, a tuple, a list or an output dataclass."""
+    while not isinstance(output, torch.Tensor):
+        output = output[0]
+    return output

@@ -1,0 +1,82 @@
+"""The one knob."""
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.errors import SettingError
+from mmaccel.video import auto, examples
+from mmaccel.video.auto import as_tensor, psnr
+
+
+@pytest.fixture
+def wan():
+    pipe, arguments = examples.wan_pipeline()
+    return pipe, arguments(1, steps=24)
+
+
+def test_a_quality_is_kept(wan, tmp_path):
+    pipe, call = wan
+    plain = pipe(**call)[0]
+    with mmaccel.accelerate(pipe, auto(min_psnr=25)) as fast:
+        out = fast(**call)[0]
+        assert psnr(plain, out) >= 25 and fast.report.engaged
+        curve, picked = fast.plan.measured, fast.plan.methods[0]
+        good = [point for point in curve if point["psnr"] >= 25]
+        assert picked.settings() == max(good, key=lambda point: point["speedup"])["settings"]
+        assert fast.report.speedup is not None, "the plain run was measured"
+        fast.plan.save(tmp_path / "plan.json")
+    again = mmaccel.Plan.load(tmp_path / "plan.json")
+    assert again.measured == curve and "dB" in str(again)
+    with mmaccel.accelerate(pipe, again) as fast:
+        torch.testing.assert_close(fast(**call)[0], out)
+
+
+def test_a_speed_up_is_picked_by_quality(wan):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.2)) as fast:
+        fast(**call)
+        good = [point for point in fast.plan.measured if point["speedup"] >= 0.97 * 1.2]
+        if good:  # of timings on a busy machine nothing is sure
+            best = max(good, key=lambda point: point["psnr"])
+            assert fast.plan.methods[0].settings() == best["settings"]
+        measured = list(fast.plan.measured)
+        fast(**call)
+        assert fast.plan.measured == measured, "measured once"
+
+
+def test_a_quality_out_of_reach_runs_plainly(wan):
+    pipe, call = wan
+    plain = pipe(**call)[0]
+    with mmaccel.accelerate(pipe, auto(min_psnr=1000)) as fast:
+        assert torch.equal(fast(**call)[0], plain)
+        assert not fast.report.engaged and "did not engage" in str(fast.report)
+
+
+def test_generators_and_the_global_state_are_left_as_one_run_leaves_them(wan):
+    pipe, call = wan
+    call = {name: value for name, value in call.items() if name != "latents"}
+    generator = torch.Generator().manual_seed(3)
+    pipe(**call, generator=generator)
+    after = generator.get_state()
+    generator.manual_seed(3)
+    state = torch.get_rng_state()
+    with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
+        fast(**call, generator=generator)
+    assert torch.equal(generator.get_state(), after)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_outputs_of_every_kind_are_compared():
+    from PIL import Image
+
+    picture = Image.new("RGB", (4, 4), (255, 0, 0))
+    assert as_tensor(([[picture, picture]],)).sum() == 2 * 16
+    assert psnr(torch.zeros(4), torch.full((4,), 0.1)) == pytest.approx(20.0)
+    assert psnr(torch.tensor([-1.0, 1.0]), torch.tensor([-0.8, 1.2])) == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("settings", ({"target_speedup": 1.0}, {"min_psnr": 0}, {"target_speedup": "fast"}))
+def test_settings_are_checked(settings):
+    with pytest.raises(SettingError, match=next(iter(settings))):
+        auto(**settings)

@@ -1,0 +1,258 @@
+"""Heterogeneous steps: what the contract does not see."""
+
+import copy
+
+import pytest
+import torch
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+
+import mmaccel
+from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
+from mmaccel.video import HeterogeneousSteps, examples, trace_of
+from mmaccel.video import heterogeneous_steps as module
+from mmaccel.video.forecast import Velocities
+from mmaccel.video.schedule import groups, refresh
+
+ONLY_STEPS = {"fraction": 0.0}
+
+
+def run(target, call, **more):
+    return target(**{**call, **more})[0]
+
+
+def distance(a, b):
+    return float((a - b).square().mean().sqrt() / b.std())
+
+
+@pytest.fixture
+def wan():
+    pipe, arguments = examples.wan_pipeline()
+    return pipe, arguments(1, steps=24)
+
+
+@pytest.mark.parametrize("steps", (1, 2, 3, 8, 20, 40, 50))
+@pytest.mark.parametrize("budget", (0.1, 0.25, 0.5, 0.75, 1.0))
+@pytest.mark.parametrize("overhead", (None, 0.0, 0.03))
+def test_schedules_keep_their_budget(steps, budget, overhead):
+    made = refresh(steps, budget, overhead=overhead)
+    least = made.warmup + made.cooldown
+    assert len(made.fractions) == steps
+    assert made.cost(overhead or 0.0) <= max(budget * steps, least) + 0.51
+    assert made.fractions[0] == made.fractions[-1] == 1
+    assert overhead is not None or not made.is_partial
+
+
+@pytest.mark.parametrize("budget", (0.4, 0.5, 0.8))
+def test_groups_meet_the_budget_with_divisors(budget):
+    made = groups(40, budget)
+    assert sum(made.fractions) == pytest.approx(budget * 40, abs=0.6)
+    between = made.fractions[made.warmup : -made.cooldown]
+    assert between[0] == between[8] == 1 and between[1] == between[3] < between[2] < between[4] < 1
+
+
+def test_a_run_too_short_for_its_ends_is_refused(wan):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(warmup=6, cooldown=6)) as fast:
+        with pytest.raises(SettingError, match="num_inference_steps=12"):
+            fast(**{**call, "num_inference_steps": 10})
+        assert run(fast, call, num_inference_steps=12).isfinite().all()
+
+
+def test_a_velocity_that_does_not_change_is_integrated_exactly():
+    """The telescoping identity: cached Euler steps over a gap are one step over the gap."""
+    sigmas = torch.linspace(1, 0, 11, dtype=torch.float64)
+    velocities, x = Velocities(0.5), torch.randn(1, 6, 3, dtype=torch.float64)
+    constant = torch.randn(1, 6, 3, dtype=torch.float64)
+    start = x.clone()
+    for k in range(10):
+        level = float(sigmas[k])
+        if k in (0, 1):
+            v = velocities.update(constant, level, None)
+        elif k == 5:
+            v = velocities.update(constant, level, torch.tensor([1, 4]))
+        else:
+            v = velocities.at(level)
+        x = x + (sigmas[k + 1] - sigmas[k]) * v
+    torch.testing.assert_close(x, start - constant, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("forecast", "expected"), [(0.0, 3.0), (0.5, 2.5), (1.0, 2.0)])
+def test_forecasts_trust_a_share_of_the_slope(forecast, expected):
+    velocities = Velocities(forecast)
+    velocities.update(torch.full((1, 2, 1), 4.0), 1.0, None)
+    velocities.update(torch.full((1, 2, 1), 3.0), 0.8, None)  # slope 5 a level
+    assert velocities.at(0.6).flatten().tolist() == pytest.approx([expected] * 2)
+    velocities.update(torch.tensor([[[1.0], [9.9]]]), 0.6, torch.tensor([0]))
+    assert velocities.level.tolist() == pytest.approx([0.6, 0.8])
+    assert velocities.slope.flatten().tolist() == pytest.approx([10.0, 5.0])
+    assert velocities.heat().argmax() == 0
+
+
+def test_more_budget_is_nearer_to_the_baseline(wan):
+    pipe, call = wan
+    plain = run(pipe, call)
+    found = []
+    for budget in (0.25, 0.5, 0.9):
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(budget, **ONLY_STEPS)) as fast:
+            found.append(distance(run(fast, call), plain))
+            assert fast.report.work_ratio == pytest.approx(budget, abs=0.03)
+    assert found[0] > found[1] > found[2] > 0
+
+
+def test_all_tokens_in_every_step_is_the_baseline(wan):
+    pipe, call = wan
+    plain = run(pipe, call)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, fraction=1.0)) as fast:
+        assert torch.equal(run(fast, call), plain)
+
+
+@pytest.mark.parametrize("tokens", ("hottest", "random"))
+def test_partial_steps_compute_the_tokens_they_say(wan, tokens):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.9, interval=4, fraction=0.25, tokens=tokens)) as fast:
+        run(fast, call)
+        trace = trace_of(fast)
+        shares = trace.shares()
+        assert shares == fast.report.details["steps"] and set(shares) == {1.0, 0.25}
+        assert trace.mask().float().mean(1).tolist() == pytest.approx(shares)
+        assert trace.heat_map().shape == (4, 8, 8)
+        first = run(fast, call)
+        assert torch.equal(run(fast, call), first), "a session repeats itself"
+
+
+def test_guidance_branches_see_only_their_own_keys_and_values(wan):
+    """With equal prompts both branches are one, so that guidance changes nothing; mixed-up states would show."""
+    pipe, call = wan
+    same = {**call, "negative_prompt_embeds": call["prompt_embeds"]}
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.6, interval=4, fraction=0.2)) as fast:
+        one, other = run(fast, same, guidance_scale=1.5), run(fast, same, guidance_scale=6.0)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+        alone = run(fast, same, guidance_scale=1.0)  # no second branch at all
+        torch.testing.assert_close(one, alone, rtol=1e-3, atol=1e-3)
+
+
+def test_runs_of_other_sizes_follow_each_other(wan):
+    pipe, _ = wan
+    _, arguments = examples.wan_pipeline()
+    calls = [arguments(1, steps=20), arguments(3, steps=12), arguments(2, frames=6, steps=20), arguments(1, steps=20)]
+    method = HeterogeneousSteps(0.6, interval=4, fraction=0.2)
+    alone = []
+    for call in calls:
+        with mmaccel.accelerate(pipe, method) as fast:
+            alone.append(run(fast, call))
+    with mmaccel.accelerate(pipe, method) as fast:
+        for call, expected in zip(calls, alone, strict=True):
+            torch.testing.assert_close(run(fast, call), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_second_of_two_transformers_begins_with_a_full_step():
+    """As in Wan 2.2: high noise for one, low noise for the other."""
+    (first, arguments), (second, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
+    parts = dict.fromkeys(("tokenizer", "text_encoder", "vae"))
+    pipe = WanPipeline(
+        **parts,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3),
+        transformer=first.transformer,
+        transformer_2=second.transformer,
+        boundary_ratio=0.6,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    call = arguments(1, steps=24)
+    plain = run(pipe, call)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.7, interval=5, fraction=0.2)) as fast:
+        out = run(fast, call)
+        shares = fast.report.details["steps"]
+        levels = trace_of(fast).levels
+    boundary = next(k for k, level in enumerate(levels) if level < 0.6)
+    assert shares[boundary] == 1.0 and shares[boundary - 1] < 0.2
+    assert 0 < distance(out, plain) < 0.3
+
+
+def test_a_timestep_per_token_is_followed():
+    """As in Wan 2.2 TI2V."""
+    made, arguments = examples.wan_pipeline()
+    parts = dict.fromkeys(("tokenizer", "text_encoder", "vae"))
+    pipe = WanPipeline(
+        **parts, scheduler=made.scheduler, transformer=made.transformer, boundary_ratio=None, expand_timesteps=True
+    )
+    pipe.set_progress_bar_config(disable=True)
+    call = arguments(1, steps=24)
+    plain = run(pipe, call)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.7, interval=4, fraction=0.2)) as fast:
+        assert 0 < distance(run(fast, call), plain) < 0.3
+
+
+@pytest.mark.parametrize("build", (
+    lambda: UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+    lambda: DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+))  # fmt: skip
+def test_other_samplers_step_with_the_merged_velocity(wan, build):
+    pipe, call = wan
+    pipe.scheduler = build()
+    plain, fewer = run(pipe, call), run(pipe, call, num_inference_steps=12)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, **ONLY_STEPS)) as fast:
+        out = run(fast, call)
+    assert 0 < distance(out, plain) < distance(fewer, plain)
+
+
+def test_memory_is_estimated_counted_and_refused(wan, monkeypatch):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.6, interval=4, fraction=0.2)) as fast:
+        run(fast, call)
+        report = fast.report
+        assert report.peak_extra_bytes == pytest.approx(report.details["estimated_bytes"], rel=0.1)
+        monkeypatch.setattr(module, "require_memory", refuse)
+        with pytest.raises(MemoryLimitError, match="HeterogeneousSteps"):
+            run(fast, call)
+
+
+def refuse(needed, device, what):
+    raise MemoryLimitError(what)
+
+
+def test_copies_of_the_scheduler_are_plain(wan):
+    """LTX-2 copies the scheduler for its sound."""
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, HeterogeneousSteps()) as fast:
+        copied = copy.deepcopy(pipe.scheduler)
+        copied.set_timesteps(5)
+        assert copied.step.__self__ is copied and len(copied.timesteps) == 5
+        assert len(fast.scheduler.timesteps) != 5
+
+
+def test_what_is_put_on_top_stays_when_the_session_goes(wan):
+    """Offloading wraps `forward` too; taking the session off below it must not undo it."""
+    pipe, call = wan
+    plain = run(pipe, call)
+    fast = mmaccel.accelerate(pipe, HeterogeneousSteps())
+    ours, calls = pipe.transformer.forward, []
+
+    def on_top(*args, **kwargs):
+        calls.append(1)
+        return ours(*args, **kwargs)
+
+    pipe.transformer.forward = on_top
+    fast.remove()
+    assert torch.equal(run(pipe, call), plain) and len(calls) == 48
+
+
+def test_short_budgets_warn(wan):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.1, **ONLY_STEPS)) as fast:
+        run(fast, call, num_inference_steps=4)
+        assert any("4 steps leave no room" in text for text in fast.report.warnings)
+
+
+def test_a_transformer_without_its_pipeline_is_refused():
+    model, _ = examples.wan()
+    with pytest.raises(UnsupportedTargetError, match=r"accelerate\(pipe"):
+        mmaccel.accelerate(model, HeterogeneousSteps())
+
+
+@pytest.mark.parametrize("settings", (
+    {"budget": 0}, {"budget": 1.1}, {"budget": "half"}, {"policy": "best"}, {"forecast": 2}, {"warmup": 0},
+    {"cooldown": -1}, {"interval": 0}, {"fraction": 1.5}, {"tokens": "coldest"},
+))  # fmt: skip
+def test_settings_are_checked(settings):
+    with pytest.raises(SettingError, match=next(iter(settings))):
+        HeterogeneousSteps(**settings)

@@ -1,0 +1,176 @@
+"""A pass over some of the tokens is right at those tokens, in every family."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from diffusers import (
+    CogVideoXTransformer3DModel,
+    HunyuanVideoTransformer3DModel,
+    PixArtTransformer2DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+)
+
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.testing import snapshot
+from mmaccel.video import examples
+from mmaccel.video.forecast import Layout
+from mmaccel.video.partial import PartialForward
+from mmaccel.video.steps import first_tensor
+
+
+def noise(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sd3():
+    sizes = {"sample_size": 16, "num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 4}
+    text = {"joint_attention_dim": 32, "caption_projection_dim": 32, "pooled_projection_dim": 16}
+    model = SD3Transformer2DModel(patch_size=2, in_channels=4, out_channels=4, **sizes, **text)
+    inputs = {"encoder_hidden_states": noise(2, 5, 32, seed=1), "pooled_projections": noise(2, 16, seed=2)}
+    return model, {"hidden_states": noise(2, 4, 16, 16), "timestep": torch.full((2,), 500.0), **inputs}
+
+
+def pixart():
+    sizes = {"sample_size": 16, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8}
+    model = PixArtTransformer2DModel(
+        **sizes, patch_size=2, in_channels=4, out_channels=4, cross_attention_dim=16, caption_channels=16
+    )
+    extra = {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
+    text = {"encoder_hidden_states": noise(2, 5, 16, seed=1)}
+    return model, {"hidden_states": noise(2, 4, 16, 16), "timestep": torch.full((2,), 500), **text, **extra}
+
+
+def cogvideox():
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2, "time_embed_dim": 8}
+    clip = {"sample_width": 8, "sample_height": 8, "sample_frames": 9, "max_text_seq_length": 5}
+    model = CogVideoXTransformer3DModel(**sizes, **clip, in_channels=4, out_channels=4, text_embed_dim=16)
+    text = {"encoder_hidden_states": noise(2, 5, 16, seed=1)}
+    return model, {"hidden_states": noise(2, 3, 4, 8, 8), "timestep": torch.full((2,), 500), **text}
+
+
+def qwen():
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2, "axes_dims_rope": (4, 6, 6)}
+    model = QwenImageTransformer2DModel(**sizes, patch_size=2, in_channels=4, out_channels=1, joint_attention_dim=16)
+    text = {"encoder_hidden_states": noise(2, 5, 16, seed=1), "encoder_hidden_states_mask": torch.ones(2, 5)}
+    return model, {
+        "hidden_states": noise(2, 64, 4),
+        "timestep": torch.full((2,), 0.5),
+        "img_shapes": [[(1, 8, 8)]] * 2,
+        **text,
+    }
+
+
+def hunyuan():
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1, "num_single_layers": 1}
+    text_sizes = {"text_embed_dim": 16, "pooled_projection_dim": 8, "num_refiner_layers": 1}
+    model = HunyuanVideoTransformer3DModel(
+        **sizes, **text_sizes, in_channels=4, out_channels=4, patch_size=2, patch_size_t=1, rope_axes_dim=(4, 6, 6)
+    )
+    text = {"encoder_hidden_states": noise(2, 5, 16, seed=1), "encoder_attention_mask": torch.ones(2, 5)}
+    more = {"pooled_projections": noise(2, 8, seed=2), "guidance": torch.full((2,), 3000.0)}
+    return model, {"hidden_states": noise(2, 4, 3, 8, 8), "timestep": torch.full((2,), 500), **text, **more}
+
+
+def from_examples(build):
+    def made():
+        model, arguments = build()
+        return model, {k: v for k, v in arguments(2).items() if k != "return_dict"}
+
+    return made
+
+
+FAMILIES = {
+    "wan": from_examples(examples.wan),
+    "ltx": from_examples(examples.ltx),
+    "flux": from_examples(examples.flux),
+    "sd3": sd3,
+    "pixart": pixart,
+    "cogvideox": cogvideox,
+    "qwen": qwen,
+    "hunyuan": hunyuan,
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def model_and_call(request):
+    torch.manual_seed(0)
+    model, call = FAMILIES[request.param]()
+    return model.eval().requires_grad_(False), call
+
+
+def sample(model, output):
+    output = first_tensor(output.sample if hasattr(output, "sample") else output)
+    return Layout.of(model, output).tokens(output)
+
+
+def test_chosen_tokens_are_as_in_a_full_pass(model_and_call):
+    model, call = model_and_call
+    plain = sample(model, model(**call))
+    before = snapshot(model)
+    tokens = torch.arange(1, plain.shape[1], 7)
+    with ExitStack() as stack:
+        part = PartialForward(model, stack)
+        full = sample(model, part.keeping(0, model.forward, (), call))
+        assert torch.equal(full, plain)
+        some = sample(model, part.only(tokens, 0, model.forward, (), call))
+        torch.testing.assert_close(some[:, tokens], plain[:, tokens], rtol=1e-4, atol=1e-5)
+        others = torch.ones(plain.shape[1], dtype=torch.bool).index_fill(0, tokens, False)
+        assert not torch.allclose(some[:, others], plain[:, others]), "all tokens were computed"
+        kept = part.cache.nbytes()
+        assert abs(part.estimate_bytes(model, (), call) - kept) <= 0.1 * kept
+    assert snapshot(model) == before
+    assert torch.equal(sample(model, model(**call)), plain)
+
+
+def test_branches_keep_keys_and_values_of_their_own(model_and_call):
+    model, call = model_and_call
+    other = {**call, "encoder_hidden_states": call["encoder_hidden_states"].flip(1) + 1}
+    tokens = torch.arange(0, 48, 9)
+    with ExitStack() as stack:
+        part = PartialForward(model, stack)
+        first = sample(model, part.keeping(0, model.forward, (), call))
+        second = sample(model, part.keeping(1, model.forward, (), other))
+        assert not torch.allclose(first, second)
+        for branch, whole, arguments in ((0, first, call), (1, second, other)):
+            some = sample(model, part.only(tokens, branch, model.forward, (), arguments))
+            torch.testing.assert_close(some[:, tokens], whole[:, tokens], rtol=1e-4, atol=1e-5)
+
+
+def test_an_exception_leaves_no_pass_open(model_and_call):
+    model, call = model_and_call
+    with ExitStack() as stack:
+        part = PartialForward(model, stack)
+        with pytest.raises(TypeError):
+            part.keeping(0, model.forward, (), {**call, "unknown": 1})
+        assert part.branch is None and part.tokens is None
+        assert torch.equal(sample(model, model(**call)), sample(model, part.keeping(0, model.forward, (), call)))
+
+
+def test_compiled_and_unknown_transformers_are_refused():
+    model, _ = examples.wan()
+    model.blocks[0].compile()
+    with ExitStack() as stack, pytest.raises(UnsupportedTargetError, match="compiled"):
+        PartialForward(model, stack)
+    with ExitStack() as stack, pytest.raises(UnsupportedTargetError, match="Linear.*Wan.*fraction=0"):
+        PartialForward(torch.nn.Linear(2, 2), stack)
+
+
+@pytest.mark.parametrize(("shape", "patch"), [((2, 4, 3, 8, 6), (1, 2, 2)), ((2, 4, 8, 6), (2, 2)), ((2, 9, 4), ())])
+def test_layouts_come_back(shape, patch):
+    latents = noise(*shape)
+    for frames_first in (False, True) if len(shape) == 5 else (False,):
+        given = latents.transpose(1, 2) if frames_first else latents
+        layout = Layout(patch, frames_first)
+        tokens = layout.tokens(given)
+        assert tokens.ndim == 3 and torch.equal(layout.latents(tokens, given), given)
+    unknown = Layout()
+    assert torch.equal(unknown.latents(unknown.tokens(latents), latents), latents)
+
+
+def test_tokens_lie_as_the_transformer_has_them():
+    """Token (f, h, w) of Wan holds its patch of the latents."""
+    latents = torch.arange(3 * 8 * 6).float().view(1, 1, 3, 8, 6)
+    tokens = Layout((1, 2, 2)).tokens(latents)
+    assert tokens[0, 1 * 12 + 2 * 3 + 1].tolist() == latents[0, 0, 1, 4:6, 2:4].flatten().tolist()

@@ -1,0 +1,191 @@
+"""One knob: how much faster, or how near."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+from mmaccel.method import Method, is_number
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from .easy_cache import EasyCache
+from .heterogeneous_steps import HeterogeneousSteps
+from .step_cache import STEP_CACHES
+from .tensors import tensors
+
+ROUNDS = 4  # measured budgets
+SMALLEST_BUDGET = 0.1
+THRESHOLDS = (0.05, 0.1, 0.2)  # of EasyCache
+NEAR = 0.97  # of the speed-up that was asked for: timings are noisy
+
+
+@register("video")
+@dataclass(frozen=True)
+class Auto(Method):
+    """Measures the pipeline on the first prompt, and picks the method that keeps a speed-up or a quality.
+
+    The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, about six times
+    the plain time in all, and then every call runs the one that was picked. `session.plan` holds what was picked with
+    the measured curve; saved, it is the same in the next process without measuring. Lossy.
+
+    Parameters
+    ----------
+    target_speedup
+        Measured speed-up to reach, above 1; the most faithful setting that reaches it is picked.
+    min_psnr
+        PSNR in dB to the plain output to keep, above 0; the fastest setting that keeps it is picked, or none. The
+        default, if neither is given, is a speed-up of 2.
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range.
+
+    Examples
+    --------
+    >>> str(Auto(min_psnr=30))
+    'video.Auto(min_psnr=30)'
+    """
+
+    paper = "no paper: a search over the measured curve of speed-up and quality"
+    excludes = STEP_CACHES
+    repeatable = False
+    neutral = {"min_psnr": 1000.0}
+    engaging = {"target_speedup": 1.5}
+
+    target_speedup: float | None = None
+    min_psnr: float | None = None
+
+    def __post_init__(self) -> None:
+        speedup, psnr = self.target_speedup, self.min_psnr
+        self._require(speedup is None or (is_number(speedup, 1) and speedup > 1), "target_speedup", "None or above 1")
+        self._require(psnr is None or (is_number(psnr, 0) and psnr > 0), "min_psnr", "None or above 0 dB")
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        chosen = session.memory.get("chosen")
+        if chosen is not None:
+            chosen.attach(session, stack)
+
+    def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if "chosen" in session.memory:
+            return
+        curve = _Curve(session, args, kwargs)
+        try:
+            with session.baseline():  # detached; attached again with what was chosen
+                curve.measure(self)
+                session.memory["chosen"] = picked = self._pick(curve)
+        finally:
+            curve.restore()
+        session.report.baseline_seconds = curve.plain_seconds
+        methods = (self,) if picked is None else (picked,)
+        session.plan = replace(session.plan, methods=methods, measured=curve.points)
+
+    def _pick(self, curve: _Curve) -> Method | None:
+        points = list(zip(curve.methods, curve.points, strict=True))
+        wanted = self.target_speedup or (None if self.min_psnr else 2.0)
+        good = [
+            (method, point)
+            for method, point in points
+            if (wanted is None or point["speedup"] >= NEAR * wanted)
+            and (self.min_psnr is None or point["psnr"] >= self.min_psnr)
+        ]
+        order = "speedup" if self.min_psnr else "psnr"
+        if good:
+            return max(good, key=lambda pair: float(pair[1][order]))[0]
+        if self.min_psnr:
+            return None
+        return max(points, key=lambda pair: float(pair[1]["speedup"]))[0]
+
+
+class _Curve:
+    """Speed-up and quality of settings, measured on one call."""
+
+    def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.session, self.args, self.kwargs = session, args, kwargs
+        generators = kwargs.get("generator")
+        self.generators = generators if isinstance(generators, list) else [generators] if generators else []
+        self.states = [generator.get_state() for generator in self.generators]
+        self.methods: list[Method] = []
+        self.points: list[dict[str, Any]] = []
+
+    def restore(self) -> None:
+        """The user's generators as they were."""
+        for generator, state in zip(self.generators, self.states, strict=True):
+            generator.set_state(state)
+
+    def measure(self, method: Auto) -> None:
+        self._run()  # the first call of a process is slower
+        reference, self.plain_seconds = self._run()
+        self.reference = as_tensor(reference)
+        for candidate in tqdm(
+            self._candidates(method), total=ROUNDS + len(THRESHOLDS), desc="video.Auto measures", leave=False
+        ):
+            with ExitStack() as stack:
+                candidate.attach(self.session, stack)
+                output, seconds = self._run()
+            point = {"speedup": self.plain_seconds / seconds, "psnr": psnr(self.reference, as_tensor(output))}
+            self.methods.append(candidate)
+            self.points.append({"name": candidate.name, "settings": candidate.settings(), **point})
+
+    def _candidates(self, method: Auto) -> Iterator[Method]:
+        """Settings by bisection: the next depends on what the last one gave."""
+        low, high = SMALLEST_BUDGET, 1.0
+        budget = 1 / (method.target_speedup or 2.0)
+        for _ in range(ROUNDS):
+            yield HeterogeneousSteps(budget=round(budget, 3))
+            low, high = (budget, high) if self._may_be_faster(method) is False else (low, budget)
+            budget = (low + high) / 2
+        for threshold in THRESHOLDS:
+            yield EasyCache(threshold=threshold)
+
+    def _may_be_faster(self, method: Auto) -> bool:
+        """Whether the last point kept enough to go on faster; or, for a speed-up, is still too slow."""
+        last = self.points[-1]
+        if method.min_psnr is not None:
+            return bool(last["psnr"] >= method.min_psnr)
+        return bool(last["speedup"] < (method.target_speedup or 2.0))
+
+    def _run(self) -> tuple[Any, float]:
+        self.restore()
+        with torch.random.fork_rng():
+            began = time.perf_counter()
+            output = self.session.target(*self.args, **self.kwargs)
+            return output, time.perf_counter() - began
+
+
+def as_tensor(output: Any) -> torch.Tensor:
+    """What a pipeline returned (pictures, arrays or latents, in its own structure) as one float tensor."""
+    return torch.cat([x.float().flatten() for x in tensors(_arrays(output))])
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, Image.Image):
+        return torch.from_numpy(np.asarray(value).copy()) / 255
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        return [_arrays(item) for item in value.values()]
+    if isinstance(value, list | tuple):
+        return [_arrays(item) for item in value]
+    return value
+
+
+def psnr(reference: torch.Tensor, output: torch.Tensor) -> float:
+    """Peak signal-to-noise ratio in dB; the peak is 1 for pictures, and the range of the reference for latents."""
+    low, high = float(reference.min()), float(reference.max())
+    peak = 1.0 if low >= 0 and high <= 1 else high - low
+    error = float((reference - output).square().mean())
+    return 20 * math.log10(peak) - 10 * math.log10(max(error, 1e-12))
+
+
+auto = Auto

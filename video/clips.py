@@ -1,0 +1,99 @@
+"""Clips on disk: one, or several runs side by side with their times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mmaccel.errors import MissingExtraError, SettingError
+from mmaccel.pictures import enlarged, headed, sheet
+
+FORMATS = (".mp4", ".gif", ".webp", ".png")
+Clip = Sequence[Image.Image]
+
+
+def check_format(path: Path) -> None:
+    """Raise a `SettingError` for a file name that no clip format goes with, before any work is done."""
+    if path.suffix.lower() not in FORMATS:
+        raise SettingError(f"cannot write a clip as {path.name!r}: end the name with {', '.join(FORMATS)}")
+    if path.suffix.lower() == ".mp4":
+        _av()
+
+
+def save(clip: Clip, path: Path, rate: float = 8) -> None:
+    """Write frames as .mp4 (needs PyAV), .gif or .webp at `rate` frames a second, or .png with all of them.
+
+    Raises
+    ------
+    SettingError
+        If the file name has another ending, or there are no frames.
+    MissingExtraError
+        If an .mp4 is asked for and PyAV is not installed.
+    """
+    check_format(path)
+    if not clip:
+        raise SettingError(f"no frames to write to {path.name}")
+    kind = path.suffix.lower()
+    if kind == ".mp4":
+        _save_mp4(clip, path, rate)
+    elif kind == ".png":
+        sheet(list(clip), len(clip)).save(path)
+    else:
+        more = {"quality": 90} if kind == ".webp" else {"disposal": 2}
+        first, *others = clip
+        first.save(path, save_all=True, append_images=others, duration=round(1000 / rate), loop=0, **more)
+
+
+def side_by_side(clips: Sequence[Clip], labels: Sequence[str]) -> list[Image.Image]:
+    """Clips of equal length as one, each with its label above."""
+    columns = [[headed(enlarged(frame), label) for frame in clip] for clip, label in zip(clips, labels, strict=True)]
+    return [sheet(list(frames), len(columns)) for frames in zip(*columns, strict=True)]
+
+
+def pixels(clip: Clip) -> torch.Tensor:
+    """Frames as float32 `[F, 3, H, W]` in [0, 1]."""
+    frames = np.stack([np.asarray(frame.convert("RGB")) for frame in clip])
+    return torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 255
+
+
+def psnr(reference: Clip, clip: Clip) -> float:
+    """Peak signal-to-noise ratio of a clip in dB, from the squared error over all frames; 100 where they are equal."""
+    error = float((pixels(reference) - pixels(clip)).square().mean())
+    return min(100.0, -10 * math.log10(max(error, 1e-12)))
+
+
+def ssim(reference: Clip, clip: Clip) -> float:
+    """Structural similarity (Wang and others, 2004), the mean over frames."""
+    try:
+        from torchmetrics.functional.image import structural_similarity_index_measure
+    except ImportError as error:
+        raise MissingExtraError('SSIM needs torchmetrics: pip install "mmaccel[metrics]"') from error
+    return float(structural_similarity_index_measure(pixels(clip), pixels(reference), data_range=1.0))
+
+
+def _save_mp4(clip: Clip, path: Path, rate: float) -> None:
+    av = _av()
+    width, height = (size - size % 2 for size in clip[0].size)  # H.264 in 4:2:0 takes even sizes only
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=Fraction(rate).limit_denominator(1000))
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.options = {"crf": "16"}
+        for frame in clip:
+            array = np.asarray(frame.convert("RGB"))[:height, :width]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(array, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise MissingExtraError('writing .mp4 needs PyAV: pip install "mmaccel[video]" (.gif needs nothing)') from error
+    return av

@@ -1,0 +1,120 @@
+"""Who runs in the video benchmark: our methods, their parts left out, the simple alternative and the rivals."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel import zoo
+from mmaccel.session import accelerate
+
+from .block_cache import BlockCache
+from .easy_cache import EasyCache
+from .first_block_cache import FirstBlockCache
+from .heterogeneous_steps import HeterogeneousSteps
+from .partial import PartialForward
+from .taylor_seer import TaylorSeer
+from .tea_cache import calibrate_tea_cache
+
+PARTIAL = {"fraction": 0.05}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One line of the benchmark.
+
+    Attributes
+    ----------
+    label
+        As in the table.
+    kind
+        ``"ours"``, ``"part"`` (ours with something left out), ``"simple"`` or ``"rival"``.
+    make
+        The setup at a setting: a method, a number of steps, or a function of the pipeline that gives a context
+        manager.
+    low, high
+        Settings between which it is tuned to the time, the higher the faster; equal where it keeps a budget itself.
+    """
+
+    label: str
+    kind: str
+    make: Callable[[float], Any]
+    low: float = 1.0
+    high: float = 1.0
+
+    def describe(self, setup: Any) -> str:
+        return f"{setup} steps" if isinstance(setup, int) else getattr(setup, "label", self.label)
+
+
+def contestants(studio: Any, budget: float) -> list[Contestant]:
+    """All of them for a budget."""
+    return [*_ours(budget), *_simple(studio.steps, budget), *_rivals(studio)]
+
+
+def _ours(budget: float) -> Iterator[Contestant]:
+    def fixed(label: str, kind: str, **settings: Any) -> Contestant:
+        return Contestant(label, kind, lambda _: HeterogeneousSteps(budget, **settings))
+
+    yield fixed("HeterogeneousSteps", "ours")
+    yield fixed("without forecast", "part", fraction=0.0, forecast=0.0)
+    yield fixed("whole forecast", "part", fraction=0.0, forecast=1.0)
+    yield fixed("hottest tokens", "part", **PARTIAL)
+    yield fixed("random tokens", "part", **PARTIAL, tokens="random")
+    yield Contestant("hottest tokens, fresh keys", "part", lambda _: _fresh_keys(budget))
+    yield fixed("groups", "part", policy="groups")
+
+
+def _fresh_keys(budget: float) -> Any:
+    """Partial steps that compute all keys and values, which costs as much as a full step: only for its quality."""
+
+    @contextmanager
+    def setup(pipe: Any) -> Iterator[Any]:
+        def whole(self: PartialForward, tokens: torch.Tensor, *rest: Any) -> Any:
+            return self.keeping(*rest)
+
+        only = PartialForward.only
+        PartialForward.only = whole  # type: ignore[method-assign]
+        try:
+            with accelerate(pipe, HeterogeneousSteps(budget, **PARTIAL)) as session:
+                yield session
+        finally:
+            PartialForward.only = only  # type: ignore[method-assign]
+
+    return setup
+
+
+def _simple(steps: int, budget: float) -> Iterator[Contestant]:
+    yield Contestant("fewer steps", "simple", lambda _: round(steps * budget))
+
+
+def _rivals(studio: Any) -> Iterator[Contestant]:
+    yield Contestant("EasyCache", "rival", lambda x: EasyCache(threshold=x), 1e-3, 3.0)
+    tea = calibrate_tea_cache(studio.pipe, zoo.prompts(studio.model, 1, seed=901), num_inference_steps=studio.steps)
+    yield Contestant("TeaCache", "rival", lambda x: type(tea)(threshold=x, coefficients=tea.coefficients), 1e-3, 10.0)
+    yield Contestant("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
+    yield Contestant("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
+    yield Contestant("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
+    if importlib.util.find_spec("cache_dit") is not None:
+        yield Contestant("cache-dit", "rival", _cache_dit, 1e-3, 3.0)
+
+
+def _cache_dit(threshold: float) -> Any:
+    @contextmanager
+    def setup(pipe: Any) -> Iterator[Any]:
+        import cache_dit
+
+        config = cache_dit.DBCacheConfig(
+            Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=4, residual_diff_threshold=threshold
+        )
+        cache_dit.enable_cache(pipe, cache_config=config)
+        try:
+            yield pipe
+        finally:
+            cache_dit.disable_cache(pipe)
+
+    return setup

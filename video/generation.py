@@ -1,0 +1,108 @@
+"""From a prompt to a clip: what the command line and the benchmarks call."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from mmaccel import zoo
+from mmaccel.adapter import find_adapter
+from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
+
+from .adapter import DiffusionTransformerAdapter
+
+
+@dataclass
+class Settings:
+    """Settings of one clip; None leaves the pipeline's own default.
+
+    Attributes
+    ----------
+    steps, guidance
+        Denoising steps and guidance scale.
+    frames, height, width
+        Size of the clip.
+    """
+
+    seed: int = 0
+    steps: int | None = None
+    guidance: float | None = None
+    frames: int | None = None
+    height: int | None = None
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "frames", "height", "width"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name}={value}: it must be at least 1")
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the pipeline's call."""
+        given = {
+            "num_inference_steps": self.steps,
+            "guidance_scale": self.guidance,
+            "num_frames": self.frames,
+            "height": self.height,
+            "width": self.width,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
+    """A pipeline from a zoo name, a hub id or a folder.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If it is no diffusers pipeline with a denoiser.
+    WeightsError
+        If a zoo model's weights are damaged.
+    """
+    if model in zoo.names():
+        pipe = zoo.load(model)
+    else:
+        try:
+            pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
+        except (OSError, ValueError, AttributeError) as error:
+            raise UnsupportedTargetError(
+                f"{model!r} is no pipeline: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+                f" with a model_index.json ({str(error).splitlines()[0]})"
+            ) from error
+    if not isinstance(pipe, DiffusionPipeline):
+        raise UnsupportedTargetError(f"{model} draws no clips: `mmaccel run image` is for it")
+    adapter = find_adapter(pipe)
+    if not isinstance(adapter, DiffusionTransformerAdapter) or not adapter.denoisers():
+        raise UnsupportedTargetError(f"{model} is a {type(pipe).__name__} without a transformer to accelerate")
+    return pipe.to(device, dtype)
+
+
+@dataclass
+class Filmed:
+    """The frames of a prompt, and the seconds they took."""
+
+    frames: list[Image.Image]
+    seconds: float
+
+
+def film(target: Any, prompt: str, settings: Settings, **more: Any) -> Filmed:
+    """Run a session or a plain pipeline from a seed.
+
+    Raises
+    ------
+    PromptError
+        If the prompt is empty.
+    """
+    if not prompt.strip():
+        raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
+    generator = torch.Generator().manual_seed(settings.seed)
+    began = time.perf_counter()
+    output = target(prompt, generator=generator, output_type="pil", **settings.arguments(), **more)
+    seconds = time.perf_counter() - began
+    frames = output.frames[0] if hasattr(output, "frames") else output.images[:1]
+    return Filmed(list(frames), seconds)

@@ -1,0 +1,282 @@
+"""Heterogeneous step allocation: the steps and tokens that matter are computed, the others forecast."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel.cache import require_memory
+from mmaccel.cache.layers import tensor_bytes
+from mmaccel.method import Method, is_count, is_number
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from .adapter import DiffusionTransformerAdapter, token_grid
+from .families import bound, find_family
+from .forecast import Layout, Velocities
+from .partial import PartialForward
+from .schedule import Schedule, groups, refresh
+from .step_cache import STEP_CACHES
+from .steps import Forward, Run, Stepper, count_forwards, first_tensor, follow
+from .trace import Trace
+
+POLICIES = ("refresh", "groups")
+CHOICES = ("hottest", "random")
+# A partial step that costs more than this beyond its tokens buys less than a share of a full step: measured.
+MOST_OVERHEAD = 0.03
+
+
+@register("video")
+@dataclass(frozen=True)
+class HeterogeneousSteps(Method):
+    """Spends a budget of computation on the steps and tokens whose velocity changes most, and forecasts the rest.
+
+    At both ends of a run and at intervals between, all tokens are computed. In the other steps only the hottest are,
+    against the kept keys and values of all; or none, where this machine's cost of a partial pass says that it does
+    not pay. Every token that is not computed moves with its last velocity and half its slope, so that all tokens are
+    always at the sampler's noise level. Lossy below a budget of 1.
+
+    Parameters
+    ----------
+    budget
+        Share of the denoising time to spend, above 0 and at most 1 (exact); default 0.5.
+    policy
+        ``"refresh"`` (default, measured to be better), or ``"groups"``: the paper's step divisors 1, 2, 4 and 8 for
+        groups of tokens by the heat of their velocity.
+    forecast
+        Share of the velocity's slope to trust, 0 to 1; default 0.5, measured to be better than 0 and 1.
+    warmup, cooldown
+        Full steps at the beginning and the end; None (default) to solve from the budget.
+    interval
+        A full step every so many steps between; None (default) to spread what the budget pays for.
+    fraction
+        Share of the tokens in partial steps, 0 for none; None (default) to solve from the budget and a cost measured
+        in the first run of each shape.
+    tokens
+        ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range, or a run is too short for its warm-up and cool-down.
+    MemoryLimitError
+        Before the run, if its keys and values do not fit.
+    UnsupportedTargetError
+        If the target is no pipeline, or tokens are to be chosen in a family whose blocks are not known.
+
+    Examples
+    --------
+    >>> str(HeterogeneousSteps(budget=0.25))
+    'video.HeterogeneousSteps(budget=0.25)'
+    """
+
+    paper = "Heterogeneous Step Allocation (HSA), 2026"
+    excludes = STEP_CACHES
+    neutral = {"budget": 1.0}
+    engaging = {"budget": 0.5, "fraction": 0.2}
+
+    budget: float = 0.5
+    policy: str = "refresh"
+    forecast: float = 0.5
+    warmup: int | None = None
+    cooldown: int | None = None
+    interval: int | None = None
+    fraction: float | None = None
+    tokens: str = "hottest"
+
+    def __post_init__(self) -> None:
+        self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
+        self._require(self.policy in POLICIES, "policy", "one of " + ", ".join(POLICIES))
+        self._require(is_number(self.forecast, 0, 1), "forecast", "between 0 and 1")
+        for name, low in (("warmup", 1), ("cooldown", 0), ("interval", 1)):
+            value = getattr(self, name)
+            self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")
+        self._require(self.fraction is None or is_number(self.fraction, 0, 1), "fraction", "None or between 0 and 1")
+        self._require(self.tokens in CHOICES, "tokens", "one of " + ", ".join(CHOICES))
+
+    @property
+    def exact(self) -> bool:
+        return self.budget == 1
+
+    @property
+    def may_be_partial(self) -> bool:
+        """Whether some steps may compute some of the tokens."""
+        return self.fraction is None or self.fraction > 0
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+        parts: dict[int, PartialForward] = {}
+        if not self.exact and self.may_be_partial:
+            for denoiser in adapter.denoisers():
+                family = find_family(denoiser)
+                is_divisible = family is not None and family.is_divisible
+                if is_divisible or self.fraction or self.policy == "groups":
+                    parts[id(denoiser)] = PartialForward(denoiser, stack)
+        if not self.exact:
+            follow(session, stack, lambda run: _Steps(self, session, run, parts))
+
+
+class _Steps(Stepper):
+    """One run."""
+
+    def __init__(
+        self, method: HeterogeneousSteps, session: Session, run: Run, parts: dict[int, PartialForward]
+    ) -> None:
+        super().__init__(session, run)
+        self.method, self.parts = method, parts
+        self.velocities = Velocities(method.forecast)
+        self.layout = Layout()
+        self.outputs: dict[int, Any] = {}
+        self.expert: int | None = None
+        self.share = 1.0
+        self.order: torch.Tensor | None = None  # tokens, the hottest first
+        self.active: torch.Tensor | None = None
+        self.trace = Trace(run.levels)
+        self.generator = torch.Generator().manual_seed(0)
+        self.overheads: dict[Any, float] = session.memory.setdefault("overhead of a partial pass", {})
+        self.schedule = self._solve(None)
+        self.keeps = bool(parts)
+        for part in parts.values():
+            part.cache.reset()
+        least = self.schedule.cost(0.0) / run.steps
+        if least > method.budget + 0.5 / run.steps and not any((method.warmup, method.cooldown, method.interval)):
+            self.report.warnings.append(
+                f"{run.steps} steps leave no room for a budget of {method.budget:g}: {least:.0%} of them are computed"
+            )
+
+    def _solve(self, overhead: float | None) -> Schedule:
+        method, steps = self.method, self.run.steps
+        given = (method.warmup, method.cooldown, method.interval)
+        if method.policy == "groups":
+            return groups(steps, method.budget, *given)
+        if method.fraction is None and overhead is not None and overhead > MOST_OVERHEAD:
+            overhead = None
+        return refresh(steps, method.budget, *given, overhead=overhead, fraction=method.fraction)
+
+    def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        run = self.run
+        if run.branch == 0:
+            self._begin_step()
+            self.trace.grid = token_grid(denoiser, args, kwargs)
+        part = self.parts.get(id(denoiser)) if self.keeps else None
+        done = self.share
+        if self.share == 0:
+            output = self.outputs[run.branch]
+        elif self.active is None or part is None:
+            self._reserve(part, denoiser, args, kwargs)
+            output = self._full(part, forward, args, kwargs)
+        else:
+            output = part.only(self.active, run.branch, forward, args, kwargs)
+            done = len(self.active) / part.total
+        count_forwards(self, done)
+        return output
+
+    def _begin_step(self) -> None:
+        run = self.run
+        known = self.velocities.velocity is not None and run.expert == self.expert
+        # with nothing to forecast from, or what another transformer left, all is computed
+        self.share = self.schedule.fractions[run.step] if known else 1.0
+        self.expert = run.expert
+        self.active = None
+        if 0 < self.share < 1:
+            assert self.order is not None
+            if self.method.policy == "refresh":
+                self._rank()
+            self.active = self.order[: active_count(self.share, len(self.order))].sort().values
+
+    def _rank(self) -> None:
+        heat = self.velocities.heat(relative=self.method.policy == "groups")
+        if self.method.tokens == "random":
+            heat = torch.rand(len(heat), generator=self.generator)
+        self.order = heat.argsort(descending=True, stable=True)
+
+    def _full(self, part: PartialForward | None, forward: Forward, args: Any, kwargs: Any) -> Any:
+        run = self.run
+        began = time.perf_counter()
+        output = forward(*args, **kwargs) if part is None else part.keeping(run.branch, forward, args, kwargs)
+        self.outputs[run.branch] = output
+        is_last_of_warmup = run.step == self.schedule.warmup - 1 and run.branch == 0
+        if part is not None and is_last_of_warmup and self.method.policy == "refresh":
+            key = (type(forward).__name__, str(first_tensor(output).shape), str(first_tensor(output).device))
+            if key not in self.overheads:
+                _synchronize(output)
+                self.overheads[key] = _overhead(part, time.perf_counter() - began, forward, args, kwargs)
+            self.schedule = self._solve(self.overheads[key])
+            self.report.details["overhead of a partial pass"] = self.overheads[key]
+        return output
+
+    def _reserve(self, part: PartialForward | None, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Refuse a run whose keys and values do not fit, when it begins."""
+        if part is not None and self.run.branch not in self.outputs:
+            needed = part.estimate_bytes(denoiser, args, kwargs) + self._latents_bytes(denoiser, args, kwargs)
+            require_memory(needed, next(denoiser.parameters()).device, str(self.method))
+            details = self.report.details
+            details["estimated_bytes"] = details.get("estimated_bytes", 0) + needed
+
+    def _latents_bytes(self, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        """The branch's output, and with the first branch velocities and slopes."""
+        latents = bound(denoiser, args, kwargs).arguments["hidden_states"]
+        return int(latents.numel() * latents.element_size() * (3 if self.run.branch == 0 else 1))
+
+    def velocity(self, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        run = self.run
+        if run.branch < 0:
+            return output
+        if self.velocities.velocity is None:
+            self.layout = Layout.of(self.session.adapter.denoisers()[run.expert], output)  # type: ignore[attr-defined]
+        level = run.levels[run.step]
+        if self.share == 0:
+            merged = self.velocities.at(level)
+        else:
+            merged = self.velocities.update(self.layout.tokens(output), level, self.active)
+        self.trace.add(self.share if self.active is None else self.active, merged.shape[1])
+        if self.share == 1:
+            self._rank()
+            self._count_memory()
+            if self.keeps and run.step >= self.schedule.warmup - 1 and not self.schedule.is_partial:
+                self._release()
+            return output
+        return self.layout.latents(merged, output).to(output.dtype)
+
+    def _count_memory(self) -> None:
+        kept = sum(part.cache.nbytes() for part in self.parts.values())
+        kept += self.velocities.nbytes() + sum(tensor_bytes([first_tensor(x)]) for x in self.outputs.values())
+        self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, kept)
+
+    def finish(self) -> None:
+        self.report.details["steps"] = self.trace.shares()
+        self.session.memory["trace"] = self.trace
+
+    def close(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        self.keeps = False
+        for part in self.parts.values():
+            part.cache.reset()
+
+
+def _overhead(part: PartialForward, full_seconds: float, forward: Forward, args: Any, kwargs: Any) -> float:
+    """Measured cost of a pass over a few tokens beyond their share, in full passes; writes what is there already."""
+    tokens = torch.arange(active_count(0.05, part.total), device=part.device)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        _synchronize(part.only(tokens, 0, forward, args, kwargs))
+        seconds.append(time.perf_counter() - began)
+    return round(max(0.0, min(seconds) / full_seconds - len(tokens) / part.total), 2)
+
+
+def _synchronize(output: Any) -> None:
+    if first_tensor(output).is_cuda:
+        torch.cuda.synchronize()
+
+
+def active_count(share: float, tokens: int) -> int:
+    """Tokens of a partial step: whole tiles of the attention kernels, where there are many."""
+    multiple = 128 if tokens >= 4096 else 16
+    return min(tokens, max(multiple, round(share * tokens / multiple) * multiple))
