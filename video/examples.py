@@ -131,8 +131,8 @@ def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
 def unet_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """A `StableDiffusionPipeline`, whose guidance doubles the batch."""
     names = ("tokenizer", "text_encoder", "vae", "safety_checker", "feature_extractor")
-    parts = {**dict.fromkeys(names), "unet": _seeded(_unet, seed), "scheduler": DDIMScheduler(steps_offset=1, clip_sample=False)}
-    pipe = _quiet(StableDiffusionPipeline(**parts, requires_safety_checker=False))
+    parts = {"unet": _seeded(_unet, seed), "scheduler": DDIMScheduler(steps_offset=1, clip_sample=False)}
+    pipe = _quiet(StableDiffusionPipeline(**dict.fromkeys(names), **parts, requires_safety_checker=False))
 
     def arguments(
         batch: int = 1, height: int = HEIGHT, width: int = WIDTH, steps: int = STEPS, **more: Any

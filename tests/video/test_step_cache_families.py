@@ -77,6 +77,6 @@ def test_what_does_not_fit_is_refused_for_a_reason(name, method, monkeypatch):
     with mmaccel.accelerate(pipe, method) as fast:
         try:
             fast(start, call)
-        except (TypeError, ValueError, AssertionError):
+        except (KeyError, TypeError, ValueError):
             return
         assert not fast.report.engaged
