@@ -131,7 +131,8 @@ def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 def bound(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
     """A call of `module`, whose arguments can be changed by name."""
-    return _signature(type(module)).bind(*args, **kwargs)
+    cls: Any = type(module)
+    return _signature(cls).bind(*args, **kwargs)
 
 
 @functools.cache
