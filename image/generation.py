@@ -163,6 +163,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
         If its weights are damaged or foreign.
     """
     if model in zoo.names():
+        if zoo.modality(model) != "image":
+            raise UnsupportedTargetError(f"{model} draws no pictures: `mmaccel run {zoo.modality(model)}` is for it")
         target, processor = zoo.load(model)
         return JanusPainter(model, target.to(device=device, dtype=dtype), processor)
     try:

@@ -130,7 +130,9 @@ def table(result: dict[str, Any]) -> str:
     """The rows as a Markdown table, fastest last within what was measured together."""
     lines = ["| method | exact | seconds | speed-up | passes | quality |", "|---|---|---|---|---|---|"]
     for r in result["rows"]:
-        quality = "" if r["quality"] is None else f"{r['quality']:.3g} (plain {r['baseline_quality']:.3g})"
+        quality = "" if r["quality"] is None else f"{r['quality']:.3g}"
+        if r["baseline_quality"] is not None:
+            quality += f" (plain {r['baseline_quality']:.3g})"
         work = "" if r["work_ratio"] is None else f"{1 / r['work_ratio']:.2f}x fewer"
         speed = "" if r["speedup"] is None else f"{r['speedup']:.2f}x"
         wall = "" if r["wall_seconds"] is None else f"{r['wall_seconds']:.2f}"

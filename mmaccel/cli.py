@@ -166,9 +166,8 @@ def _methods(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     from .plan import plan
 
-    painter = _painter(arguments)
     chosen, preset = _chosen(arguments)
-    made = plan(painter.target, *chosen, preset=preset)
+    made = plan(_target(arguments), *chosen, preset=preset)
     print(made)
     if arguments.output:
         with _replacing(arguments.output) as temporary:
@@ -248,6 +247,18 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.page:
         benchmark.write_page(result, arguments.page)
     print(json.dumps(result, indent=1) if arguments.json else bench.table(result))
+
+
+def _target(arguments: argparse.Namespace) -> Any:
+    """The model or pipeline that is asked for."""
+    from . import zoo
+
+    named = arguments.model in zoo.names() and zoo.modality(arguments.model) == "video"
+    if named or (Path(arguments.model) / "model_index.json").is_file():
+        from .video import generation
+
+        return generation.load(arguments.model, arguments.device, _dtype(arguments))
+    return _painter(arguments).target
 
 
 def _painter(arguments: argparse.Namespace) -> Any:

@@ -19,6 +19,7 @@ from .heterogeneous_steps import HeterogeneousSteps
 from .mag_cache import MagCache, calibrate_mag_cache
 from .pyramid_attention_broadcast import PyramidAttentionBroadcast
 from .sparse_attention import SparseAttention
+from .step_solver import best_steps, calibrate_steps
 from .taylor_seer import TaylorSeer
 from .tea_cache import TeaCache, calibrate_tea_cache
 from .trace import Trace, trace_of
@@ -43,7 +44,9 @@ __all__ = [
     "TeaCache",
     "Trace",
     "auto",
+    "best_steps",
     "calibrate_mag_cache",
+    "calibrate_steps",
     "calibrate_tea_cache",
     "trace_of",
 ]

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -81,10 +82,26 @@ class Studio:
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
     """One row for each contestant and budget; `full` judges on 16 prompts instead of 4."""
     studio = Studio()
-    pairs = list(enumerate(zoo.prompts(MODEL, 16 if full else 4, seed=1)))
+    scenes = scenes_of(MODEL, 16 if full else 4)
     for budget in BUDGETS:
         tuned = [(c, tune(studio, c, budget)) for c in tqdm(contestants(studio, budget), desc=f"tune to {budget:.0%}")]
-        yield from judge(studio, budget, tuned, pairs)
+        yield from judge(studio, budget, tuned, scenes)
+
+
+class Scene(NamedTuple):
+    """A prompt with its seed, and how much moves in it."""
+
+    seed: int
+    prompt: str
+    motion: str
+
+
+def scenes_of(model: str, count: int) -> list[Scene]:
+    """Half of the prompts with one thing that stays, half with two things that move."""
+    still = zoo.prompts(model, count // 2, seed=1, things=1, moving=0)
+    lively = zoo.prompts(model, count - count // 2, seed=2, things=2, moving=2)
+    labelled = [*((prompt, "still") for prompt in still), *((prompt, "lively") for prompt in lively)]
+    return [Scene(seed, prompt, motion) for seed, (prompt, motion) in enumerate(labelled)]
 
 
 def tune(studio: Studio, contestant: Contestant, budget: float) -> Any:
@@ -115,19 +132,19 @@ def measured_share(studio: Studio, setup: Any, prompts: list[str]) -> float:
 
 
 def judge(
-    studio: Studio, budget: float, tuned: list[tuple[Contestant, Any]], pairs: list[tuple[int, str]]
+    studio: Studio, budget: float, tuned: list[tuple[Contestant, Any]], scenes: list[Scene]
 ) -> Iterator[dict[str, Any]]:
     """Run all contestants on all prompts, in an order drawn for each."""
     found: dict[str, list[dict[str, Any]]] = {contestant.label: [] for contestant, _ in tuned}
-    for seed, prompt in tqdm(pairs, desc=f"judge at {budget:.0%}"):
-        plain = studio.take(None, prompt, seed)
+    for scene in tqdm(scenes, desc=f"judge at {budget:.0%}"):
+        plain = studio.take(None, scene.prompt, scene.seed)
         reference = studio.frames(plain.latents)
-        for contestant, setup in random.Random(seed).sample(tuned, len(tuned)):
-            take = studio.take(setup, prompt, seed)
+        for contestant, setup in random.Random(scene.seed).sample(tuned, len(tuned)):
+            take = studio.take(setup, scene.prompt, scene.seed)
             frames = studio.frames(take.latents)
             quality = {"psnr": clips.psnr(reference, frames), "ssim": clips.ssim(reference, frames)}
             times = {"seconds": take.seconds, "plain_seconds": plain.seconds}
-            found[contestant.label].append({"prompt": prompt, "seed": seed, **quality, **times, "report": take.report})
+            found[contestant.label].append({**scene._asdict(), **quality, **times, "report": take.report})
     for contestant, setup in tuned:
         yield _row(studio, budget, contestant, setup, found[contestant.label])
 
@@ -138,17 +155,17 @@ def _row(
     reports = [take.pop("report") for take in takes]
     work = [report["work_ratio"] for report in reports if report.get("work_ratio") is not None]
     psnr, ssim = [take["psnr"] for take in takes], [take["ssim"] for take in takes]
-    still = [take["psnr"] for take in takes if zoo.is_still(studio.model, take["prompt"])]
-    lively = [take["psnr"] for take in takes if not zoo.is_still(studio.model, take["prompt"])]
+    still, lively = ([take["psnr"] for take in takes if take["motion"] == kind] for kind in ("still", "lively"))
     return bench.row(
         modality="video",
         model=f"{studio.model}, {studio.steps} steps",
         method=contestant.label,
-        settings=setup.settings() if isinstance(setup, Method) else {"setting": contestant.describe(setup)},
+        settings=setup.settings() if isinstance(setup, Method) else {},
         exact=False,
         seeds=[take["seed"] for take in takes],
         budget=budget,
         kind=contestant.kind,
+        label=contestant.describe(setup),
         wall_seconds=bench.median([take["seconds"] for take in takes]),
         baseline_seconds=bench.median([take["plain_seconds"] for take in takes]),
         speedup=bench.median([take["plain_seconds"] / take["seconds"] for take in takes]),
@@ -164,3 +181,62 @@ def _row(
         peak_extra_bytes=max((report.get("peak_extra_bytes", 0) for report in reports), default=0),
         takes=takes,
     )
+
+
+INTRO = """
+Measured by `mmaccel bench video --full` on the shipped `tiny-wan` (a real diffusers `WanPipeline`, 40 steps, guidance
+3, float32). Every contestant is tuned to a half and a quarter of the plain pipeline's denoising time on two prompts,
+and judged on others: PSNR and SSIM are to the clip that the plain pipeline makes of the same prompt and seed, the
+worst is that of the worst prompt. *time* is the measured share of the plain time beside it. *still* and *lively* are
+the mean PSNR of prompts in which little and much moves. The raw rows, with every prompt, are in [{json}]({json}).
+
+![PSNR against time]({plot})
+"""
+KINDS = {
+    "ours": "our method as it comes",
+    "part": "the same with something left out or put in",
+    "simple": "the simple alternative",
+    "rival": "others",
+}
+
+
+def write_page(result: dict[str, Any], path: Path) -> None:
+    """The Markdown page with its plot beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = path.with_suffix(".png")
+    plot(result, picture)
+    sections = {}
+    columns = ("contestant", "setting", "time", "work", "PSNR", "worst", "SSIM", "worst", "still", "lively")
+    for budget in dict.fromkeys(r["budget"] for r in result["rows"]):
+        group = [r for r in result["rows"] if r["budget"] == budget]
+        order = sorted(group, key=lambda r: (list(KINDS).index(r["kind"]), -r["quality"]))
+        sections[f"{budget:.0%} of the time"] = bench.markdown(columns, [_line(r) for r in order])
+    intro = INTRO.format(json=path.with_suffix(".json").name, plot=picture.name)
+    path.write_text(bench.page(result, "Video diffusion transformers", intro, sections), encoding="utf-8")
+
+
+def _line(r: dict[str, Any]) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    figures = (r["quality"], r["psnr_worst"]), (r["ssim"], r["ssim_worst"]), (r["psnr_still"], r["psnr_lively"])
+    forms = (".1f", ".3f", ".1f")
+    psnr, ssim, kinds = ([number(x, form) for x in pair] for pair, form in zip(figures, forms, strict=True))
+    return [r["method"], r["label"], f"{r['wall_share']:.0%}", number(r["work_ratio"], ".0%"), *psnr, *ssim, *kinds]
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """PSNR of every contestant against its share of the time."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    styles = {"ours": ("#26547c", "o", 90), "part": ("#8fb8de", "o", 40), "simple": ("#e07a5f", "s", 70)}
+    for r in result["rows"]:
+        colour, marker, size = styles.get(r["kind"], ("#888888", "^", 50))
+        axes.scatter(r["wall_share"], r["quality"], c=colour, marker=marker, s=size, zorder=3)
+        axes.annotate(r["method"], (r["wall_share"], r["quality"]), (6, 3), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="share of the plain time, measured", ylabel="PSNR to the plain clip, dB")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mmaccel import zoo
+from mmaccel.method import Method
 from mmaccel.session import accelerate
 
 from .block_cache import BlockCache
@@ -48,7 +49,13 @@ class Contestant:
     high: float = 1.0
 
     def describe(self, setup: Any) -> str:
-        return f"{setup} steps" if isinstance(setup, int) else getattr(setup, "label", self.label)
+        """What was tuned, in short."""
+        if isinstance(setup, int):
+            return f"{setup} steps"
+        if not isinstance(setup, Method):
+            return ""
+        settings = {k: v for k, v in setup.settings().items() if k in ("threshold", "interval", "fraction") and v}
+        return ", ".join(f"{k} {v:.3g}" for k, v in settings.items())
 
 
 def contestants(studio: Any, budget: float) -> list[Contestant]:

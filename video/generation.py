@@ -65,6 +65,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
         If a zoo model's weights are damaged.
     """
     if model in zoo.names():
+        if zoo.modality(model) != "video":
+            raise UnsupportedTargetError(f"{model} films nothing: `mmaccel run {zoo.modality(model)}` is for it")
         pipe = zoo.load(model)
     else:
         try:
@@ -74,8 +76,6 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
                 f"{model!r} is no pipeline: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
                 f" with a model_index.json ({str(error).splitlines()[0]})"
             ) from error
-    if not isinstance(pipe, DiffusionPipeline):
-        raise UnsupportedTargetError(f"{model} draws no clips: `mmaccel run image` is for it")
     adapter = find_adapter(pipe)
     if not isinstance(adapter, DiffusionTransformerAdapter) or not adapter.denoisers():
         raise UnsupportedTargetError(f"{model} is a {type(pipe).__name__} without a transformer to accelerate")

@@ -18,8 +18,8 @@ from mmaccel.session import Session
 from .adapter import TRANSFORMERS, DiffusionTransformerAdapter, token_grid
 from .families import bound, find_family
 from .forecast import Layout, Velocities
-from .partial import PartialForward
-from .schedule import Schedule, groups, refresh
+from .partial import KINDS, PartialForward
+from .schedule import Schedule, chosen, groups, refresh
 from .step_cache import STEP_CACHES
 from .steps import Forward, Run, Stepper, count_forwards, first_tensor, follow
 from .trace import Trace
@@ -58,6 +58,12 @@ class HeterogeneousSteps(Method):
         in the first run of each shape.
     tokens
         ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
+    steps
+        The computed steps themselves, as :func:`calibrate_steps` solves them for a number of steps; None (default)
+        for the general schedule.
+    kv
+        Where partial steps keep keys and values: ``"native"`` (default) as the model has them, ``"fp8"`` in 8 bits,
+        ``"cpu"`` in the main memory.
 
     Raises
     ------
@@ -88,6 +94,8 @@ class HeterogeneousSteps(Method):
     interval: int | None = None
     fraction: float | None = None
     tokens: str = "hottest"
+    steps: tuple[int, ...] | None = None
+    kv: str = "native"
 
     def __post_init__(self) -> None:
         self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
@@ -98,6 +106,12 @@ class HeterogeneousSteps(Method):
             self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")
         self._require(self.fraction is None or is_number(self.fraction, 0, 1), "fraction", "None or between 0 and 1")
         self._require(self.tokens in CHOICES, "tokens", "one of " + ", ".join(CHOICES))
+        self._require(self.kv in KINDS, "kv", "one of " + ", ".join(KINDS))
+
+        if self.steps is not None:
+            fits = len(self.steps) >= 2 and all(is_count(step, 0) for step in self.steps)
+            self._require(fits and sorted(set(self.steps)) == list(self.steps), "steps", "rising indices, two or more")
+            object.__setattr__(self, "steps", tuple(self.steps))
 
     @property
     def exact(self) -> bool:
@@ -106,7 +120,7 @@ class HeterogeneousSteps(Method):
     @property
     def may_be_partial(self) -> bool:
         """Whether some steps may compute some of the tokens."""
-        return self.fraction is None or self.fraction > 0
+        return self.steps is None and (self.fraction is None or self.fraction > 0)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
@@ -116,7 +130,7 @@ class HeterogeneousSteps(Method):
                 family = find_family(denoiser)
                 is_divisible = family is not None and family.is_divisible
                 if is_divisible or self.fraction or self.policy == "groups":
-                    parts[id(denoiser)] = PartialForward(denoiser, stack)
+                    parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
         if not self.exact:
             follow(session, stack, lambda run: _Steps(self, session, run, parts))
 
@@ -136,6 +150,7 @@ class _Steps(Stepper):
         self.share = 1.0
         self.order: torch.Tensor | None = None  # tokens, the hottest first
         self.active: torch.Tensor | None = None
+        self.pinned: torch.Tensor | None = None
         self.trace = Trace(run.levels)
         self.generator = torch.Generator().manual_seed(0)
         self.overheads: dict[Any, float] = session.memory.setdefault("overhead of a partial pass", {})
@@ -151,6 +166,8 @@ class _Steps(Stepper):
 
     def _solve(self, overhead: float | None) -> Schedule:
         method, steps = self.method, self.run.steps
+        if method.steps is not None:
+            return chosen(steps, method.steps)
         given = (method.warmup, method.cooldown, method.interval)
         if method.policy == "groups":
             return groups(steps, method.budget, *given)
@@ -161,6 +178,7 @@ class _Steps(Stepper):
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         run = self.run
         if run.branch == 0:
+            self.pinned = pinned_tokens(bound(denoiser, args, kwargs).arguments)
             self._begin_step()
             self.trace.grid = token_grid(denoiser, args, kwargs)
         part = self.parts.get(id(denoiser)) if self.keeps else None
@@ -192,7 +210,9 @@ class _Steps(Stepper):
     def _rank(self) -> None:
         heat = self.velocities.heat(relative=self.method.policy == "groups")
         if self.method.tokens == "random":
-            heat = torch.rand(len(heat), generator=self.generator)
+            heat = torch.rand(len(heat), generator=self.generator).to(heat.device)
+        if self.pinned is not None:
+            heat = heat.masked_fill(self.pinned, -1.0)  # they do not move
         self.order = heat.argsort(descending=True, stable=True)
 
     def _full(self, part: PartialForward | None, forward: Forward, args: Any, kwargs: Any) -> Any:
@@ -214,7 +234,8 @@ class _Steps(Stepper):
         """Refuse a run whose keys and values do not fit, when it begins."""
         if part is not None and self.run.branch not in self.outputs:
             needed = part.estimate_bytes(denoiser, args, kwargs) + self._latents_bytes(denoiser, args, kwargs)
-            require_memory(needed, next(denoiser.parameters()).device, str(self.method))
+            device = "cpu" if self.method.kv == "cpu" else next(denoiser.parameters()).device
+            require_memory(needed, device, str(self.method))
             details = self.report.details
             details["estimated_bytes"] = details.get("estimated_bytes", 0) + needed
 
@@ -275,6 +296,15 @@ def _overhead(part: PartialForward, full_seconds: float, forward: Forward, args:
 def _synchronize(output: Any) -> None:
     if first_tensor(output).is_cuda:
         torch.cuda.synchronize()
+
+
+def pinned_tokens(call: dict[str, Any]) -> torch.Tensor | None:
+    """Tokens `[S]` that image-to-video holds at the given picture: their own timestep is 0 where others' is not."""
+    timestep = call.get("timestep")
+    if not isinstance(timestep, torch.Tensor) or timestep.ndim != 2:
+        return None
+    pinned = (timestep == 0).all(0)
+    return pinned if bool(pinned.any()) and not bool(pinned.all()) else None
 
 
 def active_count(share: float, tokens: int) -> int:

@@ -18,6 +18,7 @@ from .interception import intercepted
 from .steps import replace_method
 
 Forward = Callable[..., Any]
+KINDS = {"native": (None, None), "fp8": (torch.float8_e4m3fn, None), "cpu": (None, "cpu")}
 BRANCHES = ("0", "1", "2", "3")  # forward passes of one step, in their order
 # arguments of blocks that may have an entry per token
 _PER_TOKEN = ("rotary_emb", "image_rotary_emb", "freqs_cis", "temb", "timestep", "modulate_index")
@@ -36,6 +37,8 @@ class PartialForward:
         A transformer of a divisible family.
     stack
         Takes the hooks off again.
+    kv
+        How keys and values are kept: ``"native"``, ``"fp8"`` (a half or a quarter of the bytes) or ``"cpu"``.
 
     Raises
     ------
@@ -43,7 +46,7 @@ class PartialForward:
         If the family is unknown, or its blocks are compiled.
     """
 
-    def __init__(self, denoiser: torch.nn.Module, stack: ExitStack) -> None:
+    def __init__(self, denoiser: torch.nn.Module, stack: ExitStack, kv: str = "native") -> None:
         self.family = divisible_family(denoiser)
         blocks = self.family.block_list(denoiser)
         if any(getattr(module, "_compiled_call_impl", None) is not None for module in (denoiser, *blocks)):
@@ -51,7 +54,8 @@ class PartialForward:
                 f"this {type(denoiser).__name__} is compiled, so that its tokens cannot be chosen anew in every step:"
                 " load it again without compile(), or pass fraction=0 to choose among steps only"
             )
-        self.cache = BranchCache(len(blocks), BRANCHES)
+        self.kv = kv
+        self.cache = BranchCache(len(blocks), BRANCHES, *KINDS[kv])
         self.branch: str | None = None
         self.tokens: torch.Tensor | None = None
         self.device = next(denoiser.parameters()).device
@@ -83,7 +87,8 @@ class PartialForward:
         config: Any = denoiser.config
         width = config.num_attention_heads * config.attention_head_dim
         blocks = len(self.family.block_list(denoiser))
-        return int(2 * latents.shape[0] * tokens * width * blocks * latents.element_size())
+        item_size = 1 if self.kv == "fp8" else latents.element_size()
+        return int(2 * latents.shape[0] * tokens * width * blocks * item_size)
 
     def _run(self, branch: int, tokens: torch.Tensor | None, forward: Forward, args: Any, kwargs: Any) -> Any:
         self.branch, self.tokens = BRANCHES[branch], tokens

@@ -108,6 +108,22 @@ def refresh(
     return Schedule(tuple(fractions), first, last)
 
 
+def chosen(steps: int, computed: tuple[int, ...]) -> Schedule:
+    """The steps that were asked for, and no others.
+
+    Raises
+    ------
+    SettingError
+        If the run has fewer steps.
+    """
+    if computed[-1] >= steps:
+        raise SettingError(
+            f"step {computed[-1]} is to be computed, and the run has {steps} steps: they were solved for more;"
+            f" ask for num_inference_steps of their calibration, or calibrate with {steps}"
+        )
+    return Schedule(tuple(float(k in computed) for k in range(steps)), 1, 0)
+
+
 DIVISORS = (1, 2, 4, 8)
 
 

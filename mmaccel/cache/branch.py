@@ -26,6 +26,9 @@ class BranchCache:
         Attention layers of the model.
     branches
         Names of the branches, default ``("cond", "uncond")``.
+    dtype, device
+        How and where states are kept, such as ``torch.float8_e4m3fn`` and ``"cpu"``; None (default) for as they come.
+        They are returned as they come in any case.
 
     Raises
     ------
@@ -43,12 +46,19 @@ class BranchCache:
     [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
     """
 
-    def __init__(self, layers: int, branches: Sequence[str] = ("cond", "uncond")) -> None:
+    def __init__(
+        self,
+        layers: int,
+        branches: Sequence[str] = ("cond", "uncond"),
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
         if layers < 1:
             raise ValueError(f"BranchCache(layers={layers}): layers must be at least 1")
         if not branches or len(set(branches)) != len(branches):
             raise ValueError(f"BranchCache(branches={tuple(branches)!r}): branches must be names, each once")
         self.branches = tuple(branches)
+        self.dtype, self.device = dtype, device
         self._states: dict[str, list[States | None]] = {name: [None] * layers for name in branches}
         self._current: str | None = None
 
@@ -94,16 +104,36 @@ class BranchCache:
             If shapes, dtypes or devices are not those of the whole.
         """
         states = self._layers()[layer]
-        if idx is None:
-            states = self._whole(states, key, value)
-        elif states is None:
+        if idx is not None and states is None:
             raise RuntimeError(f"branch {self._current!r}, layer {layer}: write all tokens before some of them")
+        if self.dtype is not None or self.device is not None:
+            return self._converted(layer, key, value, idx)
+        if idx is None:
+            states = self._layers()[layer] = self._whole(states, key, value)
         else:
             from mmaccel import kernels
 
+            assert states is not None
             kernels.kv_scatter_(key, value, idx, *states)
-        self._layers()[layer] = states
         return states
+
+    def _converted(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, idx: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write states that are kept in another dtype or place; the new ones are returned as they came."""
+        kept = [x.to(self.device or x.device, self.dtype or x.dtype) for x in (key, value)]
+        if idx is None:
+            self._layers()[layer] = self._whole(self._layers()[layer], *kept)
+            return key, value
+        states = self._layers()[layer]
+        assert states is not None
+        whole = []
+        for state, new, exact in zip(states, kept, (key, value), strict=True):
+            table = state.to(exact.device, exact.dtype)
+            whole.append(_put(table.clone() if table is state else table, idx, exact))
+            # as bytes: few operations know 8-bit floats
+            _put(state.view(torch.uint8), idx.to(state.device), new.contiguous().view(torch.uint8))
+        return whole[0], whole[1]
 
     def _whole(self, states: States | None, key: torch.Tensor, value: torch.Tensor) -> States:
         if states is None or states[0].shape != key.shape or states[0].dtype != key.dtype:
@@ -132,3 +162,9 @@ class BranchCache:
     def nbytes(self) -> int:
         """Bytes allocated for keys and values, by count."""
         return tensor_bytes(x for layers in self._states.values() for pair in layers if pair is not None for x in pair)
+
+
+def _put(table: torch.Tensor, idx: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`table [B, H, N, D]` with `rows` written in place at `idx`, `[M]` or `[B, M]`."""
+    places = idx.long().expand(len(table), -1)[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[3])
+    return table.scatter_(2, places, rows)

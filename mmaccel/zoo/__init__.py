@@ -28,9 +28,18 @@ from ..errors import unknown_name
 _MODELS = {"tiny-janus": "tiny_janus"}
 
 
+_MODALITIES = {"tiny-janus": "image", "tiny-wan": "video"}
+
+
 def names() -> tuple[str, ...]:
     """Names of all models."""
     return tuple(_MODELS)
+
+
+def modality(name: str) -> str:
+    """What a model makes: ``"image"`` or ``"video"``."""
+    path(name)  # checks the name
+    return _MODALITIES[name]
 
 
 def path(name: str) -> Path:

@@ -82,3 +82,21 @@ def test_errors():
     for wrong in ({"layers": 0}, {"layers": 1, "branches": ()}, {"layers": 1, "branches": ("a", "a")}):
         with pytest.raises(ValueError, match="BranchCache"):
             BranchCache(**wrong)
+
+
+@pytest.mark.parametrize("kept", ({"dtype": torch.float8_e4m3fn}, {"device": "cpu"}, {"dtype": torch.bfloat16}))
+@pytest.mark.parametrize("idx", ([1, 4, 7], [[1, 4, 7], [0, 2, 3]]))
+def test_states_may_be_kept_in_another_dtype_or_place(kept, idx):
+    whole, part = torch.randn(2, 2, 2, 8, 4), torch.randn(2, 2, 2, 3, 4)
+    plain, other = BranchCache(1), BranchCache(1, **kept)
+    for cache in (plain, other):
+        with cache.branch("cond"):
+            cache.write(0, *whole)
+            first = cache.write(0, *part, torch.tensor(idx))
+            again = cache.write(0, *part, torch.tensor(idx))
+            for one, two in zip(first, again, strict=True):
+                assert torch.equal(one, two) and one.dtype == torch.float32
+    with plain.branch("cond"):
+        for exact, near in zip(plain.read(0), first, strict=True):
+            torch.testing.assert_close(near, exact, rtol=0.07, atol=0.01)
+    assert other.nbytes() <= plain.nbytes()

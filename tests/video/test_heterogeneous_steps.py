@@ -182,6 +182,31 @@ def test_a_timestep_per_token_is_followed():
         assert 0 < distance(run(fast, call), plain) < 0.3
 
 
+def test_tokens_of_a_given_picture_are_never_chosen():
+    """Image-to-video of Wan 2.2 TI2V: timestep 0 for the first frame, whose latents are put back in every step."""
+    pipe, arguments = examples.wan_pipeline()
+    call = arguments(1, steps=20)
+    given, seen = torch.zeros(1, 4, 1, 16, 16), []
+
+    def pin(module, args, kwargs):
+        timestep = kwargs["timestep"][:, None].repeat(1, 256)
+        timestep[:, :64] = 0
+        latents = torch.cat([given, kwargs["hidden_states"][:, :, 1:]], 2)
+        seen.append(timestep)
+        return args, {**kwargs, "timestep": timestep, "hidden_states": latents}
+
+    handle = pipe.transformer.register_forward_pre_hook(pin, with_kwargs=True)
+    try:
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.9, interval=4, fraction=0.25)) as fast:
+            run(fast, call)
+            computed = trace_of(fast).mask()
+    finally:
+        handle.remove()
+    partial = computed.float().mean(1) < 1
+    assert seen and partial.any()
+    assert not computed[partial][:, :64].any() and computed[partial][:, 64:].any()
+
+
 @pytest.mark.parametrize("build", (
     lambda: UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
     lambda: DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
@@ -193,6 +218,18 @@ def test_other_samplers_step_with_the_merged_velocity(wan, build):
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, **ONLY_STEPS)) as fast:
         out = run(fast, call)
     assert 0 < distance(out, plain) < distance(fewer, plain)
+
+
+def test_keys_and_values_may_be_kept_elsewhere(wan):
+    pipe, call = wan
+    found = {}
+    for kv in ("native", "fp8", "cpu"):
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.9, interval=4, fraction=0.2, kv=kv)) as fast:
+            found[kv] = run(fast, call), fast.report.peak_extra_bytes, fast.report.details["estimated_bytes"]
+    assert torch.equal(found["cpu"][0], found["native"][0])
+    assert 0 < distance(found["fp8"][0], found["native"][0]) < 0.05
+    assert found["fp8"][1] < 0.5 * found["native"][1]
+    assert found["fp8"][1] == pytest.approx(found["fp8"][2], rel=0.1)
 
 
 def test_memory_is_estimated_counted_and_refused(wan, monkeypatch):
@@ -251,7 +288,7 @@ def test_a_transformer_without_its_pipeline_is_refused():
 
 @pytest.mark.parametrize("settings", (
     {"budget": 0}, {"budget": 1.1}, {"budget": "half"}, {"policy": "best"}, {"forecast": 2}, {"warmup": 0},
-    {"cooldown": -1}, {"interval": 0}, {"fraction": 1.5}, {"tokens": "coldest"},
+    {"cooldown": -1}, {"interval": 0}, {"fraction": 1.5}, {"tokens": "coldest"}, {"kv": "disk"},
 ))  # fmt: skip
 def test_settings_are_checked(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):

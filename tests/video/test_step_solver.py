@@ -1,0 +1,79 @@
+"""Steps solved from plain runs."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.errors import SettingError
+from mmaccel.video import HeterogeneousSteps, best_steps, calibrate_steps, examples
+from mmaccel.video.forecast import Velocities
+from mmaccel.video.step_solver import _record
+
+
+def error_of(velocities, levels, computed, forecast):
+    """What the solver minimises, by the method's own forecasts."""
+    cached, total, gap = Velocities(forecast), 0.0, 0.0
+    for k, velocity in enumerate(velocities):
+        move = levels[k + 1] - levels[k]
+        if k in computed:
+            total, gap = total + float(torch.as_tensor(gap).norm()), 0.0
+            cached.update(velocity[None, None], levels[k], None)
+        else:
+            gap = gap + move * (velocity - cached.at(levels[k])[0, 0])
+    return total + float(torch.as_tensor(gap).norm())
+
+
+@pytest.mark.parametrize("count", (2, 3, 4, 6))
+@pytest.mark.parametrize("forecast", (0.0, 0.5))
+def test_no_other_choice_is_better(count, forecast):
+    generator = torch.Generator().manual_seed(count)
+    velocities = torch.randn(8, 5, generator=generator, dtype=torch.float64).cumsum(0)
+    levels = [1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1, 0.0]
+    products = (velocities @ velocities.T).numpy()
+    found = best_steps(products, levels, count, forecast)
+    assert len(found) == count and found[:2] == (0, 1)
+    every = [(0, 1, *rest) for rest in itertools.combinations(range(2, 8), count - 2)]
+    least = min(error_of(velocities, levels, computed, forecast) for computed in every)
+    assert error_of(velocities, levels, found, forecast) == pytest.approx(least, rel=1e-4)
+
+
+def test_all_steps_and_too_few():
+    assert best_steps(np.eye(4), [4, 3, 2, 1, 0], 9) == (0, 1, 2, 3)
+    with pytest.raises(SettingError, match="at least 2"):
+        best_steps(np.eye(4), [4, 3, 2, 1, 0], 1)
+
+
+def test_calibrated_steps_run_and_leave_no_trace():
+    pipe, arguments = examples.wan_pipeline()
+    call = arguments(1, steps=20)
+    plain = pipe(**call)[0]
+    before = mmaccel.testing.snapshot(pipe)
+    method = calibrate_steps(pipe, budget=0.4, **call)
+    assert isinstance(method, HeterogeneousSteps) and len(method.steps) == 8 and method.steps[:2] == (0, 1)
+    assert mmaccel.testing.snapshot(pipe) == before
+    with mmaccel.accelerate(pipe, method) as fast:
+        out = fast(**call)[0]
+        assert [k for k, share in enumerate(fast.report.details["steps"]) if share == 1] == list(method.steps)
+        with pytest.raises(SettingError, match="calibrate with 10"):
+            fast(**{**call, "num_inference_steps": 10})
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.4, fraction=0)) as fast:
+        spread = fast(**call)[0]
+    assert (out - plain).square().mean() < 1.5 * (spread - plain).square().mean()
+
+
+def test_velocities_are_those_after_guidance():
+    pipe, arguments = examples.wan_pipeline()
+    velocities, levels = _record(pipe, arguments(1, steps=6))
+    assert velocities.shape[0] == 6 and len(levels) == 7 and levels[-1] == 0
+    other, _ = _record(pipe, arguments(1, steps=6, guidance_scale=1.0))
+    assert not torch.allclose(velocities[0], other[0])
+
+
+def test_steps_are_checked():
+    for steps in ((1,), (3, 2), (0, 0, 1), (-1, 2)):
+        with pytest.raises(SettingError, match="steps"):
+            HeterogeneousSteps(steps=steps)
+    assert HeterogeneousSteps.from_settings({"steps": [0, 1, 5]}).steps == (0, 1, 5)

@@ -1,0 +1,157 @@
+"""Which steps of a run to compute, solved from the velocities of plain runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from mmaccel.errors import SettingError
+from mmaccel.method import Method
+from mmaccel.session import Session, accelerate
+
+from .heterogeneous_steps import HeterogeneousSteps
+from .steps import Run, Stepper, follow
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def best_steps(products: Array, levels: Sequence[float], count: int, forecast: float = 0.5) -> tuple[int, ...]:
+    """The `count` steps after which the forecasts of all others are off by least, by dynamic programming.
+
+    A step that is not computed moves by its forecast velocity instead of its own. Within a gap between computed
+    steps these errors add up as vectors, and over the gaps their sizes are added.
+
+    Parameters
+    ----------
+    products
+        Inner products `[N, N]` of the guided velocities of all steps of a plain run, or their mean over runs.
+    levels
+        Noise levels, of `N + 1` entries.
+    count
+        Steps to compute, at least 2: the first two always are, for a slope.
+    forecast
+        Share of the slope that forecasts trust.
+
+    Returns
+    -------
+    Indices, rising.
+
+    Raises
+    ------
+    SettingError
+        If `count` is below 2.
+
+    Examples
+    --------
+    >>> best_steps(np.ones((6, 6)), np.linspace(1, 0, 7), 3)  # of a velocity that does not change any will do
+    (0, 1, 2)
+    """
+    steps = len(products)
+    if count < 2:
+        raise SettingError(f"count={count}: at least 2 steps are computed")
+    if count >= steps:
+        return tuple(range(steps))
+    gaps = _gap_errors(products, levels, forecast)
+    # least[i, h]: error up to computed step i, when h was computed before; one table per number of computed steps
+    least = np.full((steps, steps), np.inf)
+    least[1, 0] = 0.0
+    came: list[Array] = []
+    for _ in range(count - 2):
+        reached = least.T[:, :, None] + gaps[:, :, :steps]  # [h, i, j]
+        came.append(reached.argmin(0).astype(float))  # [i, j]: the best h
+        least = reached.min(0).T  # [j, i]
+    ends = least + gaps[:, :, steps].T  # the last gap runs to the end
+    last, before = np.unravel_index(ends.argmin(), ends.shape)
+    chosen = [int(last), int(before)]
+    for table in reversed(came):
+        chosen.append(int(table[chosen[-1], chosen[-2]]))
+    return tuple(sorted(chosen))
+
+
+def _gap_errors(products: Array, levels: Sequence[float], forecast: float) -> Array:
+    """Error `[h, i, j]` of the steps between `i` and `j`, forecast from `i` and `h` before it; `j` may be the end."""
+    steps = len(products)
+    moves = np.diff(np.asarray(levels, dtype=float))
+    errors = np.full((steps, steps, steps + 1), np.inf)
+    for i in range(1, steps):
+        for h in range(i):
+            weights = np.zeros(steps)  # of the velocities in the sum of errors so far
+            errors[h, i, i + 1] = 0.0
+            for k in range(i + 1, steps):
+                trust = forecast * (levels[k] - levels[i]) / (levels[i] - levels[h])
+                weights[k] += moves[k]
+                weights[i] -= moves[k] * (1 + trust)
+                weights[h] += moves[k] * trust
+                errors[h, i, k + 1] = np.sqrt(max(0.0, weights @ products @ weights))
+    return errors
+
+
+def calibrate_steps(
+    pipe: Any, prompts: Sequence[str] | None = None, budget: float = 0.5, **call: Any
+) -> HeterogeneousSteps:
+    """Run a pipeline plainly, and solve which steps to compute for a budget.
+
+    Parameters
+    ----------
+    pipe
+        A diffusers pipeline.
+    prompts
+        What to run; None if `call` holds embeddings instead.
+    budget
+        Share of the steps to compute.
+    **call
+        Further arguments of the pipeline; its number of steps is what the result is for.
+
+    Raises
+    ------
+    SettingError
+        If the budget leaves fewer than 2 steps.
+
+    Examples
+    --------
+    >>> method = calibrate_steps(pipe, ["a fox in snow"], budget=0.3)  # doctest: +SKIP
+    >>> fast = mmaccel.accelerate(pipe, method)  # doctest: +SKIP
+    """
+    total, levels = None, []
+    for prompt in tqdm(prompts or [None], desc="plain runs", leave=False):
+        velocities, levels = _record(pipe, {**call, **({} if prompt is None else {"prompt": prompt})})
+        products = (velocities @ velocities.T).double().numpy()
+        total = products if total is None else total + products
+    assert total is not None
+    chosen = best_steps(total, levels, round(budget * len(total)))
+    return HeterogeneousSteps(budget=budget, steps=chosen)
+
+
+@dataclass(frozen=True)
+class _Recording(Method):
+    """Runs plainly and records; not registered, since it is no method for users."""
+
+    name = "video.recording"
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        follow(session, stack, lambda run: _Recorder(session, run))
+
+
+class _Recorder(Stepper):
+    """Keeps the guided velocities of a run."""
+
+    def __init__(self, session: Session, run: Run) -> None:
+        super().__init__(session, run)
+        session.memory["velocities"], session.memory["levels"] = [], [*run.levels, 0.0]
+
+    def velocity(self, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        self.session.memory["velocities"].append(output.float().flatten().cpu())
+        return output
+
+
+def _record(pipe: Any, call: dict[str, Any]) -> tuple[torch.Tensor, list[float]]:
+    """Guided velocities `[N, elements]` of a plain run, and its noise levels."""
+    with accelerate(pipe, _Recording()) as session:
+        session(**{"output_type": "latent", **call})
+        return torch.stack(session.memory["velocities"]), session.memory["levels"]
