@@ -43,7 +43,7 @@ class FirstBlockCache(DiffusersCache):
     'video.FirstBlockCache(threshold=0.1)'
     """
 
-    paper = "First Block Cache in ParaAttention, 2024, as implemented in diffusers"
+    paper = "First Block Cache in ParaAttention, as implemented in diffusers, 2024"
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6}
     skips_blocks = True
