@@ -30,6 +30,8 @@ class Method:
         ``"real"`` where work is not done, ``"simulated"`` where it is only masked.
     excludes
         Names of methods that this one cannot be combined with.
+    families
+        Names of the adapters' families that it works on; None stands for all of its modality.
     repeatable
         Whether two sessions do the same; not where settings are picked from timings.
     neutral
@@ -43,6 +45,7 @@ class Method:
     lossless: ClassVar[bool] = False
     savings: ClassVar[str] = "real"
     excludes: ClassVar[frozenset[str]] = frozenset()
+    families: ClassVar[frozenset[str] | None] = None
     repeatable: ClassVar[bool] = True
     neutral: ClassVar[dict[str, Any]] = {}
     engaging: ClassVar[dict[str, Any]] = {}

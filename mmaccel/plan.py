@@ -150,6 +150,11 @@ def _check(chosen: list[Method], adapter: Adapter) -> None:
                 f"{method.name} does not work on {adapter.family} models;"
                 f" `mmaccel methods --modality {adapter.modality}` lists those that do"
             )
+        if method.families is not None and adapter.family not in method.families:
+            fit = " and ".join(sorted(method.families))
+            raise UnsupportedTargetError(
+                f"{method.name} works on {fit} models, and {type(adapter.target).__name__} is a {adapter.family} model"
+            )
         adapter.check(method)
         for other in chosen[:i]:
             if other.name in method.excludes or method.name in other.excludes or other.name == method.name:

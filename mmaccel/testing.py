@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .adapter import find_adapter
 from .errors import ActiveSessionError, UnknownNameError
 from .method import Method
 from .plan import Plan, plan
@@ -89,7 +90,7 @@ def examples(modality: str) -> list[Example]:
 
 
 def check_method(method: type[Method]) -> None:
-    """Hold a method against the whole contract, on every example of its modality.
+    """Hold a method against the whole contract, on every example of its modality whose family it works on.
 
     Raises
     ------
@@ -98,6 +99,8 @@ def check_method(method: type[Method]) -> None:
     """
     check_settings(method)
     for example in examples(method.name.split(".")[0]):
+        if method.families is not None and find_adapter(example.build()[0]).family not in method.families:
+            continue
         for clause in CLAUSES:
             try:
                 clause(method, example)

@@ -12,6 +12,7 @@ from . import adapter
 from .auto import Auto, auto
 from .block_cache import BlockCache
 from .easy_cache import EasyCache
+from .encoder_reuse import EncoderReuse
 from .faster_cache import FasterCache
 from .first_block_cache import FirstBlockCache
 from .heterogeneous_steps import HeterogeneousSteps
@@ -32,6 +33,7 @@ __all__ = [
     "Auto",
     "BlockCache",
     "EasyCache",
+    "EncoderReuse",
     "FasterCache",
     "FirstBlockCache",
     "HeterogeneousSteps",

@@ -8,20 +8,27 @@ import torch
 
 from mmaccel.adapter import Adapter, register_adapter
 
-DENOISERS = ("transformer", "transformer_2")
+DENOISERS = ("transformer", "transformer_2", "unet")
+TRANSFORMERS = frozenset({"diffusion transformer"})
+UNETS = frozenset({"diffusion unet"})
 
 
 @register_adapter
 class DiffusionTransformerAdapter(Adapter):
-    """Any diffusers pipeline with a transformer, or a diffusers transformer by itself."""
+    """Any diffusers pipeline with a transformer or UNet, or a diffusers transformer by itself."""
 
-    family = "diffusion transformer"
+    family = "diffusion transformer"  # or, for an instance, "diffusion unet"
     classes = ("DiffusionPipeline", "ModelMixin")
     modality = "video"
     call_is_run = True
 
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        if any(hasattr(denoiser, "up_blocks") for denoiser in self.denoisers()):
+            self.family = next(iter(UNETS))  # type: ignore[misc]
+
     def denoisers(self) -> list[torch.nn.Module]:
-        """The transformers that denoise; Wan 2.2 has two."""
+        """The transformers or the UNet that denoise; Wan 2.2 has two."""
         if isinstance(self.target, torch.nn.Module):
             return [self.target]
         found = [getattr(self.target, name, None) for name in DENOISERS]

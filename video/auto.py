@@ -18,6 +18,7 @@ from mmaccel.method import Method, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
+from .adapter import TRANSFORMERS
 from .easy_cache import EasyCache
 from .heterogeneous_steps import HeterogeneousSteps
 from .step_cache import STEP_CACHES
@@ -60,6 +61,7 @@ class Auto(Method):
     paper = "no paper: a search over the measured curve of speed-up and quality"
     excludes = STEP_CACHES
     repeatable = False
+    families = TRANSFORMERS
     neutral = {"min_psnr": 1000.0}
     engaging = {"target_speedup": 1.5}
 

@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 from diffusers import (
+    DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
     LTXPipeline,
     LTXVideoTransformer3DModel,
+    StableDiffusionPipeline,
+    UNet2DConditionModel,
     WanPipeline,
     WanTransformer3DModel,
 )
@@ -30,6 +33,7 @@ def examples() -> list[Example]:
         _example("wan", wan_pipeline, longer),
         _example("ltx", ltx_pipeline, longer),
         _example("flux", flux_pipeline, longer[1:]),
+        _example("unet", unet_pipeline, longer[1:]),
     ]
 
 
@@ -40,8 +44,8 @@ def _example(family: str, build: Any, variants: tuple[dict[str, Any], ...]) -> E
 
 def _last_block(pipeline: Any) -> torch.nn.Module:
     """By the time it runs, attention has been intercepted."""
-    names = ("blocks", "single_transformer_blocks", "transformer_blocks")
-    model = pipeline.transformer
+    names = ("blocks", "single_transformer_blocks", "transformer_blocks", "up_blocks")
+    model = pipeline.components.get("transformer") or pipeline.unet
     return next(getattr(model, name) for name in names if hasattr(model, name))[-1]  # type: ignore[no-any-return]
 
 
@@ -124,6 +128,23 @@ def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
     return pipe, arguments
 
 
+def unet_pipeline(seed: int = 0) -> tuple[Any, Any]:
+    """A `StableDiffusionPipeline`, whose guidance doubles the batch."""
+    names = ("tokenizer", "text_encoder", "vae", "safety_checker", "feature_extractor")
+    parts = {"unet": _seeded(_unet, seed), "scheduler": DDIMScheduler(steps_offset=1, clip_sample=False)}
+    pipe = _quiet(StableDiffusionPipeline(**dict.fromkeys(names), **parts, requires_safety_checker=False))
+
+    def arguments(
+        batch: int = 1, height: int = HEIGHT, width: int = WIDTH, steps: int = STEPS, **more: Any
+    ) -> dict[str, Any]:
+        text = {"prompt_embeds": _noise(batch, 5, 16, seed=1), "negative_prompt_embeds": _noise(batch, 5, 16, seed=2)}
+        size = {"height": 8 * height, "width": 8 * width}
+        common = {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
+        return {"latents": _noise(batch, 4, height, width), **text, **size, **common, **more}
+
+    return pipe, arguments
+
+
 def _seeded(build: Any, seed: int) -> Any:
     state = torch.get_rng_state()
     torch.manual_seed(seed)
@@ -152,6 +173,13 @@ def _flux() -> FluxTransformer2DModel:
     sizes = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
     text = {"joint_attention_dim": 16, "pooled_projection_dim": 16, "guidance_embeds": True}
     return FluxTransformer2DModel(**sizes, **text, in_channels=4, axes_dims_rope=(4, 4, 8))
+
+
+def _unet() -> UNet2DConditionModel:
+    down, up = ("CrossAttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "CrossAttnUpBlock2D")
+    sizes = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4, "attention_head_dim": 4}
+    kinds = {"down_block_types": down, "up_block_types": up}
+    return UNet2DConditionModel(**sizes, **kinds, sample_size=8, in_channels=4, out_channels=4, cross_attention_dim=16)
 
 
 class _Sample:

@@ -131,10 +131,11 @@ def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 def bound(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
     """A call of `module`, whose arguments can be changed by name."""
-    return _signature(type(module)).bind(*args, **kwargs)
+    cls: Any = type(module)
+    return _signature(cls).bind(*args, **kwargs)
 
 
-@functools.lru_cache(maxsize=64)
-def _signature(cls: type[torch.nn.Module]) -> inspect.Signature:
+@functools.cache
+def _signature(cls: Any) -> inspect.Signature:
     signature = inspect.signature(cls.forward)
     return signature.replace(parameters=list(signature.parameters.values())[1:])

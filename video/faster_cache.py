@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -77,18 +78,18 @@ class FasterCache(DiffusersCache):
         return self.spatial == self.unconditional == 1
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
-        from diffusers.hooks import FasterCacheConfig, apply_faster_cache
+        from diffusers.hooks.faster_cache import FasterCacheConfig, apply_faster_cache
 
         layout = family_of(denoiser, self.name).layout
         batched = layout and getattr(stepper.session.target, "do_classifier_free_guidance", False)
-        config = FasterCacheConfig(
-            spatial_attention_block_skip_range=self.spatial,
-            spatial_attention_timestep_skip_range=self.timesteps,
-            unconditional_batch_skip_range=self.unconditional,
-            attention_weight_callback=lambda _: self.weight,
-            tensor_format=layout or "BCFHW",
-            is_guidance_distilled=not batched,
+        settings: dict[str, Any] = {
+            "spatial_attention_block_skip_range": self.spatial,
+            "spatial_attention_timestep_skip_range": self.timesteps,
+            "unconditional_batch_skip_range": self.unconditional,
+            "attention_weight_callback": lambda _: self.weight,
+            "tensor_format": layout or "BCFHW",
+            "is_guidance_distilled": not batched,
             # a hook that has seen nothing yet would extrapolate from nothing
-            current_timestep_callback=lambda: OUTSIDE if stepper.is_first else stepper.timestep,
-        )
-        apply_faster_cache(denoiser, config)
+            "current_timestep_callback": lambda: OUTSIDE if stepper.is_first else stepper.timestep,
+        }
+        apply_faster_cache(denoiser, FasterCacheConfig(**settings))

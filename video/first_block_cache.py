@@ -43,7 +43,7 @@ class FirstBlockCache(DiffusersCache):
     'video.FirstBlockCache(threshold=0.1)'
     """
 
-    paper = "First Block Cache in ParaAttention, 2024, as implemented in diffusers"
+    paper = "First Block Cache in ParaAttention, as implemented in diffusers, 2024"
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6}
     skips_blocks = True
@@ -58,6 +58,6 @@ class FirstBlockCache(DiffusersCache):
     cooldown: int = 0
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
-        from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache
+        from diffusers.hooks.first_block_cache import FirstBlockCacheConfig, apply_first_block_cache
 
         apply_first_block_cache(denoiser, FirstBlockCacheConfig(threshold=self.threshold))

@@ -15,7 +15,7 @@ from mmaccel.method import Method, is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .adapter import DiffusionTransformerAdapter, token_grid
+from .adapter import TRANSFORMERS, DiffusionTransformerAdapter, token_grid
 from .families import bound, find_family
 from .forecast import Layout, Velocities
 from .partial import KINDS, PartialForward
@@ -82,6 +82,7 @@ class HeterogeneousSteps(Method):
 
     paper = "Heterogeneous Step Allocation (HSA), 2026"
     excludes = STEP_CACHES
+    families = TRANSFORMERS
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.5, "fraction": 0.2}
 

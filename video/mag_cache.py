@@ -91,7 +91,7 @@ class MagCache(DiffusersCache):
         return super().stepper(session, run) if known else Recorder(session, run, self)
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
-        from diffusers.hooks import MagCacheConfig, apply_mag_cache
+        from diffusers.hooks.mag_cache import MagCacheConfig, apply_mag_cache
 
         run = stepper.run
         ratios = self.stretched(run.steps, stepper.session.memory.get(self.name))[run.step :] + [1.0]

@@ -73,10 +73,11 @@ class Hooks:
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The denoiser's forward, through the hooks on the denoiser itself."""
-        for hook in self.outer:
-            hook.fn_ref.original_forward = forward
-            return hook.new_forward(self.denoiser, *args, **kwargs)
-        return forward(*args, **kwargs)
+        if not self.outer:
+            return forward(*args, **kwargs)
+        (hook,) = self.outer
+        hook.fn_ref.original_forward = forward
+        return hook.new_forward(self.denoiser, *args, **kwargs)
 
     def select(self, branch: str) -> bool:
         """Let the next call see what the calls of this branch have left, and nothing of the others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -67,16 +68,13 @@ class PyramidAttentionBroadcast(DiffusersCache):
         return self.spatial == self.temporal == self.cross == 1
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
-        from diffusers.hooks import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
-
-        low, high = self.timesteps
-        config = PyramidAttentionBroadcastConfig(
-            spatial_attention_block_skip_range=self.spatial,
-            temporal_attention_block_skip_range=self.temporal,
-            cross_attention_block_skip_range=self.cross,
-            spatial_attention_timestep_skip_range=(low, high),
-            temporal_attention_timestep_skip_range=(low, high),
-            cross_attention_timestep_skip_range=(low, high),
-            current_timestep_callback=lambda: stepper.timestep,
+        from diffusers.hooks.pyramid_attention_broadcast import (
+            PyramidAttentionBroadcastConfig,
+            apply_pyramid_attention_broadcast,
         )
-        apply_pyramid_attention_broadcast(denoiser, config)
+
+        every = {"spatial": self.spatial, "temporal": self.temporal, "cross": self.cross}
+        settings: dict[str, Any] = {f"{kind}_attention_block_skip_range": steps for kind, steps in every.items()}
+        settings |= {f"{kind}_attention_timestep_skip_range": self.timesteps for kind in every}
+        settings["current_timestep_callback"] = lambda: stepper.timestep
+        apply_pyramid_attention_broadcast(denoiser, PyramidAttentionBroadcastConfig(**settings))

@@ -17,7 +17,7 @@ from mmaccel.method import Method, is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .adapter import GRIDS, DiffusionTransformerAdapter, token_grid
+from .adapter import GRIDS, TRANSFORMERS, DiffusionTransformerAdapter, token_grid
 from .interception import intercept
 
 BLOCK = 64
@@ -62,6 +62,7 @@ class SparseAttention(Method):
     """
 
     paper = "SpargeAttn, Sliding Tile Attention and Radial Attention, 2025"
+    families = TRANSFORMERS
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.3, "min_length": 64, "always": True}
 

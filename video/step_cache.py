@@ -13,12 +13,14 @@ import torch
 from mmaccel.method import Method, is_count, is_number
 from mmaccel.session import Session
 
+from .adapter import TRANSFORMERS
 from .steps import Forward, Run, Stepper, count_forwards
 from .tensors import count_bytes
 
 NAMES = (
     "BlockCache",
     "EasyCache",
+    "EncoderReuse",
     "FasterCache",
     "FirstBlockCache",
     "HeterogeneousSteps",
@@ -34,6 +36,7 @@ class StepCache(Method):
     """Base of the methods that reuse results of earlier steps; only one of them at a time."""
 
     excludes: ClassVar[frozenset[str]] = STEP_CACHES
+    families: ClassVar[frozenset[str] | None] = TRANSFORMERS
     threshold: float
     warmup: int
     cooldown: int

@@ -71,7 +71,7 @@ class TaylorSeer(DiffusersCache):
         return self.order + 1
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
-        from diffusers.hooks import TaylorSeerCacheConfig, apply_taylorseer_cache
+        from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig, apply_taylorseer_cache
 
         names = "|".join(family_of(denoiser, self.name).blocks)
         config = TaylorSeerCacheConfig(

@@ -1,0 +1,218 @@
+"""diffusers' own caches, made safe: branches apart, nothing stale, nothing left behind."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from diffusers import hooks
+
+import mmaccel
+from mmaccel import video
+from mmaccel.errors import ConflictError
+from mmaccel.testing import Interrupted, broken_after
+from mmaccel.video import examples, private
+
+_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
+loop = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(loop)
+
+WAN = "WanTransformer3DModel"
+METHODS = (
+    video.FirstBlockCache(threshold=1e6),
+    video.TaylorSeer(interval=3, warmup=2),
+    video.MagCache(ratios=(1.0, 1.0), warmup=1),
+    video.PyramidAttentionBroadcast(timesteps=(0, 1000), cross=2),
+    video.FasterCache(timesteps=(-1, 1000)),
+)
+each = pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+
+
+def predictions(pipe, run):
+    seen = []
+    hook = pipe.transformer.register_forward_hook(lambda module, args, output: seen.append(output[0].clone()))
+    run()
+    hook.remove()
+    return seen
+
+
+@each
+def test_branches_do_not_mix(method):
+    """The prompt's predictions are the same, whatever the other branch is and whether there is one."""
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, method) as fast:
+        alone = predictions(pipe, lambda: fast(start, call, still=True, branches=lambda step: (1,)))
+        beside = predictions(pipe, lambda: fast(start, call, still=True))
+    assert all(torch.equal(a, b) for a, b in zip(alone, beside[::2], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(beside[::2], beside[1::2], strict=True))
+
+
+def test_diffusers_own_broadcast_mixes_them():
+    """The negative control of the test above."""
+    pipe, start, call = loop.pipeline(WAN)
+    plain = predictions(pipe, lambda: pipe(start, call, still=True))
+    settings = {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": (0, 1000)}
+    config = hooks.PyramidAttentionBroadcastConfig(**settings, current_timestep_callback=lambda: 500)
+    pipe.transformer.enable_cache(config)
+    mixed = predictions(pipe, lambda: pipe(start, call, still=True))
+    assert torch.equal(mixed[0], plain[0]) and not torch.allclose(mixed[1], plain[1], rtol=1e-3)
+
+
+@each
+def test_a_branch_that_was_away_starts_anew(method):
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(start, call, steps=8, branches=lambda step: (1,) if step in (3, 4) else (1, 0))
+        done = fast.report.details.get("computed") or fast.report.details["attention"]
+        assert done[9] == 1  # the other branch of step 5: six passes, two prompts alone, one prompt
+
+
+@each
+def test_nothing_is_left_on_a_pipeline_that_never_ran(method):
+    pipe, arguments = examples.wan_pipeline()
+    names = {module: set(vars(module)) for module in pipe.transformer.modules()}
+    call = arguments(steps=5)
+    with mmaccel.accelerate(pipe, method) as fast:
+        expected = fast(**call)[0]
+        with broken_after(pipe.transformer.blocks[0].ffn, 2), pytest.raises(Interrupted):
+            fast(**call)
+        hooked = [m for m in pipe.transformer.modules() if m is not pipe.transformer and private.has_registry(m)]
+        assert not hooked, "a broken run leaves no hooks"
+        assert torch.equal(fast(**call)[0], expected)
+    assert names == {module: set(vars(module)) for module in pipe.transformer.modules()}
+
+
+def test_hooks_of_others_stay():
+    """Layerwise casting, offloading and such use the same registries."""
+    pipe, start, call = loop.pipeline(WAN)
+    other, seen = hooks.ModelHook(), []
+    other.pre_forward = lambda module, *args, **kwargs: (seen.append(1), (args, kwargs))[1]
+    block = pipe.transformer.blocks[0]
+    hooks.HookRegistry.check_if_exists_or_initialize(block).register_hook(other, "other")
+    forward = vars(block)["forward"]
+    for method in METHODS:
+        seen.clear()
+        with mmaccel.accelerate(pipe, method) as fast:
+            fast(start, call)
+            assert seen
+        assert vars(block)["forward"] is forward and list(block._diffusers_hook.hooks) == ["other"]
+
+
+@each
+def test_a_cache_that_is_on_already_is_refused(method):
+    pipe, _, _ = loop.pipeline(WAN)
+    pipe.transformer.enable_cache(hooks.FirstBlockCacheConfig())
+    with pytest.raises(ConflictError, match=r"FirstBlockCacheConfig enabled already: call .disable_cache\(\)"):
+        mmaccel.accelerate(pipe, method)
+
+
+@each
+def test_warmup_and_cooldown_are_computed(method):
+    pipe, start, call = loop.pipeline(WAN)
+    settings = {**method.settings(), "warmup": 4, "cooldown": 2}
+    with mmaccel.accelerate(pipe, type(method)(**settings)) as fast:
+        fast(start, call, steps=10)
+        done = (fast.report.details.get("computed") or fast.report.details["attention"])[::2]
+    assert done[:4] == [1.0] * 4 and done[-2:] == [1.0] * 2 and min(done) < 1, done
+
+
+def test_nothing_reused_is_said():
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, video.PyramidAttentionBroadcast(timesteps=(0, 1))) as fast:
+        fast(start, call)
+        assert "PyramidAttentionBroadcast reused nothing" in str(fast.report)
+    with mmaccel.accelerate(pipe, video.FirstBlockCache(1e6, warmup=4, cooldown=2)) as fast:
+        fast(start, call)
+        assert "warmup and cooldown are 6 steps and the run has 6" in str(fast.report)
+
+
+def test_mag_cache_measures_the_ratios_that_diffusers_prints(capsys):
+    pipe, start, call = loop.pipeline(WAN)
+    settings = {"steps": 7, "branches": lambda step: (1,)}
+    plain = pipe(start, call, **settings)
+    method = video.calibrate_mag_cache(pipe, start=start, call=call, **settings)
+    assert torch.equal(pipe(start, call, **settings), plain)
+    pipe.transformer.enable_cache(hooks.MagCacheConfig(calibrate=True, num_inference_steps=7))
+    pipe(start, call, **settings)
+    printed = [float(x) for x in re.search(r"\[([\d., ]+)\]\n", capsys.readouterr().out).group(1).split(",")]
+    assert method.ratios == pytest.approx(printed, rel=1e-4)
+
+
+def test_mag_cache_learns_in_the_first_run():
+    pipe, start, call = loop.pipeline(WAN)
+    plain = pipe(start, call)
+    with mmaccel.accelerate(pipe, video.MagCache(threshold=1e6, warmup=1)) as fast:
+        assert torch.equal(fast(start, call), plain)
+        assert not fast.report.engaged and "measured its ratios in this run" in str(fast.report)
+        assert not torch.equal(fast(start, call), plain) and fast.report.engaged
+        assert fast(start, call, steps=9).shape == plain.shape
+
+
+def test_mag_cache_stretches_its_ratios():
+    method = video.MagCache(ratios=(1.0, 1.1, 1.2))
+    assert method.stretched(5) == [1.0, 1.0, 1.1, 1.2, 1.2] and method.stretched(1) == [1.0]
+
+
+def test_taylor_seer_of_diffusers_finds_no_attention_in_wan():
+    """Why the wrapper names the modules itself."""
+    pipe, _, _ = loop.pipeline(WAN)
+    pipe.transformer.enable_cache(hooks.TaylorSeerCacheConfig())
+    assert not any(private.has_registry(block.attn1) for block in pipe.transformer.blocks)
+
+
+def test_first_order_forecast_continues_a_line():
+    """An attention whose output grows by the same amount in every step is forecast without error."""
+    pipe, start, call = loop.pipeline(WAN)
+    attention = pipe.transformer.blocks[1].attn1
+    line = loop.noise(1, 32, 24)
+    made = []
+
+    def straight(hidden_states, *args, **kwargs):
+        return line * int(pipe.scheduler.step_index or 0)
+
+    with mmaccel.accelerate(pipe, video.TaylorSeer(interval=4, warmup=2, cooldown=0)) as fast:
+        attention.forward = straight
+        hook = attention.register_forward_hook(lambda module, args, output: made.append(output.clone()))
+        fast(start, call, branches=lambda step: (1,))
+        hook.remove()
+        assert fast.report.engaged
+    del attention.forward
+    for step, output in enumerate(made):
+        torch.testing.assert_close(output, line * step)
+
+
+def test_faster_cache_estimates_the_second_branch_in_one_batch():
+    pipe, start, call = loop.pipeline("CogVideoXTransformer3DModel")
+    sizes = []
+    hook = pipe.transformer.transformer_blocks[0].register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+    with mmaccel.accelerate(pipe, video.FasterCache(unconditional=3)) as fast:
+        fast(start, call, batched=True, steps=8)
+        assert fast.report.engaged
+    hook.remove()
+    assert set(sizes) == {1, 2} and sizes[0] == 2
+
+
+def test_the_private_names_are_there():
+    """Of the installed version; `mmaccel.video.private` uses no others."""
+    from diffusers.hooks.hooks import CacheContext, StateManager
+    from diffusers.hooks.mag_cache import MagCacheState
+    from diffusers.hooks.pyramid_attention_broadcast import PyramidAttentionBroadcastHook
+
+    pipe, _, _ = loop.pipeline(WAN)
+    model = pipe.transformer
+    assert private.CONFIG in vars(diffusers.models.cache_utils.CacheMixin)
+    model.enable_cache(hooks.FirstBlockCacheConfig())
+    registry = vars(model.blocks[0])[private.REGISTRY]
+    (hook,) = registry.hooks.values()
+    assert callable(hook.new_forward) and hasattr(hook.fn_ref, "original_forward")
+    assert vars(model)[private.REGISTRY]._get_child_registries() and private.CHILDREN in vars(model._diffusers_hook)
+    manager = StateManager(MagCacheState)
+    manager.set_context(CacheContext("one"))
+    assert manager.get_state() is manager._state_cache["one"]
+    broadcast = PyramidAttentionBroadcastHook((0, 1), 2, lambda: 0)
+    broadcast.initialize_hook(model)
+    assert "state" in vars(broadcast) and type(broadcast.state)().cache is None

@@ -1,0 +1,103 @@
+"""EncoderReuse: what the contract does not see."""
+
+import diffusers
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import video
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.video import examples
+
+
+def test_key_steps_of_the_paper_and_of_shorter_runs():
+    method = video.EncoderReuse()
+    assert [s for s in range(50) if method.is_key(s, 50)] == [0, 1, 2, 3, 5, 10, 15, 25, 35]
+    assert [s for s in range(100) if method.is_key(s, 100)] == [0, 2, 4, 6, 10, 20, 30, 50, 70]
+    assert [s for s in range(4) if method.is_key(s, 4)] == [0, 1, 2, 3]
+
+
+def test_the_encoder_runs_in_key_steps_and_the_decoder_in_all():
+    pipe, arguments = examples.unet_pipeline()
+    counts = dict.fromkeys(("conv_in", "down_blocks.0.resnets.0", "mid_block.resnets.0", "up_blocks.1.resnets.0"), 0)
+
+    def count(name):
+        def hook(*_):
+            counts[name] += 1
+
+        return pipe.unet.get_submodule(name).register_forward_hook(hook)
+
+    with mmaccel.accelerate(pipe, video.EncoderReuse()) as fast:
+        inner = [count(name) for name in counts if name != "conv_in"]
+        fast(**arguments(steps=20))
+        for hook in inner:
+            hook.remove()
+        assert counts == {**counts, "down_blocks.0.resnets.0": 7, "mid_block.resnets.0": 7, "up_blocks.1.resnets.0": 20}
+        done = fast.report.details["computed"]
+        assert [step for step, share in enumerate(done) if share == 1] == [0, 1, 2, 4, 6, 10, 14]
+        total = sum(p.numel() for p in pipe.unet.parameters())
+        encoder = [pipe.unet.conv_in, pipe.unet.down_blocks, pipe.unet.mid_block]
+        kept = sum(p.numel() for part in encoder for p in part.parameters())
+        assert done[3] == pytest.approx(1 - kept / total, abs=1e-3)
+        assert fast.report.peak_extra_bytes > 0
+
+
+class Still(diffusers.DiffusionPipeline):
+    """The same sample and time in every step."""
+
+    def __init__(self, unet, scheduler):
+        super().__init__()
+        self.register_modules(unet=unet, scheduler=scheduler)
+
+    def __call__(self, steps, text):
+        self.scheduler.set_timesteps(steps)
+        sample = torch.ones(1, 4, 8, 8)
+        outputs = [self._step(sample, t, text) for t in self.scheduler.timesteps]
+        return torch.stack(outputs)
+
+    def _step(self, sample, t, text):
+        output = self.unet(sample, 500, text).sample
+        self.scheduler.step(output, t, sample)
+        return output
+
+
+@pytest.mark.parametrize("free", (False, True))
+def test_reused_features_are_the_computed_ones(free):
+    """Also with FreeU, which changes the features in place."""
+    pipe, arguments = examples.unet_pipeline()
+    if free:
+        pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
+        for block in pipe.unet.up_blocks:  # of channels that a tiny model has
+            block.resolution_idx = 0
+    still = Still(pipe.unet, pipe.scheduler)
+    text = arguments()["prompt_embeds"]
+    plain = still(8, text)
+    with mmaccel.accelerate(still, video.EncoderReuse(keys=(0, 25))) as fast:
+        out = fast(8, text)
+        assert sum(share == 1 for share in fast.report.details["computed"]) == 2
+    torch.testing.assert_close(out, plain)
+
+
+def test_methods_say_which_models_they_are_for():
+    unet, _ = examples.unet_pipeline()
+    wan, _ = examples.wan_pipeline()
+    with pytest.raises(UnsupportedTargetError, match="EncoderReuse works on diffusion unet models, and WanPipeline is"):
+        mmaccel.plan(wan, video.EncoderReuse())
+    for method in (video.EasyCache(), video.SparseAttention(), video.TaylorSeer()):
+        with pytest.raises(UnsupportedTargetError, match="works on diffusion transformer models, and StableDiffusion"):
+            mmaccel.plan(unet, method)
+    assert mmaccel.plan(unet, video.EncoderReuse()).family == "diffusion unet"
+    assert mmaccel.plan(wan, video.EasyCache()).family == "diffusion transformer"
+
+
+def test_nothing_reused_is_said():
+    pipe, arguments = examples.unet_pipeline()
+    with mmaccel.accelerate(pipe, video.EncoderReuse()) as fast:
+        fast(**arguments(steps=4))
+        assert "EncoderReuse reused nothing: every step of this run was a key step" in str(fast.report)
+
+
+@pytest.mark.parametrize("keys", (5, (50,), (-1,), ("a",)))
+def test_bad_settings(keys):
+    with pytest.raises(SettingError, match="keys"):
+        video.EncoderReuse(keys=keys)

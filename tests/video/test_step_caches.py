@@ -1,0 +1,337 @@
+"""EasyCache, TeaCache and BlockCache: what the contract does not see."""
+
+import importlib.util
+from pathlib import Path
+
+import diffusers
+import numpy
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import video
+from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.testing import Interrupted, broken_after
+from mmaccel.video import examples
+from mmaccel.video.tensors import plus, relative_change
+
+_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
+loop = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(loop)
+
+OWN = (video.EasyCache, video.TeaCache, video.BlockCache)
+WAN = "WanTransformer3DModel"
+
+
+def computed(session):
+    return session.report.details["computed"]
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_huge_threshold_computes_warmup_and_cooldown_only(method):
+    pipe, start, call = loop.pipeline(WAN)
+    for warmup, cooldown in ((2, 0), (2, 1), (4, 3)):
+        with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=warmup, cooldown=cooldown)) as fast:
+            fast(start, call, steps=10)
+            left = 1 / 3 if method is video.BlockCache else 0  # one of three blocks always runs
+            done = [1.0] * warmup + [left] * (10 - warmup - cooldown) + [1.0] * cooldown
+            assert computed(fast) == pytest.approx([x for step in done for x in (step, step)], abs=1e-3)
+            assert fast.report.forwards == pytest.approx(2 * sum(done), abs=1e-2)
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_fidelity_and_work_fall_with_the_threshold(method):
+    pipe, start, call = loop.pipeline(WAN)
+    plain = pipe(start, call, steps=12)
+    errors, work = [0.0], [24.0]
+    for threshold in (0.01, 0.03, 0.1, 0.3, 1e6):
+        with mmaccel.accelerate(pipe, method(threshold=threshold, warmup=2)) as fast:
+            errors.append(float((fast(start, call, steps=12) - plain).square().mean()))
+            work.append(fast.report.forwards)
+    assert errors == sorted(errors) and work == sorted(work, reverse=True), (errors, work)
+    assert errors[-1] > errors[0] and len(set(work)) > 2, (errors, work)
+
+
+def test_easy_cache_gives_input_plus_what_was_added():
+    pipe, start, call = loop.pipeline(WAN)
+    seen = []
+
+    def note(module, args, kwargs, output):
+        seen.append((kwargs["hidden_states"].clone(), output[0].clone()))
+
+    with mmaccel.accelerate(pipe, video.EasyCache(threshold=1e6, warmup=2)) as fast:
+        pipe.transformer.register_forward_hook(note, with_kwargs=True)
+        fast(start, call)
+    pipe.transformer._forward_hooks.clear()
+    for branch in (0, 1):
+        own = seen[branch::2]
+        (x, out), later = own[1], own[2:-1]
+        assert len(later) == 3
+        for y, reused in later:
+            assert torch.equal(reused, y + (out - x))
+
+
+def test_easy_cache_follows_its_formula():
+    """The decisions of a run, from the inputs and outputs of the plain one as long as both agree."""
+    pipe, start, call = loop.pipeline(WAN)
+    xs, outs = [], []
+
+    def note(module, args, kwargs, output):
+        xs.append(kwargs["hidden_states"].clone())
+        outs.append(output[0].clone())
+
+    handle = pipe.transformer.register_forward_hook(note, with_kwargs=True)
+    pipe(start, call, steps=8)
+    handle.remove()
+    xs, outs = xs[::2], outs[::2]
+    ratio = (outs[1] - outs[0]).abs().mean() / (xs[1] - xs[0]).abs().mean()
+    error = float(ratio * (xs[2] - xs[1]).abs().mean() / outs[1].abs().mean())
+    for threshold, reused in ((1.001 * error, True), (0.999 * error, False)):
+        with mmaccel.accelerate(pipe, video.EasyCache(threshold=threshold, warmup=2)) as fast:
+            fast(start, call, steps=8)
+            assert (computed(fast)[4] == 0) is reused
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_branches_do_not_mix(method):
+    """The prompt's predictions are the same, whatever the other branch is and whether there is one."""
+    pipe, start, call = loop.pipeline(WAN)
+    alone, beside = [], []
+    with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=2)) as fast:
+        hook = pipe.transformer.register_forward_hook(lambda module, args, output: alone.append(output[0].clone()))
+        fast(start, call, still=True, branches=lambda step: (1,))
+        hook.remove()
+        hook = pipe.transformer.register_forward_hook(lambda module, args, output: beside.append(output[0].clone()))
+        fast(start, call, still=True)
+        hook.remove()
+    assert all(torch.equal(a, b) for a, b in zip(alone, beside[::2], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(beside[::2], beside[1::2], strict=True))
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_branch_that_was_away_is_computed(method):
+    """Guidance for a part of the steps: the other branch remembers an older step than the prompt's."""
+    pipe, start, call = loop.pipeline(WAN)
+    away = (3, 4)
+    with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=4)) as fast:
+        fast(start, call, steps=8, branches=lambda step: (1,) if step in away else (1, 0))
+        rest = 1 / 3 if method is video.BlockCache else 0
+        assert computed(fast)[:7] == [1.0] * 7 and computed(fast)[7] == pytest.approx(rest, abs=1e-3)  # step 4
+        assert computed(fast)[8:12] == pytest.approx([rest, 1.0, rest, rest], abs=1e-3)  # steps 5 and 6
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_run_that_starts_further_down(method):
+    """Image to image: the warm-up counts from the first step that is made."""
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=2)) as fast:
+        fast(start, call, steps=9, first=4)
+        assert [x == 1 for x in computed(fast)[::2]] == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_after_a_broken_run_another_size(method):
+    pipe, arguments = examples.wan_pipeline()
+    wide = arguments(batch=2, width=12, steps=6)
+    with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=2)) as fast:
+        expected = fast(**wide)[0]
+    with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=2)) as fast:
+        with broken_after(pipe.transformer.blocks[0].ffn, 5), pytest.raises(Interrupted):
+            fast(**arguments())
+        assert torch.equal(fast(**wide)[0], expected)
+        with pytest.raises(RuntimeError, match="stop"):  # between two forward passes
+            fast(**arguments(), callback_on_step_end=stop)
+        assert torch.equal(fast(**wide)[0], expected)
+
+
+def stop(pipe, step, timestep, kwargs):
+    if step == 3:
+        raise RuntimeError("stop")
+    return kwargs
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_second_expert_starts_anew(method):
+    """Wan 2.2: nothing crosses from one transformer to the other."""
+    one, arguments = examples.wan_pipeline()
+    two, _ = examples.wan_pipeline(seed=1)
+    parts = {**one.components, "transformer_2": two.transformer}
+    pipe = diffusers.WanPipeline(**parts, boundary_ratio=0.8)
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=2, cooldown=0)) as fast:
+        fast(**arguments(steps=10))
+        high = int((pipe.scheduler.timesteps >= 800).sum())
+        first = [i for i, x in enumerate(computed(fast)[::2]) if x == 1]
+    later = [high, high + 1] if method is video.EasyCache else [high]  # its ratio takes two steps
+    assert first == [0, 1, *later]
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_advice_can_be_followed(method):
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, method(threshold=1e-9, warmup=2)) as fast:
+        fast(start, call)
+        text = str(fast.report)
+    threshold = float(text.split("try threshold=")[1].split()[0])
+    with mmaccel.accelerate(pipe, method(threshold=threshold, warmup=2)) as fast:
+        fast(start, call)
+        assert fast.report.engaged and not fast.report.warnings
+    with mmaccel.accelerate(pipe, method(warmup=5, cooldown=1)) as fast:
+        fast(start, call, steps=6)
+        assert "warmup and cooldown are 6 steps and the run has 6" in str(fast.report)
+
+
+def test_memory_is_what_is_kept():
+    pipe, start, call = loop.pipeline(WAN)
+    size = 4 * start[0].numel()
+    with mmaccel.accelerate(pipe, video.EasyCache(threshold=1e6, warmup=2)) as fast:
+        fast(start, call)
+        # a residual per branch; in the first the last input, and input and output of the last computed step
+        assert 4 * size <= fast.report.peak_extra_bytes <= 5 * size
+    tokens = 4 * 2 * 4 * 4 * 24
+    with mmaccel.accelerate(pipe, video.TeaCache(threshold=1e6)) as fast:
+        fast(start, call)
+        assert fast.report.peak_extra_bytes == 3 * tokens  # two residuals and a modulated input
+
+
+@pytest.mark.parametrize("last", (0, 1))
+def test_block_cache_at_any_depth(last):
+    pipe, start, call = loop.pipeline("FluxTransformer2DModel")  # two double and two single blocks
+    plain = pipe(start, call, still=True)
+    for first in range(1, 4 - last):
+        with mmaccel.accelerate(pipe, video.BlockCache(1e6, first=first, last=last, warmup=1)) as fast:
+            out = fast(start, call, still=True)
+            assert computed(fast)[2] == (first + last) / 4
+            torch.testing.assert_close(out, plain, rtol=1e-3, atol=1e-4)
+    with pytest.raises(SettingError, match="fewer than the 4 blocks of FluxTransformer2DModel"):
+        mmaccel.accelerate(pipe, video.BlockCache(first=4 - last, last=last))
+
+
+def test_control_net_residuals_between_the_blocks_are_not_added_twice():
+    pipe, start, call = loop.pipeline("FluxTransformer2DModel")
+    extra = [loop.noise(1, 16, 24, seed=seed) for seed in (7, 8)]
+
+    def controlled(branch):
+        return {**call(branch), "controlnet_block_samples": extra, "controlnet_single_block_samples": extra}
+
+    plain = pipe(start, controlled, still=True)
+    assert not torch.allclose(plain, pipe(start, call, still=True))
+    for method in (video.TeaCache(1e6), video.BlockCache(1e6, warmup=1), video.BlockCache(1e6, first=2, warmup=1)):
+        with mmaccel.accelerate(pipe, method) as fast:
+            torch.testing.assert_close(fast(start, controlled, still=True), plain, rtol=1e-3, atol=1e-4)
+
+
+def test_calibration_fits_the_changes_of_the_run():
+    pipe, start, call = loop.pipeline(WAN)
+    plain = pipe(start, call, steps=12)
+    method = video.calibrate_tea_cache(pipe, threshold=0.2, start=start, call=call, steps=12)
+    assert torch.equal(pipe(start, call, steps=12), plain)
+    assert method.threshold == 0.2 and len(method.coefficients) == 5
+    inputs, outputs = [], []
+    hooks = [
+        pipe.transformer.blocks[0].attn1.register_forward_pre_hook(lambda module, args: inputs.append(args[0].clone())),
+        pipe.transformer.register_forward_hook(lambda module, args, output: outputs.append(output[0].clone())),
+    ]
+    pipe(start, call, steps=12)
+    for hook in hooks:
+        hook.remove()
+    x, y = ([relative_change([b], [a]) for a, b in zip(v[:-2:2], v[2::2], strict=True)] for v in (inputs, outputs))
+    expected = numpy.polyval(numpy.polyfit(x, y, 4), x)
+    assert numpy.allclose(numpy.polyval(method.coefficients, x), expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(SettingError, match="take more steps"):
+        video.calibrate_tea_cache(pipe, start=start, call=call, steps=4)
+
+
+def test_tea_cache_polynomial():
+    assert video.TeaCache(coefficients=[1, 0, 0]).rescaled(0.5) == 0.25
+    assert video.TeaCache(coefficients=(-1.0, 0.0)).rescaled(0.5) == 0
+    assert video.TeaCache().rescaled(0.3) == 0.3
+    assert video.TeaCache.from_settings(video.TeaCache(coefficients=(1, 2)).settings()).coefficients == (1.0, 2.0)
+
+
+def test_plus():
+    """Conditions behind the latents, and a variance behind the prediction."""
+    out, base = torch.ones(1, 4, 2), torch.ones(1, 6, 2)
+    assert torch.equal(plus(out, base), 2 * out) and torch.equal(plus(base, out, -1)[:, 4:], base[:, 4:])
+    assert not plus(base, out, -1)[:, :4].any()
+    assert torch.equal(plus(out, torch.ones(3)), out)
+
+
+def test_easy_cache_needs_no_row_in_the_table():
+    class Unknown(diffusers.ModelMixin, diffusers.ConfigMixin):
+        def __init__(self):
+            super().__init__()
+            self.mix = torch.nn.Linear(4, 4)
+
+        def forward(self, sample, timestep):
+            return {"sample": torch.tanh(self.mix(sample)) + timestep / 1000}
+
+    class Bare(diffusers.DiffusionPipeline):
+        def __init__(self, transformer, scheduler):
+            super().__init__()
+            self.register_modules(transformer=transformer, scheduler=scheduler)
+
+        @torch.no_grad()
+        def __call__(self, x):
+            self.scheduler.set_timesteps(6)
+            for t in self.scheduler.timesteps:
+                x = self.scheduler.step(self.transformer(x, t)["sample"], t, x, return_dict=False)[0]
+            return x
+
+    pipe = Bare(Unknown(), diffusers.FlowMatchEulerDiscreteScheduler())
+    x = loop.noise(2, 4)
+    plain = pipe(x)
+    with mmaccel.accelerate(pipe, video.EasyCache(threshold=1e6, warmup=2)) as fast:
+        assert not torch.equal(fast(x), plain) and computed(fast) == [1, 1, 0, 0, 0, 1]
+    assert torch.equal(pipe(x), plain)
+    for method in (video.TeaCache(), video.BlockCache(), video.FirstBlockCache()):
+        with pytest.raises(UnsupportedTargetError, match="Unknown is not among Wan 2.1 and 2.2 .*Z-Image"):
+            mmaccel.accelerate(pipe, method)
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_transformer_alone_has_no_steps(method):
+    model, _ = examples.wan()
+    with pytest.raises(UnsupportedTargetError, match=r"accelerate\(pipe, video"):
+        mmaccel.accelerate(model, method())
+    assert "forward" not in vars(model)
+
+
+def test_one_cache_at_a_time():
+    pipe, _, _ = loop.pipeline(WAN)
+    with pytest.raises(ConflictError, match="EasyCache.*TeaCache|TeaCache.*EasyCache"):
+        mmaccel.accelerate(pipe, video.EasyCache(), video.TeaCache())
+    with pytest.raises(ConflictError):
+        mmaccel.accelerate(pipe, video.MagCache(), video.BlockCache())
+
+
+BAD = (
+    (video.EasyCache, {"threshold": -0.1}),
+    (video.EasyCache, {"threshold": float("nan")}),
+    (video.EasyCache, {"warmup": 0}),
+    (video.TeaCache, {"cooldown": -1}),
+    (video.TeaCache, {"coefficients": ()}),
+    (video.TeaCache, {"coefficients": (1.0, "x")}),
+    (video.TeaCache, {"coefficients": 3.0}),
+    (video.BlockCache, {"first": 0}),
+    (video.BlockCache, {"last": -1}),
+    (video.BlockCache, {"warmup": 1.5}),
+    (video.TaylorSeer, {"interval": 0}),
+    (video.TaylorSeer, {"order": 5}),
+    (video.TaylorSeer, {"order": 3}),
+    (video.MagCache, {"ratios": (1.0,)}),
+    (video.MagCache, {"ratios": 1.0}),
+    (video.MagCache, {"max_skips": 0}),
+    (video.PyramidAttentionBroadcast, {"cross": 0}),
+    (video.PyramidAttentionBroadcast, {"timesteps": (800, 100)}),
+    (video.PyramidAttentionBroadcast, {"timesteps": 5}),
+    (video.FasterCache, {"weight": 1.5}),
+    (video.FasterCache, {"unconditional": 0}),
+    (video.FirstBlockCache, {"threshold": "low"}),
+)
+
+
+@pytest.mark.parametrize(("method", "settings"), BAD)
+def test_bad_settings(method, settings):
+    with pytest.raises(SettingError, match=method.__name__):
+        method(**settings)
