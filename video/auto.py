@@ -58,7 +58,7 @@ class Auto(Method):
     'video.Auto(min_psnr=30)'
     """
 
-    paper = "no paper: a search over the measured curve of speed-up and quality"
+    paper = "no paper: a search over the measured curve of speed-up and quality, 2026"
     excludes = STEP_CACHES
     repeatable = False
     families = TRANSFORMERS
