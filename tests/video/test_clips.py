@@ -1,0 +1,87 @@
+"""Clips on disk, their quality, and traces."""
+
+import math
+
+import pytest
+import torch
+from PIL import Image
+
+from mmaccel.errors import SettingError
+from mmaccel.video import Trace, clips
+from mmaccel.video.contestants import Contestant
+from mmaccel.video.forecast import Layout
+
+
+def clip(frames=5, size=(32, 24), shift=0):
+    return [Image.new("RGB", size, (20 * i + shift, 80, 200)) for i in range(frames)]
+
+
+@pytest.mark.parametrize("kind", (".gif", ".webp", ".png", ".mp4"))
+def test_every_format_holds_every_frame(tmp_path, kind):
+    path = tmp_path / f"clip{kind}"
+    clips.save(clip(), path)
+    if kind == ".mp4":
+        av = pytest.importorskip("av")
+        with av.open(str(path)) as container:
+            assert len(list(container.decode(video=0))) == 5
+    elif kind == ".png":
+        assert Image.open(path).width > 5 * 32
+    else:
+        with Image.open(path) as picture:
+            assert picture.n_frames == 5 and picture.size == (32, 24)
+
+
+def test_odd_sizes_go_into_mp4(tmp_path):
+    av = pytest.importorskip("av")
+    clips.save(clip(size=(33, 25)), tmp_path / "odd.mp4")
+    with av.open(str(tmp_path / "odd.mp4")) as container:
+        assert container.streams.video[0].width == 32
+
+
+def test_other_names_and_no_frames_are_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"\.mp4"):
+        clips.save(clip(), tmp_path / "clip.avi")
+    with pytest.raises(SettingError, match="no frames"):
+        clips.save([], tmp_path / "clip.gif")
+    assert not list(tmp_path.iterdir())
+
+
+def test_quality_of_known_differences():
+    assert clips.psnr(clip(), clip()) == 100
+    expected = -10 * math.log10((51 / 255) ** 2 / 3)  # one channel of three is off by a fifth
+    assert clips.psnr(clip(), clip(shift=51)) == pytest.approx(expected, abs=0.01)
+    assert clips.ssim(clip(), clip()) == pytest.approx(1.0)
+    assert clips.ssim(clip(), clip(shift=51)) < 0.99
+
+
+def test_side_by_side_has_both():
+    both = clips.side_by_side([clip(), clip(shift=50)], ["plain", "fast"])
+    assert len(both) == 5 and both[0].width > 2 * 256
+
+
+def test_traces_count_and_draw(tmp_path):
+    trace = Trace([1.0, 0.7, 0.4, 0.1])
+    for active in (1.0, torch.tensor([0, 5]), 0.0, 1.0):
+        trace.add(active, tokens=12)
+    assert trace.shares() == [1.0, 0.1667, 0.0, 1.0]
+    assert trace.counts().tolist() == [3, 2, 2, 2, 2, 3, 2, 2, 2, 2, 2, 2]
+    assert trace.heat_map().shape == (1, 3, 4)
+    trace.grid = (2, 2, 3)
+    assert trace.heat_map()[1, 0, 0] == 2 and trace.heat_map()[0, 1, 2] == 3
+    trace.save(tmp_path / "trace.png")
+    assert Image.open(tmp_path / "trace.png").width > 500
+
+
+def test_the_benchmark_tunes_to_a_time(monkeypatch):
+    from mmaccel.video import benchmark
+
+    monkeypatch.setattr(benchmark, "measured_share", lambda studio, setup, prompts: 1 / (1 + setup))
+    monkeypatch.setattr(benchmark.zoo, "prompts", lambda *args, **kwargs: ["a"])
+    studio = type("Studio", (), {"model": "tiny-wan"})
+    contestant = Contestant("x", "rival", lambda x: x, 1e-3, 100.0)
+    assert 1 / (1 + benchmark.tune(studio, contestant, 0.25)) == pytest.approx(0.25, abs=0.05)
+    assert benchmark.tune(studio, Contestant("y", "ours", lambda x: "fixed"), 0.25) == "fixed"
+
+
+def test_a_layout_is_needed_only_for_families_with_tokens():
+    assert Layout().tokens(torch.zeros(2, 3, 4)).shape == (2, 1, 12)
