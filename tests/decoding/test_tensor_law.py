@@ -33,14 +33,6 @@ SAMPLES = 100_000
 TREE = ((1, 0, 0, 2, 1), (-1, 0, -1, 0, 2))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def rows(dist, histories):
     return torch.tensor([[float(x) for x in dist(h)] for h in histories])
 
