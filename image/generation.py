@@ -163,7 +163,10 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
         If its weights are damaged or foreign.
     """
     if model in zoo.names():
-        target, processor = zoo.load(model)
+        loaded = zoo.load(model)
+        if not isinstance(loaded, tuple):
+            raise UnsupportedTargetError(f"{model} draws clips, not pictures: call `zoo.load({model!r})` in Python")
+        target, processor = loaded
         return JanusPainter(model, target.to(device=device, dtype=dtype), processor)
     try:
         family = AutoConfig.from_pretrained(model).model_type
