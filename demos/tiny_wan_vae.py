@@ -80,8 +80,9 @@ def train_vae(vae: AutoencoderKLWan, folder: Path, seed: int, minutes: float) ->
         Muon(filters, lr=0.006, momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW(others, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    clock = Clock(vae, minutes)
-    checkpoint = Checkpoint(folder / "vae.safetensors", vae, optimizers)
+    kept = torch.nn.ModuleDict({"vae": vae})  # the clock's buffer is none of the model's
+    clock = Clock(kept, minutes)
+    checkpoint = Checkpoint(folder / "vae.safetensors", kept, optimizers)
     step, saved = checkpoint.load(), time.monotonic()
     for share in clock.shares("vae"):
         for optimizer in optimizers:

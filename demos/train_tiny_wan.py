@@ -132,6 +132,14 @@ def held_out_loss(pipeline: WanPipeline, seed: int, count: int = 64, batch: int 
     return float(torch.stack(losses).mean())
 
 
+@torch.no_grad()
+def held_out_psnr(vae: AutoencoderKLWan, seed: int, count: int = 32) -> float:
+    """Decibels of decoded clips that were never trained on."""
+    pixels = pixels_of(draw(HELD_OUT, seed, 0, count))
+    errors = [(vae.decode(vae.encode(p).latent_dist.mode()).sample - p).square().mean() for p in pixels.split(8)]
+    return float(10 * torch.log10(4 / torch.stack(errors).mean()))
+
+
 def contact_sheet(clips, captions: list[str]) -> Image.Image:
     """Clips `[N, T, H, W, 3]` in [0, 1] down, every second frame across, each clip under its caption."""
     frames = (np.asarray(clips)[:, ::2].clip(0, 1) * 255).round().astype(np.uint8)
@@ -209,7 +217,8 @@ def main(argv: list[str] | None = None) -> None:
     step = train_transformer(module, pipeline, average, args)
     save(pipeline, args, step)
     shipped = WanPipeline.from_pretrained(args.output / "model", torch_dtype=torch.float32)
-    save(pipeline, args, step, held_out_loss=round(held_out_loss(shipped, args.seed), 4))
+    loss, psnr = held_out_loss(shipped, args.seed), held_out_psnr(shipped.vae, args.seed)
+    save(pipeline, args, step, held_out_loss=round(loss, 4), vae_psnr=round(psnr, 1))
     show(shipped, args.output / "samples.png", steps=40)
 
 
