@@ -52,7 +52,7 @@ BACKGROUNDS = ("white", "gray", "blue", "green", "pink", "purple")
 FRAMES = 17
 SPRITE_SIZE = 24
 SPEED = 2  # pixels a frame: half the picture in one clip
-STEP = 4  # things start on this grid of pixels
+STEP = 8  # things start on this grid of pixels: that of the tokens of `tiny-wan`
 TOUCH = 4  # boxes may overlap by so many pixels: no glyph fills its box
 
 

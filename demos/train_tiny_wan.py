@@ -6,7 +6,8 @@ One command makes the weights from nothing but a font; it goes on where it stopp
 
 All on clips drawn by :mod:`mmaccel.demos.moving_world`: first the video autoencoder, then a pool of clips is encoded
 once, then the transformer and its text encoder learn flow matching on it, first on the beginnings of clips (a third
-of the tokens) and then on whole ones. Data are seeded; how many steps fit into the minutes depends on the machine.
+of the tokens), then on these and whole ones in turn, last on whole ones. Data are seeded; how many steps fit into
+the minutes depends on the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from .tiny_wan_vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_laten
 from .train_tiny_janus import Checkpoint
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
-SHORT_SHARE, SHORT_FRAMES = 0.15, 3  # share of the time spent on so many latent frames
+SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens
+SHORT_SHARE, MIXED_SHARE = 0.15, 0.85  # until then only short clips; until then every second step
 SHOWN = (
     "rocket moves up, pizza stays, blue background",
     "soccer ball moves right, green background",
@@ -86,7 +88,7 @@ def train_transformer(module: torch.nn.Module, pipeline: WanPipeline, average: A
     step, running, saved = checkpoint.load(), None, time.monotonic()
     TrainingAttention.put_on(module.transformer, args.compile)
     for share in clock.shares("transformer"):
-        short = share < SHORT_SHARE
+        short = share < SHORT_SHARE or (share < MIXED_SHARE and step % 2 == 0)
         batch = args.batch * 3 if short else args.batch
         rng = np.random.default_rng([args.seed, step])
         chosen = rng.integers(len(latents), size=batch)
