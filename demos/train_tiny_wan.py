@@ -55,6 +55,7 @@ def trained_vae(args: argparse.Namespace) -> AutoencoderKLWan:
         measure_latents(vae, args.seed)
         vae.half().save_pretrained(folder)
     vae = AutoencoderKLWan.from_pretrained(folder, torch_dtype=torch.float32)
+    vae.register_to_config(_name_or_path="")  # it is saved again, and nobody else has this folder
     frames = pixels_of(draw(HELD_OUT, args.seed, 0, 4))
     with torch.no_grad():
         shown = vae.decode(vae.encode(frames).latent_dist.mode()).sample
