@@ -126,17 +126,23 @@ def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
 
 def render(scene: Scene, rng: np.random.Generator) -> np.ndarray:
     """Draw the scene: uint8 array `[IMAGE_SIZE, IMAGE_SIZE, 3]`."""
-    canvas = _paper(scene.background, rng)
-    sprite = _tinted(_sprite(scene.name, SIZES[scene.size]), rng)
+    canvas = paper(scene.background, rng)
+    tinted = _tinted(sprite(scene.name, SIZES[scene.size]), rng)
     top, left = _corner(scene, rng)
-    height, width = sprite.shape[:2]
-    alpha = sprite[..., 3:]
-    window = canvas[top : top + height, left : left + width]
-    canvas[top : top + height, left : left + width] = window * (1 - alpha) + sprite[..., :3] * alpha
+    paste(canvas, tinted, top, left)
     return (canvas.clip(0, 1) * 255).round().astype(np.uint8)
 
 
-def _paper(background: str, rng: np.random.Generator) -> np.ndarray:
+def paste(canvas: np.ndarray, picture: np.ndarray, top: int, left: int) -> None:
+    """Lay a picture with alpha `[h, w, 4]` over a canvas `[H, W, 3]`, in place."""
+    height, width = picture.shape[:2]
+    alpha = picture[..., 3:]
+    window = canvas[top : top + height, left : left + width]
+    canvas[top : top + height, left : left + width] = window * (1 - alpha) + picture[..., :3] * alpha
+
+
+def paper(background: str, rng: np.random.Generator) -> np.ndarray:
+    """Textured paper of one of the backgrounds: float array `[IMAGE_SIZE, IMAGE_SIZE, 3]`, mostly in [0, 1]."""
     (h0, h1), (s0, s1), (v0, v1) = BACKGROUNDS[background]
     hue, saturation, value = rng.uniform(h0, h1), rng.uniform(s0, s1), rng.uniform(v0, v1)
     color = np.array(colorsys.hsv_to_rgb(hue / 360, saturation, value))
@@ -172,7 +178,8 @@ def _tinted(sprite: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 @functools.cache
-def _sprite(name: str, size: int) -> np.ndarray:
+def sprite(name: str, size: int) -> np.ndarray:
+    """An emoji with alpha: float array `[size, size, 4]` in [0, 1]; shared, not to be written to."""
     glyph = Image.new("RGBA", (160, 160), (0, 0, 0, 0))
     ImageDraw.Draw(glyph).text((10, 10), glyphs()[name], font=_font(), embedded_color=True)
     glyph = glyph.crop(glyph.getbbox())

@@ -6,10 +6,12 @@ Example
 -------
 >>> from mmaccel import zoo
 >>> zoo.names()
-('tiny-janus',)
+('tiny-janus', 'tiny-wan')
 >>> model, processor = zoo.load("tiny-janus")
 >>> inputs = processor(text="red heart", generation_mode="image", return_tensors="pt")
 >>> tokens = model.generate(**inputs, generation_mode="image")  # doctest: +SKIP
+>>> pipe = zoo.load("tiny-wan")
+>>> frames = pipe("rocket moves up, pizza stays, blue background").frames[0]  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from safetensors import safe_open
 
 from ..errors import unknown_name
 
-# name -> module of this package with `load(folder)` and `prompts(folder, count, seed)`
-_MODELS = {"tiny-janus": "tiny_janus"}
+# name -> module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`
+_MODELS = {"tiny-janus": "tiny_janus", "tiny-wan": "tiny_wan"}
 
 
 _MODALITIES = {"tiny-janus": "image", "tiny-wan": "video"}
@@ -59,7 +61,7 @@ def load(name: str) -> Any:
 
     Returns
     -------
-    ``(model, processor)`` for transformers models, in float32 on the CPU.
+    ``(model, processor)`` for transformers models, the pipeline for diffusers', in float32 on the CPU.
 
     Raises
     ------
@@ -71,9 +73,12 @@ def load(name: str) -> Any:
     return _module(name).load(path(name))
 
 
-def prompts(name: str, count: int, seed: int = 0) -> list[str]:
-    """`count` different prompts that the model understands, a pure function of the seed."""
-    return list(_module(name).prompts(path(name), count, seed))
+def prompts(name: str, count: int, seed: int = 0, **choice: Any) -> list[str]:
+    """`count` different prompts that the model understands, a pure function of the seed.
+
+    `choice` narrows them down, where a model offers it: `zoo.prompts("tiny-wan", 8, things=2, moving=1)`.
+    """
+    return list(_module(name).prompts(path(name), count, seed, **choice))
 
 
 def reference(name: str) -> tuple[list[str], torch.Tensor]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import random
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, JanusConfig, JanusForConditionalGeneration, JanusProcessor
 from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
 
-from ..errors import PromptError
+from .vocabulary import Vocabulary
 from .weights import load_pretrained
 
 
@@ -36,35 +34,9 @@ class TinyJanusProcessor(JanusProcessor):
         # The PIL image processor of transformers 5.23 takes its input as channels first, whatever it is told.
         return super().postprocess([torch.as_tensor(image).permute(2, 0, 1) for image in images], **kwargs)
 
-    @cached_property
-    def words(self) -> set[str]:
-        """Every word a prompt may contain."""
-        return {word for word in self.tokenizer.get_vocab() if not word.startswith("<")}
-
     def check_prompt(self, prompt: str) -> None:
         """Raise a `PromptError` that lists near words, unless the model can draw the prompt."""
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise PromptError("the prompt is empty: say what to draw, such as 'small red heart on blue'")
-        asked = self.normalized(prompt)
-        unknown = [word for word in asked if word not in self.words]
-        if unknown:
-            raise PromptError(f"tiny-janus does not know {unknown[0]!r}: {self._near(unknown[0])}")
-        phrase = f" {' '.join(asked)} "
-        if not any(f" {name} " in phrase for name in self.names):
-            raise PromptError(f"{prompt!r} names no thing that tiny-janus can draw: {self._near(' '.join(asked))}")
-
-    def normalized(self, prompt: str) -> list[str]:
-        """The words of a prompt as the tokenizer sees them."""
-        return str(self.tokenizer.backend_tokenizer.normalizer.normalize_str(prompt)).split()
-
-    def _near(self, word: str) -> str:
-        near = difflib.get_close_matches(word, self.names, n=3, cutoff=0.6)
-        near += [n for n in difflib.get_close_matches(word, sorted(self.words), n=3, cutoff=0.6) if n not in near]
-        near += [name for name in self.names if word in name.split() and name not in near][:3]
-        if near:
-            return "near words are " + ", ".join(repr(n) for n in near)
-        shown = ", ".join(self.names[i] for i in range(0, len(self.names), max(1, len(self.names) // 8)))
-        return f"it knows {len(self.names)} things, such as {shown}"
+        Vocabulary("tiny-janus", self.names, self.tokenizer, "small red heart on blue").check(prompt)
 
 
 def load(folder: Path) -> tuple[JanusForConditionalGeneration, TinyJanusProcessor]:

@@ -10,6 +10,9 @@ from safetensors import SafetensorError
 
 from ..errors import WeightsError
 
+# How diffusers, which raises nothing of its own here, begins to say that a file is damaged or foreign.
+_DAMAGED, _FOREIGN = "Unable to load weights", "Cannot load"
+
 
 def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = None, **options: Any) -> Any:
     """`cls.from_pretrained(source)` from safetensors only, refusing weights that do not belong to the class.
@@ -25,7 +28,13 @@ def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = No
         )
     except (SafetensorError, EOFError) as error:
         raise WeightsError(f"the weights in {source} are damaged ({error}): fetch or install them again") from error
-    except RuntimeError as error:
+    except OSError as error:
+        if not str(error).startswith(_DAMAGED):
+            raise
+        raise WeightsError(f"the weights in {source} are damaged: fetch or install them again") from error
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, ValueError) and not str(error).startswith(_FOREIGN):
+            raise
         reason = str(error).splitlines()[0]
         raise WeightsError(f"the weights in {source} are not those of a {cls.__name__} ({reason})") from error
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]

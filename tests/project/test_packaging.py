@@ -41,9 +41,16 @@ def test_version_is_said_once():
 
 def test_weights_are_small_safetensors_only():
     for name in zoo.names():
-        files = list(zoo.path(name).iterdir())
-        assert (zoo.path(name) / "model.safetensors").stat().st_size <= 15e6
+        files = list(zoo.path(name).rglob("*"))
+        assert 0 < sum(f.stat().st_size for f in files if f.suffix == ".safetensors") <= 25e6
         assert not [f for f in files if f.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")]
+
+
+def test_every_file_of_a_shipped_model_is_in_the_wheel():
+    patterns = TOOL["package-data"]["mmaccel.zoo"]
+    shipped = {file for pattern in patterns for file in (ROOT / "mmaccel" / "zoo").glob(pattern)}
+    for name in zoo.names():
+        assert {file for file in zoo.path(name).rglob("*") if file.is_file()} <= shipped
 
 
 def _in_a_new_process(*lines):

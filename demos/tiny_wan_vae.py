@@ -1,0 +1,124 @@
+"""The video autoencoder of `tiny-wan`: how it is trained, and how it encodes many clips fast."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import patchify, unpatchify
+from tqdm import tqdm
+
+from . import moving_world as world
+from .optimizer import Muon, trapezoid
+from .tiny_wan import to_pixels
+from .tiny_wan_parts import LOG_STEPS, SAVE_SECONDS, UNITS, Clock
+from .train_tiny_janus import Checkpoint, picture_loss
+
+KL_WEIGHT = 2e-3
+TRAINING, HELD_OUT = 0, 1  # streams of seeds
+
+
+def draw(stream: int, seed: int, first: int, count: int) -> list[world.Clip]:
+    """Clips `first` to `first + count` of a stream; those to train on have captions that leave out a tenth."""
+    held_out = stream == HELD_OUT
+    return [world.draw_clip([stream, seed, i], held_out, full_caption=held_out) for i in range(first, first + count)]
+
+
+def pixels_of(clips: list[world.Clip]) -> torch.Tensor:
+    """Float `[B, 3, T, H, W]` in [-1, 1]."""
+    return to_pixels(torch.from_numpy(np.stack([clip.frames for clip in clips])))
+
+
+def encode(vae: AutoencoderKLWan, pixels: torch.Tensor) -> torch.Tensor:
+    """What `vae.encode` computes (mean and log-variance), in two chunks instead of one for every four frames."""
+    vae.clear_cache()
+    parts = []
+    for part in patchify(pixels, vae.config.patch_size).split([1, pixels.shape[2] - 1], 2):
+        vae._enc_conv_idx = [0]
+        parts.append(vae.encoder(part, feat_cache=vae._enc_feat_map, feat_idx=vae._enc_conv_idx))
+    vae.clear_cache()
+    return vae.quant_conv(torch.cat(parts, 2))
+
+
+def decode(vae: AutoencoderKLWan, latents: torch.Tensor) -> torch.Tensor:
+    """What `vae.decode` computes before it clamps, in two chunks instead of one for every latent frame."""
+    vae.clear_cache()
+    parts: list[torch.Tensor] = []
+    for part in vae.post_quant_conv(latents).split([1, latents.shape[2] - 1], 2):
+        vae._conv_idx = [0]
+        parts.append(vae.decoder(part, feat_cache=vae._feat_map, feat_idx=vae._conv_idx, first_chunk=not parts))
+    vae.clear_cache()
+    return unpatchify(torch.cat(parts, 2), vae.config.patch_size)
+
+
+def vae_loss(vae: AutoencoderKLWan, pixels: torch.Tensor, noise: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Reconstruction and divergence, each a mean over elements."""
+    mean, log_variance = encode(vae, pixels).float().clamp(-20, 20).chunk(2, 1)
+    sampled = mean + (0.5 * log_variance).exp() * torch.randn(mean.shape, generator=noise)
+    output = decode(vae, sampled).float()
+    frames, targets = (x.transpose(1, 2).flatten(0, 1) for x in (output, pixels))
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
+    return picture_loss(frames, targets) + F.l1_loss(output.diff(dim=2), pixels.diff(dim=2)), divergence.mean()
+
+
+def batch_of(seed: int, step: int) -> torch.Tensor:
+    """Five frames of eight clips, in every third step three whole clips."""
+    whole = step % 3 == 2
+    pixels = pixels_of(draw(TRAINING, seed, step * 8, 3 if whole else 8))
+    begin = int(np.random.default_rng([seed, step]).integers(world.FRAMES - 4))
+    return pixels if whole else pixels[:, :, begin : begin + 5]
+
+
+def train_vae(vae: AutoencoderKLWan, folder: Path, seed: int, minutes: float) -> None:
+    filters = [p for p in vae.parameters() if p.ndim >= 4 and p[0].numel() > 1]
+    others = [p for p in vae.parameters() if not (p.ndim >= 4 and p[0].numel() > 1)]
+    optimizers = [
+        Muon(filters, lr=0.006, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    kept = torch.nn.ModuleDict({"vae": vae})  # the clock's buffer is none of the model's
+    clock = Clock(kept, minutes)
+    checkpoint = Checkpoint(folder / "vae.safetensors", kept, optimizers)
+    step, saved = checkpoint.load(), time.monotonic()
+    for share in clock.shares("vae"):
+        for optimizer in optimizers:
+            trapezoid(optimizer, int(share * UNITS), UNITS, warmup=200, decay=0.5)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, divergence = vae_loss(vae, batch_of(seed, step), torch.Generator().manual_seed(step))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (loss + KL_WEIGHT * divergence).backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        step += 1
+        if step % LOG_STEPS == 0:
+            tqdm.write(f"vae {step} loss {loss.item():.4f} divergence {divergence.item():.3f}")
+        if time.monotonic() - saved > SAVE_SECONDS / 3:
+            checkpoint.save(step)
+            saved = time.monotonic()
+    checkpoint.save(step)
+
+
+@torch.no_grad()
+def measure_latents(vae: AutoencoderKLWan, seed: int) -> None:
+    """Put mean and deviation of each latent channel into the configuration, as the pipeline wants them."""
+    latents = encode(vae, pixels_of(draw(TRAINING, seed, 0, 64))).chunk(2, 1)[0]
+    mean, deviation = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
+    vae.register_to_config(latents_mean=mean.tolist(), latents_std=deviation.clamp(min=0.2).tolist())
+
+
+@torch.no_grad()
+def encoded_clips(vae: AutoencoderKLWan, stream: int, seed: int, count: int) -> tuple[torch.Tensor, list[str]]:
+    """Normalised latents `[count, C, T, H, W]` in float16, and captions."""
+    mean, deviation = (torch.tensor(x).view(-1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
+    latents, captions = [], []
+    for first in tqdm(range(0, count, 8), desc="encode", mininterval=5, ncols=100):
+        clips = draw(stream, seed, first, 8)
+        latents.append(((encode(vae, pixels_of(clips)).chunk(2, 1)[0] - mean) / deviation).half())
+        captions += [clip.caption for clip in clips]
+    return torch.cat(latents)[:count], captions[:count]

@@ -1,0 +1,126 @@
+"""tiny-wan: a real `WanPipeline` that lets emoji move over paper."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+from transformers import AutoTokenizer, UMT5EncoderModel
+
+from ..errors import SettingError
+from .vocabulary import Vocabulary
+from .weights import load_pretrained
+
+
+class TinyWanPipeline(WanPipeline):
+    """diffusers' own pipeline with this model's sizes as defaults, which also says when a prompt is outside its world.
+
+    Attributes
+    ----------
+    facts
+        What `training.json` tells: `names`, `motions`, `backgrounds` and how it was trained.
+    """
+
+    facts: dict[str, Any]
+
+    def __call__(  # type: ignore[override]
+        self,
+        prompt: str | list[str] | None = None,
+        negative_prompt: str | list[str] | None = None,
+        height: int = 64,
+        width: int = 64,
+        num_frames: int = 17,
+        num_inference_steps: int = 40,
+        guidance_scale: float = 3.0,
+        *,
+        max_sequence_length: int = 16,
+        **options: Any,
+    ) -> Any:
+        """As `WanPipeline.__call__`.
+
+        Raises
+        ------
+        PromptError
+            If a prompt is empty, has words that the model does not know, or names nothing that it can draw.
+        """
+        if prompt is not None:
+            for text in prompt if isinstance(prompt, list) else [prompt]:
+                self.vocabulary.check(text)
+        return super().__call__(
+            prompt,
+            negative_prompt,
+            height,
+            width,
+            num_frames,
+            num_inference_steps,
+            guidance_scale,
+            max_sequence_length=max_sequence_length,
+            **options,
+        )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words of its prompts."""
+        return Vocabulary("tiny-wan", self.facts["names"], self.tokenizer, "rocket moves up, blue background")
+
+
+def load(folder: Path) -> TinyWanPipeline:
+    """The pipeline in float32 on the CPU."""
+    pipeline = TinyWanPipeline(
+        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+        text_encoder=load_pretrained(UMT5EncoderModel, folder / "text_encoder", dtype=torch.float32),
+        vae=load_pretrained(AutoencoderKLWan, folder / "vae", dtype=torch.float32),
+        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
+        transformer=load_pretrained(WanTransformer3DModel, folder / "transformer", dtype=torch.float32),
+    )
+    pipeline.facts = _facts(folder)
+    return pipeline
+
+
+def prompts(
+    folder: Path, count: int, seed: int, *, things: int | None = None, moving: int | None = None
+) -> Iterator[str]:
+    """Different captions of the model's world.
+
+    Parameters
+    ----------
+    things
+        How many things there are, 1 or 2; None mixes both.
+    moving
+        How many of them move: 0 leaves everything still, 2 leaves most to do. None mixes.
+
+    Raises
+    ------
+    SettingError
+        If there are no such captions, or fewer than `count`.
+    """
+    facts = _facts(folder)
+    rng, seen = random.Random(seed), set[str]()
+    counts = [(n, m) for n in (1, 2) for m in range(n + 1) if things in (None, n) and moving in (None, m)]
+    if not counts:
+        raise SettingError(f"no caption of tiny-wan has things={things}, moving={moving}: it has 1 or 2 things")
+    still, active = ([motion for motion, moves in facts["motions"].items() if moves == kind] for kind in (False, True))
+    for _ in range(1000 * count):
+        if len(seen) == count:
+            return
+        number, movers = rng.choice(counts)
+        motions = [rng.choice(active if i < movers else still) for i in range(number)]
+        rng.shuffle(motions)
+        names = rng.sample(facts["names"], number)
+        parts = [f"{name} {motion}" for name, motion in zip(names, motions, strict=True)]
+        caption = ", ".join([*parts, f"{rng.choice(facts['backgrounds'])} background"])
+        if caption not in seen:
+            seen.add(caption)
+            yield caption
+    if len(seen) < count:
+        raise SettingError(f"only {len(seen)} captions found with things={things}, moving={moving}: ask for fewer")
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    return facts
