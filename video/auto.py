@@ -106,7 +106,7 @@ class Auto(Method):
             return max(good, key=lambda pair: float(pair[1][order]))[0]
         if self.min_psnr:
             return None
-        return max(points, key=lambda pair: float(pair[1]["speedup"]))[0]
+        return max(points, key=lambda pair: float(pair[1]["speedup"]))[0] if points else None
 
 
 class _Curve:
@@ -135,6 +135,8 @@ class _Curve:
             with ExitStack() as stack:
                 candidate.attach(self.session, stack)
                 output, seconds = self._run()
+            if not self.session.report.engaged:  # the same as plainly, whatever the clock says
+                continue
             point = {"speedup": self.plain_seconds / seconds, "psnr": psnr(self.reference, as_tensor(output))}
             self.methods.append(candidate)
             self.points.append({"name": candidate.name, "settings": candidate.settings(), **point})
@@ -152,6 +154,8 @@ class _Curve:
 
     def _may_be_faster(self, method: Auto) -> bool:
         """Whether the last point kept enough to go on faster; or, for a speed-up, is still too slow."""
+        if not self.points:
+            return False
         last = self.points[-1]
         if method.min_psnr is not None:
             return bool(last["psnr"] >= method.min_psnr)

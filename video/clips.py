@@ -46,7 +46,7 @@ def save(clip: Clip, path: Path, rate: float = 8) -> None:
     elif kind == ".png":
         sheet(list(clip), len(clip)).save(path)
     else:
-        more = {"quality": 90} if kind == ".webp" else {"disposal": 2}
+        more: dict[str, Any] = {"quality": 90} if kind == ".webp" else {"disposal": 2}
         first, *others = clip
         first.save(path, save_all=True, append_images=others, duration=round(1000 / rate), loop=0, **more)
 
@@ -75,7 +75,8 @@ def ssim(reference: Clip, clip: Clip) -> float:
         from torchmetrics.functional.image import structural_similarity_index_measure
     except ImportError as error:
         raise MissingExtraError('SSIM needs torchmetrics: pip install "mmaccel[metrics]"') from error
-    return float(structural_similarity_index_measure(pixels(clip), pixels(reference), data_range=1.0))
+    found: Any = structural_similarity_index_measure(pixels(clip), pixels(reference), data_range=1.0)
+    return float(found)
 
 
 def _save_mp4(clip: Clip, path: Path, rate: float) -> None:

@@ -22,7 +22,7 @@ from .partial import PartialForward
 from .taylor_seer import TaylorSeer
 from .tea_cache import calibrate_tea_cache
 
-PARTIAL = {"fraction": 0.05}
+PARTIAL: dict[str, Any] = {"fraction": 0.05}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _fresh_keys(budget: float) -> Any:
             return self.keeping(*rest)
 
         only = PartialForward.only
-        PartialForward.only = whole  # type: ignore[method-assign]
+        PartialForward.only = whole  # type: ignore[assignment]
         try:
             with accelerate(pipe, HeterogeneousSteps(budget, **PARTIAL)) as session:
                 yield session

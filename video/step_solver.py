@@ -88,7 +88,7 @@ def _gap_errors(products: Array, levels: Sequence[float], forecast: float) -> Ar
                 weights[k] += moves[k]
                 weights[i] -= moves[k] * (1 + trust)
                 weights[h] += moves[k] * trust
-                errors[h, i, k + 1] = np.sqrt(max(0.0, weights @ products @ weights))
+                errors[h, i, k + 1] = max(0.0, float(weights @ products @ weights)) ** 0.5
     return errors
 
 
@@ -118,13 +118,10 @@ def calibrate_steps(
     >>> method = calibrate_steps(pipe, ["a fox in snow"], budget=0.3)  # doctest: +SKIP
     >>> fast = mmaccel.accelerate(pipe, method)  # doctest: +SKIP
     """
-    total, levels = None, []
-    for prompt in tqdm(prompts or [None], desc="plain runs", leave=False):
-        velocities, levels = _record(pipe, {**call, **({} if prompt is None else {"prompt": prompt})})
-        products = (velocities @ velocities.T).double().numpy()
-        total = products if total is None else total + products
-    assert total is not None
-    chosen = best_steps(total, levels, round(budget * len(total)))
+    calls = [call] if prompts is None else [{**call, "prompt": prompt} for prompt in prompts]
+    runs = [_record(pipe, given) for given in tqdm(calls, desc="plain runs", leave=False)]
+    products: Array = sum((velocities @ velocities.T).double().numpy() for velocities, _ in runs)
+    chosen = best_steps(products, runs[0][1], round(budget * len(products)))
     return HeterogeneousSteps(budget=budget, steps=chosen)
 
 
