@@ -184,11 +184,10 @@ def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -
         If the target is a transformer without its pipeline, or has none.
     """
     adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
-    name, method = type(session.target).__name__, session.plan.methods[0].name
+    name, method = type(session.target).__name__, " and ".join(m.name for m in session.plan.methods)
     if not hasattr(session.target, "scheduler"):
         raise UnsupportedTargetError(
-            f"{method} works across the steps of a pipeline, and {name} is only its transformer:"
-            f" accelerate(pipe, {method}(...))"
+            f"{method} needs the steps of a pipeline, and {name} is only its transformer: accelerate(pipe, ...)"
         )
     denoisers = adapter.denoisers()
     if not denoisers:
