@@ -8,9 +8,9 @@ A clip is a pure function of its seed, and carries its facts, from which questio
 
 Example
 -------
->>> clip = draw_clip(3)
+>>> clip = draw_clip(7)
 >>> clip.caption
-'rocket moves left, christmas tree stays, green background'
+'banana stays, christmas tree moves up, pink background'
 >>> clip.frames.shape, clip.places.shape  # frames, height, width, channels; things, frames, (top, left)
 ((17, 64, 64, 3), (2, 17, 2))
 """
