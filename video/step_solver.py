@@ -120,7 +120,7 @@ def calibrate_steps(
     """
     calls = [call] if prompts is None else [{**call, "prompt": prompt} for prompt in prompts]
     runs = [_record(pipe, given) for given in tqdm(calls, desc="plain runs", leave=False)]
-    products: Array = sum((velocities @ velocities.T).double().numpy() for velocities, _ in runs)
+    products: Array = np.sum([(velocities @ velocities.T).double().numpy() for velocities, _ in runs], axis=0)
     chosen = best_steps(products, runs[0][1], round(budget * len(products)))
     return HeterogeneousSteps(budget=budget, steps=chosen)
 
