@@ -16,7 +16,7 @@ from .dense import Mask, dense
 from .merge_states import merge_states
 from .workspace import gather_rows
 
-CHUNK_BYTES = 8 << 20  # of gathered keys: less makes so many small parallel parts that a busy machine stalls on them
+CHUNK_BYTES = 2 << 20  # of gathered keys: more falls out of the caches, less makes parts too small for a busy machine
 ROWS = 192  # queries of a block where no plan gives one: torch's kernel is slower on shorter ones
 
 Pair = tuple[torch.Tensor, torch.Tensor]
