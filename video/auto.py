@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from .adapter import TRANSFORMERS
 from .easy_cache import EasyCache
 from .heterogeneous_steps import HeterogeneousSteps
 from .step_cache import STEP_CACHES
-from .tensors import tensors
+from .tensors import psnr, tensors
 
 ROUNDS = 4  # measured budgets
 SMALLEST_BUDGET = 0.1
@@ -147,7 +146,7 @@ class _Curve:
         budget = 1 / (method.target_speedup or 2.0)
         for _ in range(ROUNDS):
             yield HeterogeneousSteps(budget=round(budget, 3))
-            low, high = (budget, high) if self._may_be_faster(method) is False else (low, budget)
+            low, high = (low, budget) if self._may_be_faster(method) else (budget, high)
             budget = (low + high) / 2
         for threshold in THRESHOLDS:
             yield EasyCache(threshold=threshold)
@@ -184,14 +183,6 @@ def _arrays(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_arrays(item) for item in value]
     return value
-
-
-def psnr(reference: torch.Tensor, output: torch.Tensor) -> float:
-    """Peak signal-to-noise ratio in dB; the peak is 1 for pictures, and the range of the reference for latents."""
-    low, high = float(reference.min()), float(reference.max())
-    peak = 1.0 if low >= 0 and high <= 1 else high - low
-    error = float((reference - output).square().mean())
-    return 20 * math.log10(peak) - 10 * math.log10(max(error, 1e-12))
 
 
 auto = Auto

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +13,8 @@ from PIL import Image
 
 from mmaccel.errors import MissingExtraError, SettingError
 from mmaccel.pictures import enlarged, headed, sheet
+
+from . import tensors
 
 FORMATS = (".mp4", ".gif", ".webp", ".png")
 Clip = Sequence[Image.Image]
@@ -65,8 +66,7 @@ def pixels(clip: Clip) -> torch.Tensor:
 
 def psnr(reference: Clip, clip: Clip) -> float:
     """Peak signal-to-noise ratio of a clip in dB, from the squared error over all frames; 100 where they are equal."""
-    error = float((pixels(reference) - pixels(clip)).square().mean())
-    return min(100.0, -10 * math.log10(max(error, 1e-12)))
+    return min(100.0, tensors.psnr(pixels(reference), pixels(clip)))
 
 
 def ssim(reference: Clip, clip: Clip) -> float:

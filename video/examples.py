@@ -21,8 +21,6 @@ from diffusers import (
 from mmaccel.testing import Example
 
 FRAMES, HEIGHT, WIDTH = 4, 8, 8  # tokens; 256 in all, four blocks
-
-
 STEPS = 8
 
 
@@ -49,21 +47,22 @@ def _last_block(pipeline: Any) -> torch.nn.Module:
     return next(getattr(model, name) for name in names if hasattr(model, name))[-1]  # type: ignore[no-any-return]
 
 
-def _quiet(pipeline: Any) -> Any:
+def _bare(cls: Any, absent: tuple[str, ...], **parts: Any) -> Any:
+    """A pipeline without the parts named `absent`, which are for text and pixels, and without a progress bar."""
+    parts = {"scheduler": FlowMatchEulerDiscreteScheduler(shift=3), **parts}
+    pipeline = cls(**dict.fromkeys(absent), **parts)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
+def _latents_only(steps: int) -> dict[str, Any]:
+    """Arguments of a run that ends before the decoder."""
+    return {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
+
+
 def wan_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """A `WanPipeline` whose guidance takes a second forward pass, and `arguments(batch, frames, height, width)`."""
-    transformer = _seeded(_wan, seed)
-    parts = {
-        "tokenizer": None,
-        "text_encoder": None,
-        "vae": None,
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3),
-    }
-    pipe = _quiet(WanPipeline(**parts, transformer=transformer))
+    pipe = _bare(WanPipeline, ("tokenizer", "text_encoder", "vae"), transformer=_seeded(_wan, seed))
 
     def arguments(
         batch: int = 1,
@@ -76,22 +75,14 @@ def wan_pipeline(seed: int = 0) -> tuple[Any, Any]:
         latents = _noise(batch, 4, frames, 2 * height, 2 * width)
         text = {"prompt_embeds": _noise(batch, 5, 16, seed=1), "negative_prompt_embeds": _noise(batch, 5, 16, seed=2)}
         size = {"height": 16 * height, "width": 16 * width, "num_frames": 4 * frames - 3}
-        common = {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
-        return {"latents": latents, **text, **size, **common, **more}
+        return {"latents": latents, **text, **size, **_latents_only(steps), **more}
 
     return pipe, arguments
 
 
 def ltx_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """An `LTXPipeline`, whose guidance doubles the batch."""
-    transformer = _seeded(_ltx, seed)
-    parts = {
-        "tokenizer": None,
-        "text_encoder": None,
-        "vae": None,
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3),
-    }
-    pipe = _quiet(LTXPipeline(**parts, transformer=transformer))
+    pipe = _bare(LTXPipeline, ("tokenizer", "text_encoder", "vae"), transformer=_seeded(_ltx, seed))
 
     def arguments(
         batch: int = 1,
@@ -104,26 +95,29 @@ def ltx_pipeline(seed: int = 0) -> tuple[Any, Any]:
         text = {"prompt_embeds": _noise(batch, 5, 16, seed=1), "negative_prompt_embeds": _noise(batch, 5, 16, seed=2)}
         mask = {"prompt_attention_mask": torch.ones(batch, 5), "negative_prompt_attention_mask": torch.ones(batch, 5)}
         size = {"height": 32 * height, "width": 32 * width, "num_frames": 8 * frames - 7}
-        common = {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
-        return {"latents": _noise(batch, frames * height * width, 4), **text, **mask, **size, **common, **more}
+        return {
+            "latents": _noise(batch, frames * height * width, 4),
+            **text,
+            **mask,
+            **size,
+            **_latents_only(steps),
+            **more,
+        }
 
     return pipe, arguments
 
 
 def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """A `FluxPipeline`, with joint attention over text and picture and without guidance."""
-    transformer = _seeded(_flux, seed)
     names = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae")
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3)
-    pipe = _quiet(FluxPipeline(**dict.fromkeys(names), scheduler=scheduler, transformer=transformer))
+    pipe = _bare(FluxPipeline, names, transformer=_seeded(_flux, seed))
 
     def arguments(
         batch: int = 1, height: int = 2 * HEIGHT, width: int = 2 * WIDTH, steps: int = STEPS, **more: Any
     ) -> dict[str, Any]:
         text = {"prompt_embeds": _noise(batch, 5, 16, seed=1), "pooled_prompt_embeds": _noise(batch, 16, seed=2)}
         size = {"height": 16 * height, "width": 16 * width}
-        common = {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
-        return {"latents": _noise(batch, height * width, 4), **text, **size, **common, **more}
+        return {"latents": _noise(batch, height * width, 4), **text, **size, **_latents_only(steps), **more}
 
     return pipe, arguments
 
@@ -132,15 +126,14 @@ def unet_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """A `StableDiffusionPipeline`, whose guidance doubles the batch."""
     names = ("tokenizer", "text_encoder", "vae", "safety_checker", "feature_extractor")
     parts = {"unet": _seeded(_unet, seed), "scheduler": DDIMScheduler(steps_offset=1, clip_sample=False)}
-    pipe = _quiet(StableDiffusionPipeline(**dict.fromkeys(names), **parts, requires_safety_checker=False))
+    pipe = _bare(StableDiffusionPipeline, names, **parts, requires_safety_checker=False)
 
     def arguments(
         batch: int = 1, height: int = HEIGHT, width: int = WIDTH, steps: int = STEPS, **more: Any
     ) -> dict[str, Any]:
         text = {"prompt_embeds": _noise(batch, 5, 16, seed=1), "negative_prompt_embeds": _noise(batch, 5, 16, seed=2)}
         size = {"height": 8 * height, "width": 8 * width}
-        common = {"num_inference_steps": steps, "output_type": "latent", "return_dict": False}
-        return {"latents": _noise(batch, 4, height, width), **text, **size, **common, **more}
+        return {"latents": _noise(batch, 4, height, width), **text, **size, **_latents_only(steps), **more}
 
     return pipe, arguments
 

@@ -107,6 +107,12 @@ def find_family(denoiser: torch.nn.Module) -> Family | None:
     return next((FAMILIES[cls.__name__] for cls in type(denoiser).__mro__ if cls.__name__ in FAMILIES), None)
 
 
+def divisible_family(denoiser: torch.nn.Module) -> Family | None:
+    """The family of a transformer whose tokens can be computed apart, or None."""
+    family = find_family(denoiser)
+    return family if family is not None and family.is_divisible else None
+
+
 def family_of(denoiser: torch.nn.Module, method: str) -> Family:
     """The family of a transformer.
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from .families import find_family
+from mmaccel.cache.layers import tensor_bytes
+
+from .families import divisible_family
 
 
 class Layout:
@@ -31,9 +33,9 @@ class Layout:
     @classmethod
     def of(cls, denoiser: torch.nn.Module, latents: torch.Tensor) -> Layout:
         """The layout of latents of this denoiser."""
-        family = find_family(denoiser)
+        family = divisible_family(denoiser)
         config: Any = denoiser.config
-        if family is None or not family.is_divisible:
+        if family is None:
             return cls()
         size = config.patch_size
         if isinstance(size, int):
@@ -132,7 +134,7 @@ class Velocities:
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(x.numel() * x.element_size() for x in (self.velocity, self.slope, self.level) if x is not None)
+        return tensor_bytes((self.velocity, self.slope, self.level))
 
 
 def _apart(level: float, last: torch.Tensor) -> torch.Tensor:

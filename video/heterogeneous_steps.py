@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from mmaccel.cache import require_memory
-from mmaccel.cache.layers import tensor_bytes
 from mmaccel.method import Method, is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
 from .adapter import TRANSFORMERS, DiffusionTransformerAdapter, token_grid
-from .families import bound, find_family
+from .families import bound, divisible_family
 from .forecast import Layout, Velocities
 from .partial import KINDS, PartialForward
 from .schedule import Schedule, chosen, groups, refresh
 from .step_cache import STEP_CACHES
-from .steps import Forward, Run, Stepper, count_forwards, first_tensor, follow
+from .steps import Forward, Run, Stepper, count_forwards, follow
+from .tensors import count_bytes, tensors
 from .trace import Trace
 
 POLICIES = ("refresh", "groups")
@@ -127,9 +127,7 @@ class HeterogeneousSteps(Method):
         parts: dict[int, PartialForward] = {}
         if not self.exact and self.may_be_partial:
             for denoiser in adapter.denoisers():
-                family = find_family(denoiser)
-                is_divisible = family is not None and family.is_divisible
-                if is_divisible or self.fraction or self.policy == "groups":
+                if divisible_family(denoiser) or self.fraction or self.policy == "groups":
                     parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
         if not self.exact:
             follow(session, stack, lambda run: _Steps(self, session, run, parts))
@@ -156,8 +154,6 @@ class _Steps(Stepper):
         self.overheads: dict[Any, float] = session.memory.setdefault("overhead of a partial pass", {})
         self.schedule = self._solve(None)
         self.keeps = bool(parts)
-        for part in parts.values():
-            part.cache.reset()
         least = self.schedule.cost(0.0) / run.steps
         if least > method.budget + 0.5 / run.steps and not any((method.warmup, method.cooldown, method.interval)):
             self.report.warnings.append(
@@ -222,7 +218,8 @@ class _Steps(Stepper):
         self.outputs[run.branch] = output
         is_last_of_warmup = run.step == self.schedule.warmup - 1 and run.branch == 0
         if part is not None and is_last_of_warmup and self.method.policy == "refresh":
-            key = (type(forward).__name__, str(first_tensor(output).shape), str(first_tensor(output).device))
+            sample = next(tensors(output))
+            key = str(sample.shape), str(sample.device)
             if key not in self.overheads:
                 _synchronize(output)
                 self.overheads[key] = _overhead(part, time.perf_counter() - began, forward, args, kwargs)
@@ -266,7 +263,7 @@ class _Steps(Stepper):
 
     def _count_memory(self) -> None:
         kept = sum(part.cache.nbytes() for part in self.parts.values())
-        kept += self.velocities.nbytes() + sum(tensor_bytes([first_tensor(x)]) for x in self.outputs.values())
+        kept += self.velocities.nbytes() + count_bytes(*self.outputs.values())
         self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, kept)
 
     def finish(self) -> None:
@@ -294,7 +291,7 @@ def _overhead(part: PartialForward, full_seconds: float, forward: Forward, args:
 
 
 def _synchronize(output: Any) -> None:
-    if first_tensor(output).is_cuda:
+    if next(tensors(output)).is_cuda:
         torch.cuda.synchronize()
 
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 Attend = Callable[..., torch.Tensor]
 
 
-class _Mode(TorchFunctionMode):
+class Intercepted(TorchFunctionMode):
     """While entered, `scaled_dot_product_attention` goes through `attend(original, *args, **kwargs)`."""
 
     def __init__(self, attend: Attend) -> None:
@@ -26,11 +26,6 @@ class _Mode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def intercepted(attend: Attend) -> TorchFunctionMode:
-    """Context manager within which attention goes through ``attend(original, *args, **kwargs)``."""
-    return _Mode(attend)
-
-
 def intercept(
     module: torch.nn.Module, attend: Attend, stack: ExitStack, before: Callable[..., None] | None = None
 ) -> None:
@@ -40,12 +35,12 @@ def intercept(
     other instances of the class, also in other threads, never notice. `before(module, args, kwargs)` is called
     first.
     """
-    entered: list[_Mode] = []
+    entered: list[Intercepted] = []
 
     def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if before is not None:
             before(module, args, kwargs)
-        mode = _Mode(attend)
+        mode = Intercepted(attend)
         mode.__enter__()
         entered.append(mode)
 

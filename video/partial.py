@@ -12,9 +12,9 @@ import torch
 from mmaccel.cache import BranchCache
 from mmaccel.errors import UnsupportedTargetError
 
-from .families import FAMILIES, Family, bound, find_family
+from .families import FAMILIES, Family, bound, divisible_family
 from .forecast import Layout
-from .interception import intercepted
+from .interception import Intercepted
 from .steps import replace_method
 
 Forward = Callable[..., Any]
@@ -47,7 +47,7 @@ class PartialForward:
     """
 
     def __init__(self, denoiser: torch.nn.Module, stack: ExitStack, kv: str = "native") -> None:
-        self.family = divisible_family(denoiser)
+        self.family = require_divisible(denoiser)
         blocks = self.family.block_list(denoiser)
         if any(getattr(module, "_compiled_call_impl", None) is not None for module in (denoiser, *blocks)):
             raise UnsupportedTargetError(
@@ -172,11 +172,11 @@ class PartialForward:
             result: torch.Tensor = function(query, key, value, *rest, **more)
             return result
 
-        with intercepted(attend):
+        with Intercepted(attend):
             return original(*args, **kwargs)
 
 
-def divisible_family(denoiser: torch.nn.Module) -> Family:
+def require_divisible(denoiser: torch.nn.Module) -> Family:
     """The family of a transformer whose tokens can be computed apart.
 
     Raises
@@ -184,8 +184,8 @@ def divisible_family(denoiser: torch.nn.Module) -> Family:
     UnsupportedTargetError
         Lists the families.
     """
-    family = find_family(denoiser)
-    if family is None or not family.is_divisible:
+    family = divisible_family(denoiser)
+    if family is None:
         known = ", ".join(family.name for family in FAMILIES.values() if family.is_divisible)
         raise UnsupportedTargetError(
             f"the tokens of {type(denoiser).__name__} cannot be computed apart, only those of {known}:"

@@ -30,8 +30,6 @@ class Run:
     ----------
     steps
         How many steps the sampler makes.
-    sigmas
-        Noise levels of the flow-matching sampler, of `steps + 1` entries and falling to 0; empty for other samplers.
     levels
         Where each step stands on the way from noise to data: its noise level, or for other samplers than flow matching
         its timestep as a share of those in training.
@@ -45,7 +43,6 @@ class Run:
     """
 
     steps: int
-    sigmas: list[float]
     levels: list[float]
     step: int = 0
     branch: int = -1
@@ -139,9 +136,11 @@ class _Follower:
         is_flow = getattr(self.scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(
             self.scheduler, "scale_noise"
         )
-        noise = [float(x) for x in sigmas] if is_flow and sigmas is not None and len(sigmas) == steps + 1 else []
-        levels = noise[:-1] or [float(t) / self.scheduler.config.num_train_timesteps for t in timesteps]
-        self.stepper = self.make(Run(steps, noise, levels))
+        if is_flow and sigmas is not None and len(sigmas) == steps + 1:
+            levels = [float(sigma) for sigma in sigmas[:-1]]
+        else:
+            levels = [float(t) / self.scheduler.config.num_train_timesteps for t in timesteps]
+        self.stepper = self.make(Run(steps, levels))
         return result
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -193,10 +192,10 @@ def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -
     if not denoisers:
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     follower = _Follower(session, make)
-    _Instead(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
-    _Instead(follower.scheduler, "step", follower.step, stack)
+    replace_method(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
+    replace_method(follower.scheduler, "step", follower.step, stack)
     for expert, denoiser in enumerate(denoisers):
-        _Instead(denoiser, "forward", functools.partial(follower.forward, expert, denoiser), stack)
+        replace_method(denoiser, "forward", functools.partial(follower.forward, expert, denoiser), stack)
     stack.callback(follower.drop)
 
 
@@ -208,10 +207,3 @@ def count_forwards(stepper: Stepper, done: float) -> None:
     report.plain_forwards = len(computed)
     report.forwards = sum(computed)
     report.engaged = report.engaged or done < 1
-
-
-def first_tensor(output: Any) -> torch.Tensor:
-    """The sample in what a denoiser returned: a tensor, a tuple, a list or an output dataclass."""
-    while not isinstance(output, torch.Tensor):
-        output = output[0]
-    return output

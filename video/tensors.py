@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+from mmaccel.cache.layers import tensor_bytes
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -84,9 +87,13 @@ def mean_size(values: Iterable[torch.Tensor]) -> float:
 
 def count_bytes(*values: Any) -> int:
     """Bytes that the tensors in these structures take; also those in attributes of plain objects."""
-    total = 0
-    for value in values:
-        held = value if isinstance(value, torch.Tensor | Mapping | list | tuple) else vars(value)
-        for item in tensors(held):
-            total += item.numel() * item.element_size()
-    return total
+    held = (value if isinstance(value, torch.Tensor | Mapping | list | tuple) else vars(value) for value in values)
+    return tensor_bytes(item for value in held for item in tensors(value))
+
+
+def psnr(reference: torch.Tensor, output: torch.Tensor) -> float:
+    """Peak signal-to-noise ratio in dB; the peak is 1 for pictures, and the range of the reference for latents."""
+    low, high = float(reference.min()), float(reference.max())
+    peak = 1.0 if low >= 0 and high <= 1 else high - low
+    error = float((reference - output).square().mean())
+    return 20 * math.log10(peak) - 10 * math.log10(max(error, 1e-12))

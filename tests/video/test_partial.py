@@ -17,7 +17,7 @@ from mmaccel.testing import snapshot
 from mmaccel.video import examples
 from mmaccel.video.forecast import Layout
 from mmaccel.video.partial import PartialForward
-from mmaccel.video.steps import first_tensor
+from mmaccel.video.tensors import tensors
 
 
 def noise(*shape, seed=0):
@@ -101,7 +101,7 @@ def model_and_call(request):
 
 
 def sample(model, output):
-    output = first_tensor(output.sample if hasattr(output, "sample") else output)
+    output = next(tensors(output))
     return Layout.of(model, output).tokens(output)
 
 
