@@ -18,10 +18,11 @@ from mmaccel.session import Session
 from .adapter import TRANSFORMERS, DiffusionTransformerAdapter, token_grid
 from .families import bound, find_family
 from .forecast import Layout, Velocities
-from .partial import KINDS, PartialForward
+from .partial import PartialForward
 from .schedule import Schedule, chosen, groups, refresh
 from .step_cache import STEP_CACHES
 from .steps import Forward, Run, Stepper, count_forwards, first_tensor, follow
+from .token_subset import KINDS
 from .trace import Trace
 
 POLICIES = ("refresh", "groups")
