@@ -16,13 +16,13 @@ from mmaccel.registry import register
 from mmaccel.session import Session
 
 from .adapter import TRANSFORMERS, DiffusionTransformerAdapter, token_grid
-from .families import bound, find_family
+from .families import bound
 from .forecast import Layout, Velocities
 from .partial import PartialForward
 from .schedule import Schedule, chosen, groups, refresh
 from .step_cache import STEP_CACHES
 from .steps import Forward, Run, Stepper, count_forwards, first_tensor, follow
-from .token_subset import KINDS
+from .token_subset import KINDS, is_divisible
 from .trace import Trace
 
 POLICIES = ("refresh", "groups")
@@ -128,9 +128,7 @@ class HeterogeneousSteps(Method):
         parts: dict[int, PartialForward] = {}
         if not self.exact and self.may_be_partial:
             for denoiser in adapter.denoisers():
-                family = find_family(denoiser)
-                is_divisible = family is not None and family.is_divisible
-                if is_divisible or self.fraction or self.policy == "groups":
+                if is_divisible(denoiser) or self.fraction or self.policy == "groups":
                     parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
         if not self.exact:
             follow(session, stack, lambda run: _Steps(self, session, run, parts))

@@ -117,6 +117,17 @@ class KeysValues:
         self.masks.clear()
 
 
+def is_divisible(denoiser: torch.nn.Module) -> bool:
+    """Whether some tokens of a transformer can be computed apart: not where blocks have a second self-attention.
+
+    That is Stable Diffusion 3.5 medium, whose second one is over the picture alone.
+    """
+    family = find_family(denoiser)
+    if family is None or not family.is_divisible:
+        return False
+    return not any(getattr(block, "use_dual_attention", False) for block in family.block_list(denoiser))
+
+
 def divisible_family(denoiser: torch.nn.Module, advice: str) -> Family:
     """The family of a transformer whose tokens can be computed apart.
 
@@ -133,7 +144,7 @@ def divisible_family(denoiser: torch.nn.Module, advice: str) -> Family:
         If the family is not one of those, which it lists, or if the transformer or its blocks are compiled.
     """
     family, name = find_family(denoiser), type(denoiser).__name__
-    if family is None or not family.is_divisible:
+    if family is None or not is_divisible(denoiser):
         known = ", ".join(family.name for family in FAMILIES.values() if family.is_divisible)
         raise UnsupportedTargetError(f"the tokens of {name} cannot be computed apart, only those of {known}: {advice}")
     modules = (denoiser, *family.block_list(denoiser))
