@@ -18,10 +18,12 @@ from .first_block_cache import FirstBlockCache
 from .heterogeneous_steps import HeterogeneousSteps
 from .mag_cache import MagCache, calibrate_mag_cache
 from .pyramid_attention_broadcast import PyramidAttentionBroadcast
+from .share_solver import best_shares, calibrate_token_cache
 from .sparse_attention import SparseAttention
 from .step_solver import best_steps, calibrate_steps
 from .taylor_seer import TaylorSeer
 from .tea_cache import TeaCache, calibrate_tea_cache
+from .token_cache import TokenCache
 from .trace import Trace, trace_of
 
 adapter.DiffusionTransformerAdapter.presets = {
@@ -42,11 +44,14 @@ __all__ = [
     "SparseAttention",
     "TaylorSeer",
     "TeaCache",
+    "TokenCache",
     "Trace",
     "auto",
+    "best_shares",
     "best_steps",
     "calibrate_mag_cache",
     "calibrate_steps",
     "calibrate_tea_cache",
+    "calibrate_token_cache",
     "trace_of",
 ]

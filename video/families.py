@@ -108,9 +108,15 @@ def find_family(denoiser: torch.nn.Module) -> Family | None:
 
 
 def divisible_family(denoiser: torch.nn.Module) -> Family | None:
-    """The family of a transformer whose tokens can be computed apart, or None."""
+    """The family of a transformer whose tokens can be computed apart, or None.
+
+    None also where blocks have a second self-attention, over the picture alone: Stable Diffusion 3.5 medium.
+    """
     family = find_family(denoiser)
-    return family if family is not None and family.is_divisible else None
+    if family is None or not family.is_divisible:
+        return None
+    has_second = any(getattr(block, "use_dual_attention", False) for block in family.block_list(denoiser))
+    return None if has_second else family
 
 
 def family_of(denoiser: torch.nn.Module, method: str) -> Family:

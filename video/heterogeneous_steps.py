@@ -17,11 +17,12 @@ from mmaccel.session import Session
 from .adapter import TRANSFORMERS, DiffusionTransformerAdapter, token_grid
 from .families import bound, divisible_family
 from .forecast import Layout, Velocities
-from .partial import KINDS, PartialForward
+from .partial import PartialForward
 from .schedule import Schedule, chosen, groups, refresh
 from .step_cache import STEP_CACHES
 from .steps import Forward, Run, Stepper, count_forwards, follow
 from .tensors import count_bytes, tensors
+from .token_subset import KINDS
 from .trace import Trace
 
 POLICIES = ("refresh", "groups")
@@ -179,11 +180,12 @@ class _Steps(Stepper):
             self.trace.grid = token_grid(denoiser, args, kwargs)
         part = self.parts.get(id(denoiser)) if self.keeps else None
         done = self.share
-        if self.share == 0:
+        is_new = run.branch not in self.outputs  # guidance that begins in the middle
+        if self.share == 0 and not is_new:
             output = self.outputs[run.branch]
-        elif self.active is None or part is None:
+        elif self.active is None or part is None or is_new:
             self._reserve(part, denoiser, args, kwargs)
-            output = self._full(part, forward, args, kwargs)
+            output, done = self._full(part, forward, args, kwargs), 1.0
         else:
             output = part.only(self.active, run.branch, forward, args, kwargs)
             done = len(self.active) / part.total
@@ -276,7 +278,7 @@ class _Steps(Stepper):
     def _release(self) -> None:
         self.keeps = False
         for part in self.parts.values():
-            part.cache.reset()
+            part.keys.reset()
 
 
 def _overhead(part: PartialForward, full_seconds: float, forward: Forward, args: Any, kwargs: Any) -> float:

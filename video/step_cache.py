@@ -28,6 +28,7 @@ NAMES = (
     "PyramidAttentionBroadcast",
     "TaylorSeer",
     "TeaCache",
+    "TokenCache",
 )
 STEP_CACHES = frozenset(f"video.{name}" for name in NAMES)
 
@@ -91,7 +92,7 @@ class CacheStepper(Stepper):
         else:
             output, done = self.answer(denoiser, forward, args, kwargs)
         self.note(done)
-        self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, count_bytes(*self.held()))
+        self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, self.held_bytes())
         return output
 
     def note(self, done: float) -> None:
@@ -101,6 +102,10 @@ class CacheStepper(Stepper):
     def held(self) -> list[Any]:
         """The objects whose tensors are kept for later steps."""
         return list(self.states.values())
+
+    def held_bytes(self) -> int:
+        """Their bytes."""
+        return count_bytes(*self.held())
 
     @property
     def state(self) -> Any:

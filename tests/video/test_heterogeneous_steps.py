@@ -120,6 +120,21 @@ def test_partial_steps_compute_the_tokens_they_say(wan, tokens):
         assert torch.equal(run(fast, call), first), "a session repeats itself"
 
 
+@pytest.mark.parametrize("setting", ({"fraction": 0.0}, {"fraction": 0.2}))
+def test_guidance_that_begins_in_the_middle(wan, setting):
+    pipe, call = wan
+
+    def begin(pipe, step, timestep, kwargs):
+        pipe._guidance_scale = 1.0 if step < 10 else 5.0
+        return {}
+
+    call = {**call, "guidance_scale": 1.0, "callback_on_step_end": begin}
+    plain = run(pipe, call)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(**setting)) as fast:
+        assert distance(run(fast, call), plain) < 0.2
+        assert distance(run(fast, call), plain) < 0.2  # also where the schedule is known
+
+
 def test_guidance_branches_see_only_their_own_keys_and_values(wan):
     """With equal prompts both branches are one, so that guidance changes nothing; mixed-up states would show."""
     pipe, call = wan

@@ -157,6 +157,16 @@ def test_compiled_and_unknown_transformers_are_refused():
         PartialForward(torch.nn.Linear(2, 2), stack)
 
 
+def test_a_second_self_attention_is_refused():
+    """Stable Diffusion 3.5 medium: its keys and values would be those of the chosen tokens alone."""
+    state = torch.get_rng_state()
+    sizes = {"sample_size": 8, "num_layers": 1, "attention_head_dim": 8, "num_attention_heads": 1}
+    model = SD3Transformer2DModel(**sizes, caption_projection_dim=8, dual_attention_layers=(0,))
+    torch.set_rng_state(state)
+    with ExitStack() as stack, pytest.raises(UnsupportedTargetError, match="SD3.*fraction=0"):
+        PartialForward(model, stack)
+
+
 @pytest.mark.parametrize(("shape", "patch"), [((2, 4, 3, 8, 6), (1, 2, 2)), ((2, 4, 8, 6), (2, 2)), ((2, 9, 4), ())])
 def test_layouts_come_back(shape, patch):
     latents = noise(*shape)

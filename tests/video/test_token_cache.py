@@ -1,0 +1,304 @@
+"""TokenCache and its calibration: what the contract does not see."""
+
+import importlib.util
+import itertools
+from pathlib import Path
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import video
+from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.testing import Interrupted, broken_after, snapshot
+from mmaccel.video import examples
+from mmaccel.video.families import FAMILIES
+from mmaccel.video.share_solver import PARTS, _record, share_errors
+
+_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
+loop = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(loop)
+
+WAN = "WanTransformer3DModel"
+DIVISIBLE = [name for name in loop.BUILD if FAMILIES[name].is_divisible]
+ENDS = {"warmup": 1, "cooldown": 0}
+MIXED = video.TokenCache(fractions=(0.0, 0.25, 1.0), interval=3, **ENDS)  # steps 0 and 3 of 6 are full
+
+
+def computed(session):
+    return session.report.details["computed"]
+
+
+@pytest.mark.parametrize("total", range(8))
+def test_no_other_shares_are_better(total):
+    """Against every way to hand the parts out, also where errors do not fall with the parts."""
+    for seed, (layers, grid) in itertools.product(range(5), ((1, 4), (2, 5), (4, 3))):
+        errors = np.random.default_rng(seed).random((layers, grid))
+        if seed % 2:
+            errors = np.sort(errors)[:, ::-1]
+        found = video.best_shares(errors, total)
+        every = [s for s in itertools.product(range(grid), repeat=layers) if sum(s) <= total]
+        least = min(sum(errors[np.arange(layers), list(s)]) for s in every)
+        assert len(found) == layers and sum(found) <= total
+        assert sum(errors[np.arange(layers), list(found)]) == pytest.approx(least)
+
+
+def test_bad_tables_and_totals():
+    for errors, total in (([[1.0]], -1), ([1.0], 1), ([[]], 0), ([[float("nan")]], 0), ([[1.0]], 0.5)):
+        with pytest.raises(SettingError, match="errors must be|total"):
+            video.best_shares(errors, total)
+
+
+@pytest.mark.parametrize("name", DIVISIBLE)
+def test_every_divisible_family(name):
+    """Where latents and time stand still, tokens that are reused are those that would be computed."""
+    pipe, start, call = loop.pipeline(name)
+    plain = {batched: pipe(start, call, batched=batched, return_dict=batched) for batched in (False, True)}
+    still, before = pipe(start, call, still=True), snapshot(pipe)
+    layers = len(FAMILIES[name].block_list(pipe.transformer))
+    mixed = tuple(itertools.islice(itertools.cycle((0.5, 0.0, 0.25)), layers))
+    for fractions in (None, mixed):
+        with mmaccel.accelerate(pipe, video.TokenCache(0.6, 3, fractions, **ENDS)) as fast:
+            for batched in (False, True):
+                out = fast(start, call, batched=batched, return_dict=batched)
+                assert fast.report.engaged and fast.report.peak_extra_bytes > 0 and fast.report.work_ratio < 0.8
+                assert out.isfinite().all() and not torch.equal(out, plain[batched])
+            torch.testing.assert_close(fast(start, call, still=True), still, rtol=1e-3, atol=1e-4)
+        assert snapshot(pipe) == before
+    assert torch.equal(pipe(start, call, batched=True, return_dict=True), plain[True])
+
+
+@pytest.mark.parametrize("name", [name for name in loop.BUILD if name not in DIVISIBLE])
+def test_other_families_are_refused(name):
+    pipe, _, _ = loop.pipeline(name)
+    with pytest.raises(UnsupportedTargetError, match="only those of Wan.*BlockCache"):
+        mmaccel.accelerate(pipe, video.TokenCache())
+    with pytest.raises(UnsupportedTargetError, match="only those of Wan"):
+        video.calibrate_token_cache(pipe)
+    assert "forward" not in vars(pipe.transformer)
+
+
+@pytest.mark.parametrize("name", DIVISIBLE)
+def test_whole_shares_are_the_baseline(name):
+    """Bit for bit: by the settings, which bypasses all of it, and by rounding, which goes through all of it."""
+    pipe, start, call = loop.pipeline(name)
+    plain = pipe(start, call)
+    layers = len(FAMILIES[name].block_list(pipe.transformer))
+    for share, exact in ((1.0, True), (0.9999, False)):
+        method = video.TokenCache(fractions=(share,) * layers, **ENDS)
+        assert method.exact is exact
+        with mmaccel.accelerate(pipe, method) as fast:
+            assert torch.equal(fast(start, call), plain)
+            assert set(computed(fast)) == {1.0}
+
+
+def test_layers_compute_their_shares():
+    pipe, start, call = loop.pipeline(WAN)
+    seen = [[], [], []]
+    with mmaccel.accelerate(pipe, MIXED) as fast:
+        handles = [
+            block.ffn.register_forward_hook(lambda module, args, output, at=at: at.append(args[0].shape[1]))
+            for block, at in zip(pipe.transformer.blocks, seen, strict=True)
+        ]
+        fast(start, call)
+        for handle in handles:
+            handle.remove()
+        full, partial = [1.0, 1.0], [round(1.25 / 3, 4)] * 4
+        assert computed(fast) == [*full, *partial, *full, *partial]
+    assert seen == [[32] * 4, [32, 32, 8, 8, 8, 8] * 2, [32] * 12]
+
+
+def test_the_tokens_that_changed_most_are_computed_and_others_keep_their_residual():
+    pipe, start, call = loop.pipeline(WAN)
+    block, calls, inner = pipe.transformer.blocks[1], [], []
+    with mmaccel.accelerate(pipe, MIXED) as fast:
+        handles = [
+            block.register_forward_hook(lambda module, args, output: calls.append((args[0].clone(), output.clone()))),
+            block.norm1.register_forward_pre_hook(lambda module, args: inner.append(args[0].clone())),
+        ]
+        fast(start, call, branches=lambda step: (1,))
+        for handle in handles:
+            handle.remove()
+    seen, added = calls[0][0].clone(), calls[0][1] - calls[0][0]
+    for (before, after), some in zip(calls[1:3], inner[1:3], strict=True):
+        tokens = (before - seen).square().sum((0, 2)).topk(8).indices.sort().values
+        assert torch.equal(some, before[:, tokens])
+        others = torch.ones(32, dtype=torch.bool).index_fill(0, tokens, False)
+        torch.testing.assert_close(after[:, others], (before + added)[:, others])
+        assert not torch.allclose(after[:, tokens], (before + added)[:, tokens])
+        seen[:, tokens], added[:, tokens] = before[:, tokens], (after - before)[:, tokens]
+
+
+@pytest.mark.parametrize("method", (MIXED, video.TokenCache(0.5, **ENDS)), ids=str)
+def test_branches_do_not_mix(method):
+    """The prompt's predictions are the same, whatever the other branch is and whether there is one."""
+    pipe, start, call = loop.pipeline(WAN)
+    alone, beside = [], []
+
+    def moved(module, args, kwargs):
+        return args, {**kwargs, "hidden_states": loop.noise(1, 4, 2, 8, 8, seed=pipe.scheduler.step_index or 0)}
+
+    with mmaccel.accelerate(pipe, method) as fast:
+        for seen, branches in ((alone, (1,)), (beside, (1, 0))):
+            handles = [
+                pipe.transformer.register_forward_pre_hook(moved, with_kwargs=True),
+                pipe.transformer.register_forward_hook(lambda *call, at=seen: at.append(call[-1][0].clone())),
+            ]
+            fast(start, call, still=True, branches=lambda step, b=branches: b)
+            for handle in handles:
+                handle.remove()
+    assert all(torch.equal(a, b) for a, b in zip(alone, beside[::2], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(beside[::2], beside[1::2], strict=True))
+    assert not any(torch.allclose(a, b) for a, b in itertools.pairwise(alone))
+
+
+def test_branches_compute_the_same_tokens():
+    pipe, start, call = loop.pipeline(WAN)
+    places = []
+    with mmaccel.accelerate(pipe, MIXED) as fast:
+        block = pipe.transformer.blocks[1]
+        handles = [
+            block.register_forward_pre_hook(lambda module, args: places.append([args[0].clone()])),
+            block.norm1.register_forward_pre_hook(lambda module, args: places[-1].append(args[0].clone())),
+        ]
+        fast(start, call)
+        for handle in handles:
+            handle.remove()
+    tokens = [[(row == whole[0]).all(1).nonzero().item() for row in some[0]] for whole, some in places]
+    assert tokens[::2] == tokens[1::2] and len({tuple(x) for x in tokens}) > 2
+
+
+def test_a_branch_that_was_away_in_a_full_step_is_computed():
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, MIXED) as fast:
+        fast(start, call, branches=lambda step: (1,) if step == 3 else (1, 0))
+        assert [share == 1 for share in computed(fast)[6:]] == [True, False, True, False, False]  # steps 3, 4 and 5
+
+
+def test_a_run_that_starts_further_down():
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, MIXED) as fast:
+        fast(start, call, steps=9, first=4)
+        assert [share == 1 for share in computed(fast)[::2]] == [True, False, False, True, False]
+
+
+def test_a_second_expert_starts_anew_and_the_first_is_forgotten():
+    """Wan 2.2: nothing crosses from one transformer to the other."""
+    one, arguments = examples.wan_pipeline()
+    two, _ = examples.wan_pipeline(seed=1)
+    pipe = diffusers.WanPipeline(**{**one.components, "transformer_2": two.transformer}, boundary_ratio=0.8)
+    pipe.set_progress_bar_config(disable=True)
+    method = video.TokenCache(0.4, 5, **ENDS)
+    with mmaccel.accelerate(one, method) as fast:
+        fast(**arguments(steps=10))
+        alone = fast.report.peak_extra_bytes
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**arguments(steps=10))
+        high = int((pipe.scheduler.timesteps >= 800).sum())
+        full = [step for step, share in enumerate(computed(fast)[::2]) if share == 1]
+        assert 0 < high < 10 and full == [0, *range(5, high, 5), *range(high, 10, 5)]
+        assert fast.report.peak_extra_bytes == alone
+
+
+@pytest.mark.parametrize("build", (examples.wan_pipeline, examples.flux_pipeline))
+def test_after_a_broken_run_another_size(build):
+    pipe, arguments = build()
+    blocks = FAMILIES[type(pipe.transformer).__name__].block_list(pipe.transformer)
+    wide, method = arguments(batch=2, width=12, steps=6), video.TokenCache(0.5, fractions=(0.25, 0.75), **ENDS)
+    with mmaccel.accelerate(pipe, method) as fast:
+        expected = fast(**wide)[0]
+        before = snapshot(pipe.transformer)
+        for attention in (blocks[0].attn1 if hasattr(blocks[0], "attn1") else blocks[0].attn, blocks[1]):
+            with broken_after(attention, 5), pytest.raises(Interrupted):
+                fast(**arguments())
+            assert torch.equal(fast(**wide)[0], expected)
+        assert snapshot(pipe.transformer).keys() == before.keys()
+    assert "forward" not in vars(pipe.transformer) and "forward" not in vars(blocks[0])
+
+
+def test_memory_is_what_is_kept():
+    """A skipped layer keeps its residual, a whole one nothing, one in between its keys and values and inputs too."""
+    pipe, start, call = loop.pipeline(WAN)
+    tokens = 4 * 32 * 24
+    with mmaccel.accelerate(pipe, MIXED) as fast:
+        fast(start, call)
+        assert fast.report.peak_extra_bytes == tokens * (2 * (1 + 3) + 1)  # two branches, of which one ranks
+        fast(start, call, branches=lambda step: (1,))
+        assert fast.report.peak_extra_bytes == tokens * 5
+
+
+def test_budget_is_kept_or_the_report_says_why_not():
+    pipe, start, call = loop.pipeline(WAN)
+    for budget in (0.4, 0.6, 0.8):
+        with mmaccel.accelerate(pipe, video.TokenCache(budget, **ENDS)) as fast:
+            fast(start, call, steps=16)
+            assert fast.report.work_ratio == pytest.approx(budget, abs=0.02) and not fast.report.warnings
+    with mmaccel.accelerate(pipe, video.TokenCache(0.5)) as fast:
+        fast(start, call, steps=6)
+        assert "67% are computed instead of 50%: take a longer interval" in str(fast.report)
+        fast(start, call, steps=4)
+        assert "reused nothing: warmup and cooldown are 4 steps and the run has 4" in str(fast.report)
+
+
+def test_errors_are_those_of_the_tokens_that_change_least():
+    before, added, last_before, last_added = (loop.noise(2, 16, 3, seed=seed) for seed in range(4))
+    found = share_errors(before, added, last_before, last_added)
+    change = (before - last_before).square().sum((0, 2))
+    for part in range(PARTS + 1):
+        reused = change.topk(16 - 2 * part, largest=False).indices
+        left = (added - last_added)[:, reused].square().sum() / added.square().sum()
+        assert found[part] == pytest.approx(float(left), rel=1e-5)
+
+
+@pytest.mark.parametrize("build", (examples.wan_pipeline, examples.ltx_pipeline, examples.flux_pipeline))
+def test_calibrated_shares_are_no_worse_than_uniform_ones(build):
+    """By the measure they are solved for; both run, cost the same, and the pipeline is left as it was."""
+    pipe, arguments = build()
+    call = arguments(steps=12)
+    plain, before = pipe(**call)[0], snapshot(pipe)
+    for share in (0.25, 0.5, 0.75):
+        budget = (4 + 8 * share) / 12  # 4 of 12 steps are full
+        method = video.calibrate_token_cache(pipe, budget=budget, interval=3, **ENDS, **call)
+        assert snapshot(pipe) == before
+        errors, steps = _record(pipe, method, call)
+        parts = [round(fraction * PARTS) for fraction in method.fractions]
+        assert steps == 12 and np.mean(method.fractions) == pytest.approx(share)
+        layers = np.arange(len(errors))
+        assert errors[layers, parts].sum() <= errors[layers, round(share * PARTS)].sum() + 1e-12
+        with mmaccel.accelerate(pipe, method) as fast:
+            assert not torch.equal(fast(**call)[0], plain) and not fast.report.warnings
+    assert torch.equal(pipe(**call)[0], plain)
+
+
+def test_calibration_wants_steps_and_the_method_as_many_fractions_as_layers():
+    pipe, start, call = loop.pipeline(WAN)
+    with pytest.raises(SettingError, match="leave none of 4 steps"):
+        video.calibrate_token_cache(pipe, start=start, call=call, steps=4)
+    with pytest.raises(SettingError, match="fractions for 2 layers, and WanTransformer3DModel has 3"):
+        mmaccel.accelerate(pipe, video.TokenCache(fractions=(0.5, 0.5)))
+    assert "forward" not in vars(pipe.transformer)
+
+
+def test_one_cache_at_a_time_and_no_compiled_blocks():
+    pipe, _, _ = loop.pipeline(WAN)
+    with pytest.raises(ConflictError, match="TokenCache"):
+        mmaccel.plan(pipe, video.TokenCache(), video.EasyCache())
+    pipe.transformer.blocks[0].compile()
+    with pytest.raises(UnsupportedTargetError, match="is compiled.*BlockCache"):
+        mmaccel.accelerate(pipe, video.TokenCache())
+
+
+BAD = ({"budget": 0}, {"budget": 1.1}, {"interval": 0}, {"interval": 2.5}, {"warmup": 0}, {"cooldown": -1})
+
+
+@pytest.mark.parametrize("settings", (*BAD, {"fractions": ()}, {"fractions": (0.5, 2)}, {"fractions": 0.5}), ids=str)
+def test_bad_settings(settings):
+    with pytest.raises(SettingError, match=next(iter(settings))):
+        video.TokenCache(**settings)
+
+
+def test_fractions_make_the_round_trip():
+    method = video.TokenCache(fractions=[0, 0.5])
+    assert method.fractions == (0.0, 0.5) and video.TokenCache.from_settings(method.settings()) == method
