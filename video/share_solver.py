@@ -116,7 +116,8 @@ def calibrate_token_cache(
     """
     method = TokenCache(budget, interval, warmup=warmup, cooldown=cooldown)
     total: Array | None = None
-    for prompt in tqdm(prompts or [None], desc="plain runs", leave=False):
+    runs: list[str | None] = [*prompts] if prompts else [None]
+    for prompt in tqdm(runs, desc="plain runs", leave=False):
         found, steps = _record(pipe, method, {**call, **({} if prompt is None else {"prompt": prompt})})
         total = found if total is None else total + found
     assert total is not None
