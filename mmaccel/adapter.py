@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 from .errors import UnsupportedTargetError
@@ -13,8 +14,8 @@ from .registry import load_modalities
 class Adapter(ABC):
     """Base of all adapters: one instance per accelerated target.
 
-    Class attributes
-    ----------------
+    Attributes
+    ----------
     family
         Name of the model family, as in reports and plans.
     classes
@@ -29,10 +30,10 @@ class Adapter(ABC):
         whatever puts itself there keeps the report.
     """
 
-    family: ClassVar[str]
+    family: str
     classes: ClassVar[tuple[str, ...]]
     modality: ClassVar[str]
-    presets: ClassVar[dict[str, tuple[Method, ...]]] = {}
+    presets: Mapping[str, tuple[Method, ...]] = {}
     call_is_run: ClassVar[bool] = False
 
     def __init__(self, target: Any) -> None:

@@ -1,4 +1,4 @@
-"""Private names of transformers that mmaccel calls; tests hold them against the installed version.
+"""Private names of torch and transformers that mmaccel calls; tests hold them against the installed version.
 
 Modules of transformers are imported in the functions: its modeling code imports torch's compiler, and that Triton.
 """
@@ -30,6 +30,15 @@ def generation_settings(model: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[s
     config.validate()
     model._validate_model_kwargs(model_kwargs.copy())
     return config, model_kwargs
+
+
+# Where `torch.nn.Module.compile` keeps what a call of the module runs instead of its `forward`.
+COMPILED_CALL = "_compiled_call_impl"
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether `module.compile()` was called."""
+    return getattr(module, COMPILED_CALL, None) is not None
 
 
 def plain_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:

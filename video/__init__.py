@@ -8,7 +8,6 @@ Example
 >>> frames = fast("a fox in snow").frames  # doctest: +SKIP
 """
 
-from . import adapter
 from .auto import Auto, auto
 from .block_cache import BlockCache
 from .easy_cache import EasyCache
@@ -25,11 +24,6 @@ from .taylor_seer import TaylorSeer
 from .tea_cache import TeaCache, calibrate_tea_cache
 from .token_cache import TokenCache
 from .trace import Trace, trace_of
-
-adapter.DiffusionTransformerAdapter.presets = {
-    "balanced": (HeterogeneousSteps(budget=0.5),),
-    "fast": (HeterogeneousSteps(budget=0.25),),
-}
 
 __all__ = [
     "Auto",

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import Adapter, register_adapter
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.method import Method
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 TRANSFORMERS = frozenset({"diffusion transformer"})
@@ -24,8 +26,11 @@ class DiffusionTransformerAdapter(Adapter):
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
-        if any(hasattr(denoiser, "up_blocks") for denoiser in self.denoisers()):
-            self.family = next(iter(UNETS))  # type: ignore[misc]
+        from .presets import TRANSFORMER_PRESETS, UNET_PRESETS  # the methods need this module
+
+        is_unet = any(hasattr(denoiser, "up_blocks") for denoiser in self.denoisers())
+        self.family = next(iter(UNETS if is_unet else TRANSFORMERS))
+        self.presets = UNET_PRESETS if is_unet else TRANSFORMER_PRESETS
 
     def denoisers(self) -> list[torch.nn.Module]:
         """The transformers or the UNet that denoise; Wan 2.2 has two."""
@@ -33,6 +38,15 @@ class DiffusionTransformerAdapter(Adapter):
             return [self.target]
         found = [getattr(self.target, name, None) for name in DENOISERS]
         return [part for part in found if isinstance(part, torch.nn.Module)]
+
+    def check(self, method: Method) -> None:
+        """Refuse a transformer that is wrapped by `torch.compile`: it is another object than the one that runs."""
+        for denoiser in self.denoisers():
+            if hasattr(denoiser, "_orig_mod"):
+                raise UnsupportedTargetError(
+                    f"{method.name} cannot follow torch.compile({type(denoiser._orig_mod).__name__}): write"
+                    " pipe.transformer.compile(...), which compiles it in place"
+                )
 
     def parts(self) -> list[Any]:
         return list({id(part): part for part in (self.target, *self.denoisers())}.values())

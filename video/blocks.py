@@ -12,9 +12,10 @@ import torch
 from mmaccel.session import Session
 
 from .adapter import DiffusionTransformerAdapter
+from .compiled import BLOCKS, refuse_compiled
 from .families import Family, family_of
 from .step_cache import CacheStepper
-from .steps import Forward, Run, replace_method
+from .steps import Forward, Run, replace_forward
 from .tensors import plus
 
 Streams = dict[str, Any]
@@ -60,7 +61,7 @@ class BlockStepper(CacheStepper):
         blocks = family.block_list(denoiser)
         for index, block in enumerate(blocks):
             call = functools.partial(self.block, family, block, index, len(blocks) - self.last)
-            replace_method(block, "forward", call, self.stack)
+            replace_forward(block, call, self.stack)
 
     def begin(self, streams: Streams, family: Family) -> None:
         """Called with the streams before the first block of all."""
@@ -118,4 +119,5 @@ class BlockStepper(CacheStepper):
 def check_families(session: Session, method: str) -> list[tuple[Family, torch.nn.Module]]:
     """The families of all denoisers, or an `UnsupportedTargetError`, before anything is touched."""
     adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+    refuse_compiled(method, BLOCKS, *adapter.denoisers())
     return [(family_of(denoiser, method), denoiser) for denoiser in adapter.denoisers()]

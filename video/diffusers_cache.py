@@ -18,6 +18,7 @@ from mmaccel.method import is_number
 from mmaccel.session import Session
 
 from .adapter import DiffusionTransformerAdapter
+from .compiled import BLOCKS, refuse_compiled
 from .families import FAMILIES, family_of
 from .private import Hooks, check_no_cache, forget_registry, has_registry
 from .step_cache import CacheStepper, StepCache
@@ -67,6 +68,7 @@ class DiffusersCache(StepCache):
         if name in self.unfit:
             fit = ", ".join(row.name for key, row in FAMILIES.items() if key not in self.unfit)
             raise UnsupportedTargetError(f"{self.name} does not work on {name}: {self.unfit[name]}. It does on {fit}")
+        refuse_compiled(self.name, BLOCKS, denoiser)
         check_no_cache(denoiser)
 
 

@@ -14,8 +14,9 @@ from mmaccel.registry import register
 from mmaccel.session import Session
 
 from .adapter import UNETS, DiffusionTransformerAdapter
+from .compiled import BLOCKS, refuse_compiled
 from .step_cache import CacheStepper, StepCache
-from .steps import Forward, Run, follow, replace_method
+from .steps import Forward, Run, follow, replace_forward
 from .tensors import map_tensors
 
 STEPS = 50  # that the key steps are given for
@@ -77,6 +78,8 @@ class EncoderReuse(StepCache):
         return self.keys is None or any(round(key * steps / STEPS) == step for key in self.keys)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
+        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+        refuse_compiled(self.name, BLOCKS, *adapter.denoisers())
         follow(session, stack, lambda run: _Stepper(session, run, self))
 
 
@@ -98,7 +101,7 @@ class _Stepper(CacheStepper):
         adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
         for unet in [] if method.exact else adapter.denoisers():
             for index, part in enumerate(_encoder(unet)):
-                replace_method(part, "forward", functools.partial(self.part, index), self.stack)
+                replace_forward(part, functools.partial(self.part, index), self.stack)
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         if self.leads:

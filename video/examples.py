@@ -37,6 +37,7 @@ def examples() -> list[Example]:
 
 def _example(family: str, build: Any, variants: tuple[dict[str, Any], ...]) -> Example:
     more: dict[str, Any] = {"result": lambda output: output[0], "takes_generator": False}
+    more["interrupt_after"] = 1  # the fewest passes that any budget leaves are two
     return Example(family, build, _last_block, "__call__", variants=variants, **more)
 
 

@@ -15,6 +15,7 @@ from mmaccel.registry import register
 from mmaccel.session import Session
 
 from .adapter import TRANSFORMERS, DiffusionTransformerAdapter, token_grid
+from .compiled import is_compiled
 from .families import bound, divisible_family
 from .forecast import Layout, Velocities
 from .partial import PartialForward
@@ -56,7 +57,7 @@ class HeterogeneousSteps(Method):
         A full step every so many steps between; None (default) to spread what the budget pays for.
     fraction
         Share of the tokens in partial steps, 0 for none; None (default) to solve from the budget and a cost measured
-        in the first run of each shape.
+        in the first run of each shape. In a compiled transformer there are none.
     tokens
         ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
     steps
@@ -128,7 +129,12 @@ class HeterogeneousSteps(Method):
         parts: dict[int, PartialForward] = {}
         if not self.exact and self.may_be_partial:
             for denoiser in adapter.denoisers():
-                if divisible_family(denoiser) or self.fraction or self.policy == "groups":
+                # asked for, or possible
+                if (
+                    self.fraction
+                    or self.policy == "groups"
+                    or (divisible_family(denoiser) and not is_compiled(denoiser))
+                ):
                     parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
         if not self.exact:
             follow(session, stack, lambda run: _Steps(self, session, run, parts))

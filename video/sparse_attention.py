@@ -18,6 +18,7 @@ from mmaccel.registry import register
 from mmaccel.session import Session
 
 from .adapter import GRIDS, TRANSFORMERS, DiffusionTransformerAdapter, token_grid
+from .compiled import refuse_compiled
 from .interception import intercept
 
 BLOCK = 64
@@ -95,6 +96,7 @@ class SparseAttention(Method):
                     f" {', '.join(sorted(GRIDS))}: use policy='pooled_top_k'"
                 )
             if not self.exact:
+                refuse_compiled(self.name, "use video.HeterogeneousSteps, which chooses steps", *denoiser.modules())
                 attention = _Attention(self, session)
                 intercept(denoiser, attention, stack, before=attention.begin)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.session import Session
 
@@ -112,6 +113,11 @@ def replace_method(owner: Any, name: str, function: Callable[..., Any], stack: E
     _Instead(owner, name, function, stack)
 
 
+def replace_forward(module: torch.nn.Module, function: Callable[..., Any], stack: ExitStack) -> None:
+    """The same for what a module's call runs: its `forward`, or its compiled call, so that that stays compiled."""
+    replace_method(module, private.COMPILED_CALL if private.is_compiled(module) else "forward", function, stack)
+
+
 class _Follower:
     """Keeps the run up to date, and hands the calls to its stepper."""
 
@@ -195,7 +201,7 @@ def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -
     replace_method(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
     replace_method(follower.scheduler, "step", follower.step, stack)
     for expert, denoiser in enumerate(denoisers):
-        replace_method(denoiser, "forward", functools.partial(follower.forward, expert, denoiser), stack)
+        replace_forward(denoiser, functools.partial(follower.forward, expert, denoiser), stack)
     stack.callback(follower.drop)
 
 

@@ -12,6 +12,7 @@ import torch
 from mmaccel.cache import BranchCache
 from mmaccel.errors import UnsupportedTargetError
 
+from .compiled import refuse_compiled
 from .families import FAMILIES, Family, divisible_family
 from .interception import Intercepted
 
@@ -136,10 +137,5 @@ def require_divisible(denoiser: torch.nn.Module, advice: str) -> Family:
     if family is None:
         known = ", ".join(family.name for family in FAMILIES.values() if family.is_divisible)
         raise UnsupportedTargetError(f"the tokens of {name} cannot be computed apart, only those of {known}: {advice}")
-    modules = (denoiser, *family.block_list(denoiser))
-    if any(getattr(module, "_compiled_call_impl", None) is not None for module in modules):
-        raise UnsupportedTargetError(
-            f"this {name} is compiled, so that its tokens cannot be chosen anew in every step:"
-            f" load it again without compile(), or {advice}"
-        )
+    refuse_compiled("choosing tokens", advice, denoiser, *family.block_list(denoiser))
     return family

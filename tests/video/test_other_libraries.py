@@ -1,0 +1,127 @@
+"""What users put on a transformer beside mmaccel: torch.compile, LoRA by peft, offloading by accelerate."""
+
+import pytest
+import torch
+from accelerate.hooks import CpuOffload, add_hook_to_module, remove_hook_from_module
+from peft import LoraConfig
+
+import mmaccel
+from mmaccel import video
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.testing import snapshot
+from mmaccel.video import examples
+
+STEPS_ONLY = (video.HeterogeneousSteps(0.5), video.EasyCache(1e6, warmup=3))
+BLOCKS = (video.BlockCache(1e6, warmup=3), video.TeaCache(1e6, warmup=3))
+TOKENS = (video.HeterogeneousSteps(0.6, fraction=0.2), video.TokenCache(0.5))
+
+
+@pytest.fixture
+def wan():
+    pipe, arguments = examples.wan_pipeline()
+    return pipe, arguments(1, steps=12)
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def fast_run(pipe, call, method):
+    with mmaccel.accelerate(pipe, method) as fast:
+        return fast(**call)[0], fast.report
+
+
+def whole(transformer):
+    transformer.compile(backend="eager")
+
+
+def blocks(transformer):
+    for block in transformer.blocks:
+        block.compile(backend="eager")
+
+
+def frames_of_ours(monkeypatch):
+    """Names of our own functions that the compiler was asked to trace."""
+    seen = []
+    trace = torch._dynamo.convert_frame.ConvertFrame.__call__
+
+    def spy(self, frame, *args, **kwargs):
+        if "mmaccel" in frame.f_globals.get("__name__", ""):
+            seen.append(frame.f_code.co_name)
+        return trace(self, frame, *args, **kwargs)
+
+    monkeypatch.setattr(torch._dynamo.convert_frame.ConvertFrame, "__call__", spy)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("method", "compiled"),
+    [*((method, whole) for method in STEPS_ONLY), *((method, blocks) for method in (*STEPS_ONLY, BLOCKS[0]))],
+    ids=str,
+)
+def test_compiled_code_stays_compiled_and_ours_is_not_traced(wan, method, compiled, monkeypatch):
+    pipe, call = wan
+    plain, (expected, report) = pipe(**call)[0], fast_run(pipe, call, method)
+    compiled(pipe.transformer)
+    before, traced = snapshot(pipe), frames_of_ours(monkeypatch)
+    output, again = fast_run(pipe, call, method)
+    assert torch.equal(output, expected) and again.forwards == pytest.approx(report.forwards, abs=1)
+    assert traced == [] and snapshot(pipe) == before
+    assert torch.equal(pipe(**call)[0], plain)
+
+
+@pytest.mark.parametrize("method", (*BLOCKS, *TOKENS, video.SparseAttention(), video.FirstBlockCache()), ids=str)
+def test_methods_inside_of_a_compiled_transformer_are_refused(wan, method):
+    pipe, _ = wan
+    whole(pipe.transformer)
+    before = snapshot(pipe)
+    with pytest.raises(UnsupportedTargetError, match="is compiled: load it again without compile"):
+        mmaccel.accelerate(pipe, method)
+    assert snapshot(pipe) == before
+
+
+def test_a_compiled_wrapper_is_refused(wan):
+    pipe, _ = wan
+    pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+    with pytest.raises(UnsupportedTargetError, match=r"write pipe\.transformer\.compile"):
+        mmaccel.accelerate(pipe, video.EasyCache())
+
+
+def add_lora(pipe):
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
+    pipe.transformer.add_adapter(config, "style")
+
+
+@pytest.mark.parametrize("method", (STEPS_ONLY[1], BLOCKS[0], *TOKENS), ids=str)
+def test_lora_before_or_after(wan, method):
+    pipe, call = wan
+    plain, (without, _) = pipe(**call)[0], fast_run(pipe, call, method)
+    with mmaccel.accelerate(pipe, method) as fast:
+        add_lora(pipe)
+        after = fast(**call)[0]
+    before, _ = fast_run(pipe, call, method)
+    assert torch.equal(before, after) and not torch.equal(before, without)
+    with mmaccel.accelerate(pipe, method) as fast:
+        pipe.transformer.delete_adapters("style")
+        assert torch.equal(fast(**call)[0], without)
+    assert torch.equal(pipe(**call)[0], plain)
+
+
+@pytest.mark.parametrize("method", (STEPS_ONLY[1], BLOCKS[0], *TOKENS), ids=str)
+def test_offloading_before_or_after(wan, method):
+    """The hook of `enable_model_cpu_offload`, which itself asks for an accelerator."""
+    pipe, call = wan
+    plain, (expected, _) = pipe(**call)[0], fast_run(pipe, call, method)
+    hook = CpuOffload(execution_device=torch.device("cpu"))
+    add_hook_to_module(pipe.transformer, hook)
+    assert torch.equal(fast_run(pipe, call, method)[0], expected)
+    assert pipe.transformer._hf_hook is hook and torch.equal(pipe(**call)[0], plain)
+    remove_hook_from_module(pipe.transformer)
+    with mmaccel.accelerate(pipe, method) as fast:
+        add_hook_to_module(pipe.transformer, CpuOffload(execution_device=torch.device("cpu")))
+        assert torch.equal(fast(**call)[0], expected)
+    assert torch.equal(pipe(**call)[0], plain)

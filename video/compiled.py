@@ -1,0 +1,40 @@
+"""Compiled transformers: their calls can be followed from outside; what goes on inside is fixed."""
+
+from __future__ import annotations
+
+import torch
+
+from mmaccel import private
+from mmaccel.errors import UnsupportedTargetError
+
+BLOCKS = "compile its blocks instead, with compile_repeated_blocks()"
+
+
+def is_compiled(denoiser: torch.nn.Module) -> bool:
+    """Whether a transformer, or anything in it, is compiled."""
+    return any(private.is_compiled(module) for module in denoiser.modules())
+
+
+def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None:
+    """Raise where a method would have to work inside compiled code.
+
+    Parameters
+    ----------
+    method
+        Its name, for the error.
+    advice
+        What to do instead.
+    *modules
+        Those inside of which the method works.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If any of them is compiled.
+    """
+    compiled = next((module for module in modules if private.is_compiled(module)), None)
+    if compiled is not None:
+        raise UnsupportedTargetError(
+            f"{method} works inside of {type(compiled).__name__}, which is compiled:"
+            f" load it again without compile(), or {advice}"
+        )
