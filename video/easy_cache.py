@@ -11,7 +11,7 @@ import torch
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .families import arguments, find_family
+from .families import latents_of
 from .step_cache import CacheStepper, StepCache
 from .steps import Forward, follow
 from .tensors import map_tensors, mean_change, mean_size, plus, tensors
@@ -78,7 +78,7 @@ class _Stepper(CacheStepper):
     branch_state = _Branch
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
-        inputs = list(_latents(denoiser, args, kwargs))
+        inputs = latents_of(denoiser, args, kwargs)
         if self.leads:
             self.reuse = self._decide(inputs)
         if self.reuse and self.may_reuse:
@@ -107,10 +107,3 @@ class _Stepper(CacheStepper):
                 moved = mean_change(inputs, state.inputs)
                 state.ratio = mean_change(outputs, state.outputs) / moved if moved > 0 else None
             state.inputs, state.outputs = state.seen, outputs
-
-
-def _latents(denoiser: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-    """The tensors that the outputs belong to; in a family that is not known here, the first argument."""
-    given, family = arguments(denoiser, args, kwargs), find_family(denoiser)
-    names = family.latents if family else (next(iter(given)),)
-    return tensors([given[name] for name in names])

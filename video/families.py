@@ -16,6 +16,8 @@ import torch
 
 from mmaccel.errors import UnsupportedTargetError
 
+from .tensors import tensors
+
 
 @dataclass(frozen=True)
 class Family:
@@ -139,6 +141,13 @@ def family_of(denoiser: torch.nn.Module, method: str) -> Family:
 def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call of `module`, by name."""
     return bound(module, args, kwargs).arguments
+
+
+def latents_of(denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that the outputs belong to; in a family that is not known here, the first argument."""
+    given, family = arguments(denoiser, args, kwargs), find_family(denoiser)
+    names = family.latents if family else (next(iter(given)),)
+    return list(tensors([given[name] for name in names]))
 
 
 def bound(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:

@@ -156,7 +156,7 @@ class _Steps(Stepper):
         self.order: torch.Tensor | None = None  # tokens, the hottest first
         self.active: torch.Tensor | None = None
         self.pinned: torch.Tensor | None = None
-        self.trace = Trace(run.levels)
+        self.trace = Trace(run.levels[run.step :])
         self.generator = torch.Generator().manual_seed(0)
         self.overheads: dict[Any, float] = session.memory.setdefault("overhead of a partial pass", {})
         self.schedule = self._solve(None)

@@ -19,6 +19,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.session import Session
 
 from .adapter import DiffusionTransformerAdapter
+from .families import latents_of
 
 Forward = Callable[..., Any]
 
@@ -125,10 +126,12 @@ class _Follower:
         self.session, self.make = session, make
         self.scheduler = session.target.scheduler
         self.stepper: Stepper | None = None
+        self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
 
     def drop(self) -> None:
         """Let go of the run, however far it came."""
         stepper, self.stepper = self.stepper, None
+        self.shapes.clear()
         if stepper is not None:
             stepper.close()
 
@@ -157,10 +160,26 @@ class _Follower:
             run.step = getattr(self.scheduler, "begin_index", None) or 0
         run.branch, run.expert = run.branch + 1, expert
         try:
+            if run.branch == 0:
+                self.begin_again_if_resized([x.shape for x in latents_of(denoiser, args, kwargs)])
             return self.stepper.forward(denoiser, original, args, kwargs)
         except BaseException:
             self.drop()
             raise
+
+    def begin_again_if_resized(self, shapes: list[torch.Size]) -> None:
+        """Nothing of before fits latents that a callback made larger, or a batch that guidance no longer doubles."""
+        assert self.stepper is not None
+        run = self.stepper.run
+        before = self.shapes.get(run.expert, shapes)
+        if before != shapes:
+            self.session.report.warnings.append(
+                f"in step {run.step} latents of {list(before[0])} became {list(shapes[0])}:"
+                " what was kept is forgotten, and the method begins anew"
+            )
+            self.drop()
+            self.stepper = self.make(run)
+        self.shapes[run.expert] = shapes
 
     def step(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         if self.stepper is None:

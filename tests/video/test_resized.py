@@ -1,0 +1,51 @@
+"""Latents that change their size in the middle of a run, as in pipelines that begin small."""
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import video
+from mmaccel.video import examples
+
+METHODS = (
+    video.HeterogeneousSteps(fraction=0.0),
+    video.HeterogeneousSteps(0.6, fraction=0.2),
+    video.EasyCache(1e6, warmup=3),
+    video.BlockCache(1e6, warmup=3),
+    video.TeaCache(1e6, warmup=3),
+    video.TokenCache(0.5),
+    video.FirstBlockCache(1e6),
+    video.TaylorSeer(),
+    video.PyramidAttentionBroadcast(),
+)
+LARGER = 6  # the first step at the larger size
+
+
+def grow(pipe, step, timestep, tensors):
+    if step != LARGER - 1:
+        return {}
+    return {"latents": torch.nn.functional.interpolate(tensors["latents"], scale_factor=(1, 2, 1))}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_method_begins_anew_and_says_so(method):
+    pipe, arguments = examples.wan_pipeline()
+    call = arguments(1, steps=16)
+    plain = pipe(**call, callback_on_step_end=grow)[0]
+    with mmaccel.accelerate(pipe, method) as fast:
+        expected = fast(**call)[0]
+        output = fast(**call, callback_on_step_end=grow)[0]
+        report = fast.report
+        assert report.engaged and any(f"in step {LARGER} latents of" in text for text in report.warnings)
+        assert output.shape == plain.shape and float((output - plain).std() / plain.std()) < 0.5
+        assert torch.equal(fast(**call)[0], expected) and not fast.report.warnings
+
+
+def test_the_trace_is_that_of_the_last_size(tmp_path):
+    pipe, arguments = examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5)) as fast:
+        fast(**arguments(1, steps=16), callback_on_step_end=grow)
+        trace = video.trace_of(fast)
+    assert len(trace.shares()) == len(trace.levels) == 16 - LARGER
+    assert trace.heat_map().shape == (examples.FRAMES, 2 * examples.HEIGHT, examples.WIDTH)
+    trace.save(tmp_path / "trace.png")
