@@ -19,6 +19,7 @@ from .easy_cache import EasyCache
 from .first_block_cache import FirstBlockCache
 from .heterogeneous_steps import HeterogeneousSteps
 from .partial import PartialForward
+from .step_solver import calibrate_steps
 from .taylor_seer import TaylorSeer
 from .tea_cache import calibrate_tea_cache
 
@@ -60,7 +61,7 @@ class Contestant:
 
 def contestants(studio: Any, budget: float) -> list[Contestant]:
     """All of them for a budget."""
-    return [*_ours(budget), *_simple(studio.steps, budget), *_rivals(studio)]
+    return [*_ours(budget), _calibrated(studio, budget), *_simple(studio.steps, budget), *_rivals(studio)]
 
 
 def _ours(budget: float) -> Iterator[Contestant]:
@@ -70,10 +71,19 @@ def _ours(budget: float) -> Iterator[Contestant]:
     yield fixed("HeterogeneousSteps", "ours")
     yield fixed("without forecast", "part", fraction=0.0, forecast=0.0)
     yield fixed("whole forecast", "part", fraction=0.0, forecast=1.0)
+    yield fixed("without correction", "part", fraction=0.0, correct=False)
+    yield fixed("cached velocity", "part", fraction=0.0, forecast=0.0, correct=False)
     yield fixed("hottest tokens", "part", **PARTIAL)
     yield fixed("random tokens", "part", **PARTIAL, tokens="random")
     yield Contestant("hottest tokens, fresh keys", "part", lambda _: _fresh_keys(budget))
     yield fixed("groups", "part", policy="groups")
+
+
+def _calibrated(studio: Any, budget: float) -> Contestant:
+    """The best choice of steps for the plain velocities of two prompts."""
+    prompts = zoo.prompts(studio.model, 2, seed=902)
+    method = calibrate_steps(studio.pipe, prompts, budget, num_inference_steps=studio.steps)
+    return Contestant("calibrated steps", "part", lambda _: method)
 
 
 def _fresh_keys(budget: float) -> Any:

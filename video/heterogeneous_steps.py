@@ -17,7 +17,8 @@ from mmaccel.session import Session
 from .adapter import TRANSFORMERS, DiffusionTransformerAdapter, token_grid
 from .compiled import is_compiled
 from .families import bound, divisible_family
-from .forecast import Layout, Velocities
+from .forecast import Velocities
+from .layout import Layout
 from .partial import PartialForward
 from .schedule import Schedule, chosen, groups, refresh
 from .step_cache import STEP_CACHES
@@ -40,7 +41,8 @@ class HeterogeneousSteps(Method):
     At both ends of a run and at intervals between, all tokens are computed. In the other steps only the hottest are,
     against the kept keys and values of all; or none, where this machine's cost of a partial pass says that it does
     not pay. Every token that is not computed moves with its last velocity and half its slope, so that all tokens are
-    always at the sampler's noise level. Lossy below a budget of 1.
+    always at the sampler's noise level; when it is computed again, what the forecasts missed is made up for. Lossy
+    below a budget of 1.
 
     Parameters
     ----------
@@ -51,10 +53,14 @@ class HeterogeneousSteps(Method):
         groups of tokens by the heat of their velocity.
     forecast
         Share of the velocity's slope to trust, 0 to 1; default 0.5, measured to be better than 0 and 1.
+    correct
+        Make up for what forecasts missed (default), with samplers that make Euler steps, as
+        `FlowMatchEulerDiscreteScheduler`; others go on without.
     warmup, cooldown
-        Full steps at the beginning and the end; None (default) to solve from the budget.
+        Full steps at the beginning and the end, default 1 each.
     interval
-        A full step every so many steps between; None (default) to spread what the budget pays for.
+        A full step every so many steps between; None (default) to spread what the budget pays for, denser towards
+        both ends.
     fraction
         Share of the tokens in partial steps, 0 for none; None (default) to solve from the budget and a cost measured
         in the first run of each shape. In a compiled transformer there are none.
@@ -91,6 +97,7 @@ class HeterogeneousSteps(Method):
     budget: float = 0.5
     policy: str = "refresh"
     forecast: float = 0.5
+    correct: bool = True
     warmup: int | None = None
     cooldown: int | None = None
     interval: int | None = None
@@ -103,6 +110,7 @@ class HeterogeneousSteps(Method):
         self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
         self._require(self.policy in POLICIES, "policy", "one of " + ", ".join(POLICIES))
         self._require(is_number(self.forecast, 0, 1), "forecast", "between 0 and 1")
+        self._require(isinstance(self.correct, bool), "correct", "True or False")
         for name, low in (("warmup", 1), ("cooldown", 0), ("interval", 1)):
             value = getattr(self, name)
             self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")
@@ -148,7 +156,7 @@ class _Steps(Stepper):
     ) -> None:
         super().__init__(session, run)
         self.method, self.parts = method, parts
-        self.velocities = Velocities(method.forecast)
+        self.velocities = self._none()
         self.layout = Layout()
         self.outputs: dict[int, Any] = {}
         self.expert: int | None = None
@@ -156,16 +164,21 @@ class _Steps(Stepper):
         self.order: torch.Tensor | None = None  # tokens, the hottest first
         self.active: torch.Tensor | None = None
         self.pinned: torch.Tensor | None = None
-        self.trace = Trace(run.levels[run.step :])
+        self.trace = Trace(run.levels[run.step : -1])
         self.generator = torch.Generator().manual_seed(0)
         self.overheads: dict[Any, float] = session.memory.setdefault("overhead of a partial pass", {})
         self.schedule = self._solve(None)
         self.keeps = bool(parts)
+        self.is_solved = not parts or method.policy == "groups"  # others wait for the cost of a partial pass
         least = self.schedule.cost(0.0) / run.steps
         if least > method.budget + 0.5 / run.steps and not any((method.warmup, method.cooldown, method.interval)):
             self.report.warnings.append(
                 f"{run.steps} steps leave no room for a budget of {method.budget:g}: {least:.0%} of them are computed"
             )
+
+    def _none(self) -> Velocities:
+        """Of a transformer that has computed nothing yet."""
+        return Velocities(self.method.forecast, self.method.correct and self.run.is_euler)
 
     def _solve(self, overhead: float | None) -> Schedule:
         method, steps = self.method, self.run.steps
@@ -176,6 +189,8 @@ class _Steps(Stepper):
             return groups(steps, method.budget, *given)
         if method.fraction is None and overhead is not None and overhead > MOST_OVERHEAD:
             overhead = None
+        if method.fraction and overhead is None:
+            overhead = 0.0  # until it is measured
         return refresh(steps, method.budget, *given, overhead=overhead, fraction=method.fraction)
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
@@ -200,10 +215,10 @@ class _Steps(Stepper):
 
     def _begin_step(self) -> None:
         run = self.run
-        known = self.velocities.velocity is not None and run.expert == self.expert
-        # with nothing to forecast from, or what another transformer left, all is computed
-        self.share = self.schedule.fractions[run.step] if known else 1.0
-        self.expert = run.expert
+        if run.expert != self.expert:
+            self.expert, self.velocities = run.expert, self._none()
+        is_known = self.velocities.velocity is not None  # something to forecast from
+        self.share = self.schedule.fractions[run.step] if is_known else 1.0
         self.active = None
         if 0 < self.share < 1:
             assert self.order is not None
@@ -224,14 +239,14 @@ class _Steps(Stepper):
         began = time.perf_counter()
         output = forward(*args, **kwargs) if part is None else part.keeping(run.branch, forward, args, kwargs)
         self.outputs[run.branch] = output
-        is_last_of_warmup = run.step == self.schedule.warmup - 1 and run.branch == 0
-        if part is not None and is_last_of_warmup and self.method.policy == "refresh":
+        # the first pass of a process is slow
+        if part is not None and not self.is_solved and run.branch == 0 and self.velocities.velocity is not None:
             sample = next(tensors(output))
             key = str(sample.shape), str(sample.device)
             if key not in self.overheads:
                 _synchronize(output)
                 self.overheads[key] = _overhead(part, time.perf_counter() - began, forward, args, kwargs)
-            self.schedule = self._solve(self.overheads[key])
+            self.schedule, self.is_solved = self._solve(self.overheads[key]), True
             self.report.details["overhead of a partial pass"] = self.overheads[key]
         return output
 
@@ -255,18 +270,14 @@ class _Steps(Stepper):
             return output
         if self.velocities.velocity is None:
             self.layout = Layout.of(self.session.adapter.denoisers()[run.expert], output)  # type: ignore[attr-defined]
-        level = run.levels[run.step]
-        if self.share == 0:
-            merged = self.velocities.at(level)
-        else:
-            merged = self.velocities.update(self.layout.tokens(output), level, self.active)
+        computed = self.layout.tokens(output) if self.share else None
+        merged = self.velocities.step(*run.levels[run.step : run.step + 2], computed, self.active)
         self.trace.add(self.share if self.active is None else self.active, merged.shape[1])
         if self.share == 1:
             self._rank()
             self._count_memory()
-            if self.keeps and run.step >= self.schedule.warmup - 1 and not self.schedule.is_partial:
+            if self.keeps and self.is_solved and not self.schedule.is_partial:
                 self._release()
-            return output
         return self.layout.latents(merged, output).to(output.dtype)
 
     def _count_memory(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .families import bound
-from .forecast import Layout
+from .layout import Layout
 from .steps import replace_method
 from .token_subset import Forward, KeysValues, TokenSubset, require_divisible
 

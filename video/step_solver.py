@@ -21,11 +21,12 @@ from .steps import Run, Stepper, follow
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def best_steps(products: Array, levels: Sequence[float], count: int, forecast: float = 0.5) -> tuple[int, ...]:
-    """The `count` steps after which the forecasts of all others are off by least, by dynamic programming.
+def best_steps(products: Array, levels: Sequence[float], count: int) -> tuple[int, ...]:
+    """The `count` steps between which interpolated velocities are off by least, by dynamic programming.
 
-    A step that is not computed moves by its forecast velocity instead of its own. Within a gap between computed
-    steps these errors add up as vectors, and over the gaps their sizes are added.
+    A step that is not computed ends up, once corrected, as if it had moved by a velocity on the line between those of
+    the computed steps around it. Within a gap these errors add up as vectors, and over the gaps their sizes are
+    added. What forecasts do to the sample until they are corrected is left out.
 
     Parameters
     ----------
@@ -34,9 +35,7 @@ def best_steps(products: Array, levels: Sequence[float], count: int, forecast: f
     levels
         Noise levels, of `N + 1` entries.
     count
-        Steps to compute, at least 2: the first two always are, for a slope.
-    forecast
-        Share of the slope that forecasts trust.
+        Steps to compute, at least 2: the first and the last always are.
 
     Returns
     -------
@@ -49,46 +48,41 @@ def best_steps(products: Array, levels: Sequence[float], count: int, forecast: f
 
     Examples
     --------
-    >>> best_steps(np.ones((6, 6)), np.linspace(1, 0, 7), 3)  # of a velocity that does not change any will do
-    (0, 1, 2)
+    >>> velocities = np.array([[0.0, 1.0, 2.0, 4.0, 8.0, 16.0]]).T  # hardly bent at the beginning
+    >>> best_steps(velocities @ velocities.T, np.linspace(1, 0, 7), 4)
+    (0, 3, 4, 5)
     """
     steps = len(products)
     if count < 2:
         raise SettingError(f"count={count}: at least 2 steps are computed")
     if count >= steps:
         return tuple(range(steps))
-    gaps = _gap_errors(products, levels, forecast)
-    # least[i, h]: error up to computed step i, when h was computed before; one table per number of computed steps
-    least = np.full((steps, steps), np.inf)
-    least[1, 0] = 0.0
+    gaps = _gap_errors(products, levels)
+    least = np.full(steps, np.inf)  # error up to computed step j
+    least[0] = 0.0
     came: list[Array] = []
-    for _ in range(count - 2):
-        reached = least.T[:, :, None] + gaps[:, :, :steps]  # [h, i, j]
-        came.append(reached.argmin(0).astype(float))  # [i, j]: the best h
-        least = reached.min(0).T  # [j, i]
-    ends = least + gaps[:, :, steps].T  # the last gap runs to the end
-    last, before = np.unravel_index(ends.argmin(), ends.shape)
-    chosen = [int(last), int(before)]
+    for _ in range(count - 1):
+        reached = least[:, None] + gaps  # [i, j]
+        came.append(reached.argmin(0).astype(float))
+        least = reached.min(0)
+    computed = [steps - 1]
     for table in reversed(came):
-        chosen.append(int(table[chosen[-1], chosen[-2]]))
-    return tuple(sorted(chosen))
+        computed.append(int(table[computed[-1]]))
+    return tuple(reversed(computed))
 
 
-def _gap_errors(products: Array, levels: Sequence[float], forecast: float) -> Array:
-    """Error `[h, i, j]` of the steps between `i` and `j`, forecast from `i` and `h` before it; `j` may be the end."""
+def _gap_errors(products: Array, levels: Sequence[float]) -> Array:
+    """Error `[i, j]` of the steps between computed steps `i` and `j`."""
     steps = len(products)
     moves = np.diff(np.asarray(levels, dtype=float))
-    errors = np.full((steps, steps, steps + 1), np.inf)
-    for i in range(1, steps):
-        for h in range(i):
-            weights = np.zeros(steps)  # of the velocities in the sum of errors so far
-            errors[h, i, i + 1] = 0.0
-            for k in range(i + 1, steps):
-                trust = forecast * (levels[k] - levels[i]) / (levels[i] - levels[h])
-                weights[k] += moves[k]
-                weights[i] -= moves[k] * (1 + trust)
-                weights[h] += moves[k] * trust
-                errors[h, i, k + 1] = max(0.0, float(weights @ products @ weights)) ** 0.5
+    errors = np.full((steps, steps), np.inf)
+    for i in range(steps):
+        for j in range(i + 1, steps):
+            weights = np.zeros(steps)  # of the velocities in the sum of errors
+            for k in range(i + 1, j):
+                share = (levels[k] - levels[i]) / (levels[j] - levels[i])
+                weights[[k, i, j]] += moves[k] * np.array([1, share - 1, -share])
+            errors[i, j] = max(0.0, float(weights @ products @ weights)) ** 0.5
     return errors
 
 
@@ -140,7 +134,7 @@ class _Recorder(Stepper):
 
     def __init__(self, session: Session, run: Run) -> None:
         super().__init__(session, run)
-        session.memory["velocities"], session.memory["levels"] = [], [*run.levels, 0.0]
+        session.memory["velocities"], session.memory["levels"] = [], run.levels
 
     def velocity(self, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         self.session.memory["velocities"].append(output.float().flatten().cpu())

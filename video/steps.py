@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
@@ -33,8 +34,10 @@ class Run:
     steps
         How many steps the sampler makes.
     levels
-        Where each step stands on the way from noise to data: its noise level, or for other samplers than flow matching
-        its timestep as a share of those in training.
+        Where each step stands on the way from noise to data, and where the last one ends: noise levels, or for other
+        samplers than flow matching timesteps as a share of those in training.
+    is_euler
+        Whether the sampler makes plain Euler steps: it adds the velocity times the way to the next level.
     step
         Index of the step that is running, from 0.
     branch
@@ -46,6 +49,7 @@ class Run:
 
     steps: int
     levels: list[float]
+    is_euler: bool = False
     step: int = 0
     branch: int = -1
     expert: int = 0
@@ -146,10 +150,12 @@ class _Follower:
             self.scheduler, "scale_noise"
         )
         if is_flow and sigmas is not None and len(sigmas) == steps + 1:
-            levels = [float(sigma) for sigma in sigmas[:-1]]
+            levels = [float(sigma) for sigma in sigmas]
         else:
-            levels = [float(t) / self.scheduler.config.num_train_timesteps for t in timesteps]
-        self.stepper = self.make(Run(steps, levels))
+            levels = [*(float(t) / self.scheduler.config.num_train_timesteps for t in timesteps), 0.0]
+        is_euler = isinstance(self.scheduler, FlowMatchEulerDiscreteScheduler)
+        is_euler = is_euler and not self.scheduler.config.stochastic_sampling
+        self.stepper = self.make(Run(steps, levels, is_euler))
         return result
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -186,6 +192,8 @@ class _Follower:
             return original(*args, **kwargs)
         names = ("model_output", "timestep", "sample")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("per_token_timesteps") is not None:
+            self.stepper.run.is_euler = False  # tokens go different ways
         given["model_output"] = self.stepper.velocity(given["model_output"], given["sample"])
         result = original(*(given.pop(name) for name in names), *args[3:], **given)
         run = self.stepper.run

@@ -9,7 +9,7 @@ from PIL import Image
 from mmaccel.errors import SettingError
 from mmaccel.video import Trace, clips
 from mmaccel.video.contestants import Contestant
-from mmaccel.video.forecast import Layout
+from mmaccel.video.layout import Layout
 
 
 def clip(frames=5, size=(32, 24), shift=0):

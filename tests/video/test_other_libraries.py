@@ -13,7 +13,7 @@ from mmaccel.video import examples
 
 STEPS_ONLY = (video.HeterogeneousSteps(0.5), video.EasyCache(1e6, warmup=3))
 BLOCKS = (video.BlockCache(1e6, warmup=3), video.TeaCache(1e6, warmup=3))
-TOKENS = (video.HeterogeneousSteps(0.6, fraction=0.2), video.TokenCache(0.5))
+TOKENS = (video.HeterogeneousSteps(0.6, interval=4, fraction=0.2), video.TokenCache(0.5))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from diffusers import (
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.testing import snapshot
 from mmaccel.video import examples
-from mmaccel.video.forecast import Layout
+from mmaccel.video.layout import Layout
 from mmaccel.video.partial import PartialForward
 from mmaccel.video.tensors import tensors
 

@@ -9,7 +9,7 @@ from mmaccel.video import examples
 
 METHODS = (
     video.HeterogeneousSteps(fraction=0.0),
-    video.HeterogeneousSteps(0.6, fraction=0.2),
+    video.HeterogeneousSteps(0.6, interval=4, fraction=0.2),
     video.EasyCache(1e6, warmup=3),
     video.BlockCache(1e6, warmup=3),
     video.TeaCache(1e6, warmup=3),
