@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers import WanPipeline
 
 from mmaccel import zoo
 from mmaccel.method import Method
@@ -118,9 +121,13 @@ def _rivals(studio: Any) -> Iterator[Contestant]:
     yield Contestant("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
     if importlib.util.find_spec("cache_dit") is not None:
         yield Contestant("cache-dit", "rival", _cache_dit, 1e-3, 3.0)
+        forecast = functools.partial(_cache_dit, order=1)
+        yield Contestant("cache-dit, TaylorSeer", "rival", forecast, 1e-3, 3.0)
 
 
-def _cache_dit(threshold: float) -> Any:
+def _cache_dit(threshold: float, order: int = 0) -> Any:
+    """The package's own cache, which forecasts with TaylorSeer where `order` is not 0."""
+
     @contextmanager
     def setup(pipe: Any) -> Iterator[Any]:
         import cache_dit
@@ -128,10 +135,17 @@ def _cache_dit(threshold: float) -> Any:
         config = cache_dit.DBCacheConfig(
             Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=4, residual_diff_threshold=threshold
         )
-        cache_dit.enable_cache(pipe, cache_config=config)
+        plain = WanPipeline(**pipe.components)  # it knows pipelines by the names of their classes
+        plain.set_progress_bar_config(disable=True)
+        given = inspect.signature(type(pipe).__call__).parameters.values()
+        sizes = {p.name: p.default for p in given if isinstance(p.default, int | float)}
+        before = WanPipeline.__call__
+        forecast = cache_dit.TaylorSeerCalibratorConfig(taylorseer_order=order) if order else None
+        cache_dit.enable_cache(plain, cache_config=config, calibrator_config=forecast)
         try:
-            yield pipe
+            yield functools.partial(plain, **sizes)
         finally:
-            cache_dit.disable_cache(pipe)
+            cache_dit.disable_cache(plain)
+            WanPipeline.__call__ = before  # it replaces that of the class
 
     return setup

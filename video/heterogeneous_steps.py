@@ -271,7 +271,8 @@ class _Steps(Stepper):
         if self.velocities.velocity is None:
             self.layout = Layout.of(self.session.adapter.denoisers()[run.expert], output)  # type: ignore[attr-defined]
         computed = self.layout.tokens(output) if self.share else None
-        merged = self.velocities.step(*run.levels[run.step : run.step + 2], computed, self.active)
+        level, following = run.levels[run.step], run.levels[run.step + 1]
+        merged = self.velocities.step(level, following, computed, self.active)
         self.trace.add(self.share if self.active is None else self.active, merged.shape[1])
         if self.share == 1:
             self._rank()
