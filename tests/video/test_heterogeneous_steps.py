@@ -9,7 +9,7 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteSchedul
 import mmaccel
 from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
-from mmaccel.video import heterogeneous_steps as module
+from mmaccel.video import heterogeneous_run as module
 from mmaccel.video.forecast import Velocities
 from mmaccel.video.schedule import groups, refresh
 
@@ -268,6 +268,7 @@ def test_other_samplers_step_with_the_merged_velocity(wan, build):
     plain, fewer = run(pipe, call), run(pipe, call, num_inference_steps=12)
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, **ONLY_STEPS)) as fast:
         out = run(fast, call)
+        assert any("FlowMatchEulerDiscreteScheduler(shift=3)" in text for text in fast.report.warnings)
     assert 0 < distance(out, plain) < distance(fewer, plain)
 
 
