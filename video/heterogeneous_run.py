@@ -53,9 +53,10 @@ class HeterogeneousRun(Stepper):
         self.is_solved = not parts or method.policy == "groups"  # others wait for the cost of a partial pass
         scheduler = session.target.scheduler
         if method.correct and not run.is_euler and scheduler.config.get("prediction_type") == "flow_prediction":
+            shift = scheduler.config.get("flow_shift", 1.0)
             self.report.warnings.append(
                 f"{type(scheduler).__name__} makes no Euler steps, so that forecasts are not corrected: with"
-                f" pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={scheduler.config.get('flow_shift', 1.0):g}) they are"
+                f" pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={shift:g}) they are"
             )
         least = self.schedule.cost(0.0) / run.steps
         if least > method.budget + 0.5 / run.steps and not any((method.warmup, method.cooldown, method.interval)):
