@@ -26,6 +26,7 @@ from .contestants import Contestant, contestants
 MODEL, STEPS = "tiny-wan", 40
 BUDGETS = (0.5, 0.25)
 TUNING_SEED, TUNING_PROMPTS, TUNING_ROUNDS = 900, 2, 7
+CLOSE_ENOUGH = 1.15  # times the budget
 CLOSE = 0.02  # share of the plain time within which a contestant is tuned
 
 
@@ -208,9 +209,31 @@ def write_page(result: dict[str, Any], path: Path) -> None:
     for budget in dict.fromkeys(r["budget"] for r in result["rows"]):
         group = [r for r in result["rows"] if r["budget"] == budget]
         order = sorted(group, key=lambda r: (list(KINDS).index(r["kind"]), -r["quality"]))
-        sections[f"{budget:.0%} of the time"] = bench.markdown(columns, [_line(r) for r in order])
+        table = bench.markdown(columns, [_line(r) for r in order])
+        sections[f"{budget:.0%} of the time"] = f"{_found(group)}\n\n{table}"
     intro = INTRO.format(json=path.with_suffix(".json").name, plot=picture.name)
     path.write_text(bench.page(result, "Video diffusion transformers", intro, sections), encoding="utf-8")
+
+
+def _found(group: list[dict[str, Any]]) -> str:
+    """What a group of rows says, in words; of those that kept to the time."""
+    kept = [r for r in group if r["wall_share"] <= CLOSE_ENOUGH * r["budget"]] or group
+    best = {kind: max((r for r in kept if r["kind"] == kind), key=_quality, default=None) for kind in KINDS}
+    ours = best["ours"] or next(r for r in group if r["kind"] == "ours")
+    others = " and ".join(
+        f"{ours['quality'] - r['quality']:+.1f} dB (worst {ours['psnr_worst'] - r['psnr_worst']:+.1f}) to {r['method']}"
+        for r in (best["simple"], best["rival"])
+        if r
+    )
+    wall, budget, part = ours["wall_share"], ours["budget"], best["part"] or ours
+    return (
+        f"`{ours['method']}` took {wall:.0%} of the time, {wall / budget - 1:+.0%} of the budget, and is {others}, the"
+        f" best of the others. The best of its variants: {part['method']}, {part['quality'] - ours['quality']:+.1f} dB."
+    )
+
+
+def _quality(r: dict[str, Any]) -> float:
+    return float(r["quality"])
 
 
 def _line(r: dict[str, Any]) -> list[str]:

@@ -26,7 +26,9 @@ from .step_solver import calibrate_steps
 from .taylor_seer import TaylorSeer
 from .tea_cache import calibrate_tea_cache
 
-PARTIAL: dict[str, Any] = {"fraction": 0.05}
+# Partial steps of a twentieth of the tokens cost a fifth of a full step here: with a full step every so many steps they
+# fit in the budget.
+INTERVALS = {0.5: 3, 0.25: 40}
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,14 @@ def _ours(budget: float) -> Iterator[Contestant]:
     yield fixed("whole forecast", "part", fraction=0.0, forecast=1.0)
     yield fixed("without correction", "part", fraction=0.0, correct=False)
     yield fixed("cached velocity", "part", fraction=0.0, forecast=0.0, correct=False)
-    yield fixed("hottest tokens", "part", **PARTIAL)
-    yield fixed("random tokens", "part", **PARTIAL, tokens="random")
+    yield fixed("hottest tokens", "part", **_partial(budget))
+    yield fixed("random tokens", "part", **_partial(budget), tokens="random")
     yield Contestant("hottest tokens, fresh keys", "part", lambda _: _fresh_keys(budget))
     yield fixed("groups", "part", policy="groups")
+
+
+def _partial(budget: float) -> dict[str, Any]:
+    return {"fraction": 0.05, "interval": INTERVALS[budget]}
 
 
 def _calibrated(studio: Any, budget: float) -> Contestant:
@@ -100,7 +106,7 @@ def _fresh_keys(budget: float) -> Any:
         only = PartialForward.only
         PartialForward.only = whole  # type: ignore[assignment]
         try:
-            with accelerate(pipe, HeterogeneousSteps(budget, **PARTIAL)) as session:
+            with accelerate(pipe, HeterogeneousSteps(budget, **_partial(budget))) as session:
                 yield session
         finally:
             PartialForward.only = only  # type: ignore[method-assign]

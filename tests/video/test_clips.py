@@ -75,12 +75,31 @@ def test_traces_count_and_draw(tmp_path):
 def test_the_benchmark_tunes_to_a_time(monkeypatch):
     from mmaccel.video import benchmark
 
-    monkeypatch.setattr(benchmark, "measured_share", lambda studio, setup, prompts: 1 / (1 + setup))
+    shares = {None: 1.0}
+    monkeypatch.setattr(benchmark, "seconds_of", lambda studio, x, prompts: shares.get(x) or 1 / (1 + x))
     monkeypatch.setattr(benchmark.zoo, "prompts", lambda *args, **kwargs: ["a"])
     studio = type("Studio", (), {"model": "tiny-wan"})
     contestant = Contestant("x", "rival", lambda x: x, 1e-3, 100.0)
     assert 1 / (1 + benchmark.tune(studio, contestant, 0.25)) == pytest.approx(0.25, abs=0.05)
     assert benchmark.tune(studio, Contestant("y", "ours", lambda x: "fixed"), 0.25) == "fixed"
+
+
+def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
+    from mmaccel import bench
+    from mmaccel.video import benchmark
+
+    def row(method, kind, wall_share, quality):
+        figures = {"psnr_worst": quality - 5, "ssim": 0.9, "ssim_worst": 0.8, "psnr_still": None, "psnr_lively": None}
+        given = {"kind": kind, "budget": 0.5, "wall_share": wall_share, "quality": quality, "label": "", "settings": {}}
+        return {"method": method, "work_ratio": None, **given, **figures}
+
+    rows = [row("HeterogeneousSteps", "ours", 0.52, 40.0), row("fewer steps", "simple", 0.5, 30.0)]
+    rows += [row("late", "rival", 0.9, 60.0), row("EasyCache", "rival", 0.5, 42.0), row("half", "part", 0.5, 39.0)]
+    benchmark.write_page({"header": bench.result([])["header"], "rows": rows}, tmp_path / "video.md")
+    text = (tmp_path / "video.md").read_text()
+    assert "+10.0 dB (worst +10.0) to fewer steps and -2.0 dB (worst -2.0) to EasyCache" in text
+    assert "+4% of the budget" in text and "half, -1.0 dB" in text and "| late |" in text
+    assert (tmp_path / "video.png").stat().st_size > 5000
 
 
 def test_a_layout_is_needed_only_for_families_with_tokens():
