@@ -189,7 +189,10 @@ worst is that of the worst prompt. *time* is the measured share of the plain tim
 the mean PSNR of prompts in which little and much moves. *fresh keys* shows what stale keys and values cost in
 quality, and pays for it with a whole pass in every step. The raw rows, with every prompt, are in [{json}]({json}).
 
-![PSNR against time]({plot})
+![PSNR of every contestant]({plot})
+
+Blue is ours, light blue ours with something left out or put in, orange the simple alternative, grey others; beside each
+name is its share of the time.
 """
 KINDS = {
     "ours": "our method as it comes",
@@ -246,18 +249,25 @@ def _line(r: dict[str, Any]) -> list[str]:
     return [r["method"], r["label"], f"{r['wall_share']:.0%}", number(r["work_ratio"], ".0%"), *psnr, *ssim, *kinds]
 
 
+COLOURS = {"ours": "#26547c", "part": "#8fb8de", "simple": "#e07a5f", "rival": "#888888"}
+
+
 def plot(result: dict[str, Any], path: Path) -> None:
-    """PSNR of every contestant against its share of the time."""
+    """PSNR of every contestant, mean and worst, one panel for each budget."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
-    styles = {"ours": ("#26547c", "o", 90), "part": ("#8fb8de", "o", 40), "simple": ("#e07a5f", "s", 70)}
-    for r in result["rows"]:
-        colour, marker, size = styles.get(r["kind"], ("#888888", "^", 50))
-        axes.scatter(r["wall_share"], r["quality"], c=colour, marker=marker, s=size, zorder=3)
-        axes.annotate(r["method"], (r["wall_share"], r["quality"]), (6, 3), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="share of the plain time, measured", ylabel="PSNR to the plain clip, dB")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    budgets = list(dict.fromkeys(r["budget"] for r in result["rows"]))
+    figure = Figure(figsize=(6 * len(budgets), 5.5), layout="constrained")
+    for budget, axes in zip(budgets, figure.subplots(1, len(budgets), squeeze=False)[0], strict=True):
+        rows = sorted((r for r in result["rows"] if r["budget"] == budget), key=_quality)
+        for y, r in enumerate(rows):
+            colour = COLOURS[r["kind"]]
+            axes.plot([r["psnr_worst"], r["quality"]], [y, y], color=colour, linewidth=1.5, marker="|", zorder=2)
+            axes.scatter(r["quality"], y, color=colour, s=90 if r["kind"] == "ours" else 45, zorder=3)
+        axes.set_yticks(range(len(rows)), [f"{r['method']}, {r['wall_share']:.0%}" for r in rows], fontsize=9)
+        axes.set_title(f"{budget:.0%} of the time", fontsize=11)
+        axes.set_xlabel("PSNR to the plain clip, dB: mean, and down to the worst")
+        axes.grid(axis="x", alpha=0.25)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
     figure.savefig(path, dpi=110)
