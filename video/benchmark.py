@@ -194,6 +194,19 @@ quality, and pays for it with a whole pass in every step. The raw rows, with eve
 Blue is ours, light blue ours with something left out or put in, orange the simple alternative, grey others; beside each
 name is its share of the time.
 """
+LIMITS = """
+- **What the steps are worth, and the tokens.** Nearly all of the gain is the forecast, its correction, and where the
+  full steps lie. Choosing tokens (*hottest*, *random*) costs quality here: a partial pass of a twentieth of the tokens
+  took a fifth of a full one on 2 cores, so that fewer full steps are left, and chosen at random the tokens do as
+  well. Even with all keys and values fresh, which nobody can afford, it stays behind. The solver leaves partial steps
+  out wherever a pass costs more than 0.03 beyond its tokens; `fraction=` asks for them.
+- **Worst prompts.** With two moving things this model decides late what goes where. A small difference in the first
+  steps then gives another clip, as good and far away: at a quarter of the time EasyCache, whose first five steps are
+  whole, has the better worst prompt.
+- **Calibrated steps** are better than the general ones at half the time and worse at a quarter: the calibration looks
+  at interpolation alone, not at what forecasts do to the samples in between.
+- **Time** is that of the denoising loop. What is not in the budget is the arithmetic of forecasts on the latents.
+"""
 KINDS = {
     "ours": "our method as it comes",
     "part": "the same with something left out or put in",
@@ -215,6 +228,7 @@ def write_page(result: dict[str, Any], path: Path) -> None:
         table = bench.markdown(columns, [_line(r) for r in order])
         sections[f"{budget:.0%} of the time"] = f"{_found(group)}\n\n{table}"
     intro = INTRO.format(json=path.with_suffix(".json").name, plot=picture.name)
+    sections["What limits each"] = LIMITS.strip()
     path.write_text(bench.page(result, "Video diffusion transformers", intro, sections), encoding="utf-8")
 
 
