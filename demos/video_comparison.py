@@ -51,7 +51,7 @@ def main(output: Path) -> None:
             reference = reference or clip
             near = "" if clip is reference else f"   {clips.psnr(reference, clip):.0f} dB to the plain clip"
             made.append(pictures.headed(strip(clip), f"{label}   {seconds:.1f} s{near}"))
-    pictures.column(made).save(output, optimize=True)
+    pictures.column(made).convert("P", palette=1, colors=256).save(output, optimize=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # A partial step that costs more than this beyond its tokens buys less than a share of a full step: measured.
 MOST_OVERHEAD = 0.03
-# Errors of the first steps stay, where nothing corrects them. Measured with UniPC on a small Wan model.
+# Errors of the first steps stay, where nothing can correct them. Measured with UniPC on a small Wan model.
 UNCORRECTED_WARMUP = 3
 
 
@@ -73,7 +73,7 @@ class HeterogeneousRun(Stepper):
         if method.steps is not None:
             return chosen(steps, method.steps)
         warmup = method.warmup
-        if warmup is None and not self.velocities.corrects:
+        if warmup is None and not self.run.is_euler:
             warmup = max(1, min(UNCORRECTED_WARMUP, round(method.budget * steps) - 1))
         given = (warmup, method.cooldown, method.interval)
         if method.policy == "groups":

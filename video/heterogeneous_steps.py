@@ -47,7 +47,8 @@ class HeterogeneousSteps(Method):
         `FlowMatchEulerDiscreteScheduler`. Others go on without; with those of second order fewer steps do as well
         down to half of them.
     warmup, cooldown
-        Full steps at the beginning and the end, default 1 each; without correction 3 at the beginning.
+        Full steps at the beginning and the end, default 1 each; 3 at the beginning where a sampler's
+        steps cannot be corrected.
     interval
         A full step every so many steps between; None (default) to spread what the budget pays for, denser towards
         both ends.

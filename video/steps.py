@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 
 from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
@@ -23,6 +22,7 @@ from .adapter import DiffusionTransformerAdapter
 from .families import latents_of
 
 Forward = Callable[..., Any]
+EULER = "FlowMatchEulerDiscreteScheduler"
 
 
 @dataclass
@@ -153,7 +153,7 @@ class _Follower:
             levels = [float(sigma) for sigma in sigmas]
         else:
             levels = [*(float(t) / self.scheduler.config.num_train_timesteps for t in timesteps), 0.0]
-        is_euler = isinstance(self.scheduler, FlowMatchEulerDiscreteScheduler)
+        is_euler = any(cls.__name__ == EULER for cls in type(self.scheduler).__mro__)
         is_euler = is_euler and not self.scheduler.config.stochastic_sampling
         self.stepper = self.make(Run(steps, levels, is_euler))
         return result
