@@ -141,7 +141,7 @@ def _cache_dit(threshold: float, order: int = 0) -> Any:
         config = cache_dit.DBCacheConfig(
             Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=4, residual_diff_threshold=threshold
         )
-        plain = WanPipeline(**pipe.components)  # it knows pipelines by the names of their classes
+        plain: Any = WanPipeline(**pipe.components)  # it knows pipelines by the names of their classes
         plain.set_progress_bar_config(disable=True)
         given = inspect.signature(type(pipe).__call__).parameters.values()
         sizes = {p.name: p.default for p in given if isinstance(p.default, int | float)}
@@ -152,6 +152,6 @@ def _cache_dit(threshold: float, order: int = 0) -> Any:
             yield functools.partial(plain, **sizes)
         finally:
             cache_dit.disable_cache(plain)
-            WanPipeline.__call__ = before  # it replaces that of the class
+            WanPipeline.__call__ = before  # type: ignore[method-assign]  # it replaces that of the class
 
     return setup
