@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 import mmaccel
-from mmaccel import pictures, zoo
+from mmaccel import zoo
 from mmaccel.video import HeterogeneousSteps, clips
+
+from .train_tiny_wan import contact_sheet
 
 PROMPTS = ("red heart stays, gray background", "soccer ball moves right, green background")
 STEPS = 40
@@ -28,16 +29,11 @@ ROWS: tuple[tuple[str, Any, int], ...] = (
 )
 
 
-def strip(clip: clips.Clip) -> Image.Image:
-    """Every second frame, side by side and doubled."""
-    row = Image.fromarray(np.concatenate([np.asarray(frame) for frame in clip[::2]], 1))
-    return row.resize((2 * row.width, 2 * row.height), Image.Resampling.BICUBIC)
-
-
 def main(output: Path) -> None:
     pipe = zoo.load("tiny-wan")
     pipe.set_progress_bar_config(disable=True)
-    made = []
+    made: list[clips.Clip] = []
+    labels = []
     for prompt in PROMPTS:
         reference: clips.Clip = []
         for label, method, steps in ROWS:
@@ -50,8 +46,10 @@ def main(output: Path) -> None:
                 session.remove()
             reference = reference or clip
             near = "" if clip is reference else f"   {clips.psnr(reference, clip):.0f} dB to the plain clip"
-            made.append(pictures.headed(strip(clip), f"{label}   {seconds:.1f} s{near}"))
-    pictures.column(made).convert("P", palette=1, colors=256).save(output, optimize=True)
+            made.append(clip)
+            labels.append(f"{label}   {seconds:.1f} s{near}")
+    frames = np.stack([[np.asarray(frame) for frame in clip] for clip in made]) / 255
+    contact_sheet(frames, labels).convert("P", palette=1, colors=256).save(output, optimize=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class HeterogeneousRun(Stepper):
     ) -> None:
         super().__init__(session, run)
         self.method, self.parts = method, parts
-        self.velocities = self._none()
+        self.velocities = Velocities(method.forecast)
         self.layout = Layout()
         self.outputs: dict[int, Any] = {}
         self.expert: int | None = None
@@ -63,10 +63,6 @@ class HeterogeneousRun(Stepper):
             self.report.warnings.append(
                 f"{run.steps} steps leave no room for a budget of {method.budget:g}: {least:.0%} of them are computed"
             )
-
-    def _none(self) -> Velocities:
-        """Of a transformer that has computed nothing yet."""
-        return Velocities(self.method.forecast, self.method.correct and self.run.is_euler)
 
     def _solve(self, overhead: float | None) -> Schedule:
         method, steps = self.method, self.run.steps
@@ -107,7 +103,7 @@ class HeterogeneousRun(Stepper):
     def _begin_step(self) -> None:
         run = self.run
         if run.expert != self.expert:
-            self.expert, self.velocities = run.expert, self._none()
+            self.expert, self.velocities = run.expert, Velocities(self.method.forecast)
         is_known = self.velocities.velocity is not None  # something to forecast from
         self.share = self.schedule.fractions[run.step] if is_known else 1.0
         self.active = None
@@ -163,6 +159,7 @@ class HeterogeneousRun(Stepper):
             self.layout = Layout.of(self.session.adapter.denoisers()[run.expert], output)  # type: ignore[attr-defined]
         computed = self.layout.tokens(output) if self.share else None
         level, following = run.levels[run.step], run.levels[run.step + 1]
+        self.velocities.corrects = self.method.correct and run.is_euler  # which the step before may have shown
         merged = self.velocities.step(level, following, computed, self.active)
         self.trace.add(self.share if self.active is None else self.active, merged.shape[1])
         if self.share == 1:

@@ -37,14 +37,16 @@ class Schedule:
         return sum(f if f in (0, 1) else min(1.0, f + overhead) for f in self.fractions)
 
 
-def ends(steps: int, warmup: int, cooldown: int) -> range:
-    """The steps between the full ones at the beginning and at the end.
+def inner(steps: int, warmup: int | None, cooldown: int | None, least: int) -> range:
+    """The steps between the full ones at the beginning, by default `least`, and at the end, by default 1.
 
     Raises
     ------
     SettingError
         If these do not fit in the run.
     """
+    warmup = min(steps, least) if warmup is None else warmup
+    cooldown = min(max(0, steps - warmup), 1) if cooldown is None else cooldown
     if warmup + cooldown > steps:
         raise SettingError(
             f"{steps} steps have no room for {warmup} of warm-up and {cooldown} of cool-down:"
@@ -88,10 +90,8 @@ def refresh(
     >>> "".join("#" if f == 1 else "." for f in refresh(40, 0.25).fractions)
     '#.#...#....#....#......#....#....#...#.#'
     """
-    first = min(steps, 1 if overhead is None else 2) if warmup is None else warmup
-    last = min(steps - first, 1) if cooldown is None else cooldown
-    between = ends(steps, first, last)
-    spend = max(0.0, budget * steps - first - last)
+    between = inner(steps, warmup, cooldown, 1 if overhead is None else 2)
+    spend = max(0.0, budget * steps - (steps - len(between)))
     regular = None if interval is None else set(between[interval - 1 :: interval])
     full = spread(between, _affordable(len(between), spend, overhead, fraction)) if regular is None else regular
     rest = len(between) - len(full)
@@ -165,9 +165,8 @@ def groups(
     >>> [f"{f:.2f}" for f in groups(20, 0.6).fractions[2:12]]
     ['1.00', '0.37', '0.59', '0.37', '0.79', '0.37', '0.59', '0.37', '1.00', '0.37']
     """
-    first = min(steps, 2) if warmup is None else warmup
-    last = min(steps - first, 1) if cooldown is None else cooldown
-    between = ends(steps, first, last)
+    between = inner(steps, warmup, cooldown, 2)
+    first, last = between.start, steps - between.stop
     spend = budget * steps - first - last
 
     def shares(ratio: float) -> list[float]:

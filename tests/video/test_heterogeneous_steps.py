@@ -124,6 +124,22 @@ def test_correction_needs_euler_steps_and_is_worth_it(wan):
     assert torch.equal(found[True], found[False])
 
 
+def test_tokens_that_go_different_ways_are_not_corrected():
+    """LTX with given pictures steps every token from a timestep of its own."""
+    found = {}
+    for correct in (True, False):
+        pipe, arguments = examples.ltx_pipeline()
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, correct=correct, **ONLY_STEPS)) as fast:
+            step = pipe.scheduler.step
+
+            def by_token(output, timestep, latents, step=step, **more):
+                return step(output, timestep, latents, per_token_timesteps=timestep.expand(latents.shape[:2]), **more)
+
+            pipe.scheduler.step = by_token
+            found[correct] = run(fast, arguments(1, steps=12))
+    assert torch.equal(found[True], found[False])
+
+
 def test_more_budget_is_nearer_to_the_baseline(wan):
     pipe, call = wan
     plain = run(pipe, call)
