@@ -36,7 +36,7 @@ from .train_tiny_janus import Checkpoint
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens
-SHORT_SHARE, MIXED_SHARE = 0.15, 0.85  # until then only short clips; until then every second step
+SHORT_SHARE, MIXED_SHARE = 0.15, 0.7  # until then only short clips; until then every second step
 SHOWN = (
     "rocket moves up, pizza stays, blue background",
     "soccer ball moves right, green background",
