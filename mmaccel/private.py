@@ -49,6 +49,14 @@ def plain_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
     return result
 
 
+def attention_function(name: str | None) -> Callable[..., Any]:
+    """What transformers runs for an attention implementation that is not `"eager"`."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name or "sdpa"]
+    return function
+
+
 def register_attention(name: str, function: Callable[..., Any]) -> None:
     """Enter an attention function under a name; it gets the masks that `sdpa` gets."""
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -89,3 +97,16 @@ def with_attention(config: Any, name: str) -> Any:
     changed = copy.copy(config)
     changed._attn_implementation_internal = name
     return changed
+
+
+def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
+    """In which order the tower of Qwen2.5-VL takes its merged tokens, `[L]`."""
+    from transformers.vision_utils import get_vision_window_index
+
+    index, _ = get_vision_window_index(
+        grid_thw,
+        spatial_merge_size=tower.spatial_merge_size,
+        window_size=tower.window_size,
+        patch_size=tower.patch_size,
+    )
+    return index

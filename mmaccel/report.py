@@ -22,6 +22,8 @@ class Report:
     keys, plain_keys : int
         Keys attended to, summed over queries, heads and layers, and in plain attention; 0 where a method does
         not change them.
+    visual_tokens, plain_visual_tokens : int
+        Tokens of pictures and videos that the language model got, and that it gets without methods.
     tokens : int
         Tokens of the result, over the whole batch.
     wall_seconds : float
@@ -44,6 +46,8 @@ class Report:
     plain_forwards: float = 0
     keys: int = 0
     plain_keys: int = 0
+    visual_tokens: int = 0
+    plain_visual_tokens: int = 0
     tokens: int = 0
     wall_seconds: float = 0.0
     baseline_seconds: float | None = None
@@ -55,6 +59,7 @@ class Report:
     def start(self) -> None:
         """Forget the last run; the measured baseline stays."""
         self.forwards = self.plain_forwards = self.keys = self.plain_keys = 0
+        self.visual_tokens = self.plain_visual_tokens = 0
         self.tokens = self.peak_extra_bytes = 0
         self.wall_seconds, self.engaged = 0.0, False
         self.warnings.clear()
@@ -85,6 +90,11 @@ class Report:
         if self.plain_forwards:
             fewer = self.plain_forwards / (self.forwards or 1)
             lines.append(f"  passes      {self.forwards:.5g} instead of {self.plain_forwards:.5g}, {fewer:.2f}x fewer")
+        if self.plain_visual_tokens:
+            share = self.visual_tokens / self.plain_visual_tokens
+            lines.append(
+                f"  visual      {self.visual_tokens} tokens instead of {self.plain_visual_tokens}, {share:.1%}"
+            )
         if self.plain_keys:
             share = self.keys / self.plain_keys
             lines.append(f"  keys        {self.keys} attended to instead of {self.plain_keys}, {share:.1%}")

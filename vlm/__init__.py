@@ -10,9 +10,10 @@ Example
 >>> tokens = fast.generate(**inputs, max_new_tokens=64)  # doctest: +SKIP
 """
 
-from . import adapter  # noqa: F401  registers itself
+from . import adapter, internvl, llava_next_video, llava_onevision, qwen_vl  # noqa: F401  register themselves
 from .compress_kv import CompressKV
+from .fast_v import FastV
 from .select_kv import SelectKV
 from .sparse_prefill import SparsePrefill
 
-__all__ = ["CompressKV", "SelectKV", "SparsePrefill"]
+__all__ = ["CompressKV", "FastV", "SelectKV", "SparsePrefill"]

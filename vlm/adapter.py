@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,8 +16,10 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.session import Session, override
 
 from .attention import SessionAttention
+from .call import Run
 from .generation import replace_generate
 from .method import DecoderMethod
+from .prompt import Prompt
 
 
 @register_adapter
@@ -99,6 +102,14 @@ class DecoderAdapter(Adapter):
         stack.callback(private.unregister_attention, attention.name)
         for module in self.attention_modules():
             override(stack, module, "config", private.with_attention(module.config, attention.name))
+
+    def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
+        """Before a call of `generate`: what the prompt becomes, put into its arguments; None leaves it as it is."""
+        return None
+
+    def end(self, prompt: Prompt, run: Run, result: Any, cache: Any) -> Any:
+        """After it: the result with the prompt as it was given."""
+        return result
 
     def _detach(self, attention: SessionAttention) -> None:
         attention.active = False

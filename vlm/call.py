@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from mmaccel import kernels
 from mmaccel.cache import EvictingLayer
 
 from .rows import causal_pairs, runs
+
+if TYPE_CHECKING:
+    from .inner import Cuts
 
 FEW_QUERIES = 32  # what `kernels.verify_attention` is made for; more is a prompt
 
@@ -42,6 +45,7 @@ class Run:
     keys: Sum = field(default_factory=Sum)
     plain_keys: Sum = field(default_factory=Sum)
     plan_bytes: int = 0
+    cuts: Cuts | None = None
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:

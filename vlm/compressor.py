@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
 
+from .call import Call, Run
 from .method import DecoderMethod, is_share
+
+if TYPE_CHECKING:
+    from .inner import Cut
+
+
+# Families of the adapters that give a language model visual tokens at placeholders of the prompt.
+VISUAL_FAMILIES = frozenset(
+    {"internvl", "llava_next_video", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"}
+)
 
 
 class Compressed(NamedTuple):
@@ -76,6 +86,18 @@ class Compressor(DecoderMethod):
             Keys of the vision tower's last layer, pooled alike; methods with `needs_key` only.
         """
         raise NotImplementedError  # pragma: no cover
+
+    def cuts(self, layers: int) -> dict[int, Cut]:
+        """For each layer of a decoder of so many before which more visual tokens go, what stays of them."""
+        return {}
+
+    def after(self, call: Call) -> None:
+        """The layers before such a layer tell what to keep."""
+        if call.run.cuts is not None:
+            call.run.cuts.watch(call)
+
+    def idle(self, run: Run) -> str:
+        return "the call had no picture or video, or too little of it to leave any out"
 
     def count(self, length: int) -> int:
         """Visual tokens to keep of `length`, at least 1."""

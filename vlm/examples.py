@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mmaccel.testing import Example
+
+from . import visual_examples
 
 VOCABULARY, LENGTH, NEW_TOKENS = 64, 80, 6
 # Sharp enough that greedy decoding has no near-ties and that tokens differ in importance.
@@ -35,14 +30,14 @@ TEXT = {
 
 
 def examples() -> list[Example]:
-    """Two language models with grouped heads, and a vision-language model that is shown a picture."""
+    """Two language models with grouped heads, and vision-language models of all families that are shown videos."""
     # other lengths of prompt and answer, so that nothing is tied to one shape
     variants = ({"length": 50, "max_new_tokens": 3}, {"length": 97})
     common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
     return [
         Example("llama", llama, **common),
         Example("qwen2", qwen2, **common),
-        Example("smolvlm", smolvlm, **common),
+        *visual_examples.examples(),
     ]
 
 
@@ -86,28 +81,3 @@ def llama(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
 def qwen2(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     """A `Qwen2ForCausalLM`, and the arguments of a greedy call."""
     return _seeded(lambda: Qwen2ForCausalLM(Qwen2Config(**{**TEXT, **sizes})), seed), _text_arguments
-
-
-def smolvlm(seed: int = 0) -> tuple[Any, Any]:
-    """A `SmolVLMForConditionalGeneration`, and the arguments of a greedy call with one picture a prompt."""
-    image_token, picture = VOCABULARY - 1, 16
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": picture,
-        "patch_size": 4,
-    }
-    text = {"model_type": "llama", **TEXT}
-    tokens: dict[str, Any] = {"image_token_id": image_token, "pad_token_id": 0}
-    config = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=2, **tokens)
-    model = _seeded(lambda: SmolVLMForConditionalGeneration(config), seed)
-
-    def arguments(batch: int = 1, length: int = LENGTH, **more: Any) -> dict[str, Any]:
-        call = _text_arguments(batch, length, **more)
-        call["input_ids"][:, 20:24] = image_token  # 16 patches, 4 of them to a token
-        pixels = torch.rand(batch, 1, 3, picture, picture, generator=torch.Generator().manual_seed(1))
-        return {**call, "pixel_values": pixels}
-
-    return model, arguments

@@ -15,6 +15,8 @@ from mmaccel.session import Session, override
 
 from .attention import SessionAttention
 from .call import Run
+from .prompt import Prompt
+from .rows import causal_pairs
 
 if TYPE_CHECKING:
     from .adapter import DecoderAdapter
@@ -47,6 +49,7 @@ def _run(
     attention.run = run = Run()
     given = kwargs.get("past_key_values") is not None
     try:
+        prompt = adapter.begin(attention.methods, run, kwargs)
         cache = _bring_cache(adapter, attention, run, kwargs)
         result = original(**kwargs)
     finally:
@@ -54,6 +57,10 @@ def _run(
     report.wall_seconds = time.perf_counter() - began
     report.tokens = _new_tokens(result, kwargs)
     _fill(report, attention, run, cache)
+    if prompt is not None:
+        report.visual_tokens, report.plain_visual_tokens = prompt.kept, prompt.total
+        report.plain_keys = _plain_keys(adapter.text_config, prompt, result)
+        result = adapter.end(prompt, run, result, kwargs.get("past_key_values"))
     if isinstance(cache, SelectingCache) and not given and isinstance(result, torch.Tensor):
         cache.release()  # nobody can ask for it any more
     return result
@@ -97,11 +104,16 @@ def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:
     prompt = _prompt(kwargs)
     batch, length = (1, 1) if prompt is None else prompt.shape[:2]
     beams = max(_setting(model, kwargs, "num_beams") or 1, _setting(model, kwargs, "num_return_sequences") or 1)
-    new = _setting(model, kwargs, "max_new_tokens")
+    return batch * beams, length, new_tokens(model, kwargs, length)
+
+
+def new_tokens(model: Any, kwargs: dict[str, Any], length: int) -> int:
+    """Tokens that a call of `generate` adds at most to a prompt of `length`."""
+    new: int | None = _setting(model, kwargs, "max_new_tokens")
     if new is None:
         limit = _setting(model, kwargs, "max_length")
         new = DEFAULT_NEW if limit is None else max(1, limit - length)
-    return batch * beams, length, new
+    return new
 
 
 def _prompt(kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -114,6 +126,15 @@ def _new_tokens(result: Any, kwargs: dict[str, Any]) -> int:
     ids = kwargs.get("inputs", kwargs.get("input_ids"))
     given = ids.shape[1] if isinstance(ids, torch.Tensor) else 0
     return int(sequences.shape[0] * (sequences.shape[1] - given))
+
+
+def _plain_keys(config: Any, prompt: Prompt, result: Any) -> int:
+    """Keys that plain attention attends to from the prompt as it was given, all layers and heads counted."""
+    sequences = result if isinstance(result, torch.Tensor) else result.sequences
+    new = sequences.shape[1] - prompt.input_ids.shape[1]
+    pairs = sum(causal_pairs(length - seen + new - 1, length + new - 1) for length, seen in prompt.full_lengths)
+    rows = len(sequences) // len(prompt.input_ids)
+    return int(rows * pairs * config.num_attention_heads * config.num_hidden_layers)
 
 
 def _fill(report: Any, attention: SessionAttention, run: Run, cache: Any) -> None:

@@ -1,0 +1,71 @@
+"""FastV: after a few layers the language model drops the visual tokens that it attends to least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.method import is_count
+from mmaccel.registry import register
+
+from .compressor import VISUAL_FAMILIES, Compressed, Compressor, chosen
+from .inner import Cut, by_attention
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class FastV(Compressor):
+    """Keep, from an early layer of the language model on, the visual tokens that the prompt's end attends to; lossy.
+
+    FastV (Chen et al., 2024). The vision tower, and the layers before, see everything.
+
+    Parameters
+    ----------
+    keep
+        Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.5 as the paper's; None where
+        `tokens` is given.
+    tokens
+        Number of them to keep in each prompt instead; None (default) to go by `keep`.
+    layer
+        The first layer that has fewer tokens, default 2 as the paper's.
+
+    Positions of the tokens that stay are those that they had.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+
+    Examples
+    --------
+    >>> print(FastV(keep=0.25))
+    vlm.FastV(keep=0.25)
+    """
+
+    keep: float | None = 0.5
+    tokens: int | None = None
+    layer: int = 2
+
+    paper: ClassVar[str] = "An Image is Worth 1/2 Tokens After Layer 2 (FastV), 2024"
+    families = VISUAL_FAMILIES
+    excludes: ClassVar[frozenset[str]] = frozenset({"vlm.CompressKV", "vlm.SelectKV"})
+    engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
+
+    def __post_init__(self) -> None:
+        self._check_keep()
+        self._require(is_count(self.layer), "layer", "a whole number of at least 1")
+
+    def compress(
+        self,
+        features: torch.Tensor,
+        scores: torch.Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        key: torch.Tensor | None = None,
+    ) -> Compressed:
+        """All tokens: the language model drops them."""
+        return chosen(features, torch.arange(features.shape[0] * features.shape[1], device=features.device))
+
+    def cuts(self, layers: int) -> dict[int, Cut]:
+        return {self.layer: by_attention(self.count, merge=False)}

@@ -1,0 +1,75 @@
+"""InternVL, SmolVLM and Idefics3: pictures in tiles; the frames of a video are pictures in a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import adaptive_avg_pool2d
+
+from mmaccel.adapter import register_adapter
+
+from .tower import Probe
+from .visual import Visual
+from .visual_adapter import VisualAdapter, frame_scores
+
+
+class TilesAdapter(VisualAdapter):
+    """Every prompt's tiles count as the frames of one video: all are of one size, and stand in its order."""
+
+    skip = 0
+
+    def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
+        tiles = self.tiles(output)
+        side = round(tiles.shape[1] ** 0.5)
+        places = kwargs["input_ids"] == self.token_id(kind)
+        counts = [count for count in (places.sum(1) // tiles.shape[1]).tolist() if count]
+        if sum(counts) != len(tiles):  # said with the placeholders
+            counts = [len(tiles)]
+        patches = self._patches(probe)
+        scores, keys = frame_scores(
+            probe, self.skip, (patches, patches), lambda planes: adaptive_avg_pool2d(planes, (side, side))
+        )
+        found, start = [], 0
+        for count in counts:
+            frames = slice(start, start := start + count)
+            visual = Visual.of_frames(tiles[frames].flatten(0, 1), (count, side, side))
+            if probe is not None:
+                visual.scores, visual.key = scores[frames], keys[frames]
+            found.append(visual)
+        return found
+
+    def tiles(self, output: Any) -> torch.Tensor:
+        """Features of the tiles, `[T, N, D]`."""
+        return output.pooler_output  # type: ignore[no-any-return]
+
+    def _patches(self, probe: Probe | None) -> int:
+        return 0 if probe is None else round((probe.received[0].shape[-1] - self.skip) ** 0.5)
+
+
+@register_adapter
+class InternVLAdapter(TilesAdapter):
+    """`InternVLForConditionalGeneration`."""
+
+    family = "internvl"
+    classes = ("InternVLForConditionalGeneration",)
+    skip = 1  # the class token
+
+
+@register_adapter
+class SmolVLMAdapter(TilesAdapter):
+    """`SmolVLMForConditionalGeneration` and `Idefics3ForConditionalGeneration`."""
+
+    family = "smolvlm"
+    classes = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
+
+    @property
+    def tower(self) -> torch.nn.Module:
+        return self.model.vision_model  # type: ignore[no-any-return]
+
+    def tiles(self, output: Any) -> torch.Tensor:
+        vision = self.target.config.vision_config
+        side = vision.image_size // vision.patch_size // self.target.config.scale_factor
+        found = output.pooler_output
+        flat = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
+        return flat.unflatten(0, (-1, side * side))

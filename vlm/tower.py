@@ -1,0 +1,88 @@
+"""The attention that tokens receive in a vision tower, whatever attention function it runs with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from mmaccel import private
+from mmaccel.session import override
+
+_numbers = itertools.count()
+
+
+class Probe:
+    """What one attention layer of a tower did in one pass.
+
+    Attributes
+    ----------
+    received : list of `[B, N]`
+        For each call of the layer the attention that each token received, mean over heads and queries.
+    keys : list of `[B, N, E]`
+        Its keys, all heads side by side.
+    """
+
+    def __init__(self, plain: Any) -> None:
+        self.plain = plain
+        self.received: list[torch.Tensor] = []
+        self.keys: list[torch.Tensor] = []
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        for row in range(len(query)):  # one frame at a time: the scores of all would be many times the tower's memory
+            mask = None if attention_mask is None else attention_mask[min(row, len(attention_mask) - 1)]
+            self.received.append(_received(query[row], key[row], scale, mask))
+        self.keys.extend(key.transpose(1, 2).flatten(2))
+        return self.plain(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+
+
+def _received(query: torch.Tensor, key: torch.Tensor, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
+    """Column means of the attention of one frame, heads `[H, N, D]`; float32 `[N]`."""
+    scores = (query @ key.transpose(1, 2)).float() * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1).mean((0, 1))
+
+
+@contextmanager
+def probed(module: torch.nn.Module) -> Iterator[Probe]:
+    """Watch one attention layer of a tower inside this block; its result is bit-identical."""
+    config: Any = module.config
+    name = f"mmaccel_tower_{next(_numbers)}"
+    probe = Probe(private.attention_function(private.attention_name(config)))
+    with ExitStack() as stack:
+        private.register_attention(name, probe)
+        stack.callback(private.unregister_attention, name)
+        override(stack, module, "config", private.with_attention(config, name))
+        yield probe
+
+
+def attention_layers(tower: torch.nn.Module) -> list[torch.nn.Module]:
+    """The attention layers of a tower, in order."""
+    return [
+        module
+        for module in tower.modules()
+        if hasattr(module, "config")
+        and getattr(module, "is_causal", None) is False
+        and private.uses_attention_interface(module)
+        and not isinstance(module, torch.nn.ModuleList)
+    ]
+
+
+def layer_of(layers: list[torch.nn.Module], feature_layer: int | list[int]) -> torch.nn.Module:
+    """The attention layer just before the hidden states of that number, 0 being those before the first layer."""
+    number = feature_layer[-1] if isinstance(feature_layer, list) else feature_layer
+    return layers[number if number < 0 else max(0, number - 1)]

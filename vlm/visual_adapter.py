@@ -1,0 +1,238 @@
+"""Vision-language models: where their visual tokens come from, and how a prompt goes on with fewer of them."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.session import Session
+
+from .adapter import DecoderAdapter
+from .call import Run
+from .compressor import Compressor
+from .generation import new_tokens
+from .inner import Cuts, install
+from .method import DecoderMethod
+from .prompt import Prompt, shortened
+from .tower import Probe, attention_layers, layer_of, probed
+from .visual import Visual
+
+KINDS = ("image", "video")
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+
+
+class VisualAdapter(DecoderAdapter):
+    """A vision-language model whose visual tokens stand at placeholders of the prompt.
+
+    Subclasses say how the features of one call lie, in :meth:`visuals`.
+
+    Class attributes
+    ----------------
+    pixel_arguments
+        Arguments of `generate` that describe pictures and videos, and are used up when these are encoded.
+
+    Attributes
+    ----------
+    first_cut
+        The first layer of the decoder before which visual tokens may be dropped.
+    turns
+        What each cache of an earlier call holds.
+    """
+
+    pixel_arguments: ClassVar[tuple[str, ...]] = (
+        "pixel_values",
+        "pixel_values_videos",
+        "image_sizes",
+        "image_sizes_videos",
+        "batch_num_images",
+        "vision_feature_layer",
+        "vision_feature_select_strategy",
+        "vision_aspect_ratio",
+        "pixel_attention_mask",
+        "image_grid_thw",
+        "video_grid_thw",
+        "second_per_grid_ts",
+        "mm_token_type_ids",
+    )
+
+    first_cut: int = 1
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.turns: weakref.WeakKeyDictionary[Any, tuple[Prompt, Cuts | None]] = weakref.WeakKeyDictionary()
+
+    @property
+    def model(self) -> Any:
+        """The module with tower, projector and decoder."""
+        return self.target.model
+
+    @property
+    def tower(self) -> torch.nn.Module:
+        """The vision tower."""
+        return self.model.vision_tower
+
+    def token_id(self, kind: str) -> int | None:
+        """The placeholder of an `"image"` or `"video"`, None where the family has none."""
+        return getattr(self.target.config, f"{kind}_token_id", None)
+
+    @abstractmethod
+    def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
+        """The visuals of one kind in the order of the prompt, from what the tower and the projector returned."""
+
+    def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """Positions of the whole prompt `[..., B, L]` where they are more than a count, else None."""
+        return None
+
+    def attach(self, method: Any, session: Session, stack: ExitStack) -> None:
+        first = self.attention is None
+        super().attach(method, session, stack)
+        if first and any(m.cuts(self.depth) for m in session.plan.methods if isinstance(m, Compressor)):
+            attention = self.attention
+            assert attention is not None
+            install(self.decoder.layers, lambda: attention.run and attention.run.cuts, stack)
+
+    @property
+    def depth(self) -> int:
+        """Layers of the decoder."""
+        return int(self.text_config.num_hidden_layers)
+
+    def check(self, method: Any) -> None:
+        super().check(method)
+        cuts = method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
+        for layer in cuts:
+            if not self.first_cut <= layer < self.depth:
+                raise SettingError(
+                    f"{method} drops tokens before layer {layer}: this {self.family} model needs a layer"
+                    f" from {self.first_cut} to {self.depth - 1}"
+                )
+
+    def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
+        method = next((m for m in methods if isinstance(m, Compressor) and not m.is_neutral), None)
+        if method is None:
+            return None
+        if kwargs.get("inputs") is not None:
+            kwargs["input_ids"] = kwargs.pop("inputs")
+        if kwargs.get("input_ids") is None or kwargs.get("inputs_embeds") is not None:
+            run.warn(f"{method} ran plainly: it needs input_ids, and no inputs_embeds")
+            return None
+        cache = kwargs.get("past_key_values")
+        before, cuts = self.turns.get(cache, (None, None)) if cache is not None else (None, None)
+        if before is None and cache is not None and cache.get_seq_length():
+            run.warn(f"{method} ran plainly: past_key_values was given, and is not from this session")
+            return None
+        prompt = self.shorten(method, kwargs, before)
+        if prompt is None:
+            return None
+        self._replace(kwargs, prompt)
+        chosen = method.cuts(self.depth)
+        run.cuts = cuts or (Cuts(method.name, chosen, prompt, run) if chosen else None)
+        if prompt.kept < prompt.total:
+            run.engaged.add(method.name)
+        return prompt
+
+    def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
+        """Put a prompt into the arguments of `generate`; as many new tokens as before."""
+        new = new_tokens(self.target, kwargs, prompt.full_ids.shape[1])
+        for name in (*self.pixel_arguments, "max_length", "position_ids"):
+            kwargs.pop(name, None)
+        kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
+        if prompt.position_ids is not None:
+            kwargs["position_ids"] = prompt.position_ids
+
+    def end(self, prompt: Prompt, run: Run, result: Any, cache: Any) -> Any:
+        cuts = run.cuts
+        is_tensor = isinstance(result, torch.Tensor)
+        sequences = result if is_tensor else result.sequences
+        for key in (cache, None if is_tensor else getattr(result, "past_key_values", None)):
+            if key is not None and len(sequences) == len(prompt.input_ids):
+                self.turns[key] = prompt.continued(sequences), cuts
+        restored = prompt.restored(sequences)
+        if is_tensor:
+            return restored
+        result.sequences = restored
+        return result
+
+    def shorten(self, method: Compressor, kwargs: dict[str, Any], before: Prompt | None = None) -> Prompt | None:
+        """The prompt of a call of `generate` with the visual tokens that a method leaves; None if it has none.
+
+        `before` is the prompt and the answer that the given cache already holds.
+        """
+        kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
+        if not kinds and before is None:
+            return None
+        found = {kind: self.encode(kind, method, kwargs) for kind in kinds}
+        names = {kind: self.token_id(kind) for kind in KINDS}
+        return shortened(method, found, names, kwargs, self.positions(kwargs), self.pad_token, before)
+
+    @property
+    def pad_token(self) -> int:
+        """What pads shorter prompts of a batch on the left."""
+        return getattr(self.target.generation_config, "pad_token_id", None) or 0
+
+    @torch.no_grad()
+    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any]) -> list[Visual]:
+        """Run the vision tower on the pictures or the videos of a call."""
+        encoder = getattr(self.model, f"get_{kind}_features")
+        names = inspect.signature(encoder).parameters
+        arguments = {name: kwargs[name] for name in names if kwargs.get(name) is not None and name != "kwargs"}
+        watch = method.needs_attention or method.needs_key
+        with probed(self.scoring_layer(kwargs)) if watch else nullcontext() as probe:
+            output = encoder(**arguments, return_dict=True)
+        return self.visuals(kind, output, kwargs, probe)
+
+    def scoring_layer(self, kwargs: dict[str, Any]) -> torch.nn.Module:
+        """The attention layer of the tower whose scores tell what matters: the last one that is used."""
+        layers = attention_layers(self.tower)
+        if not layers:
+            raise UnsupportedTargetError(f"the vision tower of {type(self.target).__name__} has no attention to read")
+        chosen = kwargs.get("vision_feature_layer")
+        if chosen is None:
+            chosen = getattr(self.target.config, "vision_feature_layer", -1)
+        return layer_of(layers, chosen)
+
+    def inputs(self, prompt: Prompt) -> dict[str, Any]:
+        """Arguments of `generate` that stand for a shortened prompt."""
+        if not prompt.visuals:
+            return {"input_ids": prompt.input_ids}
+        embeds = self.target.get_input_embeddings()(prompt.input_ids)
+        for kind, visuals in prompt.visuals.items():
+            features = torch.cat([visual.features for visual in visuals]).to(embeds)
+            places = prompt.input_ids == self.token_id(kind)
+            places[:, : prompt.cached] = False
+            embeds = embeds.masked_scatter(places[..., None], features)
+        return {"input_ids": prompt.input_ids, "inputs_embeds": embeds}
+
+
+def frame_scores(probe: Probe | None, skip: int, size: tuple[int, int], pool: Any) -> Any:
+    """Scores `[F, N]` and keys `[F, N, E]` of frames, pooled as the features were.
+
+    Parameters
+    ----------
+    skip
+        Tokens before the patches, such as a class token.
+    size
+        Rows and columns of patches in the tower.
+    pool
+        Takes `[F, E, rows, columns]` to fewer rows and columns.
+    """
+    if probe is None:
+        return None, None
+
+    def pooled(values: torch.Tensor) -> torch.Tensor:
+        planes: torch.Tensor = pool(values[:, skip:].transpose(1, 2).unflatten(2, size))
+        return planes.flatten(2).transpose(1, 2)
+
+    received, keys = torch.stack(probe.received), torch.stack(probe.keys)
+    return pooled(received[..., None]).squeeze(2), pooled(keys.float())
+
+
+def parts(items: torch.Tensor | None, count: int) -> list[torch.Tensor] | list[None]:
+    """One part for each of `count` videos of equal length."""
+    return [None] * count if items is None else list(items.unflatten(0, (count, -1)))

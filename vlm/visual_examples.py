@@ -1,0 +1,253 @@
+"""Tiny untrained vision-language models that are shown videos: real classes, a few thousand weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    CLIPVisionConfig,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    LlavaNextVideoConfig,
+    LlavaNextVideoForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    SiglipVisionConfig,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+
+from mmaccel.testing import Example
+
+VOCABULARY, IMAGE, VIDEO, NEW_TOKENS, FRAMES = 64, 62, 63, 5, 6
+WEIGHT_SCALE = 4.0  # so that greedy decoding has no near-ties
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+PLACEHOLDERS: dict[str, Any] = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+MROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+
+
+def examples() -> list[Example]:
+    """One model of each family."""
+    variants = ({"frames": 3, "max_new_tokens": 3}, {"frames": 8})
+    builders: dict[str, Callable[..., Any]] = {
+        "llava_onevision": onevision,
+        "llava_next_video": next_video,
+        "qwen2_vl": qwen2_vl,
+        "qwen2_5_vl": qwen2_5_vl,
+        "qwen3_vl": qwen3_vl,
+        "internvl": internvl,
+        "smolvlm": smolvlm,
+    }
+    common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
+    return [Example(name, build, **common) for name, build in builders.items()]
+
+
+def _decoder(model: Any) -> torch.nn.Module:
+    return model.get_decoder()  # type: ignore[no-any-return]
+
+
+def seeded(build: Callable[[], Any], seed: int) -> Any:
+    """An untrained model with sharp attention, a pure function of the seed."""
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = build().eval()
+    torch.set_rng_state(state)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(WEIGHT_SCALE)
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def clip(videos: int, frames: int, side: int, seed: int = 0) -> torch.Tensor:
+    """Pixels `[videos, frames, 3, side, side]`: a still scene in which a square moves, and a cut in the middle."""
+    generator = torch.Generator().manual_seed(seed)
+    scene = torch.randn(videos, 2, 3, side, side, generator=generator)
+    pixels = scene.repeat_interleave((frames + 1) // 2, 1)[:, :frames].clone()
+    for frame in range(frames):
+        at = frame % (side // 2)
+        pixels[:, frame, :, at : at + side // 4, at : at + side // 4] += 2.0
+    return pixels + 0.01 * torch.randn(pixels.shape, generator=generator)
+
+
+def prompt(batch: int, visual: list[int], question: int = 7, seed: int = 0, pad: int = 3) -> dict[str, Any]:
+    """Token ids and mask: words, the tokens `visual`, and a question; every second prompt is padded by `pad`."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(4, VOCABULARY - 10, (batch, pad + 3 + question), generator=generator)
+    middle = torch.tensor(visual).expand(batch, -1)
+    ids = torch.cat([words[:, : pad + 3], middle, words[:, pad + 3 :]], 1)
+    mask = torch.ones_like(ids)
+    mask[1::2, :pad] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+def _call(batch: int, visual: list[int], max_new_tokens: int, **more: Any) -> dict[str, Any]:
+    return {**prompt(batch, visual), "max_new_tokens": max_new_tokens, "do_sample": False, **more}
+
+
+def onevision(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
+    """A `LlavaOnevisionForConditionalGeneration`, and `arguments(batch, frames, max_new_tokens, **more)`."""
+    side = 32
+    config = LlavaOnevisionConfig(
+        text_config=Qwen2Config(**{**TEXT, **sizes}),
+        vision_config=SiglipVisionConfig(image_size=side, patch_size=4, **VISION),
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        image_grid_pinpoints=[[side, side], [side, 2 * side]],
+        tie_word_embeddings=False,
+    )
+    model = seeded(lambda: LlavaOnevisionForConditionalGeneration(config), seed)
+
+    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+        pixels = clip(batch, frames, side)
+        return _call(batch, [VIDEO] * (frames * 16 + 1), max_new_tokens, pixel_values_videos=pixels, **more)
+
+    return model, arguments
+
+
+def next_video(seed: int = 0) -> tuple[Any, Any]:
+    """A `LlavaNextVideoForConditionalGeneration`, and the arguments of a greedy call."""
+    side = 32
+    config = LlavaNextVideoConfig(
+        text_config=Qwen2Config(**TEXT),
+        vision_config=CLIPVisionConfig(image_size=side, patch_size=4, projection_dim=32, **VISION),
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        image_seq_length=64,
+        video_seq_length=16,
+        image_grid_pinpoints=[[side, side]],
+    )
+    model = seeded(lambda: LlavaNextVideoForConditionalGeneration(config), seed)
+
+    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+        pixels = clip(batch, frames, side)
+        return _call(batch, [VIDEO] * (frames * 16), max_new_tokens, pixel_values_videos=pixels, **more)
+
+    return model, arguments
+
+
+def qwen2_vl(seed: int = 0) -> tuple[Any, Any]:
+    """A `Qwen2VLForConditionalGeneration`, and the arguments of a greedy call."""
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4}
+    config = Qwen2VLConfig(text_config=_mrope(), vision_config=vision, **PLACEHOLDERS)
+    return _qwen(seeded(lambda: Qwen2VLForConditionalGeneration(config), seed))
+
+
+def qwen2_5_vl(seed: int = 0) -> tuple[Any, Any]:
+    """A `Qwen2_5_VLForConditionalGeneration`, and the arguments of a greedy call."""
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": 32,
+        "num_heads": 4,
+        "patch_size": 4,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+    }
+    config = Qwen2_5_VLConfig(text_config=_mrope(), vision_config=vision, **PLACEHOLDERS)
+    return _qwen(seeded(lambda: Qwen2_5_VLForConditionalGeneration(config), seed))
+
+
+def qwen3_vl(seed: int = 0) -> tuple[Any, Any]:
+    """A `Qwen3VLForConditionalGeneration`, whose frames stand apart, and the arguments of a greedy call."""
+    vision = {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": 32,
+        "num_heads": 4,
+        "patch_size": 4,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    text = {**_mrope(), "head_dim": 8}
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **PLACEHOLDERS)
+    return _qwen(seeded(lambda: Qwen3VLForConditionalGeneration(config), seed), stamp=[5, 6])
+
+
+def _mrope() -> dict[str, Any]:
+    return {**TEXT, "rope_parameters": MROPE}
+
+
+def _qwen(model: Any, rows: int = 6, columns: int = 8, stamp: list[int] | None = None) -> tuple[Any, Any]:
+    """A Qwen model with its arguments; `stamp` are tokens before each frame."""
+
+    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+        cells = rows * columns // 4
+        generator = torch.Generator().manual_seed(0)
+        scene = torch.randn(batch, 1, rows * columns, 3 * 2 * 16, generator=generator)
+        change = 0.3 * torch.randn(batch, frames, rows * columns, 3 * 2 * 16, generator=generator)
+        visual = [token for _ in range(frames) for token in [*(stamp or []), *[VIDEO] * cells]]
+        call = _call(batch, visual, max_new_tokens)
+        return {
+            **call,
+            "pixel_values_videos": (scene + change).flatten(0, 2),
+            "video_grid_thw": torch.tensor([[frames, rows, columns]] * batch),
+            "mm_token_type_ids": (call["input_ids"] == VIDEO).int() * 2,
+            **more,
+        }
+
+    return model, arguments
+
+
+def internvl(seed: int = 0) -> tuple[Any, Any]:
+    """An `InternVLForConditionalGeneration`, whose frames are pictures, and the arguments of a greedy call."""
+    side = 32
+    config = InternVLConfig(
+        text_config=Qwen2Config(**TEXT),
+        vision_config={**VISION, "image_size": [side, side], "patch_size": [4, 4]},
+        image_token_id=IMAGE,
+        image_seq_length=16,
+    )
+    model = seeded(lambda: InternVLForConditionalGeneration(config), seed)
+    return model, _tiles(side, lambda pixels: pixels.flatten(0, 1))
+
+
+def smolvlm(seed: int = 0) -> tuple[Any, Any]:
+    """A `SmolVLMForConditionalGeneration`, whose frames are pictures, and the arguments of a greedy call."""
+    side = 32
+    config = SmolVLMConfig(
+        text_config={"model_type": "llama", **TEXT},
+        vision_config={**VISION, "image_size": side, "patch_size": 4},
+        scale_factor=2,
+        image_token_id=IMAGE,
+        pad_token_id=0,
+    )
+    model = seeded(lambda: SmolVLMForConditionalGeneration(config), seed)
+    return model, _tiles(side, lambda pixels: pixels)
+
+
+def _tiles(side: int, shaped: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+        visual = [token for _ in range(frames) for token in [5, *[IMAGE] * 16, 6]]
+        return _call(batch, visual, max_new_tokens, pixel_values=shaped(clip(batch, frames, side)), **more)
+
+    return arguments
