@@ -23,7 +23,8 @@ class Report:
         Keys attended to, summed over queries, heads and layers, and in plain attention; 0 where a method does
         not change them.
     visual_tokens, plain_visual_tokens : int
-        Tokens of pictures and videos that the language model got, and that it gets without methods.
+        Tokens of pictures and videos that the language model got, and that it gets without methods; a mean
+        over its layers.
     tokens : int
         Tokens of the result, over the whole batch.
     wall_seconds : float

@@ -270,8 +270,8 @@ def _parts(target: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _value(value: Any, is_module: bool) -> Any:
-    if isinstance(value, torch.Tensor) and not is_module:
-        return value.shape, value.dtype
+    if isinstance(value, torch.Tensor):  # a module may renew one in each run, as Qwen's `rope_deltas`: same values
+        return value.shape, value.dtype, float(value.double().sum()) if is_module else None
     if isinstance(value, dict):
         return {key: id(item) for key, item in value.items()}
     if isinstance(value, bool | int | float | str | type(None)):

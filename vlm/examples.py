@@ -45,19 +45,6 @@ def _decoder(model: Any) -> torch.nn.Module:
     return model.get_decoder()  # type: ignore[no-any-return]
 
 
-def _seeded(build: Any, seed: int) -> Any:
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    model = build().eval()
-    torch.set_rng_state(state)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(WEIGHT_SCALE)
-    model.generation_config.pad_token_id = 0
-    model.generation_config.eos_token_id = None
-    return model
-
-
 def prompts(batch: int, length: int, seed: int = 0, pad: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and mask `[batch, length]`; every second prompt is `pad` tokens shorter, padded on the left."""
     generator = torch.Generator().manual_seed(seed)
@@ -75,9 +62,13 @@ def _text_arguments(batch: int = 1, length: int = LENGTH, max_new_tokens: int = 
 
 def llama(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     """A `LlamaForCausalLM`, and `arguments(batch, length, max_new_tokens, **more)` of a greedy call."""
-    return _seeded(lambda: LlamaForCausalLM(LlamaConfig(**{**TEXT, **sizes})), seed), _text_arguments
+    return visual_examples.seeded(
+        lambda: LlamaForCausalLM(LlamaConfig(**{**TEXT, **sizes})), seed, WEIGHT_SCALE
+    ), _text_arguments
 
 
 def qwen2(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     """A `Qwen2ForCausalLM`, and the arguments of a greedy call."""
-    return _seeded(lambda: Qwen2ForCausalLM(Qwen2Config(**{**TEXT, **sizes})), seed), _text_arguments
+    return visual_examples.seeded(
+        lambda: Qwen2ForCausalLM(Qwen2Config(**{**TEXT, **sizes})), seed, WEIGHT_SCALE
+    ), _text_arguments

@@ -58,7 +58,8 @@ def _run(
     report.tokens = _new_tokens(result, kwargs)
     _fill(report, attention, run, cache)
     if prompt is not None:
-        report.visual_tokens, report.plain_visual_tokens = prompt.kept, prompt.total
+        kept = prompt.kept if run.cuts is None else run.cuts.mean_kept(adapter.text_config.num_hidden_layers)
+        report.visual_tokens, report.plain_visual_tokens = round(kept), prompt.total
         report.plain_keys = _plain_keys(adapter.text_config, prompt, result)
         result = adapter.end(prompt, run, result, kwargs.get("past_key_values"))
     if isinstance(cache, SelectingCache) and not given and isinstance(result, torch.Tensor):

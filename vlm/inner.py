@@ -64,8 +64,16 @@ class Cuts:
         self.method, self.cuts, self.prompt, self.run = method, cuts, prompt, run
         self.length = prompt.input_ids.shape[1]
         self.begun, self.filling = False, True
+        self.kept: dict[int, int] = {}
         self.scores: torch.Tensor | None = None
         self.columns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer: columns and which are real
+
+    def mean_kept(self, layers: int) -> float:
+        """Visual tokens of the prompts, a mean over the layers."""
+        counts = [float(self.prompt.kept)] * layers
+        for layer, kept in self.kept.items():
+            counts[layer:] = [kept] * (layers - layer)
+        return sum(counts) / layers
 
     def watch(self, call: Call) -> None:
         """After a layer has attended: keep the last token's attention, if the next layer needs it."""
@@ -135,6 +143,7 @@ class Cuts:
         scores = self.scores[row, mask[row]]
         visual = number != NO_PLACE
         index, states = self.cuts[layer](Row(hidden, visual, number, anchor, self.prompt.cells, scores, total))
+        self.kept[layer] = self.kept.get(layer, 0) + int(visual[index].sum())
         if len(index) < len(hidden):
             self.run.engaged.add(self.method)
         return index, states

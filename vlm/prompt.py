@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,7 +85,7 @@ def shortened(
     found: dict[str, list[Visual]],
     token_ids: dict[str, int | None],
     kwargs: dict[str, Any],
-    position_ids: torch.Tensor | None,
+    positions: Callable[[dict[str, Any]], torch.Tensor | None],
     pad: int,
     before: Prompt | None,
 ) -> Prompt:
@@ -106,6 +107,7 @@ def shortened(
         for row, columns, visual in _placed(kind, visuals, full_ids, token_ids[kind], seen):
             left.add(kind, row, columns, visual, method)
     input_ids, source, valid = left.columns(pad)
+    position_ids = positions(kwargs)
     if position_ids is not None:
         position_ids = _taken(position_ids[..., seen:], source).masked_fill(~valid, 1)
         position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
@@ -188,7 +190,7 @@ def _after(before: Prompt, prompt: Prompt) -> Prompt:
     """The prompt with what an earlier call has seen in front."""
     position_ids = prompt.position_ids
     if position_ids is not None and before.position_ids is not None:
-        position_ids[0] += before.position_ids[0].amax(-1, keepdim=True) + 1
+        position_ids[0] += before.position_ids[0, :, -1:] + 1
         position_ids = torch.cat([before.position_ids, position_ids], -1)
     return replace(
         prompt,
@@ -208,11 +210,8 @@ def _taken(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _next(position_ids: torch.Tensor, count: int) -> torch.Tensor:
-    """The next positions after the largest of each row, `[..., B, count]`."""
-    last = position_ids.amax(dim=-1, keepdim=True)
-    if position_ids.ndim == 3:  # text, time, row and column go on together
-        last[1:] = last[1:].amax(0)
-    return last + torch.arange(1, count + 1, device=position_ids.device)
+    """The positions after the last ones, as `generate` counts on, `[..., B, count]`."""
+    return position_ids[..., -1:] + torch.arange(1, count + 1, device=position_ids.device)
 
 
 def _extended(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -169,7 +169,7 @@ class VisualAdapter(DecoderAdapter):
             return None
         found = {kind: self.encode(kind, method, kwargs) for kind in kinds}
         names = {kind: self.token_id(kind) for kind in KINDS}
-        return shortened(method, found, names, kwargs, self.positions(kwargs), self.pad_token, before)
+        return shortened(method, found, names, kwargs, self.positions, self.pad_token, before)
 
     @property
     def pad_token(self) -> int:

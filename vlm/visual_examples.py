@@ -72,7 +72,7 @@ def _decoder(model: Any) -> torch.nn.Module:
     return model.get_decoder()  # type: ignore[no-any-return]
 
 
-def seeded(build: Callable[[], Any], seed: int) -> Any:
+def seeded(build: Callable[[], Any], seed: int, scale: float = WEIGHT_SCALE) -> Any:
     """An untrained model with sharp attention, a pure function of the seed."""
     state = torch.get_rng_state()
     torch.manual_seed(seed)
@@ -80,7 +80,7 @@ def seeded(build: Callable[[], Any], seed: int) -> Any:
     torch.set_rng_state(state)
     for parameter in model.parameters():
         if parameter.ndim == 2:
-            parameter.data.mul_(WEIGHT_SCALE)
+            parameter.data.mul_(scale)
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = None
     return model

@@ -6,7 +6,7 @@ import torch
 import mmaccel
 from mmaccel.cache import RollbackCache, SlidingCache, estimate, estimate_bytes, require_memory
 from mmaccel.errors import MemoryLimitError, MmaccelError, UnknownNameError
-from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
+from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples, visual_examples
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_estimates_are_what_is_allocated(config):
 
 
 def test_vision_language_models_are_measured_by_their_decoder(config):
-    nested = examples.smolvlm()[0].config
+    nested = visual_examples.smolvlm()[0].config
     assert estimate_bytes(nested, 1, 9, torch.float32) == estimate_bytes(config, 1, 9, torch.float32)
 
 

@@ -25,7 +25,7 @@ from mmaccel import private
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import PREFILL
 from mmaccel.testing import Interrupted, broken_after, snapshot
-from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
+from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples, visual_examples
 
 SPARSE = SparsePrefill(**SparsePrefill.engaging)
 METHODS = (SPARSE, SelectKV(**SelectKV.engaging), CompressKV(**CompressKV.engaging))
@@ -89,10 +89,10 @@ def test_models_that_share_a_configuration():
 
 
 def test_vision_tower_is_left_alone():
-    model, arguments = examples.smolvlm()
+    model, arguments = visual_examples.smolvlm()
     with mmaccel.accelerate(model, SPARSE, CompressKV()) as session:
         assert private.attention_name(model.config.vision_config) == "sdpa"
-        assert len(session.adapter.attention_modules()) == 3
+        assert len(session.adapter.attention_modules()) == 6
         session.generate(**arguments())
         assert session.report.engaged and not session.report.warnings
 
