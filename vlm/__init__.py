@@ -13,7 +13,8 @@ Example
 from . import adapter, internvl, llava_next_video, llava_onevision, qwen_vl  # noqa: F401  register themselves
 from .compress_kv import CompressKV
 from .fast_v import FastV
+from .frame_fusion import FrameFusion
 from .select_kv import SelectKV
 from .sparse_prefill import SparsePrefill
 
-__all__ = ["CompressKV", "FastV", "SelectKV", "SparsePrefill"]
+__all__ = ["CompressKV", "FastV", "FrameFusion", "SelectKV", "SparsePrefill"]

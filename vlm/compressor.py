@@ -87,6 +87,14 @@ class Compressor(DecoderMethod):
         """
         raise NotImplementedError  # pragma: no cover
 
+    def merges_after(self, layers: int) -> tuple[int, ...]:
+        """After which of so many layers of the vision tower frames merge."""
+        return ()
+
+    def merge(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Merge like frames of one video in the tower, `[F, N, E]` to `[F', N, E]`; and where each begins, `[F']`."""
+        raise NotImplementedError  # pragma: no cover
+
     def cuts(self, layers: int) -> dict[int, Cut]:
         """For each layer of a decoder of so many before which more visual tokens go, what stays of them."""
         return {}
@@ -127,3 +135,14 @@ def chosen(features: torch.Tensor, index: torch.Tensor) -> Compressed:
 def top(scores: torch.Tensor, count: int) -> torch.Tensor:
     """Indices of the `count` highest scores, ties by index, in ascending order of index."""
     return scores.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+def everything(
+    _: Compressor,
+    features: torch.Tensor,
+    scores: torch.Tensor | None = None,
+    grid: tuple[int, int] | None = None,
+    key: torch.Tensor | None = None,
+) -> Compressed:
+    """The `compress` of methods that leave all tokens to the language model, which drops them itself."""
+    return chosen(features, torch.arange(features.shape[0] * features.shape[1], device=features.device))

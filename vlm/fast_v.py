@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from mmaccel.method import is_count
 from mmaccel.registry import register
 
-from .compressor import VISUAL_FAMILIES, Compressed, Compressor, chosen
+from .compressor import VISUAL_FAMILIES, Compressor, everything
 from .inner import Cut, by_attention
 
 
@@ -52,20 +50,11 @@ class FastV(Compressor):
     families = VISUAL_FAMILIES
     excludes: ClassVar[frozenset[str]] = frozenset({"vlm.CompressKV", "vlm.SelectKV"})
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
+    compress = everything
 
     def __post_init__(self) -> None:
         self._check_keep()
         self._require(is_count(self.layer), "layer", "a whole number of at least 1")
-
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
-        """All tokens: the language model drops them."""
-        return chosen(features, torch.arange(features.shape[0] * features.shape[1], device=features.device))
 
     def cuts(self, layers: int) -> dict[int, Cut]:
         return {self.layer: by_attention(self.count, merge=False)}

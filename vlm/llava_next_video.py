@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from mmaccel.adapter import register_adapter
 
 from .llava_onevision import LlavaOnevisionAdapter
-from .tower import Probe
-from .visual import Visual
-from .visual_adapter import frame_scores, parts
 
 
 @register_adapter
@@ -20,19 +16,16 @@ class LlavaNextVideoAdapter(LlavaOnevisionAdapter):
 
     family = "llava_next_video"
     classes = ("LlavaNextVideoForConditionalGeneration",)
+    line_ends = 0
 
-    def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
-        if kind == "image":
-            return super().visuals(kind, output, kwargs, probe)
-        videos, frames = kwargs["pixel_values_videos"].shape[:2]
-        side = round((output.pooler_output.shape[1] // frames) ** 0.5)
-        skip = 1 if self._strategy(kwargs) == "default" else 0
-        scores, keys = frame_scores(
-            probe, skip, (self.side, self.side), lambda planes: adaptive_avg_pool2d(planes, (side, side))
-        )
-        found = []
-        for features, score, key in zip(output.pooler_output, parts(scores, videos), parts(keys, videos), strict=True):
-            visual = Visual.of_frames(features, (frames, side, side))
-            visual.scores, visual.key = score, key
-            found.append(visual)
-        return found
+    @property
+    def pooled_grid(self) -> tuple[int, int]:
+        stride = self.target.config.spatial_pool_stride
+        return self.side // stride, self.side // stride
+
+    def pool_planes(self, planes: torch.Tensor) -> torch.Tensor:
+        return adaptive_avg_pool2d(planes, self.pooled_grid)
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.model.multi_modal_projector(self.model.vision_resampler(hidden))
+        return pooled

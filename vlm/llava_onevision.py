@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -10,8 +9,11 @@ import torch
 from torch.nn.functional import interpolate
 
 from mmaccel.adapter import register_adapter
+from mmaccel.errors import UnsupportedTargetError
 
-from .tower import Probe
+from .compressor import Compressor
+from .frame_merging import merging
+from .tower import Probe, probed
 from .visual import Visual
 from .visual_adapter import VisualAdapter, frame_scores, parts
 
@@ -22,6 +24,7 @@ class LlavaOnevisionAdapter(VisualAdapter):
 
     family = "llava_onevision"
     classes = ("LlavaOnevisionForConditionalGeneration",)
+    line_ends = 1  # newline tokens after a video
 
     @property
     def side(self) -> int:
@@ -32,20 +35,77 @@ class LlavaOnevisionAdapter(VisualAdapter):
     def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
         if kind == "image":
             return [visual for features in output.pooler_output for visual in self.picture(features)]
-        videos, frames = kwargs["pixel_values_videos"].shape[:2]
-        side = math.ceil(self.side / 2)
-        pool = functools.partial(interpolate, size=(side, side), mode="bilinear")
-        skip = 1 if self._strategy(kwargs) == "default" else 0
-        scores, keys = frame_scores(probe, skip, (self.side, self.side), pool)
-        found = []
-        for features, score, key in zip(output.pooler_output, parts(scores, videos), parts(keys, videos), strict=True):
-            visual = Visual.of_frames(features, (frames, side, side), ends=1)
+        grid = (kwargs["pixel_values_videos"].shape[1], *self.pooled_grid)
+        found = [Visual.of_frames(features, grid, self.line_ends) for features in output.pooler_output]
+        scores, keys = self._scores(probe, kwargs)
+        for visual, score, key in zip(found, parts(scores, len(found)), parts(keys, len(found)), strict=True):
             visual.scores, visual.key = score, key
+        return found
+
+    @property
+    def pooled_grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens of a frame."""
+        return math.ceil(self.side / 2), math.ceil(self.side / 2)
+
+    def pool_planes(self, planes: torch.Tensor) -> torch.Tensor:
+        """Pool `[F, E, rows, columns]` as the model pools its features."""
+        return interpolate(planes, size=self.pooled_grid, mode="bilinear")
+
+    def _scores(self, probe: Probe | None, kwargs: dict[str, Any]) -> Any:
+        return frame_scores(probe, self._skip(kwargs), (self.side, self.side), self.pool_planes)
+
+    def _skip(self, kwargs: dict[str, Any]) -> int:
+        """Tokens of the tower before the patches: a class token."""
+        chosen = kwargs.get("vision_feature_select_strategy") or self.target.config.vision_feature_select_strategy
+        return 1 if chosen == "default" else 0
+
+    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any]) -> list[Visual]:
+        layers = self.tower.encoder.layers
+        if kind == "image" or not method.merges_after(len(layers)):
+            return super().encode(kind, method, kwargs)
+        return self.encode_merged(method, layers, kwargs)
+
+    @torch.no_grad()
+    def encode_merged(self, method: Compressor, layers: Any, kwargs: dict[str, Any]) -> list[Visual]:
+        """Run the tower with frames that merge on the way, and project and pool what is left."""
+        pixels = kwargs["pixel_values_videos"]
+        videos, frames = pixels.shape[:2]
+        with (
+            probed(self.scoring_layer(kwargs)) as probe,
+            merging(method, layers, videos, frames, pixels.device) as state,
+        ):
+            output = self.tower(pixels.flatten(0, 1), output_hidden_states=True, return_dict=True)
+        layer = kwargs.get("vision_feature_layer") or self.target.config.vision_feature_layer
+        chosen = [output.hidden_states[number] for number in (layer if isinstance(layer, list) else [layer])]
+        if len({len(hidden) for hidden in chosen}) > 1:
+            raise UnsupportedTargetError(
+                f"vision_feature_layer={layer}: frames merge between these layers; ask for one"
+            )
+        projected = self.project(torch.cat(chosen, -1)[:, self._skip(kwargs) :])
+        scores, keys = self._scores(probe, kwargs)
+        found, start = [], 0
+        for present in state.present:
+            part = slice(start, start := start + len(present))
+            visual = self._spread(projected[part], present, frames)
+            visual.scores, visual.key = scores[part], keys[part]
             found.append(visual)
         return found
 
-    def _strategy(self, kwargs: dict[str, Any]) -> str:
-        return kwargs.get("vision_feature_select_strategy") or self.target.config.vision_feature_select_strategy
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the tower `[F, patches, E]` as tokens of the language model, `[F, N, D]`."""
+        pooled: torch.Tensor = self.model.apply_pooling(self.model.multi_modal_projector(hidden))
+        return pooled
+
+    def _spread(self, features: torch.Tensor, present: torch.Tensor, frames: int) -> Visual:
+        """The visual of a video of which only some frames are there."""
+        full = features.new_zeros(frames, *features.shape[1:])
+        full[present] = features
+        flat = full.flatten(0, 1)
+        if self.line_ends:
+            flat = torch.cat([flat, self.model.image_newline[None].to(flat)])
+        visual = Visual.of_frames(flat, (frames, *self.pooled_grid), self.line_ends)
+        visual.present = present
+        return visual
 
     def picture(self, features: torch.Tensor) -> list[Visual]:
         """The whole picture and the enlarged one, `[L, D]`, whose lines end in newline tokens."""

@@ -133,6 +133,8 @@ class _Left:
 
     def add(self, kind: str, row: int, columns: torch.Tensor, visual: Visual, method: Compressor) -> None:
         frames, rows, width = visual.grid
+        if visual.present is not None:  # the budget is that of the whole video
+            method = replace(method, keep=None, tokens=method.count(frames * visual.cells))  # type: ignore[call-arg]
         left = method.compress(visual.frames, visual.scores, (rows, width), visual.key)
         short, order = visual.shortened(left)
         slots = columns[order.sort().values]
@@ -142,9 +144,9 @@ class _Left:
         shown = columns[visual.shows]
         self.number[row, shown] = self.first + len(self.cells)
         self.anchor[row, shown] = torch.arange(len(shown), device=shown.device)
-        self.cells.append(rows * width)
+        self.cells.append(visual.cells)
         self.visuals.setdefault(kind, []).append(short)
-        self.counts = (self.counts[0] + len(left.tokens), self.counts[1] + frames * rows * width)
+        self.counts = (self.counts[0] + len(left.tokens), self.counts[1] + frames * visual.cells)
 
     def columns(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Token ids, the columns they come from, and which are no padding, each `[B, K]`, padded on the left."""

@@ -25,6 +25,8 @@ class Visual:
         Attention that each token received in the vision tower.
     key : `[F, N, E]` or None
         Its keys there.
+    present : int64 `[F']` or None
+        The frames that are there; the features of others mean nothing. None for all.
     extra
         Further features of each token `[L, D]`, such as those that Qwen3-VL adds in its first layers.
     """
@@ -34,6 +36,7 @@ class Visual:
     shows: torch.Tensor
     scores: torch.Tensor | None = None
     key: torch.Tensor | None = None
+    present: torch.Tensor | None = None
     extra: tuple[torch.Tensor, ...] = ()
 
     @classmethod
@@ -45,12 +48,21 @@ class Visual:
 
     @property
     def frames(self) -> torch.Tensor:
-        """The tokens that show something, `[F, N, D]`."""
-        return self.features[self.shows].unflatten(0, (self.grid[0], -1))
+        """The tokens that show something, `[F, N, D]`; of the frames that are there."""
+        frames = self.features[self.shows].unflatten(0, (self.grid[0], -1))
+        return frames if self.present is None else frames[self.present]
+
+    @property
+    def cells(self) -> int:
+        """Tokens of a frame."""
+        return self.grid[1] * self.grid[2]
 
     def shortened(self, left: Compressed) -> tuple[Visual, torch.Tensor]:
         """The visual with the tokens that a method left, and the placeholders that stay, sorted int64 `[K]`."""
-        tokens = self.shows.nonzero().squeeze(1)[left.anchor_index]
+        anchor = left.anchor_index
+        if self.present is not None:
+            anchor = self.present[anchor // self.cells] * self.cells + anchor % self.cells
+        tokens = self.shows.nonzero().squeeze(1)[anchor]
         stays = torch.zeros_like(self.shows)
         stays[tokens] = True
         stays |= self._line_ends(stays)

@@ -1,0 +1,107 @@
+"""FrameFusion: a token that looks like the one before it in time joins it, inside the language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.functional import cosine_similarity
+
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+
+from .compressor import VISUAL_FAMILIES, Compressor, everything
+from .inner import Cut, Row, by_attention
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class FrameFusion(Compressor):
+    """Merge tokens that stay alike from frame to frame, then drop those that the prompt's end attends to least; lossy.
+
+    FrameFusion (Fu et al., 2024), both inside the language model: merging before layer `layer`, dropping before the
+    next one. The vision tower, and the layers before, see everything.
+
+    Parameters
+    ----------
+    keep
+        Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.3 as the paper's; None where
+        `tokens` is given.
+    tokens
+        Number of them to keep in each prompt instead; None (default) to go by `keep`.
+    threshold
+        Cosine of hidden states from which two tokens at one place in consecutive frames become one, their mean;
+        default 0.6 as the paper's. Never more merge than have to go.
+    layer
+        The first layer that has fewer tokens, default 1.
+
+    Positions of the tokens that stay are those that they had.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+
+    Examples
+    --------
+    >>> print(FrameFusion(threshold=0.8))
+    vlm.FrameFusion(threshold=0.8)
+    """
+
+    keep: float | None = 0.3
+    tokens: int | None = None
+    threshold: float = 0.6
+    layer: int = 1
+
+    paper: ClassVar[str] = "FrameFusion: Combining Similarity and Importance for Video Token Reduction, 2024"
+    families = VISUAL_FAMILIES
+    excludes: ClassVar[frozenset[str]] = frozenset({"vlm.CompressKV", "vlm.SelectKV"})
+    engaging: ClassVar[dict[str, Any]] = {"keep": 0.25, "layer": 2}
+    compress = everything
+
+    def __post_init__(self) -> None:
+        self._check_keep()
+        self._require(is_number(self.threshold, -1, 1), "threshold", "a cosine between -1 and 1")
+        self._require(is_count(self.layer), "layer", "a whole number of at least 1")
+
+    def cuts(self, layers: int) -> dict[int, Cut]:
+        return {self.layer: self._merge, self.layer + 1: by_attention(self.count, merge=False)}
+
+    def _merge(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        order, alike = _neighbours(row)
+        joins = alike >= self.threshold
+        spare = len(order) - self.count(row.total)
+        if int(joins.sum()) > spare:
+            joins = torch.zeros_like(joins)
+            joins[alike.sort(descending=True, stable=True).indices[: max(0, spare)]] = True
+        group = (~joins).cumsum(0) - 1
+        first = order[~joins]
+        total = row.hidden.new_zeros(len(first), row.hidden.shape[1], dtype=torch.float32)
+        total.index_add_(0, group, row.hidden[order].float())
+        hidden = row.hidden.clone()
+        hidden[first] = (total / group.bincount()[:, None]).to(hidden.dtype)
+        stays = ~row.visual
+        stays[first] = True
+        index = stays.nonzero().squeeze(1)
+        return index, hidden[index]
+
+
+def _neighbours(row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+    """Visual tokens sorted by place, each place in the order of time, and the cosine of each with the one before it.
+
+    Returns
+    -------
+    order : int64 `[V]`, alike : float32 `[V]`, -2 for the first of a place.
+    """
+    visual = row.visual.nonzero().squeeze(1)
+    number, anchor = row.number[visual], row.anchor[visual]
+    cells = torch.tensor(row.cells, device=anchor.device)[number]
+    place = number * int(max(row.cells)) + anchor % cells
+    sorting = (place * (int(anchor.max()) + 1) + anchor).argsort()
+    order, place = visual[sorting], place[sorting]
+    alike = torch.full((len(order),), -2.0, device=order.device)
+    same = place[1:] == place[:-1]
+    cosine = cosine_similarity(row.hidden[order[1:]].float(), row.hidden[order[:-1]].float(), dim=-1)
+    alike[1:] = torch.where(same, cosine, alike[1:])
+    return order, alike
