@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from .errors import MmaccelError, SettingError
+from .errors import MmaccelError
+from .output import replacing
+from .run_commands import chosen_methods, run_image, run_video, run_vlm, target_of
 from .version import __version__, versions
 
 EXAMPLES = """examples:
   mmaccel run image "red heart" -o heart.png --compare
   mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
   mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare
+  mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png
   mmaccel plan --model tiny-janus --preset fast -o plan.json
   mmaccel bench image --json > image.json
 """
@@ -88,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     image.add_argument("--temperature", type=float)
     image.add_argument("--top-k", type=int)
     image.add_argument("--top-p", type=float)
-    image.set_defaults(run=_run_image)
+    image.set_defaults(run=run_image)
 
     video = kinds.add_parser(
         "video", help="film a prompt", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -108,7 +108,21 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         video.add_argument(f"--{name}", type=int, help=f"{meaning} (default: the pipeline's own)")
     video.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's own)")
-    video.set_defaults(run=_run_video)
+    video.set_defaults(run=run_video)
+
+    question = kinds.add_parser(
+        "vlm", help="ask about a video", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    question.add_argument("video", type=Path, help="video file, such as .mp4")
+    question.add_argument("question")
+    _add_model(question, "tiny-onevision")
+    _add_methods(question, "balanced")
+    question.add_argument("--compare", action="store_true", help="also answer plainly, and measure the speed-up")
+    question.add_argument("--picture", type=Path, help="also draw which patches were kept, over the frames")
+    question.add_argument("--frames", type=int, default=32, help="frames to look at (default 32)")
+    question.add_argument("--fps", type=float, help="frames a second to look at, instead of --frames")
+    question.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")
+    question.set_defaults(run=run_vlm)
 
     bench = commands.add_parser("bench", help="measure methods against plain runs")
     bench.add_argument("kind", choices=sorted(BENCHMARKS))
@@ -166,74 +180,13 @@ def _methods(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     from .plan import plan
 
-    chosen, preset = _chosen(arguments)
-    made = plan(_target(arguments), *chosen, preset=preset)
+    chosen, preset = chosen_methods(arguments)
+    made = plan(target_of(arguments), *chosen, preset=preset)
     print(made)
     if arguments.output:
-        with _replacing(arguments.output) as temporary:
+        with replacing(arguments.output) as temporary:
             made.save(temporary)
         print(f"saved to {arguments.output}")
-
-
-def _run_image(arguments: argparse.Namespace) -> None:
-    from .image import generation, pictures
-    from .session import accelerate
-
-    pictures.check_format(arguments.output)
-    names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
-    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
-    with _replacing(arguments.output) as temporary:  # fails now, and not after minutes of work
-        painter = _painter(arguments)
-        generation.check_prompts(painter, [arguments.prompt])
-        chosen, preset = _chosen(arguments)
-        columns = []
-        with accelerate(painter.target, *chosen, preset=preset) as session:
-            if arguments.compare:
-                with session.baseline() as plain:
-                    painted = painter.paint(plain, [arguments.prompt], settings, "plain")
-                session.report.baseline_seconds = painted.token_seconds
-                columns.append(("plain", painted))
-            columns.append(
-                (", ".join(session.report.methods), painter.paint(session, [arguments.prompt], settings, "fast"))
-            )
-            report = session.report
-        pictures.save(columns, temporary, captions=arguments.compare)
-    print(report)
-    print(f"wrote {arguments.output}")
-    if arguments.compare and report.exact:
-        print("the pictures differ as two samples of one prompt do: the method keeps the law, not the noise")
-
-
-def _run_video(arguments: argparse.Namespace) -> None:
-    from .session import accelerate
-    from .video import clips, generation, trace_of
-
-    clips.check_format(arguments.output)
-    names = ("seed", "steps", "guidance", "frames", "height", "width")
-    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
-    with _replacing(arguments.output) as temporary:
-        pipe = generation.load(arguments.model, arguments.device, _dtype(arguments))
-        chosen, preset = _chosen(arguments)
-        runs = {}
-        with accelerate(pipe, *chosen, preset=preset) as session:
-            if arguments.compare:
-                with session.baseline() as plain:
-                    runs["plain"] = generation.film(plain, arguments.prompt, settings)
-            label = ", ".join(session.report.methods)
-            runs[label] = generation.film(session, arguments.prompt, settings)
-            report = session.report
-            if arguments.trace:
-                with _replacing(arguments.trace) as drawing:
-                    trace_of(session).save(drawing)
-        frames = [run.frames for run in runs.values()]
-        labels = [f"{label}  {run.seconds:.2f} s" for label, run in runs.items()]
-        clips.save(clips.side_by_side(frames, labels) if arguments.compare else frames[0], temporary)
-        if arguments.compare:
-            quality = f"{clips.psnr(*frames):.1f} dB PSNR, {clips.ssim(*frames):.3f} SSIM"
-    print(report)
-    if arguments.compare:
-        print(f"  quality     {quality} to the plain clip, measured")
-    print(f"wrote {arguments.output}")
 
 
 def _bench(arguments: argparse.Namespace) -> None:
@@ -247,96 +200,6 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.page:
         benchmark.write_page(result, arguments.page)
     print(json.dumps(result, indent=1) if arguments.json else bench.table(result))
-
-
-def _target(arguments: argparse.Namespace) -> Any:
-    """The model or pipeline that is asked for."""
-    from . import zoo
-
-    named = arguments.model in zoo.names() and zoo.modality(arguments.model) == "video"
-    if named or (Path(arguments.model) / "model_index.json").is_file():
-        from .video import generation
-
-        return generation.load(arguments.model, arguments.device, _dtype(arguments))
-    return _painter(arguments).target
-
-
-def _painter(arguments: argparse.Namespace) -> Any:
-    from .image import generation
-
-    return generation.load(arguments.model, arguments.device, _dtype(arguments))
-
-
-def _dtype(arguments: argparse.Namespace) -> Any:
-    import torch
-
-    return getattr(torch, arguments.dtype) if arguments.dtype else None
-
-
-def _chosen(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
-    """Methods and preset; the command's own preset where nothing was asked."""
-    from .plan import Plan
-
-    chosen = [parse_method(text) for text in arguments.method]
-    if arguments.plan:
-        chosen.append(Plan.load(arguments.plan))
-    return chosen, arguments.preset or (None if chosen else arguments.default_preset)
-
-
-def parse_method(text: str) -> Any:
-    """A method from ``NAME[:KEY=VALUE,...]``.
-
-    Examples
-    --------
-    >>> print(parse_method("image.ZipAR:window=2,verify=true"))
-    image.ZipAR(window=2, verify=True)
-    """
-    from .registry import get_method
-
-    name, _, settings = text.partition(":")
-    values: dict[str, Any] = {}
-    for item in filter(None, settings.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise SettingError(f"--method {text}: write KEY=VALUE after the colon, such as {name}:window=4")
-        try:
-            values[key.strip()] = json.loads(
-                value.replace("True", "true").replace("False", "false").replace("None", "null")
-            )
-        except json.JSONDecodeError:
-            values[key.strip()] = value
-    return get_method(name).from_settings(values)
-
-
-class _replacing:  # noqa: N801  reads as a phrase: `with _replacing(path) as temporary:`
-    """Write to a temporary file beside the target, and put it in place only if the block succeeds."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> Path:
-        if self.path.is_dir():
-            raise OSError(f"{self.path} is a folder: give a file name")
-        if not self.path.parent.is_dir():
-            raise OSError(f"there is no folder {self.path.parent}: make it first, or write elsewhere with -o")
-        try:
-            handle, name = tempfile.mkstemp(suffix=self.path.suffix, prefix=".mmaccel-", dir=self.path.parent)
-        except OSError as error:
-            raise OSError(
-                f"cannot write to {self.path.parent} ({error.strerror}): choose another place with -o"
-            ) from error
-        os.close(handle)
-        self.temporary = Path(name)
-        return self.temporary
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            mask = os.umask(0)
-            os.umask(mask)
-            self.temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
-            self.temporary.replace(self.path)
-        else:
-            self.temporary.unlink(missing_ok=True)
 
 
 def _one_line(error: BaseException) -> str:

@@ -35,6 +35,8 @@ class Prompt:
         stands at; -1 elsewhere.
     cells
         Tokens of a frame, of each visual.
+    sizes : list of `[F, rows, columns]`
+        For each visual that is new in this call, how many tokens each is the mean of; 0 for those that are gone.
     kept, total
         Tokens that show something, and how many of them there were.
     cached
@@ -51,6 +53,7 @@ class Prompt:
     number: torch.Tensor
     anchor: torch.Tensor
     cells: list[int] = field(default_factory=list)
+    sizes: list[torch.Tensor] = field(default_factory=list)
     kept: int = 0
     total: int = 0
     cached: int = 0
@@ -113,9 +116,9 @@ def shortened(
         position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
     elif before is not None and before.position_ids is not None:
         position_ids = _next(before.position_ids, ids.shape[1])
-    places, counts = left.places(source), left.counts
-    prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, *places, left.cells, *counts)
-    prompt.full_lengths = lengths
+    prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, *left.places(source), left.cells)
+    prompt.kept, prompt.total = left.counts
+    prompt.full_lengths, prompt.sizes = lengths, left.sizes
     return prompt if before is None else _after(before, prompt)
 
 
@@ -128,6 +131,7 @@ class _Left:
         self.number, self.anchor = torch.full_like(ids, NO_PLACE), torch.full_like(ids, NO_PLACE)
         self.visuals: dict[str, list[Visual]] = {}
         self.cells: list[int] = []
+        self.sizes: list[torch.Tensor] = []
         self.counts = (0, 0)
         self.first = first
 
@@ -137,6 +141,9 @@ class _Left:
             method = replace(method, keep=None, tokens=method.count(frames * visual.cells))  # type: ignore[call-arg]
         left = method.compress(visual.frames, visual.scores, (rows, width), visual.key)
         short, order = visual.shortened(left)
+        sizes = torch.zeros(len(columns), device=columns.device)
+        sizes[order[short.shows]] = left.size.float()
+        self.sizes.append(sizes[visual.shows].view(visual.grid))
         slots = columns[order.sort().values]
         self.stays[row, columns] = False
         self.stays[row, slots] = True

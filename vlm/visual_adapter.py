@@ -44,6 +44,8 @@ class VisualAdapter(DecoderAdapter):
         The first layer of the decoder before which visual tokens may be dropped.
     turns
         What each cache of an earlier call holds.
+    last
+        The prompt of the last call, and what was cut from it inside the decoder.
     """
 
     pixel_arguments: ClassVar[tuple[str, ...]] = (
@@ -67,6 +69,7 @@ class VisualAdapter(DecoderAdapter):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.turns: weakref.WeakKeyDictionary[Any, tuple[Prompt, Cuts | None]] = weakref.WeakKeyDictionary()
+        self.last: tuple[Prompt, Cuts | None] | None = None
 
     @property
     def model(self) -> Any:
@@ -147,7 +150,7 @@ class VisualAdapter(DecoderAdapter):
             kwargs["position_ids"] = prompt.position_ids
 
     def end(self, prompt: Prompt, run: Run, result: Any, cache: Any) -> Any:
-        cuts = run.cuts
+        self.last, cuts = (prompt, run.cuts), run.cuts
         is_tensor = isinstance(result, torch.Tensor)
         sequences = result if is_tensor else result.sequences
         for key in (cache, None if is_tensor else getattr(result, "past_key_values", None)):

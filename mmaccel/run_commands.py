@@ -1,0 +1,164 @@
+"""What `mmaccel run` does with its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from .errors import SettingError
+from .output import replacing
+
+
+def run_image(arguments: argparse.Namespace) -> None:
+    """Draw a prompt, and write the picture."""
+    from .image import generation, pictures
+    from .session import accelerate
+
+    pictures.check_format(arguments.output)
+    names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
+    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+    with replacing(arguments.output) as temporary:  # fails now, and not after minutes of work
+        drawing = painter(arguments)
+        generation.check_prompts(drawing, [arguments.prompt])
+        chosen, preset = chosen_methods(arguments)
+        columns = []
+        with accelerate(drawing.target, *chosen, preset=preset) as session:
+            if arguments.compare:
+                with session.baseline() as plain:
+                    painted = drawing.paint(plain, [arguments.prompt], settings, "plain")
+                session.report.baseline_seconds = painted.token_seconds
+                columns.append(("plain", painted))
+            columns.append(
+                (", ".join(session.report.methods), drawing.paint(session, [arguments.prompt], settings, "fast"))
+            )
+            report = session.report
+        pictures.save(columns, temporary, captions=arguments.compare)
+    print(report)
+    print(f"wrote {arguments.output}")
+    if arguments.compare and report.exact:
+        print("the pictures differ as two samples of one prompt do: the method keeps the law, not the noise")
+
+
+def run_video(arguments: argparse.Namespace) -> None:
+    """Film a prompt, and write the clip."""
+    from .session import accelerate
+    from .video import clips, generation, trace_of
+
+    clips.check_format(arguments.output)
+    names = ("seed", "steps", "guidance", "frames", "height", "width")
+    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+    with replacing(arguments.output) as temporary:
+        pipe = generation.load(arguments.model, arguments.device, dtype_of(arguments))
+        chosen, preset = chosen_methods(arguments)
+        runs = {}
+        with accelerate(pipe, *chosen, preset=preset) as session:
+            if arguments.compare:
+                with session.baseline() as plain:
+                    runs["plain"] = generation.film(plain, arguments.prompt, settings)
+            label = ", ".join(session.report.methods)
+            runs[label] = generation.film(session, arguments.prompt, settings)
+            report = session.report
+            if arguments.trace:
+                with replacing(arguments.trace) as drawing:
+                    trace_of(session).save(drawing)
+        frames = [run.frames for run in runs.values()]
+        labels = [f"{label}  {run.seconds:.2f} s" for label, run in runs.items()]
+        clips.save(clips.side_by_side(frames, labels) if arguments.compare else frames[0], temporary)
+        if arguments.compare:
+            quality = f"{clips.psnr(*frames):.1f} dB PSNR, {clips.ssim(*frames):.3f} SSIM"
+    print(report)
+    if arguments.compare:
+        print(f"  quality     {quality} to the plain clip, measured")
+    print(f"wrote {arguments.output}")
+
+
+def run_vlm(arguments: argparse.Namespace) -> None:
+    """Answer a question about a video file."""
+    from . import vlm
+    from .session import accelerate
+    from .vlm import answering
+
+    video = vlm.read_video(
+        arguments.video, **({"fps": arguments.fps} if arguments.fps else {"frames": arguments.frames})
+    )
+    model, processor = answering.load(arguments.model, arguments.device, dtype_of(arguments))
+    chosen, preset = chosen_methods(arguments)
+    ask = {"questions": [arguments.question], "max_new_tokens": arguments.max_new_tokens}
+    with accelerate(model, *chosen, preset=preset) as session:
+        plain = None
+        if arguments.compare:
+            with session.baseline() as target:
+                plain, seconds = answering.ask(target, processor, video.frames, **ask)
+            session.report.baseline_seconds = seconds
+        answers, _ = answering.ask(session, processor, video.frames, **ask)
+        report = session.report
+        if arguments.picture:
+            with replacing(arguments.picture) as temporary:
+                vlm.kept(session)[0].save(video.frames, temporary)
+    if plain is not None:
+        print(f"plain: {plain[0]}")
+    print(answers[0] if plain is None else f"fast:  {answers[0]}")
+    print(report)
+    if arguments.picture:
+        print(f"wrote {arguments.picture}")
+
+
+def target_of(arguments: argparse.Namespace) -> Any:
+    """The model or pipeline that is asked for."""
+    from . import zoo
+
+    named = arguments.model in zoo.names() and zoo.modality(arguments.model) == "video"
+    if named or (Path(arguments.model) / "model_index.json").is_file():
+        from .video import generation
+
+        return generation.load(arguments.model, arguments.device, dtype_of(arguments))
+    return painter(arguments).target
+
+
+def painter(arguments: argparse.Namespace) -> Any:
+    from .image import generation
+
+    return generation.load(arguments.model, arguments.device, dtype_of(arguments))
+
+
+def dtype_of(arguments: argparse.Namespace) -> Any:
+    import torch
+
+    return getattr(torch, arguments.dtype) if arguments.dtype else None
+
+
+def chosen_methods(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
+    """Methods and preset; the command's own preset where nothing was asked."""
+    from .plan import Plan
+
+    chosen = [parse_method(text) for text in arguments.method]
+    if arguments.plan:
+        chosen.append(Plan.load(arguments.plan))
+    return chosen, arguments.preset or (None if chosen else arguments.default_preset)
+
+
+def parse_method(text: str) -> Any:
+    """A method from ``NAME[:KEY=VALUE,...]``.
+
+    Examples
+    --------
+    >>> print(parse_method("image.ZipAR:window=2,verify=true"))
+    image.ZipAR(window=2, verify=True)
+    """
+    from .registry import get_method
+
+    name, _, settings = text.partition(":")
+    values: dict[str, Any] = {}
+    for item in filter(None, settings.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise SettingError(f"--method {text}: write KEY=VALUE after the colon, such as {name}:window=4")
+        try:
+            values[key.strip()] = json.loads(
+                value.replace("True", "true").replace("False", "false").replace("None", "null")
+            )
+        except json.JSONDecodeError:
+            values[key.strip()] = value
+    return get_method(name).from_settings(values)

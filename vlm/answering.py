@@ -1,0 +1,89 @@
+"""From a video and a question to an answer: what the command line and the benchmarks call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mmaccel import zoo
+from mmaccel.adapter import find_adapter
+from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError
+
+from .visual_adapter import VisualAdapter
+
+
+def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+    """A vision-language model and its processor from a zoo name, a hub id or a folder.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If it is of no family that has an adapter.
+    MissingExtraError
+        If its processor needs a package that is not installed.
+    """
+    if model in zoo.names():
+        if zoo.modality(model) != "vlm":
+            raise UnsupportedTargetError(f"{model} answers nothing: `mmaccel run {zoo.modality(model)}` is for it")
+        target, processor = zoo.load(model)
+    else:
+        target, processor = _from_hub(model, dtype)
+    if not isinstance(find_adapter(target), VisualAdapter):
+        raise UnsupportedTargetError(f"{model} is a {type(target).__name__}, which sees no videos that mmaccel knows")
+    return target.to(device, dtype).eval(), processor
+
+
+def _from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(model)
+        target = AutoModelForImageTextToText.from_pretrained(
+            model, dtype=dtype or "auto", use_safetensors=True, attn_implementation="sdpa"
+        )
+    except ImportError as error:
+        raise MissingExtraError(f"the processor of {model} needs more: pip install torchvision ({error})") from error
+    except (OSError, ValueError) as error:
+        raise UnsupportedTargetError(
+            f"{model!r} is no vision-language model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+            f" ({str(error).splitlines()[0]})"
+        ) from error
+    return target, processor
+
+
+def ask(
+    target: Any, processor: Any, frames: Any, questions: Sequence[str], max_new_tokens: int = 32
+) -> tuple[list[str], float]:
+    """Answers of a session or a plain model to questions about one video, in one batch, greedily; and the seconds.
+
+    Parameters
+    ----------
+    frames
+        Pictures, or uint8 `[F, H, W, 3]`.
+
+    Raises
+    ------
+    PromptError
+        If a question is empty.
+    """
+    inputs = prepare(processor, frames, questions).to(target.device)
+    began = time.perf_counter()
+    tokens = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+    seconds = time.perf_counter() - began
+    answers = processor.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [answer.strip() for answer in answers], seconds
+
+
+def prepare(processor: Any, frames: Any, questions: Sequence[str]) -> Any:
+    """Inputs of `generate` for questions about one video."""
+    if any(not question.strip() for question in questions):
+        raise PromptError("the question is empty: ask something about the video, such as 'what moves up?'")
+    texts = []
+    for question in questions:
+        content = [{"type": "video"}, {"type": "text", "text": question}]
+        conversation = [{"role": "user", "content": content}]
+        texts.append(processor.apply_chat_template(conversation, add_generation_prompt=True))
+    return processor(videos=[list(frames)] * len(texts), text=texts, return_tensors="pt", padding=True)
