@@ -30,6 +30,7 @@ BENCHMARKS = {
     "kernels": "mmaccel.kernels.benchmark",
     "language": "mmaccel.vlm.language_benchmark",
     "video": "mmaccel.video.benchmark",
+    "vlm": "mmaccel.vlm.benchmark",
 }
 
 

@@ -1,12 +1,13 @@
-"""Faster language models and vision-language models: sparse prefill, selected and compressed caches.
+"""Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
-The methods work on any transformers decoder that runs in SDPA.
+`SparsePrefill`, `SelectKV` and `CompressKV` work on any transformers decoder that runs in SDPA, the methods that leave
+out visual tokens on the vision-language models that have an adapter.
 
 Example
 -------
 >>> import mmaccel
 >>> from mmaccel import vlm
->>> fast = mmaccel.accelerate(model, vlm.SparsePrefill(), vlm.CompressKV(budget=0.2))  # doctest: +SKIP
+>>> fast = mmaccel.accelerate(model, vlm.HoliTom(keep=0.15))  # doctest: +SKIP
 >>> tokens = fast.generate(**inputs, max_new_tokens=64)  # doctest: +SKIP
 """
 
@@ -14,7 +15,21 @@ from . import adapter, internvl, llava_next_video, llava_onevision, qwen_vl  # n
 from .compress_kv import CompressKV
 from .fast_v import FastV
 from .frame_fusion import FrameFusion
+from .kept import Kept, kept
 from .select_kv import SelectKV
 from .sparse_prefill import SparsePrefill
+from .streaming_compression import StreamingCompression
+from .video_stream import StreamStats, VideoStream
 
-__all__ = ["CompressKV", "FastV", "FrameFusion", "SelectKV", "SparsePrefill"]
+__all__ = [
+    "CompressKV",
+    "FastV",
+    "FrameFusion",
+    "Kept",
+    "SelectKV",
+    "SparsePrefill",
+    "StreamStats",
+    "StreamingCompression",
+    "VideoStream",
+    "kept",
+]

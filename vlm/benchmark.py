@@ -1,0 +1,210 @@
+"""`mmaccel bench vlm`: accuracy and time of every way to leave out visual tokens, on tiny-onevision.
+
+Questions are about clips of scenes that the model never saw. Beside the methods stands what anyone can do: look at
+fewer frames. Accuracy is over all questions; times are of a few clips, in one alternation with the plain model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import LogitsProcessor
+
+from mmaccel import bench, zoo
+from mmaccel.registry import methods
+from mmaccel.session import Session, accelerate
+
+from .answering import prepare
+from .benchmark_page import write_page
+from .compressor import Compressor
+
+__all__ = ["rows", "write_page"]
+
+MODEL = "tiny-onevision"
+SHARES = (0.25, 0.2, 0.15, 0.1)
+NEW = 16  # tokens that are timed; answers are shorter
+FAMILY = "llava_onevision"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One row of the table.
+
+    Attributes
+    ----------
+    method
+        None for the plain model.
+    frames
+        Of how many frames it looks at every `step`-th.
+    """
+
+    label: str
+    share: float
+    method: Compressor | None = None
+    step: int = 1
+
+
+def contestants(shares: tuple[float, ...] = SHARES) -> list[Contestant]:
+    """The plain model, fewer frames, and every method, at each share of the tokens."""
+    found = [Contestant("plain", 1.0)]
+    for share in shares:
+        found.append(Contestant("fewer frames", share, step=round(1 / share)))
+        for name, cls in methods().items():
+            if issubclass(cls, Compressor) and FAMILY in (cls.families or ()):
+                found.append(Contestant(name, share, cls(keep=share)))  # type: ignore[call-arg]
+    return found
+
+
+class _Clock(LogitsProcessor):
+    """Notes when each token is there."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.times.append(time.perf_counter())
+        return scores
+
+
+@dataclass
+class Timed:
+    """Seconds of one answer: the vision tower's, from there to the first token, and of each token after that.
+
+    `cache_bytes` are those of the keys and values at its end.
+    """
+
+    tower: float
+    first: float
+    token: float
+    cache_bytes: int
+
+    @property
+    def total(self) -> float:
+        return self.tower + self.first
+
+
+def rows(full: bool = False) -> Iterator[dict[str, Any]]:
+    """One row for each contestant; `full` asks 600 questions about 150 clips, else 80 about 20."""
+    model, processor = zoo.load(MODEL)
+    questions = zoo.questions(MODEL, 600 if full else 80, seed=0)
+    clips = [list(group) for _, group in groupby(questions, key=lambda q: id(q.frames))]
+    field = contestants() if full else contestants((0.15, 0.1))
+    rounds = 8 if full else 3
+    times = _times(model, processor, field, [clip[0] for clip in clips[:rounds]])
+    right = _accuracy(model, processor, field, clips)
+    plain = Contestant("plain", 1.0)
+    for contestant in field:
+        yield _row(contestant, times[contestant], times[plain], right[contestant], right[plain], len(questions))
+
+
+def _accuracy(model: Any, processor: Any, field: list[Contestant], clips: list[Any]) -> dict[Contestant, list[bool]]:
+    right: dict[Contestant, list[bool]] = {contestant: [] for contestant in field}
+    for clip in tqdm(clips, desc="questions"):
+        for contestant in field:
+            with _session(model, contestant) as target:
+                answers = _answers(target, processor, clip, contestant.step)
+            right[contestant] += [a == q.answer for a, q in zip(answers, clip, strict=True)]
+    return right
+
+
+class _session:  # noqa: N801  reads as a phrase
+    """The model, or a session with the contestant's method."""
+
+    def __init__(self, model: Any, contestant: Contestant) -> None:
+        self.target = model if contestant.method is None else accelerate(model, contestant.method)
+
+    def __enter__(self) -> Any:
+        return self.target
+
+    def __exit__(self, *_: Any) -> None:
+        if isinstance(self.target, Session):
+            self.target.remove()
+
+
+@torch.no_grad()
+def _answers(target: Any, processor: Any, clip: Any, step: int) -> list[str]:
+    inputs = prepare(processor, clip[0].frames[::step], [q.question for q in clip])
+    tokens = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    answers = processor.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [answer.strip() for answer in answers]
+
+
+def _times(model: Any, processor: Any, field: list[Contestant], questions: list[Any]) -> dict[Contestant, list[Timed]]:
+    def run(contestant: Contestant) -> Any:
+        return lambda number: _timed(model, processor, contestant, questions[number])
+
+    for contestant in field:  # first runs are slower
+        _timed(model, processor, contestant, questions[0])
+    return bench.alternate({c: run(c) for c in tqdm(field, desc="times")}, len(questions))
+
+
+def _timed(model: Any, processor: Any, contestant: Contestant, question: Any) -> Timed:
+    inputs = prepare(processor, question.frames[:: contestant.step], [question.question])
+    clock, tower = _Clock(), _TowerClock()
+    with _session(model, contestant) as target, tower.on(model):
+        began = time.perf_counter()
+        target.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, logits_processor=[clock])
+    first, *_, last = clock.times
+    return Timed(tower.seconds, first - began - tower.seconds, (last - first) / (NEW - 1))
+
+
+class _TowerClock:
+    """Seconds that the vision tower took."""
+
+    seconds = 0.0
+
+    def on(self, model: Any) -> Any:
+        from contextlib import ExitStack
+
+        stack = ExitStack()
+        tower = model.model.vision_tower
+
+        def start(*_: Any) -> None:
+            self._began = time.perf_counter()
+
+        def stop(*_: Any) -> None:
+            self.seconds += time.perf_counter() - self._began
+
+        stack.callback(tower.register_forward_pre_hook(start).remove)
+        stack.callback(tower.register_forward_hook(stop).remove)
+        return stack
+
+
+def _row(
+    contestant: Contestant,
+    times: list[Timed],
+    plain: list[Timed],
+    right: list[bool],
+    plain_right: list[bool],
+    count: int,
+) -> dict[str, Any]:
+    def middle(values: list[float]) -> float:
+        return bench.median(values)
+
+    return bench.row(
+        modality="vlm",
+        model=MODEL,
+        method=contestant.label,
+        settings={} if contestant.method is None else contestant.method.settings(),
+        share=contestant.share,
+        exact=contestant.method is None and contestant.step == 1,
+        seeds=[0],
+        wall_seconds=middle([t.total for t in times]),
+        baseline_seconds=middle([t.total for t in plain]),
+        speedup=middle([p.total / t.total for p, t in zip(plain, times, strict=True)]),
+        tower_seconds=middle([t.tower for t in times]),
+        first_token_seconds=middle([t.first for t in times]),
+        first_token_speedup=middle([p.first / t.first for p, t in zip(plain, times, strict=True)]),
+        tower_speedup=middle([p.tower / t.tower for p, t in zip(plain, times, strict=True)]),
+        cache_bytes=times[0].cache_bytes,
+        tokens_per_second=1 / middle([t.token for t in times]),
+        quality_metric=f"share of {count} questions answered right",
+        quality=sum(right) / len(right),
+        baseline_quality=sum(plain_right) / len(plain_right),
+    )

@@ -1,0 +1,81 @@
+"""The page and the plot of `mmaccel bench vlm`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmaccel import bench
+
+INTRO = """
+Measured by `mmaccel bench vlm` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
+`mmaccel.demos.train_tiny_onevision`), clips of 32 frames, 2,048 visual tokens, greedy answers. *right* is the share of
+held-out questions answered word for word, *kept* that share against all tokens'. *first token* is the time from the end
+of the vision tower to the first token, compression included; *end to end* has the tower too; both are ratios to the
+plain model in one alternation. *fewer frames* is the plain model on every n-th frame.
+The raw rows are in [{json}]({json}).
+
+![accuracy against time]({png})
+"""
+
+
+def write_page(result: dict[str, Any], path: Path) -> None:
+    """The Markdown page of a result, and its plot."""
+    found = result["rows"]
+    sections = {}
+    for share in sorted({r["share"] for r in found if r["share"] < 1}, reverse=True):
+        group = [r for r in found if r["share"] in (1.0, share)]
+        sections[f"{share:.0%} of the tokens"] = _table(group)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = path.with_suffix(".png")
+    plot(found, picture)
+    intro = INTRO.format(json=path.with_suffix(".json").name, png=picture.name)
+    path.write_text(bench.page(result, "Video language models with fewer tokens", intro, sections), encoding="utf-8")
+
+
+def _table(group: list[dict[str, Any]]) -> str:
+    lines = []
+    for r in sorted(group, key=lambda r: (r["share"] < 1, -r["quality"])):
+        lines.append(
+            [
+                r["method"].removeprefix("vlm."),
+                f"{r['quality']:.1%}",
+                f"{r['quality'] / r['baseline_quality']:.1%}",
+                f"{1000 * r['first_token_seconds']:.0f} ms",
+                f"{r['first_token_speedup']:.2f}x",
+                f"{r['tower_speedup']:.2f}x",
+                f"{r['speedup']:.2f}x",
+                f"{r['tokens_per_second']:.0f}",
+                f"{r['cache_bytes'] / 2**20:.1f} MiB",
+            ]
+        )
+    headings = ("method", "right", "kept", "first token", "speed-up", "tower", "end to end", "tokens/s", "cache")
+    return bench.markdown(headings, lines)
+
+
+def plot(found: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy against the time to the first token, one line a method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5.5))
+    plain = next(r for r in found if r["share"] == 1.0)
+    axes.axhline(100 * plain["quality"], color="0.6", linewidth=1)
+    axes.annotate("all tokens", (1.0, 100 * plain["quality"]), fontsize=9, va="bottom")
+    names = sorted({r["method"] for r in found if r["share"] < 1}, key=lambda n: (n == "fewer frames", n))
+    colors = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    for number, name in enumerate(names):
+        line = sorted((r for r in found if r["method"] == name), key=lambda r: r["share"])
+        x, y = [r["speedup"] for r in line], [100 * r["quality"] for r in line]
+        style = {"color": "black", "linestyle": "--"} if name == "fewer frames" else {"color": colors[number % 20]}
+        axes.plot(x, y, marker="o", label=name.removeprefix("vlm."), **style)
+    axes.set_xlabel("speed-up to the first token, vision tower included")
+    axes.set_ylabel("questions answered right (%)")
+    axes.set_title("25, 20, 15 and 10 % of the visual tokens")
+    axes.legend(fontsize=8, loc="lower left")
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
