@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
-from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
+from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError
 
 from .adapter import DiffusionTransformerAdapter
 
@@ -97,12 +97,19 @@ def film(target: Any, prompt: str, settings: Settings, **more: Any) -> Filmed:
     ------
     PromptError
         If the prompt is empty.
+    SettingError
+        If the pipeline refuses a setting, such as a size.
     """
     if not prompt.strip():
         raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
     generator = torch.Generator().manual_seed(settings.seed)
     began = time.perf_counter()
-    output = target(prompt, generator=generator, output_type="pil", **settings.arguments(), **more)
+    try:
+        output = target(prompt, generator=generator, output_type="pil", **settings.arguments(), **more)
+    except ValueError as error:
+        if isinstance(error, MmaccelError):
+            raise
+        raise SettingError(f"the pipeline refuses this: {error}") from error
     seconds = time.perf_counter() - began
     frames = output.frames[0] if hasattr(output, "frames") else output.images[:1]
     return Filmed(list(frames), seconds)

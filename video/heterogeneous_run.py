@@ -59,7 +59,7 @@ class HeterogeneousRun(Stepper):
                 f" pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={shift:g}) they are"
             )
         least = self.schedule.cost(0.0) / run.steps
-        if least > method.budget + 0.5 / run.steps and not any((method.warmup, method.cooldown, method.interval)):
+        if least >= method.budget + 0.5 / run.steps and not any((method.warmup, method.cooldown, method.interval)):
             self.report.warnings.append(
                 f"{run.steps} steps leave no room for a budget of {method.budget:g}: {least:.0%} of them are computed"
             )
