@@ -18,7 +18,7 @@ Example
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -155,6 +155,7 @@ def draw_clip(
     full_caption: bool = True,
     footage: Footage = WAN,
     sprites: Callable[[str, int], np.ndarray] = sprite,
+    times: Sequence[int] | None = None,
 ) -> Clip:
     """One clip, a pure function of its arguments.
 
@@ -170,13 +171,15 @@ def draw_clip(
         Length and contents.
     sprites
         Gives a thing's picture `[size, size, 4]` in [0, 1] by its name and size; draws it with the font by default.
+    times
+        Which frames to draw; all by default. The clip's places are those of all frames.
     """
     rng = np.random.default_rng(seed)
     while True:
         scene = random_scene(rng, footage)
         while held_out is not None and scene.held_out != held_out:
             scene = random_scene(rng, footage)
-        rendered = render(scene, rng, footage, sprites)
+        rendered = render(scene, rng, footage, sprites, times)
         if rendered is not None:
             return Clip(rendered[0], caption(scene, None if full_caption else rng), scene, rendered[1])
 
@@ -186,6 +189,7 @@ def render(
     rng: np.random.Generator,
     footage: Footage = WAN,
     sprites: Callable[[str, int], np.ndarray] = sprite,
+    times: Sequence[int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Draw the scene: frames as uint8 `[frames, IMAGE_SIZE, IMAGE_SIZE, 3]`, places `[actors, frames, 2]`.
 
@@ -194,11 +198,13 @@ def render(
     ground, places = paper(scene.background, rng), _places(scene, rng, footage)
     if places is None:
         return None
-    frames = np.repeat(ground[None], footage.frames, 0)
+    times = range(footage.frames) if times is None else times
+    frames = np.repeat(ground[None], len(times), 0)
     for actor, path in zip(scene.actors, places, strict=True):
         picture = sprites(actor.name, SPRITE_SIZE)
-        for frame, (top, left) in list(zip(frames, path, strict=True))[actor.appears :]:
-            paste(frame, picture, top, left)
+        for frame, time in zip(frames, times, strict=True):
+            if time >= actor.appears:
+                paste(frame, picture, *path[time])
     return (frames.clip(0, 1) * 255).round().astype(np.uint8), places
 
 

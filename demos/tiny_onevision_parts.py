@@ -11,12 +11,12 @@ from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedToken
 from transformers.modeling_utils import AttentionInterface
 
 from . import moving_world as world
-from .moving_questions import Question
+from .moving_questions import Question, choose
 from .tiny_onevision import SIDE, WIDTH
 
 IGNORED = -100
 TRACKING_LAYER = 4  # after so many layers, visual tokens are to know where their thing goes
-SEEN_ENOUGH = 5  # frames after which a motion can be told
+SEEN_ENOUGH = 4  # frames after which a motion can be told
 THINGS = {name: i for i, name in enumerate(world.NAMES)}
 GROUNDS = {name: len(THINGS) + i for i, name in enumerate(world.BACKGROUNDS)}
 MOTIONS = {name: i for i, name in enumerate(world.MOTIONS)}
@@ -48,22 +48,50 @@ class Batch:
     labels: torch.Tensor
 
 
-def dense_labels(clip: world.Clip, sprites=world.sprite) -> tuple[np.ndarray, np.ndarray]:
-    """The thing and the thing with its motion at each token, int64 `[T, SIDE * SIDE]` twice."""
-    frames, cell = len(clip.frames), world.IMAGE_SIZE // SIDE
-    things = np.full((frames, SIDE, SIDE), GROUNDS[clip.scene.background])
-    tracks = np.full((frames, SIDE, SIDE), IGNORED)
+def dense_labels(clip: world.Clip, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The thing, and the thing with its motion, at each token of the frames at `times`, int64 `[T, SIDE**2]` twice."""
+    cell = world.IMAGE_SIZE // SIDE
+    things = np.full((len(times), SIDE, SIDE), GROUNDS[clip.scene.background])
+    tracks = np.full((len(times), SIDE, SIDE), IGNORED)
     for actor, path in zip(clip.scene.actors, clip.places, strict=True):
-        cover = np.zeros((frames, world.IMAGE_SIZE, world.IMAGE_SIZE), np.float32)
-        alpha = sprites(actor.name, world.SPRITE_SIZE)[..., 3]
-        for frame, (top, left) in enumerate(path[actor.appears :], actor.appears):
+        cover = np.zeros((len(times), world.IMAGE_SIZE, world.IMAGE_SIZE), np.float32)
+        alpha = world.sprite(actor.name, world.SPRITE_SIZE)[..., 3]
+        seen = times >= actor.appears
+        for frame in np.flatnonzero(seen):
+            top, left = path[times[frame]]
             cover[frame, top : top + len(alpha), left : left + len(alpha)] = alpha
-        share = cover.reshape(frames, SIDE, cell, SIDE, cell).mean((2, 4))
+        share = cover.reshape(-1, SIDE, cell, SIDE, cell).mean((2, 4))
         things[share > 0.08] = IGNORED
         things[share > 0.4] = THINGS[actor.name]
-        late = np.arange(frames)[:, None, None] >= actor.appears + SEEN_ENOUGH
-        tracks[(share > 0.4) & late] = THINGS[actor.name] * len(MOTIONS) + MOTIONS[actor.motion]
-    return things.reshape(frames, -1), tracks.reshape(frames, -1)
+        since = times - times[seen].min(initial=world.ONEVISION.frames)
+        told = (share > 0.4) & (since >= SEEN_ENOUGH)[:, None, None]
+        tracks[told] = THINGS[actor.name] * len(MOTIONS) + MOTIONS[actor.motion]
+    return things.reshape(len(times), -1), tracks.reshape(len(times), -1)
+
+
+def draw(
+    tokenizer: PreTrainedTokenizerFast, seed: list[int], count: int, length: int, asked: int, footage=world.ONEVISION
+) -> Batch:
+    """Clips to train on, a pure function of the seed: `length` frames of each, spread over the whole of it."""
+    rng = np.random.default_rng(seed)
+    rows, questions = [], []
+    for i in range(count):
+        times = sampled_times(rng, length, footage.frames)
+        clip = world.draw_clip([*seed, i], footage=footage, times=times)
+        rows.append((clip.frames, times, *dense_labels(clip, times)))
+        questions.append(choose(clip, rng, asked))
+    arrays = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
+    return Batch(*arrays, *pack(tokenizer, questions))
+
+
+def sampled_times(rng: np.random.Generator, length: int, frames: int) -> np.ndarray:
+    """The first frame, the last one, and others roughly evenly between them."""
+    if length >= frames:
+        return np.arange(frames)
+    step = (frames - 1) / (length - 1)
+    jitter = rng.uniform(-0.4, 0.4, length) * step
+    jitter[[0, -1]] = 0
+    return (np.arange(length) * step + jitter).round().astype(int)
 
 
 def encode_questions(
@@ -132,9 +160,10 @@ AttentionInterface.register("packed", packed_attention)
 class Trained(torch.nn.Module):
     """The model with heads for dense labels, which are not shipped."""
 
-    def __init__(self, model: LlavaOnevisionForConditionalGeneration) -> None:
+    def __init__(self, model: LlavaOnevisionForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
         self.model = model
+        self.opening = tokenizer("<|im_start|> user")["input_ids"]
         self.thing_head = torch.nn.Linear(WIDTH, len(THINGS) + len(GROUNDS))
         self.track_norm = torch.nn.RMSNorm(WIDTH)
         self.track_head = torch.nn.Linear(WIDTH, len(THINGS) * len(MOTIONS))
@@ -157,7 +186,7 @@ class Trained(torch.nn.Module):
 
         `times` puts each frame at the position that it has in the whole clip; without, positions have no gaps.
         """
-        language, tokenizer = self.model.model.language_model, self.model.config.text_config
+        language = self.model.model.language_model
         start = torch.tensor(self.opening).expand(len(tokens), -1)
         embed = language.embed_tokens
         hidden = torch.cat([embed(start), features.to(embed.weight.dtype), embed(tokens.flatten(1))], 1)
@@ -169,7 +198,6 @@ class Trained(torch.nn.Module):
             if i == TRACKING_LAYER:
                 tracked = hidden[:, opening : opening + visual - 1]
             hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, **options)
-        del tokenizer
         answers = language.norm(hidden[:, opening + visual :])
         return self.model.lm_head(answers).unflatten(1, tokens.shape[1:]), tracked
 
