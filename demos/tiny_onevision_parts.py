@@ -70,7 +70,12 @@ def dense_labels(clip: world.Clip, times: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def draw(
-    tokenizer: PreTrainedTokenizerFast, seed: list[int], count: int, length: int, asked: int, footage=world.ONEVISION
+    packer: Packer,
+    seed: list[int],
+    count: int,
+    length: int,
+    asked: int,
+    footage: world.Footage = world.ONEVISION,
 ) -> Batch:
     """Clips to train on, a pure function of the seed: `length` frames of each, spread over the whole of it."""
     rng = np.random.default_rng(seed)
@@ -81,7 +86,7 @@ def draw(
         rows.append((clip.frames, times, *dense_labels(clip, times)))
         questions.append(choose(clip, rng, asked))
     arrays = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
-    return Batch(*arrays, *pack(tokenizer, questions))
+    return Batch(*arrays, *packer(questions))
 
 
 def sampled_times(rng: np.random.Generator, length: int, frames: int) -> np.ndarray:
@@ -94,30 +99,39 @@ def sampled_times(rng: np.random.Generator, length: int, frames: int) -> np.ndar
     return (np.arange(length) * step + jitter).round().astype(int)
 
 
-def encode_questions(
-    tokenizer: PreTrainedTokenizerFast, questions: list[Question]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """What follows the video in a conversation, and what is to be predicted: the answer and its end."""
-    tokens, labels = [], []
-    for question in questions:
-        asked = tokenizer(f"{question.text} <|im_end|> <|im_start|> assistant")["input_ids"]
-        answer = [*tokenizer(question.answer)["input_ids"], tokenizer.eos_token_id]
-        tokens.append(asked + answer[:-1])
-        labels.append([IGNORED] * (len(asked) - 1) + answer)
-    return tokens, labels
+class Packer:
+    """Turns questions into tokens and labels; remembers those that it has met.
 
+    Parameters
+    ----------
+    tokenizer
+        That of the model.
+    """
 
-def pack(tokenizer: PreTrainedTokenizerFast, questions: list[list[Question]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and labels `[B, K, L]`, padded behind each question: under a causal mask that changes nothing."""
-    rows = [encode_questions(tokenizer, row) for row in questions]
-    count, length = max(len(row[0]) for row in rows), max(len(t) for row in rows for t in row[0])
-    tokens = torch.full((len(rows), count, length), tokenizer.pad_token_id)
-    labels = torch.full((len(rows), count, length), IGNORED)
-    for i, (asked, answers) in enumerate(rows):
-        for j, (question, answer) in enumerate(zip(asked, answers, strict=True)):
-            tokens[i, j, : len(question)] = torch.tensor(question)
-            labels[i, j, : len(answer)] = torch.tensor(answer)
-    return tokens, labels
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.known: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+
+    def encode(self, question: Question) -> tuple[list[int], list[int]]:
+        """What follows the video in a conversation, and what is to be predicted: the answer and its end."""
+        key = (question.text, question.answer)
+        if key not in self.known:
+            asked = self.tokenizer(f"{question.text} <|im_end|> <|im_start|> assistant")["input_ids"]
+            answer = [*self.tokenizer(question.answer)["input_ids"], self.tokenizer.eos_token_id]
+            self.known[key] = asked + answer[:-1], [IGNORED] * (len(asked) - 1) + answer
+        return self.known[key]
+
+    def __call__(self, questions: list[list[Question]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and labels `[B, K, L]`, padded behind each question: under a causal mask that changes nothing."""
+        rows = [[self.encode(question) for question in row] for row in questions]
+        count, length = max(map(len, rows)), max(len(tokens) for row in rows for tokens, _ in row)
+        tokens = torch.full((len(rows), count, length), self.tokenizer.pad_token_id)
+        labels = torch.full((len(rows), count, length), IGNORED)
+        for i, row in enumerate(rows):
+            for j, (asked, answer) in enumerate(row):
+                tokens[i, j, : len(asked)] = torch.tensor(asked)
+                labels[i, j, : len(answer)] = torch.tensor(answer)
+        return tokens, labels
 
 
 def packed_attention(
@@ -154,7 +168,14 @@ def _blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prefix:
     return weights[..., :prefix] @ value[:, :, :prefix] + behind
 
 
+def plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Attention of the vision tower, of all to all, in the same way."""
+    weights = (query.to(value.dtype) * scaling @ key.to(value.dtype).transpose(2, 3)).softmax(-1, dtype=value.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
 AttentionInterface.register("packed", packed_attention)
+AttentionInterface.register("plain", plain_attention)
 
 
 class Trained(torch.nn.Module):
@@ -169,6 +190,7 @@ class Trained(torch.nn.Module):
         self.track_head = torch.nn.Linear(WIDTH, len(THINGS) * len(MOTIONS))
         self.thing_norm = torch.nn.RMSNorm(WIDTH)
         self.model.config.text_config._attn_implementation = "packed"
+        self.model.config.vision_config._attn_implementation = "plain"
 
     def features(self, frames: torch.Tensor) -> torch.Tensor:
         """Projected and pooled tokens, `[B, T * SIDE * SIDE + 1, D]`, the last of them for the end of the video."""
