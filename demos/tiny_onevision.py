@@ -22,8 +22,34 @@ PATCH = 4  # pixels
 SIDE = moving_world.IMAGE_SIZE // PATCH // 2  # tokens of a frame across and down, after pooling
 VISION_WIDTH, VISION_LAYERS = 128, 4
 WIDTH, LAYERS, HEADS, KEY_HEADS = 192, 6, 4, 2
-QUESTION_WORDS = """which way does the go what how many things are there color is background where at start end comes
-first last in order do come a""".split()
+QUESTION_WORDS = [
+    "which",
+    "way",
+    "does",
+    "the",
+    "go",
+    "what",
+    "how",
+    "many",
+    "things",
+    "are",
+    "there",
+    "color",
+    "is",
+    "background",
+    "where",
+    "at",
+    "start",
+    "end",
+    "comes",
+    "first",
+    "last",
+    "in",
+    "order",
+    "do",
+    "come",
+    "a",
+]
 # Qwen's, for words: a word tokenizer needs no line breaks.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }} "
@@ -40,9 +66,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     words = dict.fromkeys([*ROLES, *QUESTION_WORDS, *answers])
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Lowercase(), normalizers.Replace(Regex(r"[,.!?\"]"), " ")]
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex(r"[,.!?\"]"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -22,9 +22,9 @@ import torch
 from tqdm import tqdm
 
 from . import tiny_onevision as shape
+from .moving_world import ONEVISION, Footage
 from .optimizer import Muon, trapezoid
 from .tiny_onevision_check import accuracy
-from .moving_world import ONEVISION, Footage
 from .tiny_onevision_parts import Packer, Trained, answer_loss, draw
 from .tiny_onevision_save import save
 from .tiny_wan_parts import LOG_STEPS, UNITS, Average, Clock

@@ -44,7 +44,10 @@ class OnevisionProcessor:
         vision: Any = config.vision_config
         self.tokenizer, self.config = tokenizer, config
         self.side = vision.image_size // vision.patch_size
-        common = {"size": {"height": vision.image_size, "width": vision.image_size}, "resample": Image.Resampling.BICUBIC}
+        common = {
+            "size": {"height": vision.image_size, "width": vision.image_size},
+            "resample": Image.Resampling.BICUBIC,
+        }
         common |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         self.image_processor = LlavaOnevisionImageProcessorPil(
             image_grid_pinpoints=config.image_grid_pinpoints, **common
@@ -107,8 +110,8 @@ class OnevisionProcessor:
     ) -> Any:
         """A conversation (or several) as text, or with `tokenize` as inputs of the model.
 
-        Videos and pictures stand in the parts: ``{"type": "video", "video": frames}``, ``{"type": "image", "image": ...}``.
-        Without `return_dict`, the token ids alone.
+        Videos and pictures stand in the parts, as in ``{"type": "video", "video": frames}``. Without `return_dict`,
+        the token ids alone.
         """
         several = conversation and isinstance(conversation[0], list)
         texts = self.tokenizer.apply_chat_template(
@@ -126,7 +129,9 @@ class OnevisionProcessor:
         told = any(token in text for text in texts for token in (self.image_token, self.video_token))
         for kind, count in zip(_KINDS, (images, videos), strict=True):
             if told and count != (written := sum(text.count(f"<{kind}>") for text in texts)):
-                raise PromptError(f"the text has {written} placeholders <{kind}> for {count} {kind}s: give one for each")
+                raise PromptError(
+                    f"the text has {written} placeholders <{kind}> for {count} {kind}s: give one for each"
+                )
         if told or not images + videos:
             return texts
         if len(texts) not in (images, videos) or (images and videos):
@@ -155,18 +160,25 @@ class OnevisionProcessor:
 
     def _tile_tokens(self, height: int, width: int) -> int:
         """Tokens of the tiles of a picture without its padding, with one for the end of each row."""
-        from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor, select_best_resolution
+        from transformers.models.llava_onevision.processing_llava_onevision import (
+            LlavaOnevisionProcessor,
+            select_best_resolution,
+        )
 
         size = self.image_processor.size["height"]
         rows, columns = (x // size for x in select_best_resolution([height, width], self.config.image_grid_pinpoints))
         stub: Any = self.config
-        inside, ends = LlavaOnevisionProcessor._get_unpadded_features(stub, height, width, self.side, self.side, rows, columns)
+        inside, ends = LlavaOnevisionProcessor._get_unpadded_features(
+            stub, height, width, self.side, self.side, rows, columns
+        )
         return int(inside + ends)
 
     def _videos(self, clips: list[list[Any]]) -> torch.Tensor:
         if len({len(clip) for clip in clips}) > 1:
             raise PromptError(f"videos of {sorted({len(c) for c in clips})} frames in one call: sample equally many")
-        return torch.stack([self.frame_processor([_pil(f) for f in c], return_tensors="pt")["pixel_values"] for c in clips])
+        return torch.stack(
+            [self.frame_processor([_pil(f) for f in c], return_tensors="pt")["pixel_values"] for c in clips]
+        )
 
     def _video_tokens(self, frames: int) -> int:
         return frames * math.ceil(self.side / 2) ** 2 + 1

@@ -71,9 +71,7 @@ def _endless(folder: Path, seed: int) -> Iterator[VideoQuestion]:
 
     sprites, clips = _sprites(folder), 0
     while True:
-        clip = moving_world.draw_clip(
-            [seed, clips, 1], held_out=True, footage=moving_world.ONEVISION, sprites=sprites
-        )
+        clip = moving_world.draw_clip([seed, clips, 1], held_out=True, footage=moving_world.ONEVISION, sprites=sprites)
         for asked in moving_questions.choose(clip, np.random.default_rng([seed, clips, 2]), QUESTIONS_A_CLIP):
             yield VideoQuestion(clip.frames, asked.text, asked.answer, asked.kind)
         clips += 1
