@@ -42,15 +42,16 @@ def questions(clip: Clip) -> list[Question]:
 
 
 def choose(clip: Clip, rng: np.random.Generator, count: int) -> list[Question]:
-    """`count` questions about a clip (or all, if there are fewer), the kinds in turn."""
+    """`count` questions about a clip (or all, if there are fewer), in random order, the kinds in turn."""
     pool = questions(clip)
     drawn = [pool[i] for i in rng.permutation(len(pool))]
-    seen: dict[str, int] = {}
-    ranks = []
+    lot = dict(zip(KINDS, rng.random(len(KINDS)), strict=True))
+    seen = dict.fromkeys(KINDS, 0)
+    turns = []
     for question in drawn:
-        seen[question.kind] = seen.get(question.kind, -1) + 1
-        ranks.append(seen[question.kind])
-    return [drawn[i] for i in np.argsort(ranks, kind="stable")[:count]]
+        turns.append(seen[question.kind] + lot[question.kind])
+        seen[question.kind] += 1
+    return [drawn[i] for i in np.argsort(turns)[:count]]
 
 
 def corner(place: np.ndarray) -> str | None:

@@ -22,34 +22,10 @@ PATCH = 4  # pixels
 SIDE = moving_world.IMAGE_SIZE // PATCH // 2  # tokens of a frame across and down, after pooling
 VISION_WIDTH, VISION_LAYERS = 128, 4
 WIDTH, LAYERS, HEADS, KEY_HEADS = 192, 6, 4, 2
-QUESTION_WORDS = [
-    "which",
-    "way",
-    "does",
-    "the",
-    "go",
-    "what",
-    "how",
-    "many",
-    "things",
-    "are",
-    "there",
-    "color",
-    "is",
-    "background",
-    "where",
-    "at",
-    "start",
-    "end",
-    "comes",
-    "first",
-    "last",
-    "in",
-    "order",
-    "do",
-    "come",
-    "a",
-]
+QUESTION_WORDS = (
+    "which way does the go what how many things are there color is background where at start end comes first last in"
+    " order do come a"
+)
 # Qwen's, for words: a word tokenizer needs no line breaks.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }} "
@@ -63,7 +39,7 @@ CHAT_TEMPLATE = (
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A word tokenizer over everything that questions and answers about the moving world can say."""
     answers = " ".join([*moving_questions.ANSWERS, *moving_world.MOTIONS]).split()
-    words = dict.fromkeys([*ROLES, *QUESTION_WORDS, *answers])
+    words = dict.fromkeys([*ROLES, *QUESTION_WORDS.split(), *answers])
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex(r"[,.!?\"]"), " ")])

@@ -20,7 +20,7 @@ SEEN_ENOUGH = 4  # frames after which a motion can be told
 THINGS = {name: i for i, name in enumerate(world.NAMES)}
 GROUNDS = {name: len(THINGS) + i for i, name in enumerate(world.BACKGROUNDS)}
 MOTIONS = {name: i for i, name in enumerate(world.MOTIONS)}
-CHUNK = 512  # queries that share a stretch of keys
+CHUNK = 256  # queries that share a stretch of keys, so that little is computed that causality hides
 
 
 @dataclass
