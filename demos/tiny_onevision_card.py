@@ -31,13 +31,14 @@ It exists to test and measure acceleration without a download; it is no general 
 
 - **Use**: `model, processor = zoo.load("tiny-onevision")`, then
   `model.generate(**processor(videos=[frames], text="what moves up?", return_tensors="pt"))`. The processor needs no
-  torchvision; `zoo.questions("tiny-onevision", 500)` gives clips of scenes never trained on, with questions and answers.
+  torchvision; `zoo.questions("tiny-onevision", 500)` gives clips of scenes never trained on, with what to ask and the
+  right answers.
 - **Held-out accuracy**: {accuracy[all]:.1%} of lone questions, all tokens kept, bfloat16 matrix products:
   {kinds}.
 - **Names**: {names}. **Motions**: {motions}. **Backgrounds**: {backgrounds}.
-- **Data**: drawn by `demos/moving_world.py` and `demos/moving_questions.py` from Noto Color Emoji (SIL Open Font License
-  1.1). About one scene in forty is held out. Clips of fewer frames, spread over the whole clip, were trained too, at the
-  positions of the whole clip and at positions without gaps; no tokens were ever dropped in training.
+- **Data**: drawn by `demos/moving_world.py` and `demos/moving_questions.py` from Noto Color Emoji (SIL Open Font
+  License 1.1). About one scene in forty is held out. Clips of fewer frames, spread over the whole clip, were trained
+  too, at the positions of the whole clip and at positions without gaps; parts of frames were never dropped in training.
 - **Recipe**: `python -m mmaccel.demos.train_tiny_onevision --output runs/tiny-onevision`; seed {seed}; {minutes:g}
   minutes on 2 cores with bfloat16 arithmetic, {tower_minutes:g} of them for the tower; {steps:,} steps of the language
   model.
