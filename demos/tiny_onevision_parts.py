@@ -185,10 +185,10 @@ class Trained(torch.nn.Module):
         super().__init__()
         self.model = model
         self.opening = tokenizer("<|im_start|> user")["input_ids"]
+        self.thing_norm, self.track_norm = torch.nn.RMSNorm(WIDTH), torch.nn.RMSNorm(WIDTH)
         self.thing_head = torch.nn.Linear(WIDTH, len(THINGS) + len(GROUNDS))
-        self.track_norm = torch.nn.RMSNorm(WIDTH)
+        self.thing_place = torch.nn.Linear(WIDTH, 2 * SIDE)
         self.track_head = torch.nn.Linear(WIDTH, len(THINGS) * len(MOTIONS))
-        self.thing_norm = torch.nn.RMSNorm(WIDTH)
         self.model.config.text_config._attn_implementation = "packed"
         self.model.config.vision_config._attn_implementation = "plain"
 
@@ -197,9 +197,17 @@ class Trained(torch.nn.Module):
         pixels = frames.movedim(-1, -3).float() / 127.5 - 1
         return self.model.get_video_features(pixels).pooler_output
 
-    def things_loss(self, features: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cross entropy and share of right labels of what stands at each token."""
-        return _classified(self.thing_head(self.thing_norm(features[:, :-1])), batch.things.flatten(1))
+    def things_loss(self, features: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cross entropy and share of right labels of what stands at each token; cross entropy of where the token is.
+
+        The second keeps rows and columns in the features, which what stands there does not need.
+        """
+        normed = self.thing_norm(features[:, :-1])
+        loss, right = _classified(self.thing_head(normed), batch.things.flatten(1))
+        rows, columns = self.thing_place(normed).float().flatten(0, 1).chunk(2, -1)
+        place = torch.arange(len(rows)) % SIDE**2
+        where = F.cross_entropy(rows, place // SIDE) + F.cross_entropy(columns, place % SIDE)
+        return loss, right, where
 
     def forward(
         self, features: torch.Tensor, tokens: torch.Tensor, times: torch.Tensor | None = None

@@ -35,7 +35,7 @@ FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))
 # until this share of the time: frames a clip, clips a step, what happens in them
 CURRICULUM = ((0.12, 4, 16, FEW), (0.55, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
 QUESTIONS = 12
-TRACK_WEIGHT = 0.5
+TRACK_WEIGHT, PLACE_WEIGHT = 0.5, 0.1
 
 
 def optimizers_of(module: torch.nn.Module, parts: tuple[str, ...], pace: float = 1.0) -> list[torch.optim.Optimizer]:
@@ -113,8 +113,8 @@ def train_tower(module: Trained, args: argparse.Namespace) -> Trained:
     for _ in stage.shares(decay=0.5):
         batch = draw(packer, [args.seed, 0, stage.step], args.tower_batch, length=2, asked=1)
         with torch.autocast("cpu", torch.bfloat16):
-            loss, right = module.things_loss(module.features(batch.frames), batch)
-        stage.took(loss, right=right)
+            loss, right, where = module.things_loss(module.features(batch.frames), batch)
+        stage.took(loss + PLACE_WEIGHT * where, right=right, where=where)
         stage.due()
     return stage.finish()
 
