@@ -49,10 +49,10 @@ class OnevisionProcessor:
             "resample": Image.Resampling.BICUBIC,
         }
         common |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-        self.image_processor = LlavaOnevisionImageProcessorPil(
+        self.image_processor: Any = LlavaOnevisionImageProcessorPil(
             image_grid_pinpoints=config.image_grid_pinpoints, **common
         )
-        self.frame_processor = SiglipImageProcessorPil(**common)
+        self.frame_processor: Any = SiglipImageProcessorPil(**common)
         self.decode, self.batch_decode = tokenizer.decode, tokenizer.batch_decode
 
     def __call__(
