@@ -44,11 +44,9 @@ class OnevisionProcessor:
         vision: Any = config.vision_config
         self.tokenizer, self.config = tokenizer, config
         self.side = vision.image_size // vision.patch_size
-        common = {
-            "size": {"height": vision.image_size, "width": vision.image_size},
-            "resample": Image.Resampling.BICUBIC,
-        }
-        common |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        common: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        common["size"] = {"height": vision.image_size, "width": vision.image_size}
+        common["resample"] = Image.Resampling.BICUBIC
         self.image_processor: Any = LlavaOnevisionImageProcessorPil(
             image_grid_pinpoints=config.image_grid_pinpoints, **common
         )
