@@ -18,7 +18,8 @@ Example
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -56,12 +57,32 @@ STEP = 8  # things start on this grid of pixels: that of the tokens of `tiny-wan
 TOUCH = 4  # boxes may overlap by so many pixels: no glyph fills its box
 
 
+LATE = (8, 12, 16, 20)  # frames at which things may appear later than the clip begins
+TRIES = 40  # places to try before a scene is too crowded
+
+
+@dataclass(frozen=True)
+class Footage:
+    """How long clips are and how much happens in them; the defaults are those of `tiny-wan`."""
+
+    frames: int = FRAMES
+    speed: int = SPEED
+    things: tuple[float, ...] = (0.35, 0.65)  # chances of one thing, two things, ...
+    late: float = 0.0  # chance that a thing other than the first appears later
+
+
+WAN = Footage()
+# 32 frames at half the speed; up to three things, some of which appear later
+ONEVISION = Footage(frames=32, speed=1, things=(0.2, 0.4, 0.4), late=0.5)
+
+
 @dataclass(frozen=True)
 class Actor:
     """A thing and what it does."""
 
     name: str
     motion: str
+    appears: int = field(default=0, repr=False)  # its first frame; not in `repr`: what is held out ignores it
 
     @property
     def moving(self) -> bool:
@@ -91,19 +112,29 @@ class Scene:
 class Clip:
     """One drawn clip with everything that is known about it."""
 
-    frames: np.ndarray  # uint8 [FRAMES, IMAGE_SIZE, IMAGE_SIZE, 3]
+    frames: np.ndarray  # uint8 [frames, IMAGE_SIZE, IMAGE_SIZE, 3]
     caption: str
     scene: Scene
-    places: np.ndarray  # int [actors, FRAMES, 2]: top and left of each thing's box of SPRITE_SIZE pixels
+    places: np.ndarray  # int [actors, frames, 2]: top and left of each thing's box of SPRITE_SIZE pixels
 
 
-def random_scene(rng: np.random.Generator) -> Scene:
-    """One or two different things, each with a motion, on a background."""
-    count = 1 if rng.random() < 0.35 else 2
+def random_scene(rng: np.random.Generator, footage: Footage = WAN) -> Scene:
+    """A few different things, each with a motion, on a background."""
+    count = 1 + int(np.searchsorted(np.cumsum(footage.things[:-1]), rng.random(), side="right"))
     names = rng.choice(NAMES, count, replace=False)
     motions = rng.choice(list(MOTIONS), count, p=[0.28] + [0.18] * 4)
-    actors = tuple(Actor(str(name), str(motion)) for name, motion in zip(names, motions, strict=True))
+    appears = _appearances(count, rng, footage)
+    actors = tuple(Actor(str(n), str(m), a) for n, m, a in zip(names, motions, appears, strict=True))
     return Scene(actors, str(rng.choice(BACKGROUNDS)))
+
+
+def _appearances(count: int, rng: np.random.Generator, footage: Footage) -> list[int]:
+    """The first frame of each thing: one is there from the start, no two come later at the same time."""
+    if not footage.late:
+        return [0] * count
+    late = rng.choice(LATE, count, replace=False) * (rng.random(count) < footage.late)
+    late[rng.integers(count)] = 0
+    return late.tolist()
 
 
 def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
@@ -118,7 +149,14 @@ def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
     return ", ".join(parts)
 
 
-def draw_clip(seed: int | list[int], held_out: bool | None = False, full_caption: bool = True) -> Clip:
+def draw_clip(
+    seed: int | list[int],
+    held_out: bool | None = False,
+    full_caption: bool = True,
+    footage: Footage = WAN,
+    sprites: Callable[[str, int], np.ndarray] = sprite,
+    times: Sequence[int] | None = None,
+) -> Clip:
     """One clip, a pure function of its arguments.
 
     Parameters
@@ -129,36 +167,61 @@ def draw_clip(seed: int | list[int], held_out: bool | None = False, full_caption
         False gives a scene to train on, True one never trained on, None any.
     full_caption
         Tell everything, or leave out a tenth.
+    footage
+        Length and contents.
+    sprites
+        Gives a thing's picture `[size, size, 4]` in [0, 1] by its name and size; draws it with the font by default.
+    times
+        Which frames to draw; all by default. The clip's places are those of all frames.
     """
     rng = np.random.default_rng(seed)
-    scene = random_scene(rng)
-    while held_out is not None and scene.held_out != held_out:
-        scene = random_scene(rng)
-    frames, places = render(scene, rng)
-    return Clip(frames, caption(scene, None if full_caption else rng), scene, places)
+    while True:
+        scene = random_scene(rng, footage)
+        while held_out is not None and scene.held_out != held_out:
+            scene = random_scene(rng, footage)
+        rendered = render(scene, rng, footage, sprites, times)
+        if rendered is not None:
+            return Clip(rendered[0], caption(scene, None if full_caption else rng), scene, rendered[1])
 
 
-def render(scene: Scene, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the scene: frames as uint8 `[FRAMES, IMAGE_SIZE, IMAGE_SIZE, 3]`, places `[actors, FRAMES, 2]`."""
-    ground, places = paper(scene.background, rng), _places(scene, rng)
-    frames = np.repeat(ground[None], FRAMES, 0)
+def render(
+    scene: Scene,
+    rng: np.random.Generator,
+    footage: Footage = WAN,
+    sprites: Callable[[str, int], np.ndarray] = sprite,
+    times: Sequence[int] | None = None,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Draw the scene: frames as uint8 `[frames, IMAGE_SIZE, IMAGE_SIZE, 3]`, places `[actors, frames, 2]`.
+
+    None if there is no room for all things: that of three and more, never of two.
+    """
+    ground, places = paper(scene.background, rng), _places(scene, rng, footage)
+    if places is None:
+        return None
+    times = range(footage.frames) if times is None else times
+    frames = np.repeat(ground[None], len(times), 0)
     for actor, path in zip(scene.actors, places, strict=True):
-        picture = sprite(actor.name, SPRITE_SIZE)
-        for frame, (top, left) in zip(frames, path, strict=True):
-            paste(frame, picture, top, left)
+        picture = sprites(actor.name, SPRITE_SIZE)
+        for frame, time in zip(frames, times, strict=True):
+            if time >= actor.appears:
+                paste(frame, picture, *path[time])
     return (frames.clip(0, 1) * 255).round().astype(np.uint8), places
 
 
-def _places(scene: Scene, rng: np.random.Generator) -> np.ndarray:
+def _places(scene: Scene, rng: np.random.Generator, footage: Footage) -> np.ndarray | None:
     """Where each thing is in each frame: all inside the picture, none on top of another."""
-    while True:
-        places = np.stack([_path(actor, rng) for actor in scene.actors])
-        if len(places) == 1 or (np.abs(places[0] - places[1]).max(-1) >= SPRITE_SIZE - TOUCH).all():
+    first, second = np.triu_indices(len(scene.actors), 1)
+    tries = 0
+    while len(scene.actors) < 3 or tries < TRIES:
+        tries += 1
+        places = np.stack([_path(actor, rng, footage) for actor in scene.actors])
+        if (np.abs(places[first] - places[second]).max(-1) >= SPRITE_SIZE - TOUCH).all():
             return places
+    return None
 
 
-def _path(actor: Actor, rng: np.random.Generator) -> np.ndarray:
-    travel = np.array(MOTIONS[actor.motion]) * SPEED * np.arange(FRAMES)[:, None]
+def _path(actor: Actor, rng: np.random.Generator, footage: Footage) -> np.ndarray:
+    travel = np.array(MOTIONS[actor.motion]) * footage.speed * np.arange(footage.frames)[:, None]
     free = (IMAGE_SIZE - SPRITE_SIZE - np.abs(travel[-1])) // STEP
     start = rng.integers(0, free + 1) * STEP - travel[-1].clip(max=0)
     return start + travel

@@ -6,12 +6,16 @@ Example
 -------
 >>> from mmaccel import zoo
 >>> zoo.names()
-('tiny-janus', 'tiny-wan')
+('tiny-janus', 'tiny-wan', 'tiny-onevision')
 >>> model, processor = zoo.load("tiny-janus")
 >>> inputs = processor(text="red heart", generation_mode="image", return_tensors="pt")
 >>> tokens = model.generate(**inputs, generation_mode="image")  # doctest: +SKIP
 >>> pipe = zoo.load("tiny-wan")
 >>> frames = pipe("rocket moves up, pizza stays, blue background").frames[0]  # doctest: +SKIP
+>>> model, processor = zoo.load("tiny-onevision")
+>>> frames, question, answer, kind = zoo.questions("tiny-onevision", 1)[0]
+>>> inputs = processor(videos=[frames], text=question, return_tensors="pt")
+>>> tokens = model.generate(**inputs)  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -24,13 +28,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ..errors import unknown_name
+from ..errors import SettingError, unknown_name
 
 # name -> module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`
-_MODELS = {"tiny-janus": "tiny_janus", "tiny-wan": "tiny_wan"}
+_MODELS = {"tiny-janus": "tiny_janus", "tiny-wan": "tiny_wan", "tiny-onevision": "tiny_onevision"}
 
 
-_MODALITIES = {"tiny-janus": "image", "tiny-wan": "video"}
+_MODALITIES = {"tiny-janus": "image", "tiny-wan": "video", "tiny-onevision": "vlm"}
 
 
 def names() -> tuple[str, ...]:
@@ -39,7 +43,7 @@ def names() -> tuple[str, ...]:
 
 
 def modality(name: str) -> str:
-    """What a model makes: ``"image"`` or ``"video"``."""
+    """What a model is for: ``"image"`` and ``"video"`` make these, ``"vlm"`` answers questions about them."""
     path(name)  # checks the name
     return _MODALITIES[name]
 
@@ -79,6 +83,23 @@ def prompts(name: str, count: int, seed: int = 0, **choice: Any) -> list[str]:
     `choice` narrows them down, where a model offers it: `zoo.prompts("tiny-wan", 8, things=2, moving=1)`.
     """
     return list(_module(name).prompts(path(name), count, seed, **choice))
+
+
+def questions(name: str, count: int, seed: int = 0) -> list[Any]:
+    """`count` questions about clips that the model was not trained on, with their answers; four questions a clip.
+
+    A pure function of the seed. Each is a named tuple ``(frames, question, answer, kind)``.
+
+    Raises
+    ------
+    SettingError
+        If the model answers no questions.
+    """
+    ask = getattr(_module(name), "questions", None)
+    if ask is None:
+        answering = [other for other in _MODELS if _MODALITIES[other] == "vlm"]
+        raise SettingError(f"{name} answers no questions: {', '.join(answering)} does")
+    return list(ask(path(name), count, seed))
 
 
 def reference(name: str) -> tuple[list[str], torch.Tensor]:

@@ -1,0 +1,264 @@
+"""What the training of `tiny-onevision` needs beside model and world: packed questions and dense labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
+from transformers.modeling_utils import AttentionInterface
+
+from . import moving_world as world
+from .moving_questions import Question, choose
+from .tiny_onevision import SIDE, WIDTH
+
+IGNORED = -100
+TRACKING_LAYER = 4  # after so many layers, visual tokens are to know where their thing goes
+SEEN_ENOUGH = 4  # frames after which a motion can be told
+THINGS = {name: i for i, name in enumerate(world.NAMES)}
+GROUNDS = {name: len(THINGS) + i for i, name in enumerate(world.BACKGROUNDS)}
+MOTIONS = {name: i for i, name in enumerate(world.MOTIONS)}
+CHUNK = 256  # queries that share a stretch of keys, so that little is computed that causality hides
+
+
+@dataclass
+class Batch:
+    """Clips of equally many frames with their questions and labels.
+
+    Attributes
+    ----------
+    frames : uint8 `[B, T, H, W, 3]`
+    times : int64 `[B, T]`
+        Which frames of the whole clips these are.
+    things : int64 `[B, T, SIDE * SIDE]`
+        The thing or background of each pooled token; `IGNORED` where there is some of both.
+    tracks : int64 `[B, T, SIDE * SIDE]`
+        Thing and motion in one, once it was seen long enough.
+    tokens, labels : int64 `[B, K, L]`
+        Each question with its answer, and what is to be predicted at each of its tokens.
+    """
+
+    frames: torch.Tensor
+    times: torch.Tensor
+    things: torch.Tensor
+    tracks: torch.Tensor
+    tokens: torch.Tensor
+    labels: torch.Tensor
+
+
+def dense_labels(clip: world.Clip, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The thing, and the thing with its motion, at each token of the frames at `times`, int64 `[T, SIDE**2]` twice."""
+    cell = world.IMAGE_SIZE // SIDE
+    things = np.full((len(times), SIDE, SIDE), GROUNDS[clip.scene.background])
+    tracks = np.full((len(times), SIDE, SIDE), IGNORED)
+    for actor, path in zip(clip.scene.actors, clip.places, strict=True):
+        cover = np.zeros((len(times), world.IMAGE_SIZE, world.IMAGE_SIZE), np.float32)
+        alpha = world.sprite(actor.name, world.SPRITE_SIZE)[..., 3]
+        seen = times >= actor.appears
+        for frame in np.flatnonzero(seen):
+            top, left = path[times[frame]]
+            cover[frame, top : top + len(alpha), left : left + len(alpha)] = alpha
+        share = cover.reshape(-1, SIDE, cell, SIDE, cell).mean((2, 4))
+        things[share > 0.08] = IGNORED
+        things[share > 0.4] = THINGS[actor.name]
+        since = times - times[seen].min(initial=world.ONEVISION.frames)
+        told = (share > 0.4) & (since >= SEEN_ENOUGH)[:, None, None]
+        tracks[told] = THINGS[actor.name] * len(MOTIONS) + MOTIONS[actor.motion]
+    return things.reshape(len(times), -1), tracks.reshape(len(times), -1)
+
+
+def draw(
+    packer: Packer,
+    seed: list[int],
+    count: int,
+    length: int,
+    asked: int,
+    footage: world.Footage = world.ONEVISION,
+) -> Batch:
+    """Clips to train on, a pure function of the seed: `length` frames of each, spread over the whole of it."""
+    rng = np.random.default_rng(seed)
+    rows, questions = [], []
+    for i in range(count):
+        times = sampled_times(rng, length, footage.frames)
+        clip = world.draw_clip([*seed, i], footage=footage, times=times)
+        rows.append((clip.frames, times, *dense_labels(clip, times)))
+        questions.append(choose(clip, rng, asked))
+    arrays = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
+    return Batch(*arrays, *packer(questions))
+
+
+def sampled_times(rng: np.random.Generator, length: int, frames: int) -> np.ndarray:
+    """The first frame, the last one, and others roughly evenly between them."""
+    if length >= frames:
+        return np.arange(frames)
+    step = (frames - 1) / (length - 1)
+    jitter = rng.uniform(-0.4, 0.4, length) * step
+    jitter[[0, -1]] = 0
+    return (np.arange(length) * step + jitter).round().astype(int)
+
+
+class Packer:
+    """Turns questions into tokens and labels; remembers those that it has met.
+
+    Parameters
+    ----------
+    tokenizer
+        That of the model.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.known: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+
+    def encode(self, question: Question) -> tuple[list[int], list[int]]:
+        """What follows the video in a conversation, and what is to be predicted: the answer and its end."""
+        key = (question.text, question.answer)
+        if key not in self.known:
+            asked = self.tokenizer(f"{question.text} <|im_end|> <|im_start|> assistant")["input_ids"]
+            answer = [*self.tokenizer(question.answer)["input_ids"], self.tokenizer.eos_token_id]
+            self.known[key] = asked + answer[:-1], [IGNORED] * (len(asked) - 1) + answer
+        return self.known[key]
+
+    def __call__(self, questions: list[list[Question]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and labels `[B, K, L]`, padded behind each question: under a causal mask that changes nothing."""
+        rows = [[self.encode(question) for question in row] for row in questions]
+        count, length = max(map(len, rows)), max(len(tokens) for row in rows for tokens, _ in row)
+        tokens = torch.full((len(rows), count, length), self.tokenizer.pad_token_id)
+        labels = torch.full((len(rows), count, length), IGNORED)
+        for i, row in enumerate(rows):
+            for j, (asked, answer) in enumerate(row):
+                tokens[i, j, : len(asked)] = torch.tensor(asked)
+                labels[i, j, : len(answer)] = torch.tensor(answer)
+        return tokens, labels
+
+
+def packed_attention(
+    module, query, key, value, attention_mask, scaling, dropout=0.0, *, prefix: int, block: int, **kwargs
+):
+    """Attention of a prefix, and behind it of blocks that see the prefix and themselves, each causally.
+
+    By plain matrix products, whose backward pass is several times faster on a CPU in bfloat16. `[B, H, N, E]`.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    query = query.to(value.dtype) * scaling
+    key = key.to(value.dtype)
+    mixed = []
+    for first in range(0, prefix, CHUNK):
+        last = min(first + CHUNK, prefix)
+        hidden = torch.ones(last - first, last, dtype=torch.bool).triu(first + 1)
+        scores = (query[:, :, first:last] @ key[:, :, :last].transpose(2, 3)).masked_fill(hidden, -1e4)
+        mixed.append(scores.softmax(-1, dtype=value.dtype) @ value[:, :, :last])
+    if query.shape[2] > prefix:
+        mixed.append(_blocks(query[:, :, prefix:], key, value, prefix, block))
+    return torch.cat(mixed, 2).transpose(1, 2).contiguous(), None
+
+
+def _blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prefix: int, block: int) -> torch.Tensor:
+    own_query, own_key, own_value = (
+        x.unflatten(2, (-1, block)) for x in (query, key[:, :, prefix:], value[:, :, prefix:])
+    )
+    hidden = torch.ones(block, block, dtype=torch.bool).triu(1)
+    own = (own_query @ own_key.transpose(3, 4)).masked_fill(hidden, -1e4).flatten(2, 3)
+    scores = torch.cat([query @ key[:, :, :prefix].transpose(2, 3), own], -1)
+    weights = scores.softmax(-1, dtype=value.dtype)
+    behind = (weights[..., prefix:].unflatten(2, (-1, block)) @ own_value).flatten(2, 3)
+    return weights[..., :prefix] @ value[:, :, :prefix] + behind
+
+
+def plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Attention of the vision tower, of all to all, in the same way."""
+    weights = (query.to(value.dtype) * scaling @ key.to(value.dtype).transpose(2, 3)).softmax(-1, dtype=value.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("packed", packed_attention)
+AttentionInterface.register("plain", plain_attention)
+
+
+class Trained(torch.nn.Module):
+    """The model with heads for dense labels, which are not shipped."""
+
+    def __init__(self, model: LlavaOnevisionForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__()
+        self.model = model
+        self.opening = tokenizer("<|im_start|> user")["input_ids"]
+        self.thing_norm, self.track_norm = torch.nn.RMSNorm(WIDTH), torch.nn.RMSNorm(WIDTH)
+        self.thing_head = torch.nn.Linear(WIDTH, len(THINGS) + len(GROUNDS))
+        self.thing_place = torch.nn.Linear(WIDTH, 2 * SIDE)
+        self.track_head = torch.nn.Linear(WIDTH, len(THINGS) * len(MOTIONS))
+        self.model.config.text_config._attn_implementation = "packed"
+        self.model.config.vision_config._attn_implementation = "plain"
+
+    def features(self, frames: torch.Tensor) -> torch.Tensor:
+        """Projected and pooled tokens, `[B, T * SIDE * SIDE + 1, D]`, the last of them for the end of the video."""
+        pixels = frames.movedim(-1, -3).float() / 127.5 - 1
+        return self.model.get_video_features(pixels).pooler_output
+
+    def things_loss(self, features: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cross entropy and share of right labels of what stands at each token; cross entropy of where the token is.
+
+        The second keeps rows and columns in the features, which what stands there does not need.
+        """
+        normed = self.thing_norm(features[:, :-1])
+        loss, right = _classified(self.thing_head(normed), batch.things.flatten(1))
+        rows, columns = self.thing_place(normed).float().flatten(0, 1).chunk(2, -1)
+        place = torch.arange(len(rows)) % SIDE**2
+        where = F.cross_entropy(rows, place // SIDE) + F.cross_entropy(columns, place % SIDE)
+        return loss, right, where
+
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, times: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits `[B, K, L, V]`, and hidden states of the visual tokens after `TRACKING_LAYER` layers.
+
+        `times` puts each frame at the position that it has in the whole clip; without, positions have no gaps.
+        """
+        language = self.model.model.language_model
+        start = torch.tensor(self.opening).expand(len(tokens), -1)
+        embed = language.embed_tokens
+        hidden = torch.cat([embed(start), features.to(embed.weight.dtype), embed(tokens.flatten(1))], 1)
+        opening, visual = start.shape[1], features.shape[1]
+        positions = self._positions(opening, visual, tokens, times)
+        rotary = language.rotary_emb(hidden, positions)
+        options = {"prefix": opening + visual, "block": tokens.shape[2]}
+        for i, layer in enumerate(language.layers):
+            if i == TRACKING_LAYER:
+                tracked = hidden[:, opening : opening + visual - 1]
+            hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, **options)
+        answers = language.norm(hidden[:, opening + visual :])
+        return self.model.lm_head(answers).unflatten(1, tokens.shape[1:]), tracked
+
+    @staticmethod
+    def _positions(opening: int, visual: int, tokens: torch.Tensor, times: torch.Tensor | None) -> torch.Tensor:
+        """Those of the prefix, and again and again those behind it, `[B, N]`."""
+        count, questions, length = tokens.shape
+        if times is None:
+            times = torch.arange((visual - 1) // SIDE**2).expand(count, -1)
+        frames = opening + times[..., None] * SIDE**2 + torch.arange(SIDE**2)
+        newline = frames[:, -1, -1:] + 1
+        behind = (newline + 1 + torch.arange(length)).repeat(1, questions)
+        start = torch.arange(opening).expand(count, -1)
+        return torch.cat([start, frames.flatten(1), newline, behind], 1)
+
+    def tracks_loss(self, tracked: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cross entropy and share of right labels of thing and motion at each visual token."""
+        return _classified(self.track_head(self.track_norm(tracked)), batch.tracks.flatten(1))
+
+
+def answer_loss(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy of the answers, and the share of questions of which every word is right."""
+    loss = F.cross_entropy(logits.float().flatten(0, 2), labels.flatten(), ignore_index=IGNORED)
+    right = ((logits.argmax(-1) == labels) | (labels == IGNORED)).all(-1)
+    asked = (labels != IGNORED).any(-1)
+    return loss, right[asked].float().mean()
+
+
+def _classified(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, labels = logits.float().flatten(0, 1), labels.flatten()
+    known = labels != IGNORED
+    if not known.any():
+        return logits.sum() * 0, torch.ones(())
+    return F.cross_entropy(logits[known], labels[known]), (logits[known].argmax(-1) == labels[known]).float().mean()

@@ -1,0 +1,30 @@
+"""Write `tiny-onevision` as it is shipped."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
+
+from . import moving_world as world
+
+
+def save(
+    model: LlavaOnevisionForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    facts: dict[str, object],
+) -> None:
+    """Float16 weights, configuration, tokenizer, the things' pictures, and facts."""
+    shipped = copy.deepcopy(model).half()
+    for config in (shipped.config.text_config, shipped.config.vision_config):
+        config._attn_implementation = "sdpa"  # that of training is not to be found elsewhere
+    shipped.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    sprites = np.concatenate([world.sprite(name, world.SPRITE_SIZE) for name in world.NAMES], 1)
+    Image.fromarray((sprites * 255).round().astype(np.uint8), "RGBA").save(folder / "sprites.png", optimize=True)
+    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")

@@ -1,0 +1,340 @@
+"""The video language model of the zoo: its world, its questions, its processor, its training, its answers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmaccel import zoo
+from mmaccel.demos import moving_questions, moving_world, tiny_onevision, tiny_onevision_parts, tiny_onevision_save
+from mmaccel.errors import PromptError, SettingError
+from mmaccel.zoo import tiny_onevision as shipped
+
+FOLDER = zoo.path("tiny-onevision")
+trained = pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="not trained yet")
+FACTS = {"names": list(moving_world.NAMES)}
+ONEVISION = moving_world.ONEVISION
+
+
+@pytest.fixture(scope="module")
+def clips():
+    return [moving_world.draw_clip(seed, footage=ONEVISION) for seed in range(120)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_onevision.build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def module(tokenizer):
+    torch.manual_seed(0)
+    return tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(module, tokenizer, tmp_path_factory):
+    target = tmp_path_factory.mktemp("zoo") / "model"
+    tiny_onevision_save.save(module.model, tokenizer, target, FACTS)
+    return target
+
+
+@pytest.fixture(scope="module")
+def processor(folder):
+    return shipped.load_processor(folder)
+
+
+# ---------------------------------------------------------------- the world
+
+
+def test_clips_are_longer_and_fuller_than_those_of_tiny_wan(clips):
+    assert all(clip.frames.shape == (32, 64, 64, 3) for clip in clips)
+    assert {len(clip.scene.actors) for clip in clips} == {1, 2, 3}
+    assert any(actor.appears for clip in clips for actor in clip.scene.actors)
+    assert all(min(actor.appears for actor in clip.scene.actors) == 0 for clip in clips)
+
+
+def test_late_things_appear_when_the_facts_say(clips):
+    for clip in clips[:40]:
+        for actor, path in zip(clip.scene.actors, clip.places, strict=True):
+            if actor.appears:
+                top, left = path[actor.appears]
+                box = (slice(top, top + 24), slice(left, left + 24))
+                before, after = (clip.frames[t][box].astype(int) for t in (actor.appears - 1, actor.appears))
+                assert np.abs(before - after).max() > 30
+
+
+def test_some_frames_are_those_of_the_whole_clip(clips):
+    some = moving_world.draw_clip(3, footage=ONEVISION, times=[0, 9, 31])
+    assert np.array_equal(some.frames, clips[3].frames[[0, 9, 31]])
+    assert np.array_equal(some.places, clips[3].places)
+
+
+# ---------------------------------------------------------------- questions
+
+
+def test_answers_follow_from_where_things_are(clips):
+    """The facts are read off the places, not off the scene that the answers come from."""
+    for clip in clips:
+        paths = {actor.name: path for actor, path in zip(clip.scene.actors, clip.places, strict=True)}
+        going = {name: _way(path) for name, path in paths.items()}
+        for asked in moving_questions.questions(clip):
+            named = [name for name in moving_world.NAMES if f" {name} " in asked.text.replace("?", " ")]
+            if asked.kind == "motion":
+                assert asked.answer == going[named[0]]
+            elif asked.kind == "mover":
+                way = "nowhere" if "stays" in asked.text else asked.text.rstrip("?").split()[-1]
+                assert [name for name in going if going[name] == way] == ([asked.answer] * (asked.answer != "nothing"))
+            elif asked.kind in ("start", "end"):
+                assert asked.answer == _quadrant(paths[named[0]][0 if asked.kind == "start" else -1])
+            elif asked.kind == "presence":
+                assert (asked.answer == "yes") == (named[0] in paths)
+            elif asked.kind == "count":
+                assert asked.answer == ("one", "two", "three")[len(paths) - 1]
+
+
+def _way(path):
+    return {(0, 0): "nowhere", (-1, 0): "up", (1, 0): "down", (0, -1): "left", (0, 1): "right"}[
+        tuple(np.sign(path[-1] - path[0]).tolist())
+    ]
+
+
+def _quadrant(place):
+    rows, columns = place + moving_world.SPRITE_SIZE / 2 > moving_world.IMAGE_SIZE / 2
+    return f"{'bottom' if rows else 'top'} {'right' if columns else 'left'}"
+
+
+def test_order_is_that_of_appearance(clips):
+    told = 0
+    for clip in clips:
+        appears = {actor.name: actor.appears for actor in clip.scene.actors}
+        for asked in moving_questions.questions(clip):
+            if asked.kind == "order":
+                names = asked.answer.split(" then ")
+                assert sorted(names) == sorted(appears) and len(set(appears.values())) == len(appears)
+                assert [appears[n] for n in names] == sorted(appears.values())
+                told += 1
+            if asked.kind in ("first", "last"):
+                assert appears[asked.answer] == (min if asked.kind == "first" else max)(appears.values())
+    assert told > 5
+
+
+def test_no_question_is_asked_twice_and_kinds_come_in_turn(clips):
+    kinds = set()
+    for clip in clips:
+        texts = [asked.text for asked in moving_questions.questions(clip)]
+        assert len(texts) == len(set(texts))
+        chosen = moving_questions.choose(clip, np.random.default_rng(0), 4)
+        assert len({asked.kind for asked in chosen}) == 4
+        kinds |= {asked.kind for asked in chosen}
+    assert kinds == set(moving_questions.KINDS)
+
+
+def test_every_word_is_known(clips, tokenizer):
+    for clip in clips:
+        for asked in moving_questions.questions(clip):
+            assert tokenizer.unk_token_id not in tokenizer(f"{asked.text} {asked.answer}")["input_ids"]
+
+
+def test_held_out_questions_need_no_font(folder, monkeypatch):
+    monkeypatch.setattr(moving_world, "sprite", None)
+    monkeypatch.setattr("mmaccel.demos.emoji_world._font", None)
+    rows = list(shipped.questions(folder, 12, 0))
+    again = list(shipped.questions(folder, 12, 0))
+    assert [row[1:] for row in rows] == [row[1:] for row in again]
+    assert all(np.array_equal(one.frames, two.frames) for one, two in zip(rows, again, strict=True))
+    assert len({row.frames.tobytes() for row in rows}) == 3 and rows[0].frames.shape == (32, 64, 64, 3)
+    assert next(shipped.questions(folder, 1, 1)).frames.tobytes() != rows[0].frames.tobytes()
+
+
+def test_shipped_pictures_are_those_of_training(folder):
+    drawn = moving_world.draw_clip([4, 4], footage=ONEVISION).frames
+    loaded = moving_world.draw_clip([4, 4], footage=ONEVISION, sprites=shipped._sprites(folder)).frames
+    assert np.abs(drawn.astype(int) - loaded).max() <= 2
+
+
+def test_only_this_model_answers_questions():
+    with pytest.raises(SettingError, match="tiny-onevision"):
+        zoo.questions("tiny-wan", 1)
+
+
+# ---------------------------------------------------------------- the processor
+
+
+def _placeholders(processor, inputs, token):
+    return (inputs["input_ids"] == processor.tokenizer.convert_tokens_to_ids(token)).sum(1).tolist()
+
+
+def _kinds_of_video():
+    frames = np.random.default_rng(0).integers(0, 256, (3, 40, 50, 3), dtype=np.uint8)
+    tensor = torch.from_numpy(frames)
+    pictures = [Image.fromarray(frame) for frame in frames]
+    first_channels = tensor.movedim(-1, 1)
+    return frames, [frames, list(frames), tensor, pictures, first_channels, first_channels / 255]
+
+
+def test_videos_of_every_make_become_the_same(processor):
+    frames, videos = _kinds_of_video()
+    expected = processor(videos=[frames], text="what stays?")
+    assert expected["pixel_values_videos"].shape == (1, 3, 3, 64, 64)
+    assert _placeholders(processor, expected, "<video>") == [3 * 64 + 1]
+    for video in videos:
+        for given in ([video], video):
+            inputs = processor(videos=given, text="what stays?", return_tensors="pt")
+            assert torch.equal(inputs["pixel_values_videos"], expected["pixel_values_videos"])
+            assert torch.equal(inputs["input_ids"], expected["input_ids"])
+
+
+def test_frames_of_the_right_size_are_as_in_training(processor, clips):
+    inputs = processor(videos=[clips[0].frames], text="what stays?")
+    expected = tiny_onevision.to_pixels(torch.from_numpy(clips[0].frames))
+    torch.testing.assert_close(inputs["pixel_values_videos"][0], expected)
+
+
+def test_texts_are_padded_on_the_left(processor, clips):
+    texts = ["what stays?", "where is the christmas tree at the start?"]
+    inputs = processor(videos=[clips[0].frames[:2], clips[1].frames[:2]], text=texts)
+    assert inputs["attention_mask"][0, 0] == 0 and inputs["attention_mask"][:, -1].tolist() == [1, 1]
+    assert _placeholders(processor, inputs, "<video>") == [129, 129]
+
+
+def test_several_videos_and_images_in_a_prompt_and_any_size(processor, folder):
+    model, _ = shipped.load(folder)
+    noise = np.random.default_rng(0).integers(0, 256, (2, 48, 80, 3), dtype=np.uint8)
+    prompts = [
+        {"videos": [noise, noise], "text": "<video> <video> what stays?"},
+        {"images": [noise[0]], "text": "<image> what stays?"},
+        {"images": noise[0][:, :30], "text": "what stays?"},
+        {"images": [noise[0], noise[1]], "text": "<image> <image> what stays?"},
+        {"images": [noise[0]], "videos": [noise], "text": "<image> <video> what stays?"},
+        {"images": [noise[0], noise[1]], "text": ["what stays?", "what moves up?"]},
+        {"text": "what stays?"},
+    ]
+    for prompt in prompts:
+        inputs = processor(**prompt, return_tensors="pt")
+        tokens = model.generate(**inputs, max_new_tokens=2, do_sample=False)
+        assert tokens.shape[0] == len(inputs["input_ids"])
+
+
+def test_conversations(processor, clips):
+    frames = clips[0].frames[:2]
+    asked = [{"type": "video", "video": frames}, {"type": "text", "text": "what moves up?"}]
+    conversation = [{"role": "user", "content": asked}]
+    text = processor.apply_chat_template(conversation, add_generation_prompt=True)
+    assert text.count("<video>") == 1 and text.rstrip().endswith("assistant")
+    inputs = processor.apply_chat_template(conversation, tokenize=True, add_generation_prompt=True)
+    plain = processor(videos=[frames], text="what moves up?")
+    assert all(torch.equal(inputs[key], plain[key]) for key in plain)
+    both = processor.apply_chat_template([conversation] * 2, tokenize=True, add_generation_prompt=True)
+    assert torch.equal(both["input_ids"], plain["input_ids"].repeat(2, 1))
+    ids = processor.apply_chat_template(conversation, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert torch.equal(ids, plain["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("videos", "text", "words"),
+    [
+        (1, "<video> <video> what stays?", "2 placeholders"),
+        (2, "what stays?", "2 videos"),
+        (1, None, "what to ask"),
+    ],
+)
+def test_prompts_that_do_not_fit(processor, clips, videos, text, words):
+    with pytest.raises(PromptError, match=words):
+        processor(videos=[clips[0].frames[:2]] * videos, text=text)
+
+
+def test_videos_of_different_length(processor, clips):
+    with pytest.raises(PromptError, match=r"\[2, 3\]"):
+        processor(videos=[clips[0].frames[:2], clips[1].frames[:3]], text=["what stays?"] * 2)
+
+
+# ---------------------------------------------------------------- the training
+
+
+def test_packed_questions_are_answered_as_lone_ones(module, folder, tokenizer, clips):
+    """Same logits as the real model gives to each question alone, so nothing leaks from one to the next."""
+    model, processor = shipped.load(folder)
+    model.load_state_dict(module.model.state_dict())
+    clip, packer = clips[0], tiny_onevision_parts.Packer(tokenizer)
+    asked = moving_questions.choose(clip, np.random.default_rng(0), 3)
+    frames, (tokens, labels) = clip.frames[:9], packer([asked])
+    with torch.no_grad():
+        packed, _ = module(module.features(torch.from_numpy(frames)[None]), tokens)
+        for i, question in enumerate(asked):
+            inputs = processor(videos=[frames], text=question.text)
+            answer = torch.tensor(tokenizer(question.answer)["input_ids"])[None]
+            ids = torch.cat([inputs["input_ids"], answer], 1)
+            alone = model(input_ids=ids, pixel_values_videos=inputs["pixel_values_videos"]).logits[0]
+            length = len(packer.encode(question)[0])
+            torch.testing.assert_close(packed[0, i, :length], alone[-length:], atol=2e-4, rtol=1e-4)
+            told = labels[0, i][labels[0, i] >= 0].tolist()
+            assert told == [*answer[0].tolist(), tokenizer.eos_token_id]
+
+
+def test_dense_labels_are_where_the_things_are(clips):
+    for clip in clips[:20]:
+        times = np.array([0, 4, 15, 31])
+        things, tracks = tiny_onevision_parts.dense_labels(clip, times)
+        ground = tiny_onevision_parts.GROUNDS[clip.scene.background]
+        for row, time in enumerate(times):
+            visible = {actor.name for actor in clip.scene.actors if actor.appears <= time}
+            seen = {name for name, label in tiny_onevision_parts.THINGS.items() if label in things[row]}
+            assert seen == visible and ground in things[row]
+        told = set(tracks[-1][tracks[-1] >= 0].tolist())
+        names, motions = tiny_onevision_parts.THINGS, tiny_onevision_parts.MOTIONS
+        assert (tracks[0] < 0).all()
+        assert told == {names[a.name] * len(motions) + motions[a.motion] for a in clip.scene.actors if a.appears <= 15}
+
+
+def test_gapped_positions_are_those_of_the_whole_clip():
+    tokens, times = torch.zeros(1, 2, 5, dtype=torch.long), torch.tensor([[0, 7]])
+    positions = tiny_onevision_parts.Trained._positions(2, 129, tokens, times)[0].tolist()
+    frames = [*range(2, 66), *range(2 + 7 * 64, 2 + 8 * 64)]
+    newline = 2 + 8 * 64
+    assert positions == [0, 1, *frames, newline, *list(range(newline + 1, newline + 6)) * 2]
+
+
+def test_save_and_load_keep_the_weights_in_float16(module, folder):
+    from transformers import LlavaOnevisionForConditionalGeneration
+
+    model, _ = shipped.load(folder)
+    assert type(model) is LlavaOnevisionForConditionalGeneration
+    assert model.config.text_config._attn_implementation == model.config.vision_config._attn_implementation == "sdpa"
+    saved = dict(model.named_parameters())
+    for name, parameter in module.model.named_parameters():
+        assert torch.equal(saved[name], parameter.half().float())
+    assert (folder / "model.safetensors").stat().st_size < 20e6
+    assert json.loads((folder / "training.json").read_text()) == FACTS
+
+
+# ---------------------------------------------------------------- the trained model
+
+
+@trained
+def test_it_answers_held_out_questions():
+    from mmaccel.demos.tiny_onevision_check import accuracy
+
+    measured = json.loads((FOLDER / "training.json").read_text())["accuracy"]
+    assert measured["all"] > 0.9
+    assert accuracy(FOLDER, 40, seed=7)["all"] > measured["all"] - 0.15
+
+
+@trained
+def test_there_are_enough_questions():
+    rows = zoo.questions("tiny-onevision", 500, seed=3)
+    assert len({row.frames.tobytes() for row in rows}) >= 100
+    assert {row.kind for row in rows} == set(moving_questions.KINDS)
+    prompts = zoo.prompts("tiny-onevision", 50, seed=1)
+    assert len(set(prompts)) == 50 and prompts == zoo.prompts("tiny-onevision", 50, seed=1)
+
+
+@trained
+def test_a_lone_question_is_answered_by_the_plain_call():
+    model, processor = zoo.load("tiny-onevision")
+    row = next(row for row in zoo.questions("tiny-onevision", 20, seed=0) if row.kind == "background")
+    inputs = processor(videos=[row.frames], text=row.question, return_tensors="pt")
+    tokens = model.generate(**inputs)[:, inputs["input_ids"].shape[1] :]
+    assert processor.batch_decode(tokens, skip_special_tokens=True) == [row.answer]
