@@ -1,6 +1,7 @@
-"""Faster language models and vision-language models: sparse prefill, selected and compressed caches.
+"""Faster language models and vision-language models: sparse prefill, selected and compressed caches, fewer tokens.
 
-The methods work on any transformers decoder that runs in SDPA.
+The methods on attention and caches work on any transformers decoder that runs in SDPA, those that give it fewer visual
+tokens on vision-language models; `fast_vggt` works on encoders of many views.
 
 Example
 -------
@@ -12,7 +13,27 @@ Example
 
 from . import adapter  # noqa: F401  registers itself
 from .compress_kv import CompressKV
+from .dycoke import DyCoke
+from .early_tom import EarlyTom
+from .fast_vggt import fast_vggt
+from .fastvid import FastVID
+from .holitom import HoliTom
+from .id_pruner import IDPruner
 from .select_kv import SelectKV
 from .sparse_prefill import SparsePrefill
+from .vidcom2 import VidCom2
+from .vision_zip import VisionZip
 
-__all__ = ["CompressKV", "SelectKV", "SparsePrefill"]
+__all__ = [
+    "CompressKV",
+    "DyCoke",
+    "EarlyTom",
+    "FastVID",
+    "HoliTom",
+    "IDPruner",
+    "SelectKV",
+    "SparsePrefill",
+    "VidCom2",
+    "VisionZip",
+    "fast_vggt",
+]

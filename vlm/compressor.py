@@ -12,6 +12,13 @@ from mmaccel.method import is_count
 
 from .method import DecoderMethod, is_share
 
+VISUAL_FAMILIES = frozenset(
+    {"llava_onevision", "llava_next_video", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "smolvlm"}
+)
+COMPRESSORS = frozenset(
+    f"vlm.{name}" for name in ("DyCoke", "EarlyTom", "FastVID", "HoliTom", "IDPruner", "VidCom2", "VisionZip")
+)
+
 
 class Compressed(NamedTuple):
     """What is left of the `F` frames of `N` tokens of one video, `K` tokens in all.
@@ -46,7 +53,10 @@ class Compressor(DecoderMethod):
         Whether it needs `key`, the attention keys of the vision tower.
     """
 
+    families: ClassVar[frozenset[str] | None] = VISUAL_FAMILIES
+    excludes: ClassVar[frozenset[str]] = COMPRESSORS
     neutral: ClassVar[dict[str, Any]] = {"keep": 1.0}
+    engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
     needs_attention: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
 
@@ -94,6 +104,13 @@ class Compressor(DecoderMethod):
             self._require(is_share(keep), "keep", "above 0 and at most 1, a share of the visual tokens")
         else:
             self._require(is_count(tokens), "tokens", "a whole number of at least 1")
+
+
+def attention(scores: torch.Tensor | None) -> torch.Tensor:
+    """The scores `[F, N]` in float32; a `ValueError` where a method needs them and has none."""
+    if scores is None:
+        raise ValueError("this method goes by attention: give scores `[F, N]`, such as torch.rand(F, N)")
+    return scores.float()
 
 
 def chosen(features: torch.Tensor, index: torch.Tensor) -> Compressed:
