@@ -73,12 +73,10 @@ def test_an_exception_leaves_no_trace(encoder):
     assert state(encoder) == before
 
 
-def test_equal_tokens_lose_nothing(encoder):
-    """Views that are all the same: each attends to as much of everything, so that merging all others is exact."""
+def test_equal_views_stay_equal(encoder):
     x = views(1, 4, 16, alike=1.0)
     with fast_vggt(attentions(encoder), frames=4, merge=0.9):
         merged = forward(encoder, x)
-    assert torch.isfinite(merged).all()
     together = merged.unflatten(1, (4, 16))
     torch.testing.assert_close(together[:, 1:], together[:, :1].expand(-1, 3, -1, -1))
 
