@@ -1,7 +1,7 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
-`SparsePrefill`, `SelectKV` and `CompressKV` work on any transformers decoder that runs in SDPA, the methods that leave
-out visual tokens on the vision-language models that have an adapter.
+`SparsePrefill`, `SelectKV` and `CompressKV` work on any transformers decoder that runs in SDPA; the methods that leave
+out visual tokens on the vision-language models that have an adapter; `fast_vggt` on encoders of many views.
 
 Example
 -------
@@ -13,23 +13,39 @@ Example
 
 from . import adapter, internvl, llava_next_video, llava_onevision, qwen_vl  # noqa: F401  register themselves
 from .compress_kv import CompressKV
+from .dycoke import DyCoke
+from .early_tom import EarlyTom
 from .fast_v import FastV
+from .fast_vggt import fast_vggt
+from .fast_vid import FastVID
 from .frame_fusion import FrameFusion
+from .holitom import HoliTom
+from .id_pruner import IDPruner
 from .kept import Kept, kept
 from .select_kv import SelectKV
 from .sparse_prefill import SparsePrefill
 from .streaming_compression import StreamingCompression
+from .vidcom2 import VidCom2
 from .video_stream import StreamStats, VideoStream
+from .vision_zip import VisionZip
 
 __all__ = [
     "CompressKV",
+    "DyCoke",
+    "EarlyTom",
     "FastV",
+    "FastVID",
     "FrameFusion",
+    "HoliTom",
+    "IDPruner",
     "Kept",
     "SelectKV",
     "SparsePrefill",
     "StreamStats",
     "StreamingCompression",
+    "VidCom2",
     "VideoStream",
+    "VisionZip",
+    "fast_vggt",
     "kept",
 ]

@@ -21,6 +21,26 @@ if TYPE_CHECKING:
 VISUAL_FAMILIES = frozenset(
     {"internvl", "llava_next_video", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"}
 )
+# Each of them shortens the prompt: one is enough.
+COMPRESSORS = frozenset(
+    f"vlm.{name}"
+    for name in (
+        "DyCoke",
+        "EarlyTom",
+        "FastV",
+        "FastVID",
+        "FrameFusion",
+        "HoliTom",
+        "IDPruner",
+        "StreamingCompression",
+        "VidCom2",
+        "VisionZip",
+    )
+)
+
+
+# Those that drop tokens inside the language model leave caches of different lengths behind, which these cannot have.
+CACHE_METHODS = frozenset({"vlm.CompressKV", "vlm.SelectKV"})
 
 
 class Compressed(NamedTuple):
@@ -56,7 +76,10 @@ class Compressor(DecoderMethod):
         Whether it needs `key`, the attention keys of the vision tower.
     """
 
+    families: ClassVar[frozenset[str] | None] = VISUAL_FAMILIES
+    excludes: ClassVar[frozenset[str]] = COMPRESSORS
     neutral: ClassVar[dict[str, Any]] = {"keep": 1.0}
+    engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
     needs_attention: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
 
@@ -124,6 +147,13 @@ class Compressor(DecoderMethod):
             self._require(is_share(keep), "keep", "above 0 and at most 1, a share of the visual tokens")
         else:
             self._require(is_count(tokens), "tokens", "a whole number of at least 1")
+
+
+def attention(scores: torch.Tensor | None) -> torch.Tensor:
+    """The scores `[F, N]` in float32; a `ValueError` where a method needs them and has none."""
+    if scores is None:
+        raise ValueError("this method goes by attention: give scores `[F, N]`, such as torch.rand(F, N)")
+    return scores.float()
 
 
 def chosen(features: torch.Tensor, index: torch.Tensor) -> Compressed:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mmaccel.method import is_count
 from mmaccel.registry import register
 
-from .compressor import VISUAL_FAMILIES, Compressor, everything
+from .compressor import CACHE_METHODS, COMPRESSORS, Compressor, everything
 from .inner import Cut, by_attention
 
 
@@ -47,8 +47,7 @@ class FastV(Compressor):
     layer: int = 2
 
     paper: ClassVar[str] = "An Image is Worth 1/2 Tokens After Layer 2 (FastV), 2024"
-    families = VISUAL_FAMILIES
-    excludes: ClassVar[frozenset[str]] = frozenset({"vlm.CompressKV", "vlm.SelectKV"})
+    excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
     compress = everything
 

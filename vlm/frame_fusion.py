@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
-from .compressor import VISUAL_FAMILIES, Compressor, everything
+from .compressor import CACHE_METHODS, COMPRESSORS, Compressor, everything
 from .inner import Cut, Row, by_attention
 
 
@@ -55,8 +55,7 @@ class FrameFusion(Compressor):
     layer: int = 1
 
     paper: ClassVar[str] = "FrameFusion: Combining Similarity and Importance for Video Token Reduction, 2024"
-    families = VISUAL_FAMILIES
-    excludes: ClassVar[frozenset[str]] = frozenset({"vlm.CompressKV", "vlm.SelectKV"})
+    excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25, "layer": 2}
     compress = everything
 

@@ -206,6 +206,14 @@ def by_attention(count: Callable[[int], int], merge: bool) -> Cut:
     return cut
 
 
+def late_merging(layers: int, layer: int | None, keep: float) -> dict[int, Cut]:
+    """HoliTom's inner stage in a decoder of so many layers: before `layer`, or 18/28 of the depth, keep a share."""
+    if keep == 1.0:
+        return {}
+    at = max(1, round(layers * 18 / 28)) if layer is None else layer
+    return {at: by_attention(lambda total: max(1, round(keep * total)), merge=True)}
+
+
 def _merged(hidden: torch.Tensor, kept: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """Hidden states in which each kept token is the mean of itself and of those of the rest that are nearest to it."""
     unit = torch.nn.functional.normalize(hidden.float(), dim=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import normalize
@@ -11,9 +11,8 @@ from torch.nn.functional import normalize
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
-from .compressor import VISUAL_FAMILIES, Compressed, Compressor, chosen, top
-
-WIDTHS = tuple(2.0**power for power in range(-3, 2))  # of the Gaussian kernels, as in VidCom2
+from .compressor import Compressed, Compressor, chosen, top
+from .vidcom2 import closeness
 
 
 @register("vlm")
@@ -54,8 +53,6 @@ class StreamingCompression(Compressor):
     interval: int = 2
 
     paper: ClassVar[str] = "Accelerating Streaming Video Large Language Models via Hierarchical Token Compression, 2025"
-    families = VISUAL_FAMILIES
-    engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
 
     def __post_init__(self) -> None:
         self._check_keep()
@@ -98,19 +95,10 @@ class History:
     def novelty(self, frame: torch.Tensor) -> torch.Tensor:
         """How little each token of a frame `[N, D]` is like the frame's mean and the past's, float32 `[N]`."""
         unit = normalize(frame.float(), dim=-1)
-        near = _kernel(unit, unit.mean(0))
-        return -(near if self.mean is None else near + _kernel(unit, self.mean))
+        near = closeness(unit, unit.mean(0))
+        return -(near if self.mean is None else near + closeness(unit, self.mean))
 
     def add(self, frame: torch.Tensor) -> None:
         mean = normalize(frame.float(), dim=-1).mean(0)
         self.frames += 1
         self.mean = mean if self.mean is None else self.mean + (mean - self.mean) / self.frames
-
-
-def _kernel(unit: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
-    """Sum of Gaussian kernels of the distances to a centre, `[N]`."""
-    distance = (unit - centre).square().sum(-1)
-    total = torch.zeros_like(distance)
-    for width in WIDTHS:
-        total += (-distance / (2 * width)).exp()
-    return total

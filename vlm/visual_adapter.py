@@ -18,7 +18,7 @@ from .adapter import DecoderAdapter
 from .call import Run
 from .compressor import Compressor
 from .generation import new_tokens
-from .inner import Cuts, install
+from .inner import Cut, Cuts, install
 from .method import DecoderMethod
 from .prompt import Prompt, shortened
 from .tower import Probe, attention_layers, layer_of, probed
@@ -96,10 +96,14 @@ class VisualAdapter(DecoderAdapter):
     def attach(self, method: Any, session: Session, stack: ExitStack) -> None:
         first = self.attention is None
         super().attach(method, session, stack)
-        if first and any(m.cuts(self.depth) for m in session.plan.methods if isinstance(m, Compressor)):
+        if first and any(self._cuts(m) for m in session.plan.methods):
             attention = self.attention
             assert attention is not None
             install(self.decoder.layers, lambda: attention.run and attention.run.cuts, stack)
+
+    def _cuts(self, method: Any) -> dict[int, Cut]:
+        """What a method drops inside the decoder, by layer."""
+        return method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
 
     @property
     def depth(self) -> int:
@@ -108,8 +112,7 @@ class VisualAdapter(DecoderAdapter):
 
     def check(self, method: Any) -> None:
         super().check(method)
-        cuts = method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
-        for layer in cuts:
+        for layer in self._cuts(method):
             if not self.first_cut <= layer < self.depth:
                 raise SettingError(
                     f"{method} drops tokens before layer {layer}: this {self.family} model needs a layer"
@@ -134,7 +137,7 @@ class VisualAdapter(DecoderAdapter):
         if prompt is None:
             return None
         self._replace(kwargs, prompt)
-        chosen = method.cuts(self.depth)
+        chosen = self._cuts(method)
         run.cuts = cuts or (Cuts(method.name, chosen, prompt, run) if chosen else None)
         if prompt.kept < prompt.total:
             run.engaged.add(method.name)
