@@ -175,11 +175,13 @@ class VideoStream:
         ids, embeds = self._prompt(question)
         cache, length = self._prefix(embeds)
         more = {"do_sample": False, "max_new_tokens": max_new_tokens, **more}
+        self._cache = None  # until it is whole again
         mask = torch.ones_like(ids)
         tokens = self.model.generate(
             input_ids=ids, inputs_embeds=embeds, attention_mask=mask, past_key_values=cache, **more
         )
-        cache.crop(length)
+        cache.crop(length - cache.get_seq_length())  # a negative number: so many go
+        self._cache = cache, length
         self.stats.memory_bytes = self.memory.nbytes() + self._cache_bytes()
         return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
 

@@ -1,0 +1,212 @@
+"""What happens inside: frames merging in the tower, tokens merging and going in the language model, and pictures of it."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import cosine_similarity, normalize
+
+import mmaccel
+from mmaccel import vlm
+from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.vlm import visual_examples
+from mmaccel.vlm.frame_merging import merging
+from mmaccel.vlm.inner import Row, by_attention, late_merging
+
+TOWERS = {"llava_onevision": visual_examples.onevision, "llava_next_video": visual_examples.next_video}
+
+
+# The tower
+
+
+@pytest.mark.parametrize("family", TOWERS)
+def test_driving_the_tower_ourselves_changes_nothing(family):
+    """With nothing to merge, features are those of transformers, bit for bit."""
+    model, arguments = TOWERS[family]()
+    call = arguments(2)
+    method = vlm.EarlyTom(merge_after=1, tau=-1.0, window=2)  # segments of one frame: none has a middle
+    with mmaccel.accelerate(model, method) as fast:
+        visuals = fast.adapter.encode("video", method, call)
+    with torch.no_grad():
+        plain = model.model.get_video_features(call["pixel_values_videos"]).pooler_output
+    assert all(torch.equal(visual.features, features) for visual, features in zip(visuals, plain, strict=True))
+    assert all(len(visual.present) == 6 for visual in visuals)
+
+
+@pytest.mark.parametrize("family", TOWERS)
+def test_merged_frames_are_fewer_in_later_layers(family):
+    model, arguments = TOWERS[family]()
+    pixels = arguments(2, frames=12)["pixel_values_videos"]
+    pixels[:, 1:6] = pixels[:, 1:2] + 0.05 * torch.randn(pixels[:, 1:6].shape, generator=torch.manual_seed(0))
+    layers, sizes = model.model.vision_tower.encoder.layers, []
+    handles = [layer.register_forward_hook(lambda m, a, o: sizes.append(len(a[0]))) for layer in layers]
+    with mmaccel.accelerate(model, vlm.EarlyTom(keep=0.2, merge_after=1)) as fast:
+        tokens = fast.generate(**{**arguments(2, frames=12), "pixel_values_videos": pixels})
+        report = fast.report
+        shares = [kept.share for kept in vlm.kept(fast)]
+    for handle in handles:
+        handle.remove()
+    assert sizes[0] == 24 and sizes[1] < 24 and tokens.shape[0] == 2
+    # a share of the whole video, then the inner stage halves it for the last two of six layers
+    assert report.visual_tokens == pytest.approx(0.2 * report.plain_visual_tokens * (4 + 2 * 0.5) / 6, abs=2)
+    assert all(share == pytest.approx(0.1, abs=0.01) for share in shares)
+
+
+def test_merging_keeps_which_frames_are_there():
+    """Two layers that each merge the first two frames of each video."""
+
+    class First(vlm.EarlyTom):
+        def merge(self, frames):
+            return torch.cat([frames[:2].mean(0, keepdim=True), frames[2:]]), torch.tensor([0, *range(2, len(frames))])
+
+        def merges_after(self, layers):
+            return (1, 2)
+
+    layers = [torch.nn.Identity() for _ in range(3)]
+    hidden = torch.arange(10.0).view(10, 1, 1)
+    with merging(First(), layers, videos=2, frames=5, device=hidden.device) as state:
+        for layer in layers:
+            hidden = layer(hidden)
+    assert [present.tolist() for present in state.present] == [[0, 3, 4], [0, 3, 4]]
+    assert hidden.flatten().tolist() == [1.25, 3.0, 4.0, 6.25, 8.0, 9.0]
+    assert not any(layer._forward_hooks for layer in layers)
+
+
+def test_early_tom_needs_a_tower_of_frames():
+    with pytest.raises(UnsupportedTargetError, match="llava_onevision"):
+        mmaccel.accelerate(visual_examples.internvl()[0], vlm.EarlyTom())
+
+
+# The language model
+
+
+def row(tokens=12, visual=range(2, 10), cells=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shown = torch.zeros(tokens, dtype=torch.bool)
+    shown[list(visual)] = True
+    anchor = torch.full((tokens,), -1)
+    anchor[shown] = torch.arange(len(visual))
+    number = torch.where(shown, 0, -1)
+    hidden = torch.randn(tokens, 6, generator=generator)
+    return Row(hidden, shown, number, anchor, [cells], torch.rand(tokens, generator=generator), len(visual))
+
+
+@pytest.mark.parametrize("merge", (False, True))
+def test_cut_by_attention_against_a_naive_reading(merge):
+    given = row()
+    index, hidden = by_attention(lambda total: total // 2, merge)(given)
+    visual = given.visual.nonzero().flatten().tolist()
+    best = sorted(sorted(visual, key=lambda i: -given.scores[i])[:4])
+    assert index.tolist() == sorted([0, 1, 10, 11, *best])
+    for place, i in enumerate(index.tolist()):
+        joined = [given.hidden[i]]
+        if merge and i in best:
+            for j in set(visual) - set(best):
+                nearest = max(best, key=lambda k: float(cosine_similarity(given.hidden[j], given.hidden[k], dim=0)))
+                joined += [given.hidden[j]] if nearest == i else []
+        assert torch.allclose(hidden[place], torch.stack(joined).mean(0), atol=1e-5)
+
+
+def test_inner_stage_is_where_the_paper_has_it():
+    assert list(late_merging(28, None, 0.5)) == [18] and late_merging(28, None, 1.0) == {}
+    assert list(late_merging(28, 7, 0.5)) == [7]
+    assert list(vlm.HoliTom().cuts(28)) == [18] and vlm.HoliTom(inner_keep=1.0).cuts(28) == {}
+
+
+@pytest.mark.parametrize("count", (1, 3, 6, 8))
+def test_frame_fusion_against_a_naive_reading(count):
+    given = row()
+    given.hidden[6] = 2 * given.hidden[2]  # one place in two frames
+    given.hidden[7] = given.hidden[3] + 0.3 * given.hidden[8]
+    method = vlm.FrameFusion(keep=None, tokens=count, threshold=0.6)
+    index, hidden = method._merge(given)
+    pairs = {i + 4: float(cosine_similarity(given.hidden[i], given.hidden[i + 4], dim=0)) for i in range(2, 6)}
+    joins = [i for i in sorted(pairs, key=pairs.get, reverse=True) if pairs[i] >= 0.6][: 8 - count]
+    assert index.tolist() == [i for i in range(12) if i not in joins]
+    for place, i in enumerate(index.tolist()):
+        expected = (given.hidden[i] + given.hidden[i + 4]) / 2 if i + 4 in joins else given.hidden[i]
+        assert torch.allclose(hidden[place], expected, atol=1e-5)
+
+
+def test_holitom_is_its_two_stages():
+    """Tokens and cache of a run: what the outer stage leaves, then half of it in the last layers."""
+    model, arguments = visual_examples.onevision()
+    method = vlm.HoliTom(keep=0.25, tau=0.5)
+    with mmaccel.accelerate(model, method) as fast:
+        result = fast.generate(**arguments(1), return_dict_in_generate=True)
+        prompt, cuts = fast.adapter.last
+    outer = prompt.kept
+    assert outer < 0.3 * prompt.total
+    lengths = [layer.keys.shape[2] for layer in result.past_key_values.layers]
+    (layer,) = cuts.columns
+    assert layer == 4 and lengths[:4] == [lengths[0]] * 4
+    assert lengths[0] - lengths[4] == outer - round(outer * 0.5) and lengths[4:] == [lengths[4]] * 2
+
+
+@pytest.mark.parametrize("method", (vlm.FastV(), vlm.FrameFusion(layer=2), vlm.HoliTom(), vlm.EarlyTom()), ids=str)
+def test_what_leaves_ragged_caches_goes_with_no_cache_method(method):
+    model, _ = visual_examples.onevision()
+    for other in (vlm.CompressKV(), vlm.SelectKV(), vlm.VidCom2()):
+        with pytest.raises(ConflictError, match="cannot be combined"):
+            mmaccel.accelerate(model, method, other)
+
+
+def test_fewer_tokens_and_a_smaller_cache_together():
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.5), vlm.CompressKV(budget=0.3)) as fast:
+        tokens = fast.generate(**arguments(2))
+        assert fast.report.engaged and not fast.report.warnings and fast.report.work_ratio < 0.5
+    assert tokens.shape == model.generate(**arguments(2)).shape
+
+
+# Pictures
+
+
+def test_kept_patches_are_drawn_where_they_are(tmp_path):
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, vlm.HoliTom(keep=0.2, tau=0.3, inner_keep=1.0)) as fast:
+        with pytest.raises(SettingError, match="no call"):
+            vlm.kept(fast)
+        fast.generate(**arguments(1))
+        (kept,) = vlm.kept(fast)
+        prompt, _ = fast.adapter.last
+    assert kept.sizes.shape == (6, 4, 4) and kept.share == pytest.approx(prompt.kept / prompt.total)
+    places = prompt.anchor[0][prompt.anchor[0] >= 0]
+    assert torch.equal((kept.sizes.flatten() > 0).nonzero().squeeze(1), places.sort().values)
+    assert kept.sizes.max() > 1, "something merged"
+    frames = [Image.fromarray(np.zeros((64, 64, 3), np.uint8))] * 6
+    kept.save(frames, tmp_path / "kept.png")
+    picture = np.asarray(Image.open(tmp_path / "kept.png"))
+    for row_, column in ((0, 0), (2, 3)):
+        x, y = 256 // 4 * column + 32, 30 + 256 // 4 * row_ + 32
+        gone = kept.sizes[0, row_, column] == 0
+        assert (picture[y, x].mean() > 150) == bool(gone)
+    with pytest.raises(SettingError, match="5 frames for 6"):
+        kept.picture(frames[:5])
+
+
+def test_what_the_language_model_drops_is_gone_in_the_picture():
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, vlm.FastV(keep=0.25)) as fast:
+        fast.generate(**arguments(2))
+        assert [kept.share for kept in vlm.kept(fast)] == [0.25, 0.25]
+
+
+def test_scores_are_those_of_the_towers_last_layer():
+    """Against an explicit softmax of its queries and keys, frame by frame, pooled as the features."""
+    model, arguments = visual_examples.onevision()
+    method, call = vlm.HoliTom(), arguments(1)
+    with mmaccel.accelerate(model, method) as fast:
+        (visual,) = fast.adapter.encode("video", method, call)
+    tower, seen = model.model.vision_tower, {}
+    attention = tower.encoder.layers[-1].self_attn
+    handle = attention.register_forward_pre_hook(lambda m, a, k: seen.update(k), with_kwargs=True)
+    with torch.no_grad():
+        tower(call["pixel_values_videos"][0])
+        handle.remove()
+        states = seen["hidden_states"]
+        query, key = (p(states).unflatten(2, (4, 8)).transpose(1, 2) for p in (attention.q_proj, attention.k_proj))
+        received = (query @ key.transpose(2, 3) * 8**-0.5).softmax(-1).mean((1, 2)).view(6, 1, 8, 8)
+        pooled = torch.nn.functional.interpolate(received, size=(4, 4), mode="bilinear").flatten(1)
+    assert torch.allclose(visual.scores, pooled, atol=1e-6)
+    assert normalize(visual.key, dim=-1).shape == (6, 16, 32)

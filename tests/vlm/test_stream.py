@@ -1,0 +1,232 @@
+"""Videos that go on: bounded memory, a tower whose reuse is exact where it is complete, the answers of a plain call."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmaccel import vlm
+from mmaccel.demos import tiny_onevision
+from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError
+from mmaccel.testing import snapshot
+from mmaccel.vlm import visual_examples
+from mmaccel.vlm.streaming_compression import History
+from mmaccel.vlm.token_memory import Remembered, TokenMemory
+from mmaccel.vlm.tower_cache import TowerCache
+from mmaccel.zoo.frames import OnevisionProcessor
+
+CELLS = 64
+
+
+@pytest.fixture(scope="module")
+def parts():
+    torch.manual_seed(0)
+    tokenizer = tiny_onevision.build_tokenizer()
+    model = tiny_onevision.build_model(tokenizer).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model, OnevisionProcessor(tokenizer, model.config)
+
+
+def frames(count, seed=0, still=False):
+    rng = np.random.default_rng(seed)
+    picture = rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    clip = np.repeat(picture[None], count, 0)
+    if not still:
+        for number, frame in enumerate(clip):
+            at = 2 * number % 48
+            frame[at : at + 16, at : at + 16] = rng.integers(0, 255, 3)
+    return clip
+
+
+def features(model, processor, clip):
+    inputs = processor(videos=[list(clip)], text="?", return_tensors="pt")
+    with torch.no_grad():
+        found = model.model.get_video_features(inputs["pixel_values_videos"]).pooler_output
+    return found[0, :-1].unflatten(0, (len(clip), CELLS))
+
+
+def test_a_stream_that_keeps_everything_answers_as_a_plain_call(parts):
+    model, processor = parts
+    clip = frames(6)
+    method = vlm.StreamingCompression(keep=1.0, refresh=1.0)
+    inputs = processor(videos=[list(clip)], text="what moves up?", return_tensors="pt")
+    plain = model.generate(**inputs, max_new_tokens=8, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+    before = snapshot(model)
+    with vlm.VideoStream(model, processor, method) as stream:
+        stream.push(clip[0])
+        stream.push(clip[1:4])
+        stream.push(list(clip[4:]))
+        answer = stream.ask("what moves up?", max_new_tokens=8)
+        assert stream.ask("what moves up?", max_new_tokens=8) == answer, "a second question is on the same memory"
+    assert answer == processor.batch_decode(plain, skip_special_tokens=True)[0].strip()
+    assert snapshot(model) == before
+
+
+def test_frames_are_pruned_as_the_formula_says(parts):
+    model, processor = parts
+    clip = frames(4)
+    stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.25, refresh=1.0))
+    for frame in clip:
+        stream.push(frame)
+    seen = features(model, processor, clip)
+    past = None
+    for number, (frame, remembered) in enumerate(zip(seen, stream.memory.frames, strict=True)):
+        unit = frame / frame.norm(dim=-1, keepdim=True)
+
+        def alike(centre, unit=unit):
+            return sum((-(unit - centre).pow(2).sum(-1) / (2 * 2.0**p)).exp() for p in range(-3, 2))
+
+        score = alike(unit.mean(0)) + (alike(past) if past is not None else 0)
+        kept = score.argsort()[:16].sort().values
+        assert torch.allclose(remembered.tokens, frame[kept], atol=1e-5), f"frame {number}"
+        past = unit.mean(0) if past is None else (past * number + unit.mean(0)) / (number + 1)
+
+
+def test_offline_is_the_stream(parts):
+    model, processor = parts
+    clip = frames(5)
+    method = vlm.StreamingCompression(keep=0.25, refresh=1.0)
+    stream = vlm.VideoStream(model, processor, method)
+    for frame in clip:
+        stream.push(frame)
+    left = method.compress(features(model, processor, clip))
+    assert torch.allclose(left.tokens, stream.memory.tokens(), atol=1e-5)
+
+
+def test_memory_and_time_stay_bounded(parts):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.25), memory=160)
+    held = []
+    for number in range(40):
+        stream.push(frames(4, seed=number))
+        assert stream.memory.count <= 160
+        if number % 10 == 9:
+            stream.ask("what moves up?", max_new_tokens=2)
+            held.append(stream.stats.memory_bytes)
+    assert len(set(held)) == 1, "bytes grow"
+    stats = stream.stats
+    assert stats.frames == 160 and stats.tokens == 160 and stats.plain_tokens == 160 * CELLS
+    assert stats.remembered == 10 and 0.5 < stats.tower_share < 0.7 and stats.seconds > 0
+
+
+@pytest.mark.parametrize("policy", ("peak_end", "budget"))
+def test_what_is_remembered(policy):
+    memory = TokenMemory(20, policy)
+    for number in range(100):
+        memory.add(Remembered(number, torch.zeros(2, 3), novelty=10.0 if number in (5, 31) else number / 1000))
+        assert memory.count <= 20
+    numbers = [frame.number for frame in memory.frames]
+    assert numbers == sorted(numbers) and numbers[-5:] == [95, 96, 97, 98, 99]
+    if policy == "peak_end":
+        assert numbers[:2] == [5, 31]
+    else:
+        assert max(np.diff(numbers[:-5])) <= 40 and numbers[0] < 30, "the past is covered"
+
+
+def test_a_frame_larger_than_the_memory_is_kept_alone():
+    memory = TokenMemory(4)
+    memory.add(Remembered(0, torch.zeros(9, 2), 0.0))
+    memory.add(Remembered(1, torch.zeros(9, 2), 0.0))
+    assert [frame.number for frame in memory.frames] == [1]
+
+
+# The tower
+
+
+def tower_pass(model, processor, clip, cache):
+    pixels = processor(videos=[list(clip)], text="?", return_tensors="pt")["pixel_values_videos"][0]
+    with torch.no_grad(), cache.chunk():
+        return model.model.vision_tower(pixels, output_hidden_states=True).hidden_states[-1]
+
+
+def plain_pass(model, processor, clip):
+    pixels = processor(videos=[list(clip)], text="?", return_tensors="pt")["pixel_values_videos"][0]
+    with torch.no_grad():
+        return model.model.vision_tower(pixels, output_hidden_states=True).hidden_states[-1]
+
+
+def test_refreshing_all_tokens_is_exact(parts):
+    model, processor = parts
+    layers = model.model.vision_tower.encoder.layers
+    cache = TowerCache(layers, refresh=0.9999, interval=100)  # rounds to all tokens, by way of the reused path
+    tower_pass(model, processor, frames(2), cache)
+    out = tower_pass(model, processor, frames(3, seed=5), cache)
+    assert torch.allclose(out, plain_pass(model, processor, frames(3, seed=5)), atol=1e-5)
+
+
+def test_a_frame_that_did_not_change_costs_little_and_is_exact(parts):
+    model, processor = parts
+    cache = TowerCache(model.model.vision_tower.encoder.layers, refresh=0.1, interval=100)
+    clip = frames(4, still=True)
+    first = tower_pass(model, processor, clip[:1], cache)
+    again = tower_pass(model, processor, clip[1:], cache)
+    assert torch.allclose(again, first.expand_as(again), atol=1e-5)
+    assert cache.computed / cache.plain == pytest.approx((1 + 3 * 26 / 256) / 4, abs=1e-3)
+
+
+def test_more_refresh_is_nearer(parts):
+    model, processor = parts
+    errors = []
+    for refresh in (0.05, 0.4, 0.95):
+        cache = TowerCache(model.model.vision_tower.encoder.layers, refresh, interval=100)
+        clip = frames(6)
+        tower_pass(model, processor, clip[:1], cache)
+        out = tower_pass(model, processor, clip[1:], cache)
+        errors.append(float((out - plain_pass(model, processor, clip[1:])).square().mean()))
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_an_exception_leaves_the_tower_as_it_was(parts):
+    model, processor = parts
+    before = snapshot(model)
+    cache = TowerCache(model.model.vision_tower.encoder.layers, 0.25)
+    with pytest.raises(RuntimeError), cache.chunk():
+        raise RuntimeError
+    assert snapshot(model) == before
+
+
+def test_other_towers_are_refused():
+    model, _ = visual_examples.qwen2_vl()
+    with pytest.raises(UnsupportedTargetError, match=r"refresh=1\.0"):
+        TowerCache(model.model.visual.blocks, 0.25)
+
+
+# What a user can do wrong
+
+
+def test_errors(parts):
+    model, processor = parts
+    with pytest.raises(UnsupportedTargetError, match="LlavaOnevision"):
+        vlm.VideoStream(visual_examples.qwen2_vl()[0], processor)
+    with pytest.raises(SettingError, match="memory=0"):
+        vlm.VideoStream(model, processor, memory=0)
+    with pytest.raises(UnknownNameError, match="peak_end"):
+        vlm.VideoStream(model, processor, policy="peak_and")
+    stream = vlm.VideoStream(model, processor)
+    with pytest.raises(PromptError, match="nothing was seen"):
+        stream.ask("what moves up?")
+    stream.push([])
+    stream.push(frames(1))
+    with pytest.raises(PromptError, match="question is empty"):
+        stream.ask(" ")
+    stream.close()
+    with pytest.raises(PromptError, match="nothing was seen"):
+        stream.ask("what moves up?")
+
+
+def test_perplexity_is_lowest_for_the_answer_itself(parts):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor)
+    stream.push(frames(3))
+    answer = stream.ask("what moves up?", max_new_tokens=3) or "rocket"
+    assert stream.perplexity("what moves up?", answer) <= stream.perplexity("what moves up?", "white background") * 1.01
+    with pytest.raises(PromptError, match="answer is empty"):
+        stream.perplexity("what moves up?", "")
+
+
+def test_history_starts_with_the_frame_alone():
+    history = History()
+    frame = torch.randn(4, 3)
+    first = history.novelty(frame)
+    history.add(frame)
+    assert history.frames == 1 and (history.novelty(frame) < first).all()
