@@ -12,7 +12,8 @@ Example
 
 from . import adapter  # noqa: F401  registers itself
 from .compress_kv import CompressKV
+from .read_video import VideoFrames, read_video
 from .select_kv import SelectKV
 from .sparse_prefill import SparsePrefill
 
-__all__ = ["CompressKV", "SelectKV", "SparsePrefill"]
+__all__ = ["CompressKV", "SelectKV", "SparsePrefill", "VideoFrames", "read_video"]
