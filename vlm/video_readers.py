@@ -75,7 +75,7 @@ class AvReader:
         shown, keys, hidden, plain = [], [], 0, self.stream.codec_context.name != "vp8"
         try:
             for packet in self.container.demux(self.stream):
-                if packet.size == 0:  # the end
+                if packet.size == 0 or packet.is_corrupt:  # the end, or half a packet where the file is cut off
                     continue
                 hidden += packet.is_discard
                 plain = plain and packet.pts is not None
@@ -97,10 +97,15 @@ class AvReader:
         self._decoded = None
         return sorted(found)
 
+    def _decode(self) -> Iterator[Any]:
+        for packet in self.container.demux(self.stream):
+            if not packet.is_corrupt:  # else the frames that the decoder still holds would be lost
+                yield from packet.decode()
+
     def _restart(self) -> None:
         self.container.close()
         self._open()
-        self._decoded, self._position = self.container.decode(self.stream), None
+        self._decoded, self._position = self._decode(), None
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         for index in indices:
@@ -120,7 +125,7 @@ class AvReader:
             self._restart()
         if key is not None and key > (self._pts[0] if self._position is None else self._position):
             self.container.seek(key, stream=self.stream)
-            self._decoded = self.container.decode(self.stream)
+            self._decoded = self._decode()
             frame = self._next(pts)
             if frame is not None and frame.pts == pts:
                 return frame
