@@ -10,6 +10,7 @@ import torch
 
 from mmaccel import kernels
 from mmaccel.cache import EvictingLayer
+from mmaccel.kernels.policies import Visual
 
 from .rows import causal_pairs, runs
 
@@ -35,13 +36,20 @@ class Sum:
 
 @dataclass
 class Run:
-    """What one call of `generate` does, for the report."""
+    """What one call of `generate` does, for the report, and what is known of its prompt.
+
+    Attributes
+    ----------
+    visual
+        The visual tokens of each row of the batch, in slots of the prompt with its padding; None where nobody said.
+    """
 
     engaged: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
     keys: Sum = field(default_factory=Sum)
     plain_keys: Sum = field(default_factory=Sum)
     plan_bytes: int = 0
+    visual: Visual | None = None
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:
