@@ -13,7 +13,8 @@ Example
 from . import adapter  # noqa: F401  registers itself
 from .compress_kv import CompressKV
 from .read_video import VideoFrames, read_video
+from .response_gate import ResponseGate
 from .select_kv import SelectKV
 from .sparse_prefill import SparsePrefill
 
-__all__ = ["CompressKV", "SelectKV", "SparsePrefill", "VideoFrames", "read_video"]
+__all__ = ["CompressKV", "ResponseGate", "SelectKV", "SparsePrefill", "VideoFrames", "read_video"]

@@ -41,7 +41,8 @@ class Run:
     Attributes
     ----------
     visual
-        The visual tokens of each row of the batch, in slots of the prompt with its padding; None where nobody said.
+        A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
+        padding; None where nobody said.
     """
 
     engaged: set[str] = field(default_factory=set)

@@ -25,7 +25,7 @@ SLACK = 1e-3  # seconds: decord keeps times in single precision
 BAR_AFTER = 2.0  # seconds of reading until a progress bar appears
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VideoFrames:
     """Frames of one video; iterating gives them as arrays.
 

@@ -12,6 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from mmaccel.errors import MissingExtraError, VideoFileError
 
+WHOLE = 0.98  # share of the frames that the header promises: some headers are off by a few
 BATCH = 8  # frames that decord is asked for at a time
 NOT_A_VIDEO = "is not a video, or its beginning or end is missing: download or copy it again"
 
@@ -26,7 +27,7 @@ class Reader(Protocol):
     rate
         Frames per second by the header, None where it does not say.
     cut_off
-        Where fewer frames are there than the header says, the seconds up to which all surely are; else None.
+        Where clearly fewer frames are there than the header says, the seconds up to which all surely are; else None.
     """
 
     times: np.ndarray
@@ -51,8 +52,10 @@ class AvReader:
         base, header = self.stream.time_base, self.stream.average_rate
         self.rate = float(header) if header else None
         self.times = np.array([float((pts - self._pts[0]) * base) for pts in self._pts])
-        self.cut_off = None
-        if expected is not None and len(self._pts) < expected:  # what is before a keyframe needs nothing after it
+        self.cut_off: float | None = None
+        if (
+            expected is not None and len(self._pts) < WHOLE * expected
+        ):  # what is before a keyframe needs nothing after it
             self.cut_off = float((self._keys[-1] - self._pts[0]) * base) if self._keys else 0.0
         self._position: int | None = None
 
@@ -75,7 +78,10 @@ class AvReader:
         shown, keys, hidden, plain = [], [], 0, self.stream.codec_context.name != "vp8"
         try:
             for packet in self.container.demux(self.stream):
-                if packet.size == 0 or packet.is_corrupt:  # the end, or half a packet where the file is cut off
+                if packet.is_corrupt:  # half a packet, where the file is cut off
+                    continue
+                if packet.size == 0:  # the end, or a frame that repeats the one before
+                    hidden += packet.dts is not None
                     continue
                 hidden += packet.is_discard
                 plain = plain and packet.pts is not None
@@ -91,7 +97,10 @@ class AvReader:
 
     def _list_by_decoding(self) -> list[int]:
         self._restart()
-        found = [frame.pts for frame in self._decoded]
+        try:
+            found = [frame.pts for frame in self._decoded]
+        except self._av.error.FFmpegError as error:
+            raise VideoFileError(f"{self.path} is damaged: download or copy it again") from error
         if any(pts is None for pts in found):
             raise VideoFileError(f"{self.path} has frames without times: convert it, such as with ffmpeg -i IN OUT.mp4")
         self._decoded = None
@@ -150,7 +159,7 @@ class AvReader:
 class DecordReader:
     """decord (the wheel `decord2`): counts packets on opening, decodes batches, seeks by itself."""
 
-    cut_off = None
+    cut_off: float | None = None
 
     def __init__(self, path: Path) -> None:
         self.path, decord = path, _import("decord", "decord2")
@@ -164,7 +173,8 @@ class DecordReader:
         table = self._reader.get_frame_timestamp(range(len(self._reader)))[:, 0].astype(np.float64)
         if table.min() < -1e-4:
             raise VideoFileError(f"{path} has hidden frames at its start, which decord miscounts: pass backend='av'")
-        self.times, self.rate = table - table[0], float(self._reader.get_avg_fps())
+        self.times = table - table[0]
+        self.rate: float | None = float(self._reader.get_avg_fps())
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         for first in range(0, len(indices), BATCH):
@@ -185,7 +195,8 @@ class DecordReader:
 class PictureReader:
     """PIL: animated GIF, WebP and PNG, with the time that each frame is shown."""
 
-    cut_off = rate = None
+    cut_off: float | None = None
+    rate: float | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path

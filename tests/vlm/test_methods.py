@@ -154,9 +154,9 @@ def test_needle_in_a_compressed_cache(llama, policy):
 
 
 def screen(length=320, first=64, button=100):
-    """Keys of a flat picture of 12 x 16 tokens with one that stands out, and random text that is asked for."""
+    """Keys with a flat picture of 12 x 16 tokens that is asked for, and one in it that stands out and is not."""
     q, k, v = haystack(length, length)
-    k[:, :, first : first + 192] = k[:, :, first : first + 1]
+    k[:, :, first : first + 192] = k[:, :, first : first + 1].abs()
     k[:, :, button] *= -1
     return q, k, v
 
