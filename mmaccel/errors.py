@@ -42,6 +42,10 @@ class MissingExtraError(MmaccelError, ImportError):
     """An optional package is needed; the error says which line installs it."""
 
 
+class VideoFileError(MmaccelError, OSError):
+    """A video file is missing, cut off or damaged, or holds no frames."""
+
+
 class PromptError(MmaccelError, ValueError):
     """A prompt is empty, or outside what a small model knows."""
 

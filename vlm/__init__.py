@@ -22,6 +22,8 @@ from .frame_fusion import FrameFusion
 from .holitom import HoliTom
 from .id_pruner import IDPruner
 from .kept import Kept, kept
+from .read_video import VideoFrames, read_video
+from .response_gate import ResponseGate
 from .select_kv import SelectKV
 from .sparse_prefill import SparsePrefill
 from .streaming_compression import StreamingCompression
@@ -39,13 +41,16 @@ __all__ = [
     "HoliTom",
     "IDPruner",
     "Kept",
+    "ResponseGate",
     "SelectKV",
     "SparsePrefill",
     "StreamStats",
     "StreamingCompression",
     "VidCom2",
+    "VideoFrames",
     "VideoStream",
     "VisionZip",
     "fast_vggt",
     "kept",
+    "read_video",
 ]

@@ -10,6 +10,7 @@ import torch
 
 from mmaccel import kernels
 from mmaccel.cache import EvictingLayer
+from mmaccel.kernels.policies import Visual
 
 from .rows import causal_pairs, runs
 
@@ -38,7 +39,14 @@ class Sum:
 
 @dataclass
 class Run:
-    """What one call of `generate` does, for the report."""
+    """What one call of `generate` does, for the report, and what is known of its prompt.
+
+    Attributes
+    ----------
+    visual
+        A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
+        padding; None where nobody said.
+    """
 
     engaged: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
@@ -46,6 +54,7 @@ class Run:
     plain_keys: Sum = field(default_factory=Sum)
     plan_bytes: int = 0
     cuts: Cuts | None = None
+    visual: Visual | None = None
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:

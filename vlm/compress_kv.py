@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
 from mmaccel.cache import EvictingCache, EvictingLayer, estimate_bytes
-from mmaccel.kernels.policies import COMPRESS
+from mmaccel.kernels.policies import COMPRESS, Visual
 from mmaccel.method import is_count
 from mmaccel.registry import register
 
@@ -30,8 +30,9 @@ class CompressKV(DecoderMethod):
     Parameters
     ----------
     policy
-        How tokens are chosen: ``"snap_kv"`` (default), ``"fast_kv"`` or ``"streaming"``; see
-        :mod:`mmaccel.kernels.policies`.
+        How tokens are chosen: ``"snap_kv"`` (default), ``"fast_kv"``, ``"streaming"``, or ``"st_lite"`` for agents
+        that are shown screenshots; see :mod:`mmaccel.kernels.policies`. Where the layout of the pictures is not
+        known, and after the first prompt, ``"st_lite"`` is ``"snap_kv"``.
     budget
         Share of the context to keep, above 0 and up to 1 (plain), default 0.2; None where `tokens` is given.
     tokens
@@ -113,22 +114,34 @@ class CompressKV(DecoderMethod):
             return
         kept = call.key.new_full((*call.key.shape[:2], call.keys), -1, dtype=torch.int32)
         for first, last in runs(list(zip(starts, counts, strict=True))):
-            token_idx = self._choose(call, (first, last), starts[first], counts[first])
+            visual = None if layer.evicted else _visual(call, (first, last), starts[first])
+            token_idx = self._choose(call, (first, last), starts[first], counts[first], visual)
             kept[first:last, :, : token_idx.shape[2]] = token_idx
         layer.keep(kept)
         call.run.engaged.add(self.name)
 
-    def _choose(self, call: Call, rows: tuple[int, int], start: int, count: int) -> torch.Tensor:
+    def _choose(self, call: Call, rows: tuple[int, int], start: int, count: int, visual: Visual | None) -> torch.Tensor:
         """Slots to keep of some rows, -1 for none."""
         query, key, _ = call.part(rows, start, max(0, start - call.keys + call.queries))
         if count >= key.shape[2]:
             slots = torch.arange(start, call.keys, dtype=torch.int32, device=key.device)
             return slots.expand(*key.shape[:2], -1)
-        token_idx = COMPRESS[self.policy](query[:, :, -self.window :], key, count=count, valid=None)
+        token_idx = COMPRESS[self.policy](query[:, :, -self.window :], key, count=count, visual=visual)
         return torch.where(token_idx < 0, -1, token_idx + start)
 
     def idle(self, run: Run) -> str:
         return "no prompt had more tokens than are kept"
+
+
+def _visual(call: Call, rows: tuple[int, int], start: int) -> Visual | None:
+    """The visual tokens of some rows, in slots after `start`; each row of a prompt may have become several beams."""
+    known, batch = call.run.visual, call.query.shape[0]
+    if not known or batch % len(known):
+        return None
+    found = [known[row * len(known) // batch] for row in range(*rows)]
+    if any(span.first < start or span.end > call.keys for spans in found for span in spans):
+        return None  # a chunk of the prompt, with pictures that are not all there
+    return [[span._replace(first=span.first - start) for span in spans] for spans in found]
 
 
 def _visible(layer: EvictingLayer, queries: int) -> torch.Tensor:

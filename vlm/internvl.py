@@ -9,6 +9,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from mmaccel.adapter import register_adapter
 
+from .spans import Grid
 from .tower import Probe
 from .visual import Visual
 from .visual_adapter import VisualAdapter, frame_scores
@@ -21,7 +22,7 @@ class TilesAdapter(VisualAdapter):
 
     def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
         tiles = self.tiles(output)
-        side = round(tiles.shape[1] ** 0.5)
+        side = self.side
         places = kwargs["input_ids"] == self.token_id(kind)
         counts = [count for count in (places.sum(1) // tiles.shape[1]).tolist() if count]
         if sum(counts) != len(tiles):  # said with the placeholders
@@ -38,6 +39,15 @@ class TilesAdapter(VisualAdapter):
                 visual.scores, visual.key = scores[frames], keys[frames]
             found.append(visual)
         return found
+
+    def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid]:
+        tiles = int((kwargs["input_ids"] == self.token_id(kind)).sum()) // self.side**2
+        return [(1, self.side, self.side)] * tiles
+
+    @property
+    def side(self) -> int:
+        """Rows of tokens of a tile."""
+        return round(self.target.config.image_seq_length**0.5)
 
     def tiles(self, output: Any) -> torch.Tensor:
         """Features of the tiles, `[T, N, D]`."""
@@ -67,9 +77,12 @@ class SmolVLMAdapter(TilesAdapter):
     def tower(self) -> torch.nn.Module:
         return self.model.vision_model  # type: ignore[no-any-return]
 
-    def tiles(self, output: Any) -> torch.Tensor:
+    @property
+    def side(self) -> int:
         vision = self.target.config.vision_config
-        side = vision.image_size // vision.patch_size // self.target.config.scale_factor
+        return int(vision.image_size // vision.patch_size // self.target.config.scale_factor)
+
+    def tiles(self, output: Any) -> torch.Tensor:
         found = output.pooler_output
         flat = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
-        return flat.unflatten(0, (-1, side * side))
+        return flat.unflatten(0, (-1, self.side**2))

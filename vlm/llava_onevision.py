@@ -13,6 +13,7 @@ from mmaccel.errors import UnsupportedTargetError
 
 from .compressor import Compressor
 from .frame_merging import merging
+from .spans import Grid
 from .tower import Probe, probed
 from .visual import Visual
 from .visual_adapter import VisualAdapter, frame_scores, parts
@@ -41,6 +42,12 @@ class LlavaOnevisionAdapter(VisualAdapter):
         for visual, score, key in zip(found, parts(scores, len(found)), parts(keys, len(found)), strict=True):
             visual.scores, visual.key = score, key
         return found
+
+    def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
+        if kind == "image":
+            return None
+        videos, frames = kwargs["pixel_values_videos"].shape[:2]
+        return [(frames, *self.pooled_grid)] * videos
 
     @property
     def pooled_grid(self) -> tuple[int, int]:

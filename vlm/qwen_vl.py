@@ -11,6 +11,7 @@ from mmaccel import private
 from mmaccel.adapter import register_adapter
 
 from .prompt import Prompt
+from .spans import Grid
 from .tower import Probe
 from .visual import Visual
 from .visual_adapter import KINDS, VisualAdapter
@@ -24,9 +25,8 @@ class QwenAdapter(VisualAdapter):
         return self.model.visual  # type: ignore[no-any-return]
 
     def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
-        merge = self.model.visual.spatial_merge_size
-        grids = [(t, rows // merge, columns // merge) for t, rows, columns in kwargs[f"{kind}_grid_thw"].tolist()]
-        scores, keys = self._read(probe, kwargs[f"{kind}_grid_thw"], merge**2)
+        grids = self.grids(kind, kwargs)
+        scores, keys = self._read(probe, kwargs[f"{kind}_grid_thw"], self.model.visual.spatial_merge_size**2)
         found, start = [], 0
         for features, grid in zip(output.pooler_output, grids, strict=True):
             visual, end = Visual.of_frames(features, grid), start + len(features)
@@ -36,6 +36,10 @@ class QwenAdapter(VisualAdapter):
             found.append(visual)
             start = end
         return found
+
+    def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid]:
+        merge = self.model.visual.spatial_merge_size
+        return [(t, rows // merge, columns // merge) for t, rows, columns in kwargs[f"{kind}_grid_thw"].tolist()]
 
     def _read(self, probe: Probe | None, grid_thw: torch.Tensor, unit: int) -> Any:
         """Scores `[L]` and keys `[L, E]` of the merged tokens of all visuals."""

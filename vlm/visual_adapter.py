@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.kernels.policies import Span
 from mmaccel.session import Session
 
 from .adapter import DecoderAdapter
@@ -21,6 +22,7 @@ from .generation import new_tokens
 from .inner import Cut, Cuts, install
 from .method import DecoderMethod
 from .prompt import Prompt, shortened
+from .spans import Grid, spans
 from .tower import Probe, attention_layers, layer_of, probed
 from .visual import Visual
 
@@ -89,6 +91,19 @@ class VisualAdapter(DecoderAdapter):
     def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
         """The visuals of one kind in the order of the prompt, from what the tower and the projector returned."""
 
+    def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
+        """Frames, rows and columns of the visuals of a call, None where that is not known before they are encoded."""
+        return None
+
+    def spans(self, kwargs: dict[str, Any]) -> list[list[Span]] | None:
+        """Where the frames of a call stand in its prompt, None where that is not known."""
+        ids = kwargs.get("input_ids", kwargs.get("inputs"))
+        kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
+        found = {kind: self.grids(kind, kwargs) for kind in kinds}
+        if ids is None or not kinds or None in found.values():
+            return None
+        return spans(ids, {kind: self.token_id(kind) for kind in kinds}, found)  # type: ignore[arg-type]
+
     def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
         """Positions of the whole prompt `[..., B, L]` where they are more than a count, else None."""
         return None
@@ -122,6 +137,7 @@ class VisualAdapter(DecoderAdapter):
     def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
         method = next((m for m in methods if isinstance(m, Compressor) and not m.is_neutral), None)
         if method is None:
+            run.visual = self.spans(kwargs)
             return None
         if kwargs.get("inputs") is not None:
             kwargs["input_ids"] = kwargs.pop("inputs")

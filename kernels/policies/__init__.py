@@ -14,6 +14,7 @@ from .recycled_attention import recycled_attention
 from .sliding_tile import sliding_tile, tile_order
 from .snap_kv import snap_kv
 from .sparge import sparge
+from .st_lite import Span, Visual, st_lite
 from .streaming import streaming
 from .tables import COMPRESS, DECODE, PREFILL
 from .token_select import token_select, token_select_cached
@@ -23,6 +24,8 @@ __all__ = [
     "COMPRESS",
     "DECODE",
     "PREFILL",
+    "Span",
+    "Visual",
     "a_shape",
     "dominant_pairs",
     "double_sparsity",
@@ -40,6 +43,7 @@ __all__ = [
     "sliding_tile",
     "snap_kv",
     "sparge",
+    "st_lite",
     "streaming",
     "tile_order",
     "token_select",

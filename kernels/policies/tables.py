@@ -21,6 +21,7 @@ from .pooled_top_p import pooled_top_p
 from .recycled_attention import recycled_attention
 from .snap_kv import snap_kv
 from .sparge import sparge
+from .st_lite import Visual, st_lite
 from .streaming import streaming
 from .token_select import token_select_cached
 from .vertical_slash import vertical_slash
@@ -178,13 +179,27 @@ returns attention, not tokens.
 """
 
 
-def _snap_kv(q_window: torch.Tensor, k: torch.Tensor, *, count: int, valid: torch.Tensor | None = None) -> torch.Tensor:
+def _snap_kv(
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    count: int,
+    valid: torch.Tensor | None = None,
+    visual: Visual | None = None,
+) -> torch.Tensor:
     """A window of 32, or half of a small count."""
     check_count("count", count, 2)
     return snap_kv(q_window, k, count=count, window=min(32, count // 2), valid=valid)
 
 
-def _fast_kv(q_window: torch.Tensor, k: torch.Tensor, *, count: int, valid: torch.Tensor | None = None) -> torch.Tensor:
+def _fast_kv(
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    count: int,
+    valid: torch.Tensor | None = None,
+    visual: Visual | None = None,
+) -> torch.Tensor:
     """The tokens that would be propagated, kept for every key head."""
     check_count("count", count, 2)
     tokens = fast_kv(q_window, k, count=count, window=min(8, count // 2), valid=valid)
@@ -192,12 +207,38 @@ def _fast_kv(q_window: torch.Tensor, k: torch.Tensor, *, count: int, valid: torc
 
 
 def _streaming(
-    q_window: torch.Tensor, k: torch.Tensor, *, count: int, valid: torch.Tensor | None = None
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    count: int,
+    valid: torch.Tensor | None = None,
+    visual: Visual | None = None,
 ) -> torch.Tensor:
     """4 sinks, or half of a small count."""
     check_count("count", count, 2)
     return streaming(k, count=count, sink=min(4, count // 2), valid=valid)
 
 
-COMPRESS: dict[str, Choice] = {"snap_kv": _snap_kv, "fast_kv": _fast_kv, "streaming": _streaming}
-"""Compression policies, `(q_window, k, *, count, valid=None) -> int32 [B, Hkv, S]`; `count` is at least 2."""
+def _st_lite(
+    q_window: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    count: int,
+    valid: torch.Tensor | None = None,
+    visual: Visual | None = None,
+) -> torch.Tensor:
+    """A window of 32, or half of a small count."""
+    check_count("count", count, 2)
+    return st_lite(q_window, k, count=count, visual=visual, window=min(32, count // 2), valid=valid)
+
+
+COMPRESS: dict[str, Choice] = {
+    "snap_kv": _snap_kv,
+    "fast_kv": _fast_kv,
+    "streaming": _streaming,
+    "st_lite": _st_lite,
+}
+"""Compression policies, `(q_window, k, *, count, valid=None, visual=None) -> int32 [B, Hkv, S]`.
+
+`count` is at least 2. `visual` says which tokens of each row are visual; policies that do not care ignore it.
+"""

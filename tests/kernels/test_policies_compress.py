@@ -1,6 +1,7 @@
 """Compression policies: which tokens of a prompt stay."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -130,8 +131,117 @@ def test_streaming_is_its_definition():
     assert kept[1] == [{20, 21, 22} | set(range(93, 100))] * 2
 
 
+# ST-Lite: a plain reading, and screens with known buttons.
+
+
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True)) / (
+        math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(y * y for y in b))
+    )
+
+
+def naive_st_lite(attention, key, spans, count, window):
+    """The slots kept of one head: `attention [N]` and `key [N, D]` are lists."""
+    score, slots = list(attention), []
+    for first, frames, rows, columns in spans:
+        for frame, y, x in itertools.product(range(frames), range(rows), range(columns)):
+
+            def place(y, x, first=first + frame * rows * columns, columns=columns):
+                return first + y * columns + x
+
+            near = [
+                place(v, u)
+                for v, u in itertools.product((y - 1, y, y + 1), (x - 1, x, x + 1))
+                if (v, u) != (y, x) and 0 <= v < rows and 0 <= u < columns
+            ]
+            uniform = sum(cosine(key[place(y, x)], key[other]) for other in near) / len(near) if near else 1.0
+            score[place(y, x)] += 1 - uniform
+            slots.append(place(y, x))
+    screen = spans[-1][2] * spans[-1][3]
+    history, current = slots[:-screen], slots[-screen:]
+    repeated = {i: max(cosine(key[i], key[j]) for j in current) for i in history}
+    if len(history) > count:
+        limit = sorted(repeated.values())[count - 1]
+        for slot, value in repeated.items():
+            score[slot] = 0.0 if value > limit else score[slot]
+    order = sorted(range(len(score) - window), key=lambda slot: -score[slot])
+    return set(order[: count - window]) | set(range(len(score) - window, len(score)))
+
+
+SPANS = (
+    [[(3, 1, 4, 5), (30, 1, 4, 5), (60, 1, 5, 4)], [(10, 3, 3, 4), (60, 2, 1, 6)]],
+    [[(0, 1, 1, 1), (2, 2, 2, 20)], [(50, 1, 6, 6)]],
+    [[], [(5, 4, 4, 4)]],
+)
+
+
+@pytest.mark.parametrize(("spans", "count"), itertools.product(SPANS, (12, 24, 60)))
+def test_st_lite_is_a_plain_reading_of_it(spans, count):
+    q, k = draw()
+    attention = torch.zeros(2, 2, KEYS - WINDOW)
+    for row, head, query in itertools.product(range(2), range(4), range(WINDOW)):
+        seen = KEYS - WINDOW + query + 1
+        scores = k[row, head // 2, :seen] @ q[row, head, query] / 4
+        attention[row, head // 2] += scores.softmax(-1)[: KEYS - WINDOW] / 2
+    visual = [[policies.Span(*span) for span in row] for row in spans]
+    kept = as_sets(policies.st_lite(q, k, count=count, visual=visual, window=WINDOW, kernel=1))
+    for row, head in itertools.product(range(2), range(2)):
+        weights = [*attention[row, head].tolist(), *[0.0] * WINDOW]
+        keys = k[row, head].tolist()
+        if spans[row]:
+            assert kept[row][head] == naive_st_lite(weights, keys, spans[row], count, WINDOW)
+    assert torch.equal(
+        policies.st_lite(q, k, count=count, visual=[[], []], window=WINDOW),
+        policies.snap_kv(q, k, count=count, window=WINDOW),
+    )
+
+
+def screens(number, rows=6, columns=8):
+    """Screens of one colour with a button each, and the slots of the buttons; then text. Nobody attends to them."""
+    generator = torch.Generator().manual_seed(0)
+    background, *buttons = torch.randn(number + 1, 16, generator=generator)
+    k = torch.zeros(1, 1, number * rows * columns + 40, 16)
+    k[..., : number * rows * columns, :] = background
+    places = [screen * rows * columns + 2 * columns + 3 + screen for screen in range(number)]
+    for place, button in zip(places, buttons, strict=True):
+        k[..., place, :] = button
+    spans = [policies.Span(screen * rows * columns, 1, rows, columns) for screen in range(number)]
+    return torch.zeros(1, 1, 8, 16), k, [spans], places
+
+
+def test_st_lite_keeps_buttons():
+    q, k, visual, places = screens(3)
+    kept = as_sets(policies.COMPRESS["st_lite"](q, k, count=32, visual=visual))[0][0]
+    assert set(places) <= kept and not set(places) <= as_sets(policies.COMPRESS["snap_kv"](q, k, count=32))[0][0]
+
+
+def test_st_lite_drops_what_a_later_screen_repeats():
+    q, k, visual, places = screens(3)
+    k[:, :, 48:96] = torch.arange(16.0)  # a screen of another colour, so that there is something not repeated
+    k[:, :, 96:144] = k[:, :, :48]  # then the first screen again: there it is stale
+    kept = as_sets(policies.COMPRESS["st_lite"](q, k, count=32, visual=visual))[0][0]
+    around = {y * 8 + x for y in range(1, 4) for x in range(2, 5)}
+    assert places[0] in around and {96 + slot for slot in around} <= kept and not set(range(48)) & kept
+
+
+def test_st_lite_takes_any_order_of_spans_and_any_type():
+    q, k, visual, _ = screens(3)
+    policy = policies.COMPRESS["st_lite"]
+    expected = policy(q, k, count=32, visual=visual)
+    assert torch.equal(policy(q, k, count=32, visual=[visual[0][::-1]]), expected)
+    assert policy(q.bfloat16(), k.bfloat16(), count=32, visual=visual).shape == expected.shape
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "st_lite"])
+def test_other_policies_ignore_pictures(name):
+    q, k, visual, _ = screens(2)
+    policy = policies.COMPRESS[name]
+    assert torch.equal(policy(q, k, count=32, visual=visual), policy(q, k, count=32))
+
+
 Q, K = torch.zeros(2, 4, 8, 16), torch.zeros(2, 2, 100, 16)
 QK = {"q_window": Q, "k": K}
+BEYOND, EMPTY = [policies.Span(90, 1, 3, 4)], [policies.Span(9, 1, 0, 4)]
 BAD = (
     (policies.snap_kv, QK | {"count": 32}, "count", "above window, which is 32", "32"),
     (policies.snap_kv, QK | {"count": 0}, "count", "at least 1", "0"),
@@ -139,6 +249,10 @@ BAD = (
     (policies.snap_kv, QK | {"count": 64, "kernel": 4}, "kernel", "odd", "4"),
     (policies.snap_kv, QK | {"count": 64, "pool": "min"}, "pool", "'avg' or 'max'", "'min'"),
     (policies.snap_kv, QK | {"count": 64, "valid": torch.ones(2, 8).bool()}, "valid", "bool [2, 100]", "[2, 8]"),
+    (policies.st_lite, QK | {"count": 32}, "count", "above window, which is 32", "32"),
+    (policies.st_lite, QK | {"count": 64, "visual": [[]]}, "visual", "spans for each of 2 rows", "1"),
+    (policies.st_lite, QK | {"count": 64, "visual": [[], BEYOND]}, "visual", "within 100 keys", "(90, 1, 3, 4)"),
+    (policies.st_lite, QK | {"count": 64, "visual": [[], EMPTY]}, "visual", "at least one token", "(9, 1, 0, 4)"),
     (policies.fast_kv, QK | {"keep": 0.0}, "keep", "above 0", "0.0"),
     (policies.fast_kv, QK | {"keep": 2}, "keep", "at most 1", "2"),
     (policies.fast_kv, QK | {"count": 0}, "count", "at least 1", "0"),

@@ -1,4 +1,4 @@
-"""What happens inside: frames merging in the tower, tokens merging and going in the language model, and pictures of it."""
+"""What happens inside: frames merge in the tower, tokens merge and go in the language model, and pictures show it."""
 
 import numpy as np
 import pytest

@@ -7,9 +7,10 @@ from transformers import DynamicCache
 import mmaccel
 from mmaccel import kernels
 from mmaccel.cache import EvictingCache, SelectingCache
-from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL
+from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 from mmaccel.vlm.attention import SessionAttention
+from mmaccel.vlm.call import Run
 
 BLOCKS = {"min_length": 32, "block_m": 16, "block_n": 16, "always": True}
 METHODS = [
@@ -150,6 +151,42 @@ def test_needle_in_a_compressed_cache(llama, policy):
     attend(CompressKV(policy=policy, budget=0.1), cache, *haystack(320))
     layer = cache.layers[0]
     assert layer.length == 32 and bool((layer.positions[:, :, :32] == 97).any(-1).all())
+
+
+def screen(length=320, first=64, button=100):
+    """Keys with a flat picture of 12 x 16 tokens that is asked for, and one in it that stands out and is not."""
+    q, k, v = haystack(length, length)
+    k[:, :, first : first + 192] = k[:, :, first : first + 1].abs()
+    k[:, :, button] *= -1
+    return q, k, v
+
+
+@pytest.mark.parametrize("padding", (0, 10))
+def test_st_lite_knows_pictures_of_a_run(llama, padding):
+    """Slots count padding, rows are apart, beams share the pictures of their prompt."""
+    q, k, v = (torch.cat([x, x, x, x]) for x in screen())
+    method = CompressKV(policy="st_lite", budget=0.2)
+    attention = SessionAttention([method])
+    attention.run = Run(visual=[[Span(64, 1, 12, 16)], []])
+    cache = EvictingCache(llama[0].config)
+    cache.reader = attention
+    mask = torch.ones(320, 320, dtype=torch.bool).tril() & (torch.arange(320) >= padding)
+    k, v = cache.update(k, v, 0)
+    attention(Layer(), q, k, v, mask.expand(4, 1, 320, 320))
+    layer = cache.layers[0]
+    kept = (layer.positions == 100).any(-1)
+    assert kept[:2].all() and not kept[2:].any()
+
+
+def test_st_lite_of_a_part_of_the_prompt_goes_by_attention(llama):
+    q, k, v = screen()
+    attention = SessionAttention([CompressKV(policy="st_lite", budget=0.2)])
+    attention.run = Run(visual=[[Span(64, 2, 12, 16)]])  # the second frame is still to come
+    cache = EvictingCache(llama[0].config)
+    cache.reader = attention
+    k, v = cache.update(k, v, 0)
+    attention(Layer(), q, k, v, None)
+    assert not (cache.layers[0].positions == 100).any()
 
 
 # Neutral, short and long

@@ -243,3 +243,20 @@ def test_language_models_have_no_visual_tokens():
 
     with pytest.raises(UnsupportedTargetError, match="llava_onevision"):
         mmaccel.accelerate(examples.llama()[0], vlm.FastV())
+
+
+def test_spans_of_the_frames_are_told(family):
+    """ST-Lite knows where the frames stand, whatever the family puts between them."""
+    model, arguments = build(family)
+    with mmaccel.accelerate(model, vlm.CompressKV(policy="st_lite", budget=0.3)) as fast:
+        call = arguments(2)
+        found = fast.adapter.spans(call)
+        ids = (fast.adapter.token_id("image"), fast.adapter.token_id("video"))
+        shown = (call["input_ids"][..., None] == torch.tensor([i for i in ids if i is not None])).any(-1)
+        for row, spans in enumerate(found):
+            slots = [slot for span in spans for slot in range(span.first, span.end)]
+            assert len(slots) == len(set(slots)) and shown[row, slots].all() and sum(s.frames for s in spans) == 6
+            assert int(shown[row].sum()) - len(slots) == (family == "llava_onevision")  # its newline
+        fast.generate(**call)
+        assert fast.report.engaged and not fast.report.warnings
+        assert fast.adapter.spans({"input_ids": call["input_ids"]}) is None

@@ -1,0 +1,352 @@
+"""Frames of video files: which, at what time, from any reader, and what is said of files that cannot be read."""
+
+import builtins
+import importlib.util
+import itertools
+import struct
+import tracemalloc
+import weakref
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmaccel import vlm
+from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, UnknownNameError, VideoFileError
+from mmaccel.vlm import sampling, video_readers
+
+av = pytest.importorskip("av")
+module = importlib.import_module("mmaccel.vlm.read_video")  # the package shows the function of that name
+BACKENDS = ["av", *(["decord"] if importlib.util.find_spec("decord") else [])]
+WIDTH, HEIGHT = 64, 48
+MILLISECOND = Fraction(1, 1000)
+VARYING = [0, 40, 80, 200, 210, 500, 520, 1000, 1010, 1300, *range(1333, 1993, 33)]
+
+
+def write(
+    path,
+    count=30,
+    codec="libx264",
+    pts=None,
+    audio=False,
+    video=True,
+    size=(WIDTH, HEIGHT),
+    gop=12,
+    quick=False,
+    **options,
+):
+    """A clip whose left half brightens from frame to frame; `pts` in milliseconds."""
+    with av.open(str(path), "w", options=options) as container:
+        if video:
+            stream = container.add_stream(codec, rate=25 if pts is None else 1000)
+            stream.width, stream.height = size
+            stream.pix_fmt, stream.gop_size = "yuv420p", gop
+            stream.options = {"preset": "ultrafast"} if quick else {}
+        if audio:
+            sound = container.add_stream("aac", rate=16000)
+            sound.layout = "mono"
+        for index in range(count if video else 0):
+            picture = np.full((size[1], size[0], 3), 30, np.uint8)
+            picture[:, : size[0] // 2] = index * 8 % 256
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            if pts is not None:
+                frame.pts, frame.time_base = pts[index], MILLISECOND
+            container.mux(stream.encode(frame))
+        if video:
+            container.mux(stream.encode())
+        for index in range(20 if audio else 0):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = 16000, index * 1024, Fraction(1, 16000)
+            container.mux(sound.encode(frame))
+        if audio:
+            container.mux(sound.encode())
+    return path
+
+
+def everything(path):
+    """All frames and their times, decoded from the first to the last."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        found = [(frame.pts * stream.time_base, frame.to_ndarray(format="rgb24")) for frame in container.decode(stream)]
+    return np.stack([frame for _, frame in found]), np.array([float(time - found[0][0]) for time, _ in found])
+
+
+CLIPS = {
+    "h264.mp4": {},
+    "mpeg4.mp4": {"codec": "mpeg4"},
+    "sound.mp4": {"audio": True},
+    "varying.mp4": {"pts": VARYING},
+    "varying.mkv": {"pts": VARYING},
+    "late.mkv": {"pts": [time + 2000 for time in VARYING]},
+    "one_key.mp4": {"gop": 250},
+    "all_keys.mp4": {"gop": 1},
+    "mpeg4.avi": {"codec": "mpeg4"},
+    "vp8.webm": {"codec": "libvpx"},
+    "vp9.webm": {"codec": "libvpx-vp9"},
+}
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("clips") / "clip.mp4")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CLIPS)
+def test_frames_and_times_are_those_of_a_full_decode(tmp_path, name, backend):
+    path = write(tmp_path / name, **CLIPS[name])
+    pictures, times = everything(path)
+    for frames in (1, 7, 30):
+        video = vlm.read_video(path, frames, backend=backend)
+        assert video.indices.tolist() == np.linspace(0, 29, frames).astype(int).tolist()
+        assert np.array_equal(video.frames, pictures[video.indices])
+        assert np.allclose(video.times, times[video.indices], rtol=0, atol=1e-6)
+        assert video.total_frames == 30 and len(video) == frames and video.backend == backend
+    rate = 29 / times[-1] if "pts" in CLIPS[name] else 25
+    assert video.fps == pytest.approx(rate) and video.duration == pytest.approx(times[-1] + 1 / rate)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parts_of_a_clip(clip, backend):
+    for start, end, expected in ((0.4, None, range(10, 30)), (None, 0.4, range(10)), (0.2, 0.41, range(5, 11))):
+        video = vlm.read_video(clip, len(expected), start=start, end=end, backend=backend)
+        assert video.indices.tolist() == list(expected) and video.total_frames == 30
+    assert vlm.read_video(clip, fps=5, start=0.4, sampling="uniform").indices.tolist() == [10, 15, 20, 25]
+
+
+def test_a_result_is_a_sequence_of_pictures(clip):
+    video = vlm.read_video(str(clip), 3)
+    assert video.frames.dtype == np.uint8 and video.frames.shape == (3, HEIGHT, WIDTH, 3)
+    assert all(np.array_equal(a, b) for a, b in zip(video, video.frames, strict=True))
+    assert [image.size for image in video.images()] == [(WIDTH, HEIGHT)] * 3
+    assert video.metadata["frames_indices"].tolist() == [0, 14, 29] and video.metadata["width"] == WIDTH
+
+
+def turned(source, path, matrix):
+    """A copy of an .mp4 that is to be shown turned."""
+    raw = bytearray(source.read_bytes())
+    place = raw.find(b"tkhd") + 44
+    raw[place : place + 36] = struct.pack(
+        ">9i", *(x << 16 for x in matrix[:2]), 0, *(x << 16 for x in matrix[2:]), *[0] * 3, 1 << 30
+    )
+    path.write_bytes(raw)
+    return path
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("matrix", "turns"), (((0, 1, -1, 0), 3), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)), ids=str)
+def test_turned_clips_are_upright(tmp_path, matrix, turns, backend):
+    source = write(tmp_path / "clip.mp4", 5, size=(160, 100))
+    path = turned(source, tmp_path / "turned.mp4", matrix)
+    upright = np.rot90(everything(source)[0], turns, (1, 2))
+    assert np.array_equal(vlm.read_video(path, 5, backend=backend).frames, upright)
+
+
+def test_trimmed_clips_begin_where_players_begin(tmp_path):
+    """An edit list hides five frames; decord counts them, and says so."""
+    path = write(tmp_path / "trimmed.mp4", pts=[40 * i - 200 for i in range(30)], avoid_negative_ts="disabled")
+    pictures, times = everything(path)
+    video = vlm.read_video(path, 25)
+    assert len(pictures) == 25 and np.array_equal(video.frames, pictures) and np.allclose(video.times, times)
+    if "decord" in BACKENDS:
+        with pytest.raises(VideoFileError, match="backend='av'"):
+            vlm.read_video(path, 25, backend="decord")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_longest_side(clip, backend):
+    small = vlm.read_video(clip, 2, max_side=32, backend=backend)
+    assert small.frames.shape == (2, 24, 32, 3)
+    whole = vlm.read_video(clip, 2, max_side=64, backend=backend)
+    expected = [np.asarray(image.resize((32, 24), Image.Resampling.BICUBIC)) for image in whole.images()]
+    assert np.array_equal(small.frames, expected)
+
+
+@pytest.mark.parametrize("kind", (".gif", ".webp"))
+def test_animated_pictures(tmp_path, kind):
+    path = tmp_path / f"moving{kind}"
+    images = [Image.new("RGB", (32, 20), (60 * i, 0, 0)) for i in range(4)]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=[100, 200, 50, 100], lossless=True)
+    video = vlm.read_video(path, 4)
+    assert video.backend == "pil" and video.times.tolist() == pytest.approx([0, 0.1, 0.3, 0.35])
+    assert [int(frame[0, 0, 0]) for frame in video] == [0, 60, 120, 180]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_wanted_frames_are_held(tmp_path, backend, monkeypatch):
+    """Of a long clip no more than the frame at hand is alive beside the result."""
+    path = write(tmp_path / "long.mp4", 1500, gop=250, quick=True)
+    reader = video_readers.READERS[backend]
+    frames, made, alive = reader.frames, [], []
+
+    def counted(self, indices):
+        for frame in frames(self, indices):
+            made.append(weakref.ref(frame))
+            alive.append(sum(ref() is not None for ref in made))
+            yield frame
+            del frame
+
+    monkeypatch.setattr(reader, "frames", counted)
+    tracemalloc.start()
+    video = vlm.read_video(path, 32, backend=backend)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert video.indices[-1] == 1499 and len(made) == 32 and max(alive) <= 2
+    assert peak < 3 * video.frames.nbytes < 1500 * HEIGHT * WIDTH * 3 / 10
+
+
+@pytest.mark.parametrize("backend", (None, *BACKENDS))
+@pytest.mark.parametrize("kind", ("missing", "folder", "empty", "text", "no end", "audio"))
+def test_files_that_hold_no_video(tmp_path, clip, kind, backend):
+    path, says = tmp_path / "broken.mp4", "is not a video, or its beginning or end is missing: download or copy it"
+    if kind == "missing":
+        says = "does not exist"
+    elif kind == "folder":
+        path, says = tmp_path, "is a folder: pass one of the files in it"
+    elif kind == "empty":
+        path.write_bytes(b"")
+        says = "is empty"
+    elif kind == "text":
+        path.write_bytes(b"no video " * 200)
+    elif kind == "no end":
+        path.write_bytes(clip.read_bytes()[:1000])
+    else:
+        write(path, video=False, audio=True)
+        says = "holds no video stream" if backend == "decord" else "holds audio only: pass a file with a video stream"
+    with pytest.raises(VideoFileError, match=says) as error:
+        vlm.read_video(path, 4, backend=backend)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_clip_that_is_cut_off_can_be_read_up_to_there(tmp_path):
+    whole = write(tmp_path / "whole.mp4", 60, movflags="faststart")
+    path = tmp_path / "cut.mp4"
+    path.write_bytes(whole.read_bytes()[: whole.stat().st_size * 5 // 6])
+    with pytest.raises(VideoFileError, match=r"is cut off after about 1\.\d+ s: .* with end=") as error:
+        vlm.read_video(path, 4)
+    end = float(str(error.value).rsplit("end=", 1)[1])
+    video = vlm.read_video(path, 4, end=end)
+    assert np.array_equal(video.frames, everything(whole)[0][video.indices])
+
+
+def test_a_damaged_clip_names_the_frame(tmp_path):
+    path = write(tmp_path / "damaged.mp4", 60, gop=12, size=(320, 240), movflags="faststart")
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2 : len(raw) // 2 + 400] = b"\xff" * 400
+    path.write_bytes(raw)
+    with pytest.raises(VideoFileError, match=r"damaged at frame \d+ .*end=") as error:
+        vlm.read_video(path, 60)
+    end = float(str(error.value).rsplit("end=", 1)[1])
+    assert vlm.read_video(path, fps=5, end=end).times[-1] < end
+
+
+BAD = (
+    ({"frames": 31}, SettingError, "31 frames asked, and .* has 30: pass frames=30 or fewer"),
+    ({"frames": 31, "sampling": "qwen"}, SettingError, "32 frames asked"),
+    ({}, SettingError, "frames=None, fps=None: give one of the two"),
+    ({"frames": 8, "fps": 2}, SettingError, "frames=8, fps=2: give one of the two"),
+    ({"frames": 0}, SettingError, "frames=0: pass a whole number"),
+    ({"frames": 2.5}, SettingError, "frames=2.5"),
+    ({"frames": True}, SettingError, "frames=True"),
+    ({"fps": 0}, SettingError, "fps=0: pass frames per second above 0"),
+    ({"fps": float("nan")}, SettingError, "fps=nan"),
+    ({"fps": 2, "min_frames": 9, "max_frames": 8}, SettingError, "min_frames=9, max_frames=8"),
+    ({"frames": 8, "sampling": "lava"}, UnknownNameError, "did you mean 'llava'"),
+    ({"frames": 8, "backend": "pyav"}, UnknownNameError, "unknown backend 'pyav': did you mean 'av'"),
+    ({"frames": 8, "start": 2, "end": 1}, SettingError, "start=2, end=1"),
+    ({"frames": 8, "start": -1}, SettingError, "start=-1"),
+    ({"frames": 8, "start": 9}, SettingError, "no frame of .* is in start=9, end=None: it has 1.16 s"),
+    ({"frames": 8, "max_side": 0}, SettingError, "max_side=0"),
+)
+
+
+@pytest.mark.parametrize(("settings", "kind", "says"), BAD)
+def test_bad_settings(clip, settings, kind, says):
+    with pytest.raises(kind, match=says) as error:
+        vlm.read_video(clip, **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_memory_and_missing_packages(clip, monkeypatch):
+    monkeypatch.setattr(module, "free_memory", lambda device: 10_000)
+    with pytest.raises(MemoryLimitError, match="30 frames of .* ask for fewer, or pass max_side"):
+        vlm.read_video(clip, 30)
+    monkeypatch.undo()
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("av", "decord") else found(name))
+    with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[video\]"'):
+        vlm.read_video(clip, 3)
+    real = builtins.__import__
+
+    def no_av(name, *args, **kwargs):
+        if name == "av":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_av)
+    with pytest.raises(MissingExtraError, match="backend='av' needs av"):
+        vlm.read_video(clip, 3, backend="av")
+
+
+def test_a_progress_bar_on_request(clip, capsys):
+    vlm.read_video(clip, 3)
+    assert not capsys.readouterr().err
+    vlm.read_video(clip, 3, progress=True)
+    assert "clip.mp4" in capsys.readouterr().err
+
+
+# The rules, against a plain reading of each family's own.
+
+
+@pytest.mark.parametrize(("total", "frames"), itertools.product((4, 5, 30, 97, 250, 1001, 9999), (1, 2, 4, 8, 32, 64)))
+def test_rules_by_number(total, frames):
+    if frames > total:
+        pytest.skip("more frames than there are")
+    take = lambda name: sampling.sample_frames(name, total, frames=frames).tolist()  # noqa: E731
+    step = total / frames
+    assert take("llava") == np.linspace(0, total - 1, frames, dtype=int).tolist()
+    assert take("uniform") == [i * total // frames for i in range(frames)]
+    assert take("qwen3") == [round(x) for x in np.linspace(0, total - 1, frames)]
+    assert take("internvl") == torch.arange(step / 2, total, step).int().tolist()
+    if frames > 1:
+        assert take("qwen") == torch.arange(0, total, step).int().tolist()
+    for name in sampling.RULES:
+        chosen = sampling.sample_frames(name, total, frames=frames)
+        assert chosen.dtype == np.int64 and chosen[0] >= 0 and chosen[-1] < total and (np.diff(chosen) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "rate", "fps", "count"),
+    (
+        ("qwen", 250, 25.0, 2, 20),
+        ("qwen", 250, 25.0, 2.15, 20),  # 21.5, rounded down to an even number
+        ("qwen", 30, 25.0, 2, 4),  # the least
+        ("qwen", 3, 25.0, 2, 2),
+        ("qwen", 1, 25.0, 2, 1),
+        ("qwen", 100_000, 25.0, 2, 768),  # the most
+        ("qwen3", 250, 25.0, 2.15, 21),
+        ("internvl", 250, 25.0, 1, 10),
+        ("uniform", 3, 25.0, 2, 3),
+        ("llava", 250, 25.0, 1, 10),
+        ("llava", 251, 25.0, 1, 11),
+        ("llava", 100_000, 25.0, 2, 768),
+    ),
+)
+def test_rules_by_rate(name, total, rate, fps, count):
+    chosen = sampling.sample_frames(name, total, fps=fps, rate=rate)
+    assert len(chosen) == count and chosen[0] <= total // count // 2 and chosen[-1] < total
+
+
+def test_llava_takes_every_nth_frame():
+    assert sampling.sample_frames("llava", 60, fps=2, rate=29.97).tolist() == [0, 15, 30, 45]
+
+
+def test_qwen_numbers_are_even():
+    for frames, count in ((1, 2), (2, 2), (3, 4), (5, 4), (7, 8)):
+        assert len(sampling.sample_frames("qwen", 100, frames=frames)) == count
+
+
+def test_every_backend_has_a_reader():
+    assert set(video_readers.READERS) == {"av", "decord", "pil"}
