@@ -190,7 +190,8 @@ def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: fl
                 frame += 1
     one, two, weight = zip(*rows, strict=True)
     device = frames.device
-    return FrameMerges(*(torch.tensor(x, device=device) for x in (one, two)), torch.tensor(weight, device=device))
+    pairs = torch.tensor([one, two], device=device)
+    return FrameMerges(pairs[0], pairs[1], torch.tensor(weight, device=device))
 
 
 def merge_frames(
