@@ -1,7 +1,7 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
 `SparsePrefill`, `SelectKV` and `CompressKV` work on any transformers decoder that runs in SDPA; the methods that leave
-out visual tokens on the vision-language models that have an adapter; `fast_vggt` on encoders of many views.
+out visual tokens on the vision-language models that have an adapter; `FastVGGT` on encoders of many views.
 
 Example
 -------
@@ -16,7 +16,7 @@ from .compress_kv import CompressKV
 from .dycoke import DyCoke
 from .early_tom import EarlyTom
 from .fast_v import FastV
-from .fast_vggt import fast_vggt
+from .fast_vggt import FastVGGT
 from .fast_vid import FastVID
 from .frame_fusion import FrameFusion
 from .holitom import HoliTom
@@ -36,6 +36,7 @@ __all__ = [
     "DyCoke",
     "EarlyTom",
     "FastV",
+    "FastVGGT",
     "FastVID",
     "FrameFusion",
     "HoliTom",
@@ -50,7 +51,6 @@ __all__ = [
     "VideoFrames",
     "VideoStream",
     "VisionZip",
-    "fast_vggt",
     "kept",
     "read_video",
 ]

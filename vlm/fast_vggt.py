@@ -45,8 +45,8 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Merger:
-    """Says which tokens of a few views merge into which.
+class FastVGGT:
+    """Let the global attention of an encoder of many views see merged tokens, and give back as many as ever; lossy.
 
     FastVGGT: Training-Free Acceleration of Visual Geometry Transformer (Shen et al., 2025). Into: all of the first
     view, the special tokens of every view, and the top left token of each cell of 2 x 2. All others may merge, each
@@ -63,7 +63,8 @@ class Merger:
     grid
         Rows and columns of a view; None (default) takes a square.
 
-    Lossy. The reference code draws the token of a cell at random, and keeps every tenth token from merging.
+    Lossy; at ``merge=0`` bit-identical. The reference code draws the token of a cell at random, keeps every tenth
+    token from merging, and merges query, key and value after rotary positions; here tokens merge before these are made.
 
     Raises
     ------
@@ -72,8 +73,12 @@ class Merger:
 
     Examples
     --------
+    >>> attention = [layer.self_attn for layer in model.encoder.layers]  # doctest: +SKIP
+    >>> with FastVGGT(frames=8).on(attention):  # doctest: +SKIP
+    ...     hidden_states = model.encoder(inputs_embeds=views.reshape(1, 8 * 256, -1))
+
     >>> tokens = torch.randn(1, 3 * (1 + 16), 8)
-    >>> match = Merger(frames=3, special=1).match(tokens)
+    >>> match = FastVGGT(frames=3, special=1).match(tokens)
     >>> match.merge(tokens).shape  # 17 of the first view, 5 of each other one
     torch.Size([1, 27, 8])
     """
@@ -92,7 +97,31 @@ class Merger:
             ("grid", grid is None or (len(grid) == 2 and all(map(is_count, grid))), "rows and columns, or None"),
         ):
             if not valid:
-                raise SettingError(f"Merger({name}={getattr(self, name)!r}): {name} must be {allowed}")
+                raise SettingError(f"FastVGGT({name}={getattr(self, name)!r}): {name} must be {allowed}")
+
+    @contextmanager
+    def on(self, modules: Iterable[nn.Module], positions: tuple[str, ...] = ()) -> Iterator[None]:
+        """Inside the block, these attention modules see merged tokens; everything else keeps all of them.
+
+        Parameters
+        ----------
+        modules
+            Attention modules of the blocks whose attention runs over all views in one sequence. Each takes
+            `[B, L, D]`, first or as `hidden_states`, and returns as much, alone or first in a tuple, with no mask.
+        positions
+            Names of keyword arguments `[B, L, ...]`, such as ``("pos",)``, of which those of kept tokens are passed on.
+
+        Raises
+        ------
+        SettingError
+            By the modules, if the sequence does not fit, or there is an attention mask.
+        """
+        with ExitStack() as stack:
+            for module in modules if self.merge else ():
+                before, after = _hooks(self, positions)
+                stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(after).remove)
+            yield
 
     def targets(self, length: int) -> torch.Tensor:
         """Which of so many tokens others may merge into, bool `[L]`."""
@@ -101,7 +130,7 @@ class Merger:
         if self.frames * (self.special + rows * columns) != length or not rows:
             raise SettingError(
                 f"{length} tokens are not {self.frames} views of {self.special} special tokens and a grid of"
-                f" {rows} x {columns}: give Merger(frames=, special=, grid=(rows, columns)) as the model has them"
+                f" {rows} x {columns}: give FastVGGT(frames=, special=, grid=(rows, columns)) as the model has them"
             )
         cells = torch.zeros(rows, columns, dtype=torch.bool)
         cells[::2, ::2] = True
@@ -134,61 +163,13 @@ def _nearest(unit: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> 
     return torch.cat(likeness, 1), torch.cat(index, 1)
 
 
-@contextmanager
-def fast_vggt(
-    modules: Iterable[nn.Module],
-    *,
-    frames: int,
-    special: int = 0,
-    merge: float = 0.9,
-    grid: tuple[int, int] | None = None,
-    positions: tuple[str, ...] = (),
-) -> Iterator[Merger]:
-    """Inside the block, these attention modules see merged tokens of many views, and give back as many as ever.
-
-    FastVGGT: Training-Free Acceleration of Visual Geometry Transformer (Shen et al., 2025). For encoders whose
-    global attention runs over all views in one sequence; everything else, the residual stream and the MLPs, keeps
-    all tokens.
-
-    Parameters
-    ----------
-    modules
-        Attention modules of the global blocks. Each takes `[B, L, D]`, first or as `hidden_states`, and returns as
-        much, alone or first in a tuple, with no mask.
-    frames, special, merge, grid
-        As the fields of :class:`Merger`. At ``merge=0`` nothing is touched: bit-identical.
-    positions
-        Names of keyword arguments `[B, L, ...]`, such as ``("pos",)``, of which those of kept tokens are passed on.
-
-    Lossy. Tokens merge before query, key and value are made; the reference code merges these after rotary positions.
-
-    Raises
-    ------
-    SettingError
-        If a setting is out of range, the sequence does not fit, or there is an attention mask.
-
-    Examples
-    --------
-    >>> attention = [layer.self_attn for layer in model.encoder.layers]  # doctest: +SKIP
-    >>> with fast_vggt(attention, frames=8):  # doctest: +SKIP
-    ...     hidden_states = model.encoder(inputs_embeds=views.reshape(1, 8 * 256, -1))
-    """
-    merger = Merger(frames, special, merge, grid)
-    with ExitStack() as stack:
-        for module in modules if merge else ():
-            before, after = _hooks(merger, positions)
-            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(after).remove)
-        yield merger
-
-
-def _hooks(merger: Merger, positions: tuple[str, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _hooks(merger: FastVGGT, positions: tuple[str, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Hooks before and after one module, which share the match of the call in progress."""
     now: list[Match] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if kwargs.get("attention_mask") is not None:
-            raise SettingError("fast_vggt merges tokens of any place, a mask would fit no more: call without a mask")
+            raise SettingError("FastVGGT merges tokens of any place, a mask would fit no more: call without a mask")
         tokens = args[0] if args else kwargs["hidden_states"]
         now[:] = [merger.match(tokens)]
         merged = now[0].merge(tokens)

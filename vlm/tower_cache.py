@@ -119,8 +119,8 @@ class _Forward:
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         attention = self.layer.self_attn
-        heads = (x.unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for x in (query, key, value))
-        return scaled_dot_product_attention(*heads, scale=attention.scale).transpose(1, 2).flatten(2)
+        q, k, v = (x.unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for x in (query, key, value))
+        return scaled_dot_product_attention(q, k, v, scale=attention.scale).transpose(1, 2).flatten(2)
 
 
 def _put(known: torch.Tensor, index: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:

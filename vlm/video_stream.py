@@ -16,6 +16,7 @@ from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, un
 
 from .answering import prepare
 from .llava_onevision import LlavaOnevisionAdapter
+from .response_gate import ResponseGate
 from .streaming_compression import History, StreamingCompression
 from .token_memory import POLICIES, Remembered, TokenMemory
 from .tower_cache import TowerCache
@@ -68,6 +69,8 @@ class VideoStream:
     policy
         Which frames are forgotten: ``"peak_end"`` (default) or ``"budget"``, see
         :class:`~mmaccel.vlm.token_memory.TokenMemory`.
+    gate
+        When :meth:`has_news`; default :class:`~mmaccel.vlm.ResponseGate`.
 
     Raises
     ------
@@ -91,6 +94,7 @@ class VideoStream:
         method: StreamingCompression | None = None,
         memory: int = 2048,
         policy: str = "peak_end",
+        gate: ResponseGate | None = None,
     ) -> None:
         self.adapter = find_adapter(model)
         if not isinstance(self.adapter, LlavaOnevisionAdapter):
@@ -105,6 +109,7 @@ class VideoStream:
         self.model, self.processor = model, processor
         self.method = method or StreamingCompression()
         self.memory, self.history = TokenMemory(memory, policy), History()
+        self.gate, self._watched = gate or ResponseGate(), ("", "")
         self.stats = StreamStats()
         self._tower: TowerCache | None = None
         if self.method.refresh < 1:
@@ -184,6 +189,24 @@ class VideoStream:
         self._cache = cache, length
         self.stats.memory_bytes = self.memory.nbytes() + self._cache_bytes()
         return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
+
+    def has_news(self, question: str, answer: str) -> bool:
+        """Whether it is time to answer a question again: the last answer no longer fits what is seen (LiveStar, 2025).
+
+        True once for each answer that has become less likely than when it was given, see
+        :class:`~mmaccel.vlm.ResponseGate`. One forward pass, no decoding.
+
+        Examples
+        --------
+        >>> if stream.has_news("what moves up?", last):  # doctest: +SKIP
+        ...     last = stream.ask("what moves up?")
+        """
+        now = self.perplexity(question, answer)
+        if (question, answer) != self._watched:
+            self._watched = question, answer
+            self.gate.answered(now)
+            return False
+        return self.gate.update(now)
 
     @torch.no_grad()
     def perplexity(self, question: str, answer: str) -> float:

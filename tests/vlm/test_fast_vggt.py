@@ -7,8 +7,7 @@ from transformers import SiglipVisionConfig
 from transformers.models.siglip.modeling_siglip import SiglipEncoder
 
 from mmaccel.errors import SettingError
-from mmaccel.vlm import fast_vggt
-from mmaccel.vlm.fast_vggt import Merger
+from mmaccel.vlm import FastVGGT
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def state(module):
 
 def test_nothing_merged_is_bit_identical(encoder):
     x = views(2, 3, 18)
-    with fast_vggt(attentions(encoder), frames=3, special=2, merge=0.0):
+    with FastVGGT(frames=3, special=2, merge=0.0).on(attentions(encoder)):
         inside = forward(encoder, x)
     assert torch.equal(inside, forward(encoder, x))
 
@@ -53,7 +52,7 @@ def test_attention_sees_fewer_tokens_and_leaves_no_trace(encoder, merge):
     x, seen, before = views(2, 3, 18, 0.7), [], state(encoder)
     plain = forward(encoder, x)
     handle = encoder.layers[1].self_attn.q_proj.register_forward_hook(lambda m, a, out: seen.append(out.shape[1]))
-    with fast_vggt(attentions(encoder)[1:], frames=3, special=2, merge=merge):
+    with FastVGGT(frames=3, special=2, merge=merge).on(attentions(encoder)[1:]):
         merged = forward(encoder, x)
     forward(encoder, x)
     handle.remove()
@@ -65,17 +64,17 @@ def test_attention_sees_fewer_tokens_and_leaves_no_trace(encoder, merge):
 
 def test_an_exception_leaves_no_trace(encoder):
     before, x = state(encoder), views(1, 3, 18)
-    with pytest.raises(SettingError, match="54 tokens are not 5 views"), fast_vggt(attentions(encoder), frames=5):
+    with pytest.raises(SettingError, match="54 tokens are not 5 views"), FastVGGT(frames=5).on(attentions(encoder)):
         forward(encoder, x)
     mask = torch.zeros(1, 1, 54, 54)
-    with pytest.raises(SettingError, match="mask"), fast_vggt(attentions(encoder), frames=3, special=2):
+    with pytest.raises(SettingError, match="mask"), FastVGGT(frames=3, special=2).on(attentions(encoder)):
         encoder(inputs_embeds=x, attention_mask=mask)
     assert state(encoder) == before
 
 
 def test_equal_views_stay_equal(encoder):
     x = views(1, 4, 16, alike=1.0)
-    with fast_vggt(attentions(encoder), frames=4, merge=0.9):
+    with FastVGGT(frames=4, merge=0.9).on(attentions(encoder)):
         merged = forward(encoder, x)
     together = merged.unflatten(1, (4, 16))
     torch.testing.assert_close(together[:, 1:], together[:, :1].expand(-1, 3, -1, -1))
@@ -102,7 +101,7 @@ def naive(tokens, merger):
 @pytest.mark.parametrize(("grid", "special"), (((4, 4), 0), ((3, 5), 1), ((1, 6), 2), ((2, 2), 0)))
 @pytest.mark.parametrize("merge", (0.0, 0.1, 0.5, 1.0))
 def test_merger(grid, special, merge):
-    merger = Merger(4, special, merge, grid)
+    merger = FastVGGT(4, special, merge, grid)
     x = views(2, 4, special + grid[0] * grid[1], 0.5)
     match = merger.match(x)
     merged = match.merge(x)
@@ -126,7 +125,8 @@ def test_positions_go_with_their_tokens():
 
     module, x = Attention(), views(2, 2, 4)
     pos = torch.arange(8.0)[None, :, None]
-    with fast_vggt([module], frames=2, merge=1.0, positions=("pos",)) as merger:
+    merger = FastVGGT(frames=2, merge=1.0)
+    with merger.on([module], positions=("pos",)):
         out = module(x, pos=pos)
     assert module.seen[0, :, 0].tolist() == merger.match(x).kept[0].tolist() == [0, 1, 2, 3, 4]
     assert out.shape == x.shape
@@ -135,5 +135,5 @@ def test_positions_go_with_their_tokens():
 @pytest.mark.parametrize("bad", ({"frames": 0}, {"special": -1}, {"merge": 1.1}, {"grid": (0, 3)}), ids=str)
 def test_bad_settings(bad):
     (name,) = bad
-    with pytest.raises(SettingError, match=rf"^Merger\({name}=.*must be"):
-        Merger(**{"frames": 2, **bad})
+    with pytest.raises(SettingError, match=rf"^FastVGGT\({name}=.*must be"):
+        FastVGGT(**{"frames": 2, **bad})

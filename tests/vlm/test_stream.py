@@ -224,6 +224,17 @@ def test_perplexity_is_lowest_for_the_answer_itself(parts):
         stream.perplexity("what moves up?", "")
 
 
+def test_news_is_an_answer_that_fits_less_and_less(parts, monkeypatch):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor)
+    stream.push(frames(2))
+    fits = iter([2.0, 2.05, 2.2, 2.2, 1.5])
+    monkeypatch.setattr(stream, "perplexity", lambda question, answer: next(fits))
+    asked = [stream.has_news("what moves up?", "rocket") for _ in range(4)]
+    assert asked == [False, False, True, False]
+    assert not stream.has_news("what moves up?", "pizza"), "a new answer is the new reference"
+
+
 def test_history_starts_with_the_frame_alone():
     history = History()
     frame = torch.randn(4, 3)
