@@ -69,7 +69,10 @@ class VisualAdapter(DecoderAdapter):
     first_cut: int = 1
 
     def __init__(self, target: Any) -> None:
+        from .presets import PRESETS  # the methods need this module
+
         super().__init__(target)
+        self.presets = PRESETS
         self.turns: weakref.WeakKeyDictionary[Any, tuple[Prompt, Cuts | None]] = weakref.WeakKeyDictionary()
         self.last: tuple[Prompt, Cuts | None] | None = None
 

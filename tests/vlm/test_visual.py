@@ -260,3 +260,14 @@ def test_spans_of_the_frames_are_told(family):
         fast.generate(**call)
         assert fast.report.engaged and not fast.report.warnings
         assert fast.adapter.spans({"input_ids": call["input_ids"]}) is None
+
+
+def test_presets_and_what_a_session_cannot_shorten(family):
+    model, arguments = build(family)
+    with mmaccel.accelerate(model, preset="fast") as fast:
+        embeds = model.get_input_embeddings()(torch.tensor([[5, 6, 7]]))
+        fast.generate(inputs_embeds=embeds, max_new_tokens=2)
+        assert "needs input_ids" in fast.report.warnings[0] and not fast.report.engaged
+        fast.generate(**arguments(1))
+        assert fast.report.engaged and not fast.report.warnings
+        assert "visual" in str(fast.report)
