@@ -40,7 +40,7 @@ def _table(group: list[dict[str, Any]]) -> str:
             [
                 r["method"].removeprefix("vlm."),
                 f"{r['quality']:.1%}",
-                f"{r['quality'] / r['baseline_quality']:.1%}",
+                f"{r['quality'] / max(r['baseline_quality'], 1e-9):.1%}",
                 f"{1000 * r['first_token_seconds']:.0f} ms",
                 f"{r['first_token_speedup']:.2f}x",
                 f"{r['tower_speedup']:.2f}x",
