@@ -20,9 +20,9 @@ def run_image(arguments: argparse.Namespace) -> None:
     names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
     settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
     with replacing(arguments.output) as temporary:  # fails now, and not after minutes of work
+        chosen, preset = chosen_methods(arguments)
         drawing = painter(arguments)
         generation.check_prompts(drawing, [arguments.prompt])
-        chosen, preset = chosen_methods(arguments)
         columns = []
         with accelerate(drawing.target, *chosen, preset=preset) as session:
             if arguments.compare:
@@ -50,8 +50,8 @@ def run_video(arguments: argparse.Namespace) -> None:
     names = ("seed", "steps", "guidance", "frames", "height", "width")
     settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
     with replacing(arguments.output) as temporary:
-        pipe = generation.load(arguments.model, arguments.device, dtype_of(arguments))
         chosen, preset = chosen_methods(arguments)
+        pipe = generation.load(arguments.model, arguments.device, dtype_of(arguments))
         runs = {}
         with accelerate(pipe, *chosen, preset=preset) as session:
             if arguments.compare:
@@ -80,11 +80,10 @@ def run_vlm(arguments: argparse.Namespace) -> None:
     from .session import accelerate
     from .vlm import answering
 
-    video = vlm.read_video(
-        arguments.video, **({"fps": arguments.fps} if arguments.fps else {"frames": arguments.frames})
-    )
-    model, processor = answering.load(arguments.model, arguments.device, dtype_of(arguments))
     chosen, preset = chosen_methods(arguments)
+    frames = arguments.frames if arguments.fps is None else None
+    video = vlm.read_video(arguments.video, frames=frames, fps=arguments.fps)
+    model, processor = answering.load(arguments.model, arguments.device, dtype_of(arguments))
     ask = {"questions": [arguments.question], "max_new_tokens": arguments.max_new_tokens}
     with accelerate(model, *chosen, preset=preset) as session:
         plain = None
@@ -109,11 +108,15 @@ def target_of(arguments: argparse.Namespace) -> Any:
     """The model or pipeline that is asked for."""
     from . import zoo
 
-    named = arguments.model in zoo.names() and zoo.modality(arguments.model) == "video"
-    if named or (Path(arguments.model) / "model_index.json").is_file():
+    kind = zoo.modality(arguments.model) if arguments.model in zoo.names() else None
+    if kind == "video" or (Path(arguments.model) / "model_index.json").is_file():
         from .video import generation
 
         return generation.load(arguments.model, arguments.device, dtype_of(arguments))
+    if kind == "vlm":
+        from .vlm import answering
+
+        return answering.load(arguments.model, arguments.device, dtype_of(arguments))[0]
     return painter(arguments).target
 
 
