@@ -191,6 +191,10 @@ class VisualAdapter(DecoderAdapter):
         for name in (*self.pixel_arguments, "max_length", "position_ids"):
             kwargs.pop(name, None)
         kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
+        least = setting(self.target, kwargs, "min_length")
+        if least:  # it counts the prompt as it was given
+            fewest = setting(self.target, kwargs, "min_new_tokens") or 0
+            kwargs.update(min_length=0, min_new_tokens=max(fewest, least - prompt.full_ids.shape[1]))
         if prompt.position_ids is not None:
             kwargs["position_ids"] = prompt.position_ids
 

@@ -202,3 +202,15 @@ def test_beams_are_counted_once_as_tokens_and_each_as_keys():
             assert report.plain_visual_tokens == 2 * 6 * 16
             assert report.visual_tokens == round(share * report.plain_visual_tokens)
             assert (report.keys == report.plain_keys) == (share == 1.0) and report.keys <= report.plain_keys
+
+
+def test_min_length_counts_the_prompt_as_it_was_given():
+    model, arguments = EXAMPLES["llava_onevision"].build()
+    length = arguments(1)["input_ids"].shape[1]
+    with mmaccel.accelerate(model, Some()) as fast:
+        free = fast.generate(**arguments(1, max_new_tokens=8))[0, length:].tolist()
+        for end in (2, 4):  # what comes there ends the answer, and not before
+            stop = {"eos_token_id": free[end], "max_new_tokens": 8}
+            expected = fast.generate(**arguments(1, min_new_tokens=end, **stop))
+            assert torch.equal(fast.generate(**arguments(1, min_length=length + end, **stop)), expected)
+            assert expected.shape[1] < length + 8
