@@ -99,6 +99,14 @@ def with_attention(config: Any, name: str) -> Any:
     return changed
 
 
+def picture_tiles(config: Any, image_sizes: Any) -> list[int]:
+    """Tiles of the tower for each picture `(height, width)` of a LLaVA model, if it is cut up at all."""
+    from transformers.models.llava_onevision.modeling_llava_onevision import image_size_to_num_patches
+
+    side = config.vision_config.image_size
+    return [image_size_to_num_patches(size, config.image_grid_pinpoints, side) for size in image_sizes]
+
+
 def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
     """In which order the tower of Qwen2.5-VL takes its merged tokens, `[L]`."""
     from transformers.vision_utils import get_vision_window_index

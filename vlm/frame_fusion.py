@@ -68,6 +68,8 @@ class FrameFusion(Compressor):
         return {self.layer: self._merge, self.layer + 1: by_attention(self.count, merge=False)}
 
     def _merge(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        if not row.visual.any():  # a prompt of words among others
+            return torch.arange(len(row.hidden), device=row.hidden.device), row.hidden
         order, alike = _neighbours(row)
         joins = alike >= self.threshold
         spare = len(order) - self.count(row.total)

@@ -58,9 +58,10 @@ def _run(
     report.tokens = _new_tokens(result, kwargs)
     _fill(report, attention, run, cache)
     if prompt is not None:
-        kept = prompt.kept if run.cuts is None else run.cuts.mean_kept(adapter.text_config.num_hidden_layers)
+        cut_now = run.cuts is not None and run.cuts.prompt is prompt
+        kept = run.cuts.mean_kept(adapter.text_config.num_hidden_layers) if run.cuts and cut_now else prompt.kept
         report.visual_tokens, report.plain_visual_tokens = round(kept), prompt.total
-        report.plain_keys = _plain_keys(adapter.text_config, prompt, result)
+        report.plain_keys = _plain_keys(adapter.text_config, prompt, result, _copies(adapter.target, kwargs))
         result = adapter.end(prompt, run, result, kwargs.get("past_key_values"))
     if isinstance(cache, SelectingCache) and not given and isinstance(result, torch.Tensor):
         cache.release()  # nobody can ask for it any more
@@ -80,7 +81,7 @@ def _bring_cache(adapter: DecoderAdapter, attention: SessionAttention, run: Run,
         return None
     model = adapter.target
     for name, plain in (("use_cache", False), ("cache_implementation", None)):
-        value = _setting(model, kwargs, name)
+        value = setting(model, kwargs, name)
         if (value is False) if plain is False else (value is not None):
             run.warn(f"{method} ran plainly: {name}={value!r}")
             return None
@@ -93,7 +94,7 @@ def _bring_cache(adapter: DecoderAdapter, attention: SessionAttention, run: Run,
     return cache
 
 
-def _setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     """An argument of `generate`, wherever it was set."""
     sources = (kwargs.get("generation_config"), model.generation_config)
     values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
@@ -104,15 +105,19 @@ def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:
     """Rows with beams counted, tokens of the prompt, and tokens to generate at most."""
     prompt = _prompt(kwargs)
     batch, length = (1, 1) if prompt is None else prompt.shape[:2]
-    beams = max(_setting(model, kwargs, "num_beams") or 1, _setting(model, kwargs, "num_return_sequences") or 1)
-    return batch * beams, length, new_tokens(model, kwargs, length)
+    return batch * _copies(model, kwargs), length, new_tokens(model, kwargs, length)
+
+
+def _copies(model: Any, kwargs: dict[str, Any]) -> int:
+    """Rows that go through the model for one prompt."""
+    return max(setting(model, kwargs, "num_beams") or 1, setting(model, kwargs, "num_return_sequences") or 1)
 
 
 def new_tokens(model: Any, kwargs: dict[str, Any], length: int) -> int:
     """Tokens that a call of `generate` adds at most to a prompt of `length`."""
-    new: int | None = _setting(model, kwargs, "max_new_tokens")
+    new: int | None = setting(model, kwargs, "max_new_tokens")
     if new is None:
-        limit = _setting(model, kwargs, "max_length")
+        limit = setting(model, kwargs, "max_length")
         new = DEFAULT_NEW if limit is None else max(1, limit - length)
     return new
 
@@ -129,12 +134,11 @@ def _new_tokens(result: Any, kwargs: dict[str, Any]) -> int:
     return int(sequences.shape[0] * (sequences.shape[1] - given))
 
 
-def _plain_keys(config: Any, prompt: Prompt, result: Any) -> int:
+def _plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
     """Keys that plain attention attends to from the prompt as it was given, all layers and heads counted."""
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
     new = sequences.shape[1] - prompt.input_ids.shape[1]
     pairs = sum(causal_pairs(length - seen + new - 1, length + new - 1) for length, seen in prompt.full_lengths)
-    rows = len(sequences) // len(prompt.input_ids)
     return int(rows * pairs * config.num_attention_heads * config.num_hidden_layers)
 
 

@@ -65,6 +65,7 @@ class Cuts:
         self.length = prompt.input_ids.shape[1]
         self.begun, self.filling = False, True
         self.kept: dict[int, int] = {}
+        self.copies = 1  # rows of one prompt: beams
         self.scores: torch.Tensor | None = None
         self.columns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer: columns and which are real
 
@@ -72,7 +73,7 @@ class Cuts:
         """Visual tokens of the prompts, a mean over the layers."""
         counts = [float(self.prompt.kept)] * layers
         for layer, kept in self.kept.items():
-            counts[layer:] = [kept] * (layers - layer)
+            counts[layer:] = [kept / self.copies] * (layers - layer)
         return sum(counts) / layers
 
     def watch(self, call: Call) -> None:
@@ -113,6 +114,7 @@ class Cuts:
     def _cut(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         earlier = self.columns.get(max(self.columns, default=-1))
         rows = len(hidden)
+        self.copies = rows // len(self.prompt.input_ids)
         if earlier is None:
             mask = self.prompt.attention_mask.bool()
             mask = mask.repeat_interleave(rows // len(mask), 0)
@@ -135,7 +137,7 @@ class Cuts:
         return result
 
     def _row(self, layer: int, row: int, hidden: torch.Tensor, mask: torch.Tensor, columns: torch.Tensor) -> Any:
-        source = row // (len(mask) // len(self.prompt.input_ids))
+        source = row // self.copies
         at = columns[row, mask[row]]
         number, anchor = self.prompt.number[source, at], self.prompt.anchor[source, at]
         assert self.scores is not None

@@ -20,11 +20,16 @@ class TilesAdapter(VisualAdapter):
 
     skip = 0
 
-    def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
         tiles = self.tiles(output)
         side = self.side
         places = kwargs["input_ids"] == self.token_id(kind)
-        counts = [count for count in (places.sum(1) // tiles.shape[1]).tolist() if count]
+        turns = torch.stack([places[:, :seen].sum(1), places[:, seen:].sum(1)], 1) // tiles.shape[1]
+        if int(turns[:, 1].sum()) == len(tiles):  # only those that are new were given
+            turns[:, 0] = 0
+        counts = [count for count in turns.flatten().tolist() if count]
         if sum(counts) != len(tiles):  # said with the placeholders
             counts = [len(tiles)]
         patches = self._patches(probe)

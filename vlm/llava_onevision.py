@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
 import torch
 from torch.nn.functional import interpolate
 
+from mmaccel import private
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
 
@@ -17,6 +19,8 @@ from .spans import Grid
 from .tower import Probe, probed
 from .visual import Visual
 from .visual_adapter import VisualAdapter, frame_scores, parts
+
+PACKING = ("vision_aspect_ratio", "vision_feature_select_strategy")  # what decides how pictures are packed
 
 
 @register_adapter
@@ -33,9 +37,13 @@ class LlavaOnevisionAdapter(VisualAdapter):
         vision = self.target.config.vision_config
         return int(vision.image_size // vision.patch_size)
 
-    def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
         if kind == "image":
-            return [visual for features in output.pooler_output for visual in self.picture(features)]
+            told = self._picture_scores(output.pooler_output, probe, kwargs)
+            pictures = zip(output.pooler_output, told, strict=True)
+            return [visual for features, values in pictures for visual in self.picture(features, values)]
         grid = (kwargs["pixel_values_videos"].shape[1], *self.pooled_grid)
         found = [Visual.of_frames(features, grid, self.line_ends) for features in output.pooler_output]
         scores, keys = self._scores(probe, kwargs)
@@ -61,15 +69,30 @@ class LlavaOnevisionAdapter(VisualAdapter):
     def _scores(self, probe: Probe | None, kwargs: dict[str, Any]) -> Any:
         return frame_scores(probe, self._skip(kwargs), (self.side, self.side), self.pool_planes)
 
+    def _picture_scores(self, found: Any, probe: Probe | None, kwargs: dict[str, Any]) -> Any:
+        """Scores and keys of each picture side by side, `[L, 1 + E]`, in the order of its features without newlines."""
+        if probe is None:
+            return [None] * len(found)
+        values = torch.cat([torch.stack(probe.received)[..., None], torch.stack(probe.keys).float()], -1)
+        alone = self.side**2 + 1  # one tile and a newline: among several pictures none is cut up
+        sizes = kwargs["image_sizes"]
+        tiles = private.picture_tiles(self.target.config, sizes)
+        tiles = [1 if len(f) == alone else many for f, many in zip(found, tiles, strict=True)]
+        names = inspect.signature(self.model.pack_image_features).parameters
+        chosen = {name: kwargs.get(name) or getattr(self.target.config, name) for name in PACKING if name in names}
+        parts = values[:, self._skip(kwargs) :].split(tiles)
+        # packed as the features are: laid side by side, unpadded and scaled down
+        return self.model.pack_image_features(parts, image_sizes=sizes, image_newline=None, **chosen)[0]
+
     def _skip(self, kwargs: dict[str, Any]) -> int:
         """Tokens of the tower before the patches: a class token."""
         chosen = kwargs.get("vision_feature_select_strategy") or self.target.config.vision_feature_select_strategy
         return 1 if chosen == "default" else 0
 
-    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any]) -> list[Visual]:
+    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
         layers = self.tower.encoder.layers
         if kind == "image" or not method.merges_after(len(layers)):
-            return super().encode(kind, method, kwargs)
+            return super().encode(kind, method, kwargs, seen)
         return self.encode_merged(method, layers, kwargs)
 
     @torch.no_grad()
@@ -114,8 +137,11 @@ class LlavaOnevisionAdapter(VisualAdapter):
         visual.present = present
         return visual
 
-    def picture(self, features: torch.Tensor) -> list[Visual]:
-        """The whole picture and the enlarged one, `[L, D]`, whose lines end in newline tokens."""
+    def picture(self, features: torch.Tensor, told: torch.Tensor | None = None) -> list[Visual]:
+        """The whole picture and the enlarged one, `[L, D]`, whose lines end in newline tokens.
+
+        `told` are scores and keys `[L', 1 + E]`, newlines left out.
+        """
         ends = (features == self.model.image_newline.to(features)).all(-1)
         base = min(self.side**2, int((~ends).sum()))
         found = [Visual.of_frames(features[:base], (1, self.side, self.side))]
@@ -124,4 +150,8 @@ class LlavaOnevisionAdapter(VisualAdapter):
             found = [Visual.of_frames(features, (1, self.side, self.side), ends=1)]
         elif len(rest):
             found.append(Visual(rest, (1, lines, len(rest) // lines - 1), ~ends[base:]))
+        if told is not None:
+            values = told.split([int(visual.shows.sum()) for visual in found])
+            for visual, part in zip(found, values, strict=True):
+                visual.scores, visual.key = part[None, :, 0], part[None, :, 1:]
         return found

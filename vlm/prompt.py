@@ -43,6 +43,8 @@ class Prompt:
         Columns that an earlier call has seen.
     full_lengths
         Tokens of each prompt as it was given, and how many of them an earlier call has seen.
+    answered
+        Columns of the last answer, at the end.
     """
 
     full_ids: torch.Tensor
@@ -58,6 +60,7 @@ class Prompt:
     total: int = 0
     cached: int = 0
     full_lengths: list[tuple[int, int]] = field(default_factory=list)
+    answered: int = 0
 
     def continued(self, sequences: torch.Tensor) -> Prompt:
         """What the cache holds after a call that returned `sequences`, which begin with `input_ids`."""
@@ -72,6 +75,7 @@ class Prompt:
             attention_mask=_extended(self.attention_mask, torch.ones_like(new)),
             position_ids=position_ids,
             visuals={},
+            answered=new.shape[1],
             number=_extended(self.number, torch.full_like(new, NO_PLACE)),
             anchor=_extended(self.anchor, torch.full_like(new, NO_PLACE)),
         )
@@ -104,22 +108,56 @@ def shortened(
     ids, mask = full_ids[:, seen:], kwargs.get("attention_mask")
     mask = torch.ones_like(full_ids) if mask is None else mask
     lengths = list(zip(mask.sum(1).tolist(), mask[:, :seen].sum(1).tolist(), strict=True))
-    mask = mask[:, seen:].bool()
+    told, mask = mask[:, :seen], mask[:, seen:].bool()
     left = _Left(ids, mask, first=0 if before is None else len(before.cells))
     for kind, visuals in found.items():
         for row, columns, visual in _placed(kind, visuals, full_ids, token_ids[kind], seen):
             left.add(kind, row, columns, visual, method)
     input_ids, source, valid = left.columns(pad)
-    position_ids = positions(kwargs)
+    position_ids = _positions(kwargs, found, token_ids, positions, before)
     if position_ids is not None:
-        position_ids = _taken(position_ids[..., seen:], source).masked_fill(~valid, 1)
+        position_ids = _taken(position_ids, source).masked_fill(~valid, 1)
         position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
     elif before is not None and before.position_ids is not None:
         position_ids = _next(before.position_ids, ids.shape[1])
     prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, *left.places(source), left.cells)
     prompt.kept, prompt.total = left.counts
     prompt.full_lengths, prompt.sizes = lengths, left.sizes
-    return prompt if before is None else _after(before, prompt)
+    return prompt if before is None else _after(_as_told(before, told), prompt)
+
+
+def _positions(
+    kwargs: dict[str, Any],
+    found: dict[str, list[Visual]],
+    token_ids: dict[str, int | None],
+    positions: Callable[[dict[str, Any]], torch.Tensor | None],
+    before: Prompt | None,
+) -> torch.Tensor | None:
+    """Positions of the columns that are new, `[..., B, L]`."""
+    if before is None or before.position_ids is None:
+        return positions(kwargs)
+    seen = before.full_ids.shape[1]
+    ids = kwargs["input_ids"][:, seen:]
+    given = {kind: sum(len(visual.features) for visual in visuals) for kind, visuals in found.items()}
+    if any(count != int((ids == token_ids[kind]).sum()) for kind, count in given.items()):
+        whole = positions(kwargs)
+        return None if whole is None else whole[..., seen:]
+    # what was given says nothing about the earlier turns: count on from their last token
+    names = ("attention_mask", "mm_token_type_ids")
+    later = {name: kwargs[name][:, seen:] for name in names if kwargs.get(name) is not None}
+    new = positions({**kwargs, **later, "input_ids": ids})
+    if new is not None:
+        new[1:] += before.position_ids[1:, :, -1:] + 1
+    return new
+
+
+def _as_told(before: Prompt, mask: torch.Tensor) -> Prompt:
+    """What the cache holds with the mask of the last answer: rows that ended early are padded there."""
+    if not before.answered:
+        return before
+    known = before.attention_mask.clone()
+    known[:, -before.answered :] = mask[:, -before.answered :]
+    return replace(before, attention_mask=known)
 
 
 class _Left:

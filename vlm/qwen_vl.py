@@ -24,7 +24,9 @@ class QwenAdapter(VisualAdapter):
     def tower(self) -> torch.nn.Module:
         return self.model.visual  # type: ignore[no-any-return]
 
-    def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
         grids = self.grids(kind, kwargs)
         scores, keys = self._read(probe, kwargs[f"{kind}_grid_thw"], self.model.visual.spatial_merge_size**2)
         found, start = [], 0
@@ -98,8 +100,10 @@ class Qwen3VLAdapter(QwenAdapter):
         super().__init__(target)
         self.first_cut = len(target.config.vision_config.deepstack_visual_indexes)
 
-    def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
-        found = super().visuals(kind, output, kwargs, probe)
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
+        found = super().visuals(kind, output, kwargs, probe, seen)
         for number, visual in enumerate(found):
             visual.extra = tuple(layer[number] for layer in output.deepstack_features)
         return found

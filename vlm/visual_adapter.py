@@ -18,7 +18,7 @@ from mmaccel.session import Session
 from .adapter import DecoderAdapter
 from .call import Run
 from .compressor import Compressor
-from .generation import new_tokens
+from .generation import new_tokens, setting
 from .inner import Cut, Cuts, install
 from .method import DecoderMethod
 from .prompt import Prompt, shortened
@@ -91,7 +91,9 @@ class VisualAdapter(DecoderAdapter):
         return getattr(self.target.config, f"{kind}_token_id", None)
 
     @abstractmethod
-    def visuals(self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None) -> list[Visual]:
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
         """The visuals of one kind in the order of the prompt, from what the tower and the projector returned."""
 
     def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
@@ -147,6 +149,9 @@ class VisualAdapter(DecoderAdapter):
         if kwargs.get("input_ids") is None or kwargs.get("inputs_embeds") is not None:
             run.warn(f"{method} ran plainly: it needs input_ids, and no inputs_embeds")
             return None
+        if setting(self.target, kwargs, "prefill_chunk_size") is not None:  # transformers cuts up token ids only
+            run.warn(f"{method} ran plainly: prefill_chunk_size was given")
+            return None
         cache = kwargs.get("past_key_values")
         before, cuts = self.turns.get(cache, (None, None)) if cache is not None else (None, None)
         if before is None and cache is not None and cache.get_seq_length():
@@ -156,11 +161,29 @@ class VisualAdapter(DecoderAdapter):
         if prompt is None:
             return None
         self._replace(kwargs, prompt)
-        chosen = self._cuts(method)
-        run.cuts = cuts or (Cuts(method.name, chosen, prompt, run) if chosen else None)
+        run.cuts = cuts or self._new_cuts(method, prompt, run, kwargs)
+        if cuts is not None:
+            cuts.run = run
+            if prompt.total:
+                run.warn("nothing new was dropped inside the language model: that happens in the first turn only")
         if prompt.kept < prompt.total:
             run.engaged.add(method.name)
         return prompt
+
+    def _new_cuts(self, method: Compressor, prompt: Prompt, run: Run, kwargs: dict[str, Any]) -> Cuts | None:
+        """What a method drops inside the decoder, where the cache may differ in length from layer to layer."""
+        chosen, cache = self._cuts(method), kwargs.get("past_key_values")
+        if not chosen:
+            return None
+        reasons = {
+            "use_cache=False": setting(self.target, kwargs, "use_cache") is False,
+            "a cache_implementation": setting(self.target, kwargs, "cache_implementation") is not None,
+            "a cache of fixed length": getattr(cache, "is_compileable", False),
+        }
+        for reason in (reason for reason, is_so in reasons.items() if is_so):
+            run.warn(f"nothing was dropped inside the language model: {reason} was given")
+            return None
+        return Cuts(method.name, chosen, prompt, run)
 
     def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
         """Put a prompt into the arguments of `generate`; as many new tokens as before."""
@@ -168,11 +191,16 @@ class VisualAdapter(DecoderAdapter):
         for name in (*self.pixel_arguments, "max_length", "position_ids"):
             kwargs.pop(name, None)
         kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
+        least = setting(self.target, kwargs, "min_length")
+        if least:  # it counts the prompt as it was given
+            fewest = setting(self.target, kwargs, "min_new_tokens") or 0
+            kwargs.update(min_length=0, min_new_tokens=max(fewest, least - prompt.full_ids.shape[1]))
         if prompt.position_ids is not None:
             kwargs["position_ids"] = prompt.position_ids
 
     def end(self, prompt: Prompt, run: Run, result: Any, cache: Any) -> Any:
-        self.last, cuts = (prompt, run.cuts), run.cuts
+        cuts = run.cuts
+        self.last = prompt, cuts if cuts is not None and cuts.prompt is prompt else None
         is_tensor = isinstance(result, torch.Tensor)
         sequences = result if is_tensor else result.sequences
         for key in (cache, None if is_tensor else getattr(result, "past_key_values", None)):
@@ -192,7 +220,8 @@ class VisualAdapter(DecoderAdapter):
         kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
         if not kinds and before is None:
             return None
-        found = {kind: self.encode(kind, method, kwargs) for kind in kinds}
+        seen = 0 if before is None else before.full_ids.shape[1]
+        found = {kind: self.encode(kind, method, kwargs, seen) for kind in kinds}
         names = {kind: self.token_id(kind) for kind in KINDS}
         return shortened(method, found, names, kwargs, self.positions, self.pad_token, before)
 
@@ -202,15 +231,15 @@ class VisualAdapter(DecoderAdapter):
         return getattr(self.target.generation_config, "pad_token_id", None) or 0
 
     @torch.no_grad()
-    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any]) -> list[Visual]:
-        """Run the vision tower on the pictures or the videos of a call."""
+    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
+        """Run the vision tower on the pictures or the videos of a call; an earlier one has `seen` so many columns."""
         encoder = getattr(self.model, f"get_{kind}_features")
         names = inspect.signature(encoder).parameters
         arguments = {name: kwargs[name] for name in names if kwargs.get(name) is not None and name != "kwargs"}
         watch = method.needs_attention or method.needs_key
         with probed(self.scoring_layer(kwargs)) if watch else nullcontext() as probe:
             output = encoder(**arguments, return_dict=True)
-        return self.visuals(kind, output, kwargs, probe)
+        return self.visuals(kind, output, kwargs, probe, seen)
 
     def scoring_layer(self, kwargs: dict[str, Any]) -> torch.nn.Module:
         """The attention layer of the tower whose scores tell what matters: the last one that is used."""

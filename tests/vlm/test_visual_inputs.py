@@ -1,0 +1,216 @@
+"""Prompts as users make them: pictures of any shape, rows without any, later turns with new videos, odd settings."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import registry, vlm
+from mmaccel.vlm import visual_examples
+from mmaccel.vlm.compressor import Compressor, chosen
+
+IMAGE, VIDEO = visual_examples.IMAGE, visual_examples.VIDEO
+EXAMPLES = {example.family: example for example in visual_examples.examples()}
+BY_ATTENTION = (vlm.HoliTom(keep=0.4), vlm.VisionZip(), vlm.FastVID(), vlm.IDPruner(), vlm.EarlyTom())
+
+
+@dataclass(frozen=True)
+class Some(Compressor):
+    """Keeps every `step`-th token."""
+
+    keep: float | None = 0.5
+    tokens: int | None = None
+    step: int = 3
+    needs_attention, needs_key = True, True
+
+    def compress(self, features, scores=None, grid=None, key=None):
+        frames, cells = features.shape[:2]
+        assert scores.shape == (frames, cells) and key.shape[:2] == (frames, cells)
+        return chosen(features, torch.arange(0, frames * cells, self.step))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    Some.name, Some.paper = "vlm.Some", "test"
+    registry._methods["vlm.Some"] = Some
+    yield
+    del registry._methods["vlm.Some"]
+
+
+def rows(*prompts):
+    """Prompts of unequal length, padded on the left."""
+    width = max(map(len, prompts))
+    ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "max_new_tokens": 4}
+
+
+def picture(model, height, width, tiles):
+    """A call with one picture that is cut into tiles."""
+    pixels = torch.randn(1, tiles, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    sizes = torch.tensor([[height, width]])
+    with torch.no_grad():
+        length = len(model.model.get_image_features(pixels, sizes).pooler_output[0])
+    return {**rows([5, 6, *[IMAGE] * length, 7, 8]), "pixel_values": pixels, "image_sizes": sizes, "do_sample": False}
+
+
+@pytest.mark.parametrize(
+    "family, height, width, tiles",
+    [
+        ("llava_onevision", 32, 32, 2),
+        ("llava_onevision", 10, 64, 3),
+        ("llava_onevision", 64, 20, 2),
+        ("llava_next_video", 12, 32, 2),
+    ],
+)
+def test_attention_to_pictures_is_laid_out_as_their_features(family, height, width, tiles):
+    model, _ = EXAMPLES[family].build()
+    call = picture(model, height, width, tiles)
+    with mmaccel.accelerate(model, Some()) as fast:
+        visuals = fast.adapter.encode("image", Some(), call)
+        for visual in visuals:
+            assert visual.scores.shape == (1, int(visual.shows.sum())) and visual.key.shape[:2] == visual.scores.shape
+        fast.generate(**call)
+        assert fast.report.engaged and not fast.report.warnings
+    for method in BY_ATTENTION:
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**call)
+            assert fast.report.engaged
+
+
+def test_attention_to_tiles_stands_where_the_tile_does():
+    """Scores that name tile and row come back where that tile's features are."""
+    model, _ = EXAMPLES["llava_onevision"].build()
+    call = picture(model, 32, 64, 3)
+    with mmaccel.accelerate(model, Some()) as fast:
+        adapter, probe = fast.adapter, type("Probe", (), {})()
+        probe.received = [torch.full((64,), float(tile)) for tile in range(3)]
+        probe.keys = [torch.full((64, 2), float(tile)) for tile in range(3)]
+        with torch.no_grad():
+            output = model.model.get_image_features(call["pixel_values"], call["image_sizes"])
+        whole, large = adapter.visuals("image", output, call, probe)
+    assert (whole.scores == 0).all()
+    assert torch.equal(large.scores.view(8, 16), torch.tensor([1.0] * 8 + [2.0] * 8).expand(8, 16))
+    assert torch.equal(large.key[..., 0], large.scores)
+
+
+def test_pictures_among_several_are_one_tile_each():
+    model, _ = EXAMPLES["llava_onevision"].build()
+    pixels = torch.randn(2, 1, 3, 32, 32)
+    call = {"pixel_values": pixels, "image_sizes": torch.tensor([[32, 32], [20, 64]])}
+    call["batch_num_images"] = torch.tensor([2])
+    call |= rows([5, *[IMAGE] * 65, 6, *[IMAGE] * 65, 7])
+    with mmaccel.accelerate(model, vlm.HoliTom(keep=0.3)) as fast:
+        fast.generate(**call)
+        assert fast.report.engaged and len(vlm.kept(fast)) == 2
+
+
+def test_a_row_of_words_among_videos():
+    model, _ = EXAMPLES["llava_onevision"].build()
+    call = {**rows([5, *[VIDEO] * 49, 7], [4, 5, 6]), "pixel_values_videos": visual_examples.clip(1, 3, 32)}
+    for method in (vlm.FrameFusion(), vlm.FastV(keep=0.3), vlm.HoliTom(keep=0.4)):
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**call, do_sample=False)
+            assert fast.report.engaged
+
+
+def later_turn(family, method, everything):
+    """A second turn with videos of its own on the cache of the first, and all in one call."""
+    model, arguments = EXAMPLES[family].build()
+    call = arguments(2, frames=3)
+    pixels = next(name for name in ("pixel_values", "pixel_values_videos") if name in call)
+    grid = {name: call[name] for name in ("video_grid_thw",) if name in call}
+    with mmaccel.accelerate(model, method) as fast:
+        first = fast.generate(**dict(call), return_dict_in_generate=True)
+        ids = torch.cat([first.sequences, call["input_ids"][:, 3:]], 1)
+        mask = torch.nn.functional.pad(call["attention_mask"], (0, ids.shape[1] - call["input_ids"].shape[1]), value=1)
+        again = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+        if family == "smolvlm":
+            both = torch.cat([call[pixels]] * 2, 1)
+        else:
+            both = torch.cat([part for row in call[pixels].chunk(2) for part in (row, row)])
+        whole = {pixels: both, **{name: torch.cat([value] * 2) for name, value in grid.items()}}
+        together = fast.generate(**again, **whole)
+        given = whole if everything else {pixels: call[pixels], **grid}
+        later = fast.generate(**again, **given, past_key_values=first.past_key_values)
+        return together, later, fast.report, vlm.kept(fast)
+
+
+@pytest.mark.parametrize("everything", (False, True), ids=("new", "all"))
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_a_later_turn_with_new_videos(family, everything):
+    together, later, report, kept = later_turn(family, Some(), everything)
+    assert torch.equal(together, later)
+    assert report.engaged and 0 < report.visual_tokens < report.plain_visual_tokens and len(kept) == 2
+
+
+def test_a_later_turn_says_that_nothing_is_dropped_inside():
+    _, _, report, kept = later_turn("llava_onevision", vlm.FastV(keep=0.3), False)
+    assert "first turn only" in report.warnings[0]
+    assert report.visual_tokens == report.plain_visual_tokens == 96 and all(one.share == 1 for one in kept)
+
+
+def test_an_answer_that_ended_early_is_padding_later():
+    """What the mask of a later turn hides of the answer, the cache hides too."""
+    model, arguments = EXAMPLES["llava_onevision"].build()
+    call = arguments(2)
+    with mmaccel.accelerate(model, Some(step=1)) as fast:
+        seen = {}
+        begin = fast.adapter.begin
+
+        def watch(methods, run, kwargs):
+            prompt = begin(methods, run, kwargs)
+            seen.update(kwargs)
+            return prompt
+
+        fast.adapter.begin = watch
+        first = fast.generate(**call, return_dict_in_generate=True)
+        ids = torch.cat([first.sequences, torch.full((2, 4), 9)], 1)
+        mask = torch.nn.functional.pad(call["attention_mask"], (0, ids.shape[1] - call["input_ids"].shape[1]), value=1)
+        mask[0, -7:-4] = 0  # the first row ended after two tokens
+        fast.generate(input_ids=ids, attention_mask=mask, past_key_values=first.past_key_values, max_new_tokens=2)
+        assert torch.equal(seen["attention_mask"], mask)
+
+
+def test_settings_under_which_layers_cannot_differ_in_length():
+    model, arguments = EXAMPLES["qwen3_vl"].build()
+    for more in ({"cache_implementation": "static"}, {"use_cache": False}):
+        call = arguments(1, max_new_tokens=1, **more)
+        plain = model.generate(**dict(call))
+        with mmaccel.accelerate(model, vlm.FastV(keep=0.3)) as fast:
+            assert torch.equal(fast.generate(**call), plain)
+            assert "was given" in fast.report.warnings[0] and not fast.report.engaged
+
+
+@pytest.mark.parametrize("family", ("llava_onevision", "qwen3_vl"))
+def test_prompts_in_chunks_are_plain(family):
+    model, arguments = EXAMPLES[family].build()
+    call = arguments(2, prefill_chunk_size=32)
+    plain = model.generate(**dict(call))
+    with mmaccel.accelerate(model, Some()) as fast:
+        assert torch.equal(fast.generate(**call), plain)
+        assert "prefill_chunk_size" in fast.report.warnings[0]
+
+
+def test_beams_are_counted_once_as_tokens_and_each_as_keys():
+    model, arguments = EXAMPLES["llava_onevision"].build()
+    for method, share in ((vlm.FastV(keep=0.25), (2 + 4 * 0.25) / 6), (Some(step=1), 1.0)):
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**arguments(2, num_beams=3))
+            report = fast.report
+            assert report.plain_visual_tokens == 2 * 6 * 16
+            assert report.visual_tokens == round(share * report.plain_visual_tokens)
+            assert (report.keys == report.plain_keys) == (share == 1.0) and report.keys <= report.plain_keys
+
+
+def test_min_length_counts_the_prompt_as_it_was_given():
+    model, arguments = EXAMPLES["llava_onevision"].build()
+    length = arguments(1)["input_ids"].shape[1]
+    with mmaccel.accelerate(model, Some()) as fast:
+        free = fast.generate(**arguments(1, max_new_tokens=8))[0, length:].tolist()
+        for end in (2, 4):  # what comes there ends the answer, and not before
+            stop = {"eos_token_id": free[end], "max_new_tokens": 8}
+            expected = fast.generate(**arguments(1, min_new_tokens=end, **stop))
+            assert torch.equal(fast.generate(**arguments(1, min_length=length + end, **stop)), expected)
+            assert expected.shape[1] < length + 8
