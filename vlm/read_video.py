@@ -223,8 +223,10 @@ def _read(reader: Reader, chosen: np.ndarray, max_side: int | None, progress: bo
     """The frames in one array, scaled one by one as they come."""
     wanted = sorted(set(chosen.tolist()))
     result: np.ndarray | None = None
-    bar = {"disable": progress is False, "delay": BAR_AFTER if progress is None else 0}
-    for place, frame in enumerate(tqdm(reader.frames(wanted), file.name, len(wanted), unit="frame", **bar)):
+    delay = BAR_AFTER if progress is None else 0.0
+    found = reader.frames(wanted)
+    bar = tqdm(found, file.name, len(wanted), unit="frame", disable=progress is False, delay=delay)
+    for place, frame in enumerate(bar):
         small = _scaled(frame, max_side)
         if result is None:
             _require_memory(len(wanted) * small.nbytes, len(wanted), file)

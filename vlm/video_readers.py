@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -222,7 +222,7 @@ class PictureReader:
         self._picture.close()
 
 
-READERS: dict[str, type[Reader]] = {"av": AvReader, "decord": DecordReader, "pil": PictureReader}
+READERS: dict[str, Callable[[Path], Reader]] = {"av": AvReader, "decord": DecordReader, "pil": PictureReader}
 
 
 def damaged(path: Path, index: int, times: np.ndarray) -> VideoFileError:
