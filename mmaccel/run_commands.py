@@ -108,7 +108,7 @@ def target_of(arguments: argparse.Namespace) -> Any:
     """The model or pipeline that is asked for."""
     from . import zoo
 
-    kind = zoo.modality(arguments.model) if arguments.model in zoo.names() else None
+    kind = zoo.modality(arguments.model) if zoo.is_known(arguments.model) else None
     if kind == "video" or (Path(arguments.model) / "model_index.json").is_file():
         from .video import generation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,10 +26,14 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
     MissingExtraError
         If its processor needs a package that is not installed.
     """
-    if model in zoo.names():
+    if zoo.is_known(model):
         if zoo.modality(model) != "vlm":
             raise UnsupportedTargetError(f"{model} answers nothing: `mmaccel run {zoo.modality(model)}` is for it")
         target, processor = zoo.load(model)
+    elif (Path(model) / "training.json").is_file():  # of our own making
+        from mmaccel.zoo import tiny_onevision
+
+        target, processor = tiny_onevision.load(Path(model))
     else:
         target, processor = _from_hub(model, dtype)
     if not isinstance(find_adapter(target), VisualAdapter):

@@ -129,7 +129,8 @@ def _prompt(kwargs: dict[str, Any]) -> torch.Tensor | None:
 
 def _new_tokens(result: Any, kwargs: dict[str, Any]) -> int:
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
-    ids = kwargs.get("inputs", kwargs.get("input_ids"))
+    ids = kwargs.get("inputs")
+    ids = kwargs.get("input_ids") if ids is None else ids
     given = ids.shape[1] if isinstance(ids, torch.Tensor) else 0
     return int(sequences.shape[0] * (sequences.shape[1] - given))
 

@@ -10,9 +10,9 @@ from torch.nn.functional import adaptive_avg_pool2d
 from mmaccel.adapter import register_adapter
 
 from .spans import Grid
-from .tower import Probe
+from .tower import Probe, frame_scores
 from .visual import Visual
-from .visual_adapter import VisualAdapter, frame_scores
+from .visual_adapter import VisualAdapter
 
 
 class TilesAdapter(VisualAdapter):

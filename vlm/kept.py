@@ -86,7 +86,8 @@ def kept(session: Session) -> list[Kept]:
     found = [sizes.clone() for sizes in prompt.sizes]
     if cuts is not None and cuts.columns:
         _hide_cut(found, prompt, *cuts.columns[max(cuts.columns)])
-    return [Kept(sizes) for sizes in found]
+    order = sorted(range(len(found)), key=lambda index: prompt.starts[index])
+    return [Kept(found[index]) for index in order]
 
 
 def _hide_cut(found: list[torch.Tensor], prompt: Any, columns: torch.Tensor, real: torch.Tensor) -> None:

@@ -16,9 +16,9 @@ from mmaccel.errors import UnsupportedTargetError
 from .compressor import Compressor
 from .frame_merging import merging
 from .spans import Grid
-from .tower import Probe, probed
+from .tower import Probe, frame_scores, parts, probed
 from .visual import Visual
-from .visual_adapter import VisualAdapter, frame_scores, parts
+from .visual_adapter import VisualAdapter
 
 PACKING = ("vision_aspect_ratio", "vision_feature_select_strategy")  # what decides how pictures are packed
 

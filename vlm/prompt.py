@@ -37,6 +37,8 @@ class Prompt:
         Tokens of a frame, of each visual.
     sizes : list of `[F, rows, columns]`
         For each visual that is new in this call, how many tokens each is the mean of; 0 for those that are gone.
+    starts
+        Row and first column of each of these visuals in the prompt as it was given.
     kept, total
         Tokens that show something, and how many of them there were.
     cached
@@ -56,6 +58,7 @@ class Prompt:
     anchor: torch.Tensor
     cells: list[int] = field(default_factory=list)
     sizes: list[torch.Tensor] = field(default_factory=list)
+    starts: list[tuple[int, int]] = field(default_factory=list)
     kept: int = 0
     total: int = 0
     cached: int = 0
@@ -122,7 +125,7 @@ def shortened(
         position_ids = _next(before.position_ids, ids.shape[1])
     prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, *left.places(source), left.cells)
     prompt.kept, prompt.total = left.counts
-    prompt.full_lengths, prompt.sizes = lengths, left.sizes
+    prompt.full_lengths, prompt.sizes, prompt.starts = lengths, left.sizes, left.starts
     return prompt if before is None else _after(_as_told(before, told), prompt)
 
 
@@ -170,6 +173,7 @@ class _Left:
         self.visuals: dict[str, list[Visual]] = {}
         self.cells: list[int] = []
         self.sizes: list[torch.Tensor] = []
+        self.starts: list[tuple[int, int]] = []
         self.counts = (0, 0)
         self.first = first
 
@@ -182,6 +186,7 @@ class _Left:
         sizes = torch.zeros(len(columns), device=columns.device)
         sizes[order[short.shows]] = left.size.float()
         self.sizes.append(sizes[visual.shows].view(visual.grid))
+        self.starts.append((row, int(columns[0])))
         slots = columns[order.sort().values]
         self.stays[row, columns] = False
         self.stays[row, slots] = True

@@ -86,3 +86,31 @@ def layer_of(layers: list[torch.nn.Module], feature_layer: int | list[int]) -> t
     """The attention layer just before the hidden states of that number, 0 being those before the first layer."""
     number = feature_layer[-1] if isinstance(feature_layer, list) else feature_layer
     return layers[number if number < 0 else max(0, number - 1)]
+
+
+def frame_scores(probe: Probe | None, skip: int, size: tuple[int, int], pool: Any) -> Any:
+    """Scores `[F, N]` and keys `[F, N, E]` of frames, pooled as the features were.
+
+    Parameters
+    ----------
+    skip
+        Tokens before the patches, such as a class token.
+    size
+        Rows and columns of patches in the tower.
+    pool
+        Takes `[F, E, rows, columns]` to fewer rows and columns.
+    """
+    if probe is None:
+        return None, None
+
+    def pooled(values: torch.Tensor) -> torch.Tensor:
+        planes: torch.Tensor = pool(values[:, skip:].transpose(1, 2).unflatten(2, size))
+        return planes.flatten(2).transpose(1, 2)
+
+    received, keys = torch.stack(probe.received), torch.stack(probe.keys)
+    return pooled(received[..., None]).squeeze(2), pooled(keys.float())
+
+
+def parts(items: torch.Tensor | None, count: int) -> list[torch.Tensor] | list[None]:
+    """One part for each of `count` videos of equal length."""
+    return [None] * count if items is None else list(items.unflatten(0, (count, -1)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -24,6 +23,7 @@ from .method import DecoderMethod
 from .prompt import Prompt, shortened
 from .spans import Grid, spans
 from .tower import Probe, attention_layers, layer_of, probed
+from .turns import recalled, remember
 from .visual import Visual
 
 KINDS = ("image", "video")
@@ -44,8 +44,6 @@ class VisualAdapter(DecoderAdapter):
     ----------
     first_cut
         The first layer of the decoder before which visual tokens may be dropped.
-    turns
-        What each cache of an earlier call holds.
     last
         The prompt of the last call, and what was cut from it inside the decoder.
     """
@@ -73,7 +71,6 @@ class VisualAdapter(DecoderAdapter):
 
         super().__init__(target)
         self.presets = PRESETS
-        self.turns: weakref.WeakKeyDictionary[Any, tuple[Prompt, Cuts | None]] = weakref.WeakKeyDictionary()
         self.last: tuple[Prompt, Cuts | None] | None = None
 
     @property
@@ -153,11 +150,12 @@ class VisualAdapter(DecoderAdapter):
             run.warn(f"{method} ran plainly: prefill_chunk_size was given")
             return None
         cache = kwargs.get("past_key_values")
-        before, cuts = self.turns.get(cache, (None, None)) if cache is not None else (None, None)
-        if before is None and cache is not None and cache.get_seq_length():
+        turn = None if cache is None else recalled(cache, self)
+        if turn is None and cache is not None and cache.get_seq_length():
             run.warn(f"{method} ran plainly: past_key_values was given, and is not from this session")
             return None
-        prompt = self.shorten(method, kwargs, before)
+        cuts = None if turn is None else turn.cuts
+        prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
         if prompt is None:
             return None
         self._replace(kwargs, prompt)
@@ -187,14 +185,20 @@ class VisualAdapter(DecoderAdapter):
 
     def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
         """Put a prompt into the arguments of `generate`; as many new tokens as before."""
-        new = new_tokens(self.target, kwargs, prompt.full_ids.shape[1])
+        length = prompt.full_ids.shape[1]
+        limit = setting(self.target, kwargs, "max_length")
+        if limit is not None and limit <= length and setting(self.target, kwargs, "max_new_tokens") is None:
+            raise SettingError(
+                f"max_length={limit} leaves no room after the {length} tokens of the prompt: give max_new_tokens="
+            )
+        new = new_tokens(self.target, kwargs, length)
         for name in (*self.pixel_arguments, "max_length", "position_ids"):
             kwargs.pop(name, None)
         kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
         least = setting(self.target, kwargs, "min_length")
         if least:  # it counts the prompt as it was given
             fewest = setting(self.target, kwargs, "min_new_tokens") or 0
-            kwargs.update(min_length=0, min_new_tokens=max(fewest, least - prompt.full_ids.shape[1]))
+            kwargs.update(min_length=0, min_new_tokens=max(fewest, least - length))
         if prompt.position_ids is not None:
             kwargs["position_ids"] = prompt.position_ids
 
@@ -205,7 +209,7 @@ class VisualAdapter(DecoderAdapter):
         sequences = result if is_tensor else result.sequences
         for key in (cache, None if is_tensor else getattr(result, "past_key_values", None)):
             if key is not None and len(sequences) == len(prompt.input_ids):
-                self.turns[key] = prompt.continued(sequences), cuts
+                remember(key, self, prompt.continued(sequences), cuts)
         restored = prompt.restored(sequences)
         if is_tensor:
             return restored
@@ -251,6 +255,7 @@ class VisualAdapter(DecoderAdapter):
             chosen = getattr(self.target.config, "vision_feature_layer", -1)
         return layer_of(layers, chosen)
 
+    @torch.no_grad()
     def inputs(self, prompt: Prompt) -> dict[str, Any]:
         """Arguments of `generate` that stand for a shortened prompt."""
         if not prompt.visuals:
@@ -262,31 +267,3 @@ class VisualAdapter(DecoderAdapter):
             places[:, : prompt.cached] = False
             embeds = embeds.masked_scatter(places[..., None], features)
         return {"input_ids": prompt.input_ids, "inputs_embeds": embeds}
-
-
-def frame_scores(probe: Probe | None, skip: int, size: tuple[int, int], pool: Any) -> Any:
-    """Scores `[F, N]` and keys `[F, N, E]` of frames, pooled as the features were.
-
-    Parameters
-    ----------
-    skip
-        Tokens before the patches, such as a class token.
-    size
-        Rows and columns of patches in the tower.
-    pool
-        Takes `[F, E, rows, columns]` to fewer rows and columns.
-    """
-    if probe is None:
-        return None, None
-
-    def pooled(values: torch.Tensor) -> torch.Tensor:
-        planes: torch.Tensor = pool(values[:, skip:].transpose(1, 2).unflatten(2, size))
-        return planes.flatten(2).transpose(1, 2)
-
-    received, keys = torch.stack(probe.received), torch.stack(probe.keys)
-    return pooled(received[..., None]).squeeze(2), pooled(keys.float())
-
-
-def parts(items: torch.Tensor | None, count: int) -> list[torch.Tensor] | list[None]:
-    """One part for each of `count` videos of equal length."""
-    return [None] * count if items is None else list(items.unflatten(0, (count, -1)))

@@ -6,16 +6,12 @@ Example
 -------
 >>> from mmaccel import zoo
 >>> zoo.names()
-('tiny-janus', 'tiny-wan', 'tiny-onevision')
+('tiny-janus', 'tiny-wan')
 >>> model, processor = zoo.load("tiny-janus")
 >>> inputs = processor(text="red heart", generation_mode="image", return_tensors="pt")
 >>> tokens = model.generate(**inputs, generation_mode="image")  # doctest: +SKIP
 >>> pipe = zoo.load("tiny-wan")
 >>> frames = pipe("rocket moves up, pizza stays, blue background").frames[0]  # doctest: +SKIP
->>> model, processor = zoo.load("tiny-onevision")
->>> frames, question, answer, kind = zoo.questions("tiny-onevision", 1)[0]
->>> inputs = processor(videos=[frames], text=question, return_tensors="pt")
->>> tokens = model.generate(**inputs)  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -28,18 +24,21 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ..errors import SettingError, unknown_name
+from ..errors import SettingError, WeightsError, unknown_name
 
 # name -> module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`
 _MODELS = {"tiny-janus": "tiny_janus", "tiny-wan": "tiny_wan", "tiny-onevision": "tiny_onevision"}
-
-
 _MODALITIES = {"tiny-janus": "image", "tiny-wan": "video", "tiny-onevision": "vlm"}
 
 
 def names() -> tuple[str, ...]:
-    """Names of all models."""
-    return tuple(_MODELS)
+    """Names of all models whose weights are here."""
+    return tuple(name for name in _MODELS if _folder(name).is_dir())
+
+
+def is_known(name: str) -> bool:
+    """Whether this is the name of a model, also of one that is not trained yet."""
+    return name in _MODELS
 
 
 def modality(name: str) -> str:
@@ -51,7 +50,16 @@ def modality(name: str) -> str:
 def path(name: str) -> Path:
     """Folder of a model: weights, configuration, model card."""
     if name not in _MODELS:
-        raise unknown_name("zoo model", name, _MODELS)
+        raise unknown_name("zoo model", name, names())
+    if not _folder(name).is_dir():
+        raise WeightsError(
+            f"{name} is not trained yet: python -m mmaccel.demos.train_{_MODELS[name]} --output FOLDER trains it, and"
+            " FOLDER/model can stand for its name"
+        )
+    return _folder(name)
+
+
+def _folder(name: str) -> Path:
     return Path(__file__).parent / name
 
 

@@ -1,6 +1,7 @@
 """The video language model of the zoo: its world, its questions, its processor, its training, its answers."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from mmaccel.demos import moving_questions, moving_world, tiny_onevision, tiny_o
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.zoo import tiny_onevision as shipped
 
-FOLDER = zoo.path("tiny-onevision")
+FOLDER = Path(zoo.__file__).parent / "tiny-onevision"
 trained = pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="not trained yet")
 FACTS = {"names": list(moving_world.NAMES)}
 ONEVISION = moving_world.ONEVISION

@@ -1,5 +1,6 @@
 """Prompts as users make them: pictures of any shape, rows without any, later turns with new videos, odd settings."""
 
+import copy
 from dataclasses import dataclass
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import mmaccel
 from mmaccel import registry, vlm
+from mmaccel.errors import PromptError, SettingError
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.compressor import Compressor, chosen
 
@@ -214,3 +216,47 @@ def test_min_length_counts_the_prompt_as_it_was_given():
             expected = fast.generate(**arguments(1, min_new_tokens=end, **stop))
             assert torch.equal(fast.generate(**arguments(1, min_length=length + end, **stop)), expected)
             assert expected.shape[1] < length + 8
+
+
+def second_turn(fast, first, call, **more):
+    question = torch.full((1, 3), 9)
+    ids = torch.cat([first.sequences, question], 1)
+    return fast.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, **more)
+
+
+def test_a_copied_cache_goes_on_as_the_cache():
+    model, arguments = visual_examples.onevision()
+    call = arguments(1, return_dict_in_generate=True)
+    for method in (vlm.VidCom2(), vlm.FastV(keep=0.3)):
+        with mmaccel.accelerate(model, method) as fast:
+            first = fast.generate(**dict(call))
+            cache = copy.deepcopy(first.past_key_values)
+            expected = second_turn(fast, first, call, past_key_values=first.past_key_values)
+            assert torch.equal(second_turn(fast, first, call, past_key_values=cache), expected)
+
+
+def test_a_cache_that_others_have_used_is_refused():
+    model, arguments = visual_examples.onevision()
+    call = arguments(1, return_dict_in_generate=True)
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        first = fast.generate(**dict(call))
+
+        def stop(*_):
+            raise KeyError
+
+        with pytest.raises(KeyError):
+            second_turn(fast, first, call, past_key_values=first.past_key_values, stopping_criteria=[stop])
+        with pytest.raises(PromptError, match="start again"):
+            second_turn(fast, first, call, past_key_values=first.past_key_values)
+        first = fast.generate(**dict(call))
+    with mmaccel.accelerate(model, vlm.VidCom2()) as other, pytest.raises(PromptError, match="another session"):
+        second_turn(other, first, call, past_key_values=first.past_key_values)
+
+
+def test_max_length_below_the_prompt_is_refused_as_by_transformers():
+    model, arguments = visual_examples.onevision()
+    call = {**arguments(1), "max_new_tokens": None, "max_length": 20}
+    with pytest.raises(ValueError, match="max_length"):
+        model.generate(**dict(call))
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast, pytest.raises(SettingError, match="max_length=20"):
+        fast.generate(**dict(call))
