@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import sys
@@ -197,7 +198,8 @@ def _bench(arguments: argparse.Namespace) -> None:
 
     benchmark = importlib.import_module(BENCHMARKS[arguments.kind])
     torch.set_num_threads(arguments.threads)
-    result = bench.result(benchmark.rows(full=arguments.full))
+    with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
+        result = bench.result(benchmark.rows(full=arguments.full))
     if arguments.page:
         benchmark.write_page(result, arguments.page)
     print(json.dumps(result, indent=1) if arguments.json else bench.table(result))
