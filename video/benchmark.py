@@ -200,11 +200,13 @@ LIMITS = """
   took a fifth of a full one on 2 cores, so that fewer full steps are left, and chosen at random the tokens do as
   well. Even with all keys and values fresh, which nobody can afford, it stays behind. The solver leaves partial steps
   out wherever a pass costs more than 0.03 beyond its tokens; `fraction=` asks for them.
-- **Worst prompts.** With two moving things this model decides late what goes where. A small difference in the first
-  steps then gives another clip, as good and far away: at a quarter of the time EasyCache, whose first five steps are
-  whole, has the better worst prompt.
-- **Calibrated steps** are better than the general ones at half the time and worse at a quarter: the calibration looks
-  at interpolation alone, not at what forecasts do to the samples in between.
+- **Worst prompts.** With two moving things this model decides in the first steps what goes where, and a small
+  difference there gives another clip, as good and far away. At a quarter of the time a forecast over long gaps can tip
+  that: without it (`forecast=0`, as the preset "fast" has it) mean and worst are better, and the worst is above
+  EasyCache's too. At half the time the forecast helps, and the whole one more.
+- **Calibrated steps** are worse than the general ones at half the time and better at a quarter; in an earlier training
+  of the model it was the other way round. The calibration looks at interpolation alone, not at what forecasts do to
+  the samples in between.
 - **Time** is that of the denoising loop. What is not in the budget is the arithmetic of forecasts on the latents.
 """
 KINDS = {
