@@ -30,8 +30,8 @@ def test_estimates_are_what_is_allocated(config):
 
 
 def test_vision_language_models_are_measured_by_their_decoder(config):
-    nested = visual_examples.smolvlm()[0].config
-    assert estimate_bytes(nested, 1, 9, torch.float32) == estimate_bytes(config, 1, 9, torch.float32)
+    nested = visual_examples.smolvlm()[0].config  # whose decoder has twice as many layers
+    assert estimate_bytes(nested, 1, 9, torch.float32) == 2 * estimate_bytes(config, 1, 9, torch.float32)
 
 
 def test_free_memory_of_this_machine():
