@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import DynamicCache
@@ -27,7 +27,7 @@ class DecoderAdapter(Adapter):
     """A transformers model that generates, with attention in SDPA. Families with an adapter of their own come first."""
 
     family = "decoder"
-    classes = ("GenerationMixin",)
+    classes: ClassVar[tuple[str, ...]] = ("GenerationMixin",)
     modality = "vlm"
 
     def __init__(self, target: Any) -> None:

@@ -119,17 +119,17 @@ def _accuracy(model: Any, processor: Any, field: list[Contestant], clips: list[A
     return right
 
 
-def _see_once(adapter: VisualAdapter, seen: dict[Any, list[Visual]]) -> None:
+def _see_once(adapter: VisualAdapter, known: dict[Any, list[Visual]]) -> None:
     """Let the tower look once at a clip that several questions are about, and once for all methods that leave it be."""
     encode = adapter.encode
 
-    def once(kind: str, method: Compressor, kwargs: dict[str, Any]) -> list[Visual]:
+    def once(kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
         pixels = kwargs["pixel_values_videos"]
         key = method if method.merges_after(2) else None
-        if key not in seen:
+        if key not in known:
             watching = method if key else HoliTom()  # which needs scores and, with them, has keys
-            seen[key] = encode(kind, watching, {**kwargs, "pixel_values_videos": pixels[:1]})
-        return seen[key] * len(pixels)
+            known[key] = encode(kind, watching, {**kwargs, "pixel_values_videos": pixels[:1]})
+        return known[key] * len(pixels)
 
     adapter.encode = once  # type: ignore[method-assign]
 

@@ -79,8 +79,8 @@ class SmolVLMAdapter(TilesAdapter):
     classes = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 
     @property
-    def tower(self) -> torch.nn.Module:
-        return self.model.vision_model  # type: ignore[no-any-return]
+    def tower(self) -> Any:
+        return self.model.vision_model
 
     @property
     def side(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ class Kept:
         """Tokens that stayed, of all."""
         return float((self.sizes > 0).float().mean())
 
-    def picture(self, frames: Sequence[Any]) -> Image.Image:
+    def picture(self, frames: Any) -> Image.Image:
         """The frames with what is gone under white, and merged tokens outlined.
 
         Parameters
@@ -60,7 +59,7 @@ class Kept:
         shown = [_marked(frame, sizes) for frame, sizes in zip(frames[::step], self.sizes, strict=True)]
         return sheet([headed(f, f"frame {n * step}") for n, f in enumerate(shown)], min(len(shown), FRAMES_A_ROW))
 
-    def save(self, frames: Sequence[Any], path: str | Path) -> None:
+    def save(self, frames: Any, path: str | Path) -> None:
         """Write :meth:`picture` to a file."""
         self.picture(frames).save(path)
 

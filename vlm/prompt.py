@@ -93,7 +93,7 @@ class Prompt:
 def shortened(
     method: Compressor,
     found: dict[str, list[Visual]],
-    token_ids: dict[str, int | None],
+    token_ids: dict[str, int],
     kwargs: dict[str, Any],
     positions: Callable[[dict[str, Any]], torch.Tensor | None],
     pad: int,
@@ -132,7 +132,7 @@ def shortened(
 def _positions(
     kwargs: dict[str, Any],
     found: dict[str, list[Visual]],
-    token_ids: dict[str, int | None],
+    token_ids: dict[str, int],
     positions: Callable[[dict[str, Any]], torch.Tensor | None],
     before: Prompt | None,
 ) -> torch.Tensor | None:
@@ -217,7 +217,7 @@ class _Left:
         return tuple(x.gather(1, index).masked_fill(absent, NO_PLACE) for x in (self.number, self.anchor))  # type: ignore[return-value]
 
 
-def _placed(kind: str, visuals: list[Visual], ids: torch.Tensor, token_id: int | None, seen: int) -> Any:
+def _placed(kind: str, visuals: list[Visual], ids: torch.Tensor, token_id: int, seen: int) -> Any:
     """Row, columns (counted from the first that is new) and visual of each that is new."""
     rows, columns = (ids == token_id).nonzero(as_tuple=True)
     new = columns >= seen

@@ -21,8 +21,8 @@ class QwenAdapter(VisualAdapter):
     """What the three have in common."""
 
     @property
-    def tower(self) -> torch.nn.Module:
-        return self.model.visual  # type: ignore[no-any-return]
+    def tower(self) -> Any:
+        return self.model.visual
 
     def visuals(
         self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0

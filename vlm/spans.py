@@ -11,7 +11,7 @@ from mmaccel.kernels.policies import Span
 Grid = tuple[int, int, int]  # frames, rows, columns
 
 
-def spans(ids: torch.Tensor, token_ids: dict[str, int | None], grids: dict[str, list[Grid]]) -> list[list[Span]] | None:
+def spans(ids: torch.Tensor, token_ids: dict[str, int], grids: dict[str, list[Grid]]) -> list[list[Span]] | None:
     """The spans of each row of a batch, or None where grids and placeholders do not fit together.
 
     Parameters
@@ -32,7 +32,7 @@ def spans(ids: torch.Tensor, token_ids: dict[str, int | None], grids: dict[str, 
     result = []
     for row in ids.tolist():
         found: list[Span] = []
-        for kind, first, length in _runs(row, {token: kind for kind, token in token_ids.items() if token is not None}):
+        for kind, first, length in _runs(row, {token: kind for kind, token in token_ids.items()}):
             if not _fill(found, waiting.get(kind, []), first, length):
                 return None
         result.append(found)

@@ -96,8 +96,8 @@ class VideoStream:
         policy: str = "peak_end",
         gate: ResponseGate | None = None,
     ) -> None:
-        self.adapter = find_adapter(model)
-        if not isinstance(self.adapter, LlavaOnevisionAdapter):
+        adapter = find_adapter(model)
+        if not isinstance(adapter, LlavaOnevisionAdapter):
             raise UnsupportedTargetError(
                 f"no streams for {type(model).__name__}: LlavaOnevisionForConditionalGeneration and"
                 " LlavaNextVideoForConditionalGeneration have them"
@@ -106,15 +106,14 @@ class VideoStream:
             raise SettingError(f"memory={memory}: it must be at least 1 token")
         if policy not in POLICIES:
             raise unknown_name("policy", policy, POLICIES)
-        self.model, self.processor = model, processor
+        self.adapter, self.model, self.processor = adapter, model, processor
         self.method = method or StreamingCompression()
         self.memory, self.history = TokenMemory(memory, policy), History()
         self.gate, self._watched = gate or ResponseGate(), ("", "")
         self.stats = StreamStats()
         self._tower: TowerCache | None = None
         if self.method.refresh < 1:
-            layers = self.adapter.tower.encoder.layers  # type: ignore[union-attr]
-            self._tower = TowerCache(layers, self.method.refresh, self.method.interval)
+            self._tower = TowerCache(adapter.tower.encoder.layers, self.method.refresh, self.method.interval)
         self._cache: tuple[DynamicCache, int] | None = None
 
     def __enter__(self) -> Self:

@@ -79,13 +79,13 @@ class VisualAdapter(DecoderAdapter):
         return self.target.model
 
     @property
-    def tower(self) -> torch.nn.Module:
+    def tower(self) -> Any:
         """The vision tower."""
         return self.model.vision_tower
 
-    def token_id(self, kind: str) -> int | None:
-        """The placeholder of an `"image"` or `"video"`, None where the family has none."""
-        return getattr(self.target.config, f"{kind}_token_id", None)
+    def token_id(self, kind: str) -> int:
+        """The placeholder of an `"image"` or `"video"`, -1 where the family has none."""
+        return int(getattr(self.target.config, f"{kind}_token_id", -1))
 
     @abstractmethod
     def visuals(
@@ -116,7 +116,7 @@ class VisualAdapter(DecoderAdapter):
         if first and any(self._cuts(m) for m in session.plan.methods):
             attention = self.attention
             assert attention is not None
-            install(self.decoder.layers, lambda: attention.run and attention.run.cuts, stack)
+            install(self.decoder.layers, lambda: None if attention.run is None else attention.run.cuts, stack)
 
     def _cuts(self, method: Any) -> dict[int, Cut]:
         """What a method drops inside the decoder, by layer."""
@@ -250,7 +250,7 @@ class VisualAdapter(DecoderAdapter):
         layers = attention_layers(self.tower)
         if not layers:
             raise UnsupportedTargetError(f"the vision tower of {type(self.target).__name__} has no attention to read")
-        chosen = kwargs.get("vision_feature_layer")
+        chosen: Any = kwargs.get("vision_feature_layer")
         if chosen is None:
             chosen = getattr(self.target.config, "vision_feature_layer", -1)
         return layer_of(layers, chosen)

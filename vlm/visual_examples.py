@@ -234,12 +234,11 @@ def internvl(seed: int = 0) -> tuple[Any, Any]:
 def smolvlm(seed: int = 0) -> tuple[Any, Any]:
     """A `SmolVLMForConditionalGeneration`, whose frames are pictures, and the arguments of a greedy call."""
     side = 32
+    sizes: dict[str, Any] = {"scale_factor": 2, "image_token_id": IMAGE, "pad_token_id": 0}
     config = SmolVLMConfig(
         text_config={"model_type": "llama", **TEXT},
         vision_config={**VISION, "image_size": side, "patch_size": 4},
-        scale_factor=2,
-        image_token_id=IMAGE,
-        pad_token_id=0,
+        **sizes,
     )
     model = seeded(lambda: SmolVLMForConditionalGeneration(config), seed)
     return model, _tiles(side, lambda pixels: pixels)

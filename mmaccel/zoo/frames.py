@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -48,7 +48,8 @@ class OnevisionProcessor:
         common["size"] = {"height": vision.image_size, "width": vision.image_size}
         common["resample"] = Image.Resampling.BICUBIC
         self.image_processor: Any = LlavaOnevisionImageProcessorPil(
-            image_grid_pinpoints=config.image_grid_pinpoints, **common
+            image_grid_pinpoints=config.image_grid_pinpoints,  # type: ignore[arg-type]
+            **common,
         )
         self.frame_processor: Any = SiglipImageProcessorPil(**common)
         self.decode, self.batch_decode = tokenizer.decode, tokenizer.batch_decode
@@ -158,14 +159,11 @@ class OnevisionProcessor:
 
     def _tile_tokens(self, height: int, width: int) -> int:
         """Tokens of the tiles of a picture without its padding, with one for the end of each row."""
-        from transformers.models.llava_onevision.processing_llava_onevision import (
-            LlavaOnevisionProcessor,
-            select_best_resolution,
-        )
+        from transformers.image_processing_utils import select_best_resolution
+        from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
-        size = self.image_processor.size["height"]
-        rows, columns = (x // size for x in select_best_resolution([height, width], self.config.image_grid_pinpoints))
-        stub: Any = self.config
+        size, stub = self.image_processor.size["height"], cast(Any, self.config)
+        rows, columns = (x // size for x in select_best_resolution((height, width), stub.image_grid_pinpoints))
         inside, ends = LlavaOnevisionProcessor._get_unpadded_features(
             stub, height, width, self.side, self.side, rows, columns
         )
