@@ -24,7 +24,7 @@ STEPS = 40
 ROWS: tuple[tuple[str, Any, int], ...] = (
     ("plain, 40 steps", None, STEPS),
     ("HeterogeneousSteps(budget=0.5)", HeterogeneousSteps(budget=0.5), STEPS),
-    ("HeterogeneousSteps(budget=0.25)", HeterogeneousSteps(budget=0.25), STEPS),
+    ("HeterogeneousSteps(budget=0.25, forecast=0)", HeterogeneousSteps(budget=0.25, forecast=0.0), STEPS),
     ("plain, 10 steps", None, STEPS // 4),
 )
 
