@@ -1,0 +1,96 @@
+"""Where things are in one family of speech recognisers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.adapter import Adapter
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word and when it was spoken, in seconds from the start of what was given."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What an encoder made of a piece of audio.
+
+    Attributes
+    ----------
+    hidden_states
+        `[1, T, D]`, what the decoder attends to.
+    seconds
+        Length of the audio, without padding.
+    """
+
+    hidden_states: torch.Tensor
+    seconds: float
+
+
+class SpeechAdapter(Adapter):
+    """Base of the adapters of recognisers with an encoder and a decoder of text.
+
+    Attributes
+    ----------
+    processor
+        Tokenizer and feature extractor of the model; set by whoever recognises with it.
+    sample_rate
+        Samples a second that the encoder takes.
+    longest
+        Seconds of audio that fit into one call, None for any length.
+    appends
+        Whether what the encoder made of past audio stays as it is when more comes.
+    """
+
+    modality: ClassVar[str] = "speech"
+    sample_rate: ClassVar[int] = 16_000
+    longest: ClassVar[float | None] = None
+    appends: ClassVar[bool] = False
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.processor: Any = None
+
+    @abstractmethod
+    def encode(self, samples: torch.Tensor) -> Encoded:
+        """What the decoder attends to, of audio `[samples]` in float32 at `sample_rate`."""
+
+    @property
+    @abstractmethod
+    def frame_seconds(self) -> float:
+        """Seconds of audio that one encoder position stands for."""
+
+    @abstractmethod
+    def prompt(self, context: str = "") -> list[int]:
+        """Tokens that a decoder starts from; `context` is the text before, for models that take one."""
+
+    @abstractmethod
+    def limit(self, seconds: float) -> int:
+        """Most tokens that so much speech can hold; a decoder that goes on is in a loop."""
+
+    @abstractmethod
+    def banned(self, step: int) -> Sequence[int]:
+        """Tokens that `generate` of this model would never draw as new token `step`, counted from 0."""
+
+    @property
+    @abstractmethod
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a text."""
+
+    @abstractmethod
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of new tokens, without marks such as the end."""
+
+    @abstractmethod
+    def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
+        """The words of new tokens with times, by the cross-attention of the decoder."""
