@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
-from mmaccel.errors import SettingError
-from mmaccel.method import is_count
-
 from .call import Call, Run
-from .method import DecoderMethod, is_share
+from .method import DecoderMethod
 
 if TYPE_CHECKING:
     from .inner import Cut
@@ -137,16 +134,7 @@ class Compressor(DecoderMethod):
 
     def _check_keep(self) -> None:
         """`keep` or `tokens`, one of the two, each in its range."""
-        keep, tokens = getattr(self, "keep"), getattr(self, "tokens")  # noqa: B009
-        if (keep is None) == (tokens is None):
-            raise SettingError(
-                f"{type(self).__name__}(keep={keep!r}, tokens={tokens!r}): give one of the two,"
-                f" such as {type(self).__name__}(keep=None, tokens=256)"
-            )
-        if tokens is None:
-            self._require(is_share(keep), "keep", "above 0 and at most 1, a share of the visual tokens")
-        else:
-            self._require(is_count(tokens), "tokens", "a whole number of at least 1")
+        self._check_share("keep", of="the visual tokens", least=1, example=256)
 
 
 def attention(scores: torch.Tensor | None) -> torch.Tensor:

@@ -63,16 +63,21 @@ class DecoderMethod(Method):
 
     def _check_budget(self) -> None:
         """`budget` or `tokens`, one of the two, each in its range."""
-        budget, tokens = getattr(self, "budget"), getattr(self, "tokens")  # noqa: B009  fields of subclasses
-        if (budget is None) == (tokens is None):
+        self._check_share("budget", of="the context", least=2, example=1024)
+
+    def _check_share(self, setting: str, of: str, least: int, example: int) -> None:
+        """The setting of that name, a share of something, or `tokens`: one of the two, each in its range."""
+        share, tokens = getattr(self, setting), getattr(self, "tokens")  # noqa: B009  fields of subclasses
+        name = type(self).__name__
+        if (share is None) == (tokens is None):
             raise SettingError(
-                f"{type(self).__name__}(budget={budget!r}, tokens={tokens!r}): give one of the two,"
-                f" such as {type(self).__name__}(budget=None, tokens=1024)"
+                f"{name}({setting}={share!r}, tokens={tokens!r}): give one of the two,"
+                f" such as {name}({setting}=None, tokens={example})"
             )
         if tokens is None:
-            self._require(is_share(budget), "budget", "above 0 and at most 1, a share of the context")
+            self._require(is_share(share), setting, f"above 0 and at most 1, a share of {of}")
         else:
-            self._require(is_count(tokens, 2), "tokens", "a whole number of at least 2")
+            self._require(is_count(tokens, least), "tokens", f"a whole number of at least {least}")
 
     def count(self, length: int) -> int:
         """Tokens of a context of `length` to attend to or to keep, at least 2."""
