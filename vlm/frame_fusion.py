@@ -69,7 +69,7 @@ class FrameFusion(Compressor):
 
     def _merge(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
         if not row.visual.any():  # a prompt of words among others
-            return torch.arange(len(row.hidden), device=row.hidden.device), row.hidden
+            return row.keeping(row.visual)
         order, alike = _neighbours(row)
         joins = alike >= self.threshold
         spare = len(order) - self.count(row.total)
@@ -82,10 +82,7 @@ class FrameFusion(Compressor):
         total.index_add_(0, group, row.hidden[order].float())
         hidden = row.hidden.clone()
         hidden[first] = (total / group.bincount()[:, None]).to(hidden.dtype)
-        stays = ~row.visual
-        stays[first] = True
-        index = stays.nonzero().squeeze(1)
-        return index, hidden[index]
+        return row.keeping(first, hidden)
 
 
 def _neighbours(row: Row) -> tuple[torch.Tensor, torch.Tensor]:

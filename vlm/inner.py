@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .call import Call, Run
+from .compressor import top
 from .prompt import NO_PLACE, Prompt
 
 
@@ -41,6 +42,13 @@ class Row:
     cells: list[int]
     scores: torch.Tensor
     total: int
+
+    def keeping(self, tokens: torch.Tensor, hidden: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cut that leaves these of the visual tokens, and all words; of other hidden states, where there are."""
+        stays = ~self.visual
+        stays[tokens] = True
+        index = stays.nonzero().squeeze(1)
+        return index, (self.hidden if hidden is None else hidden)[index]
 
 
 # What stays of a row: sorted indices `[K]` and their hidden states `[K, D]`.
@@ -195,15 +203,11 @@ def by_attention(count: Callable[[int], int], merge: bool) -> Cut:
         visual = row.visual.nonzero().squeeze(1)
         wanted = count(row.total)
         if wanted >= len(visual):
-            return torch.arange(len(row.hidden), device=row.hidden.device), row.hidden
-        best = row.scores[visual].sort(descending=True, stable=True).indices[:wanted]
-        stays = ~row.visual
-        stays[visual[best]] = True
-        index = stays.nonzero().squeeze(1)
-        hidden = row.hidden
-        if merge:
-            hidden = _merged(hidden, visual[best.sort().values], (~stays).nonzero().squeeze(1))
-        return index, hidden[index]
+            return row.keeping(visual)
+        best = torch.zeros_like(visual, dtype=torch.bool)
+        best[top(row.scores[visual], wanted)] = True
+        kept, rest = visual[best], visual[~best]
+        return row.keeping(kept, _merged(row.hidden, kept, rest) if merge else None)
 
     return cut
 
