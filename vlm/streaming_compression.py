@@ -71,9 +71,8 @@ class StreamingCompression(Compressor):
         each, spare = divmod(self.count(frames * cells), frames)
         index = []
         for number, frame in enumerate(features):
-            kept = top(history.novelty(frame), each + (number < spare))
+            kept, _ = history.take(frame, each + (number < spare))
             index.append(number * cells + kept)
-            history.add(frame)
         return chosen(features, torch.cat(index))
 
 
@@ -97,6 +96,13 @@ class History:
         unit = normalize(frame.float(), dim=-1)
         near = closeness(unit, unit.mean(0))
         return -(near if self.mean is None else near + closeness(unit, self.mean))
+
+    def take(self, frame: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `count` newest tokens of a frame, int64 `[count]`, and how new each is; the frame is past from now on."""
+        novelty = self.novelty(frame)
+        kept = top(novelty, count)
+        self.add(frame)
+        return kept, novelty[kept]
 
     def add(self, frame: torch.Tensor) -> None:
         mean = normalize(frame.float(), dim=-1).mean(0)

@@ -152,11 +152,8 @@ class VideoStream:
         self._count(began, visual.cells * len(chunk))
 
     def _remember(self, features: torch.Tensor) -> None:
-        novelty = self.history.novelty(features)
-        kept = novelty.sort(descending=True, stable=True).indices[: self.method.count(len(features))].sort().values
-        self.history.add(features)
-        frame = Remembered(self.stats.frames, features[kept].clone(), float(novelty[kept].mean()))
-        self.memory.add(frame)
+        kept, novelty = self.history.take(features, self.method.count(len(features)))
+        self.memory.add(Remembered(self.stats.frames, features[kept].clone(), float(novelty.mean())))
         self.stats.frames += 1
 
     def _count(self, began: float, plain: int) -> None:
@@ -176,8 +173,8 @@ class VideoStream:
         PromptError
             If nothing was seen yet, or the question is empty.
         """
-        ids, embeds = self._prompt(question)
-        cache, length = self._prefix(embeds)
+        ids, embeds, end = self._prompt(question)
+        cache, length = self._prefix(embeds[:, :end])
         more = {"do_sample": False, "max_new_tokens": max_new_tokens, **more}
         self._cache = None  # until it is whole again
         mask = torch.ones_like(ids)
@@ -210,7 +207,7 @@ class VideoStream:
     @torch.no_grad()
     def perplexity(self, question: str, answer: str) -> float:
         """How little the model expects an answer, now: ``exp`` of the mean loss of its tokens."""
-        ids, embeds = self._prompt(question)
+        ids, embeds, _ = self._prompt(question)
         words = self.processor.tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids.to(ids)
         if not words.shape[1]:
             raise PromptError("the answer is empty: give what stream.ask returned")
@@ -218,8 +215,8 @@ class VideoStream:
         logits = self.model(inputs_embeds=both).logits[0, ids.shape[1] - 1 : -1]
         return float(torch.nn.functional.cross_entropy(logits.float(), words[0]).exp())
 
-    def _prompt(self, question: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids `[1, L]` of the conversation and their embeddings, the memory in the place of the video."""
+    def _prompt(self, question: str) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Token ids `[1, L]` of the conversation, their embeddings with the memory as video, and where that ends."""
         if not self.memory.frames:
             raise PromptError("nothing was seen yet: push a frame before you ask")
         if not question.strip():
@@ -238,16 +235,15 @@ class VideoStream:
             tokens = torch.cat([tokens, self.model.model.image_newline[None].to(tokens)])
         embeds = torch.cat([embed(ids[:, :at]), tokens[None].to(self.model.dtype), embed(ids[:, at + 1 :])], 1)
         ids = torch.cat([ids[:, :at], ids.new_full((1, len(tokens)), video), ids[:, at + 1 :]], 1)
-        self._end = at + len(tokens)
-        return ids, embeds
+        return ids, embeds, at + len(tokens)
 
     @torch.no_grad()
     def _prefix(self, embeds: torch.Tensor) -> tuple[DynamicCache, int]:
-        """Keys and values of the prompt up to the end of the video, computed once until a frame comes."""
+        """Keys and values of a prompt `[1, L, D]` up to the end of the video, computed once until a frame comes."""
         if self._cache is None:
             cache = DynamicCache(config=self.adapter.text_config)
-            self.model.get_decoder()(inputs_embeds=embeds[:, : self._end], past_key_values=cache, use_cache=True)
-            self._cache = cache, self._end
+            self.model.get_decoder()(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
+            self._cache = cache, embeds.shape[1]
         return self._cache
 
     def _cache_bytes(self) -> int:
