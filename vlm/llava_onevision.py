@@ -105,7 +105,7 @@ class LlavaOnevisionAdapter(VisualAdapter):
             merging(method, layers, videos, frames, pixels.device) as state,
         ):
             output = self.tower(pixels.flatten(0, 1), output_hidden_states=True, return_dict=True)
-        layer = kwargs.get("vision_feature_layer") or self.target.config.vision_feature_layer
+        layer = self.feature_layer(kwargs)
         chosen = [output.hidden_states[number] for number in (layer if isinstance(layer, list) else [layer])]
         if len({len(hidden) for hidden in chosen}) > 1:
             raise UnsupportedTargetError(

@@ -58,7 +58,7 @@ class Visual:
         return self.grid[1] * self.grid[2]
 
     def shortened(self, left: Compressed) -> tuple[Visual, torch.Tensor]:
-        """The visual with the tokens that a method left, and the placeholders that stay, sorted int64 `[K]`."""
+        """The visual with the tokens that a method left, and the placeholders that stay, in its order."""
         anchor = left.anchor_index
         if self.present is not None:
             anchor = self.present[anchor // self.cells] * self.cells + anchor % self.cells

@@ -250,10 +250,12 @@ class VisualAdapter(DecoderAdapter):
         layers = attention_layers(self.tower)
         if not layers:
             raise UnsupportedTargetError(f"the vision tower of {type(self.target).__name__} has no attention to read")
-        chosen: Any = kwargs.get("vision_feature_layer")
-        if chosen is None:
-            chosen = getattr(self.target.config, "vision_feature_layer", -1)
-        return layer_of(layers, chosen)
+        return layer_of(layers, self.feature_layer(kwargs))
+
+    def feature_layer(self, kwargs: dict[str, Any]) -> Any:
+        """Which hidden states of the tower a call takes, or a list of them."""
+        chosen = kwargs.get("vision_feature_layer")
+        return getattr(self.target.config, "vision_feature_layer", -1) if chosen is None else chosen
 
     @torch.no_grad()
     def inputs(self, prompt: Prompt) -> dict[str, Any]:
