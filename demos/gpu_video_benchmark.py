@@ -66,10 +66,10 @@ def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
 def timed(target: Any, call: dict[str, Any], steps: int) -> float:
     """Seconds of a run."""
     generator = torch.Generator().manual_seed(0)
-    _synchronize()
+    bench.synchronize()
     began = time.perf_counter()
     target(**call, num_inference_steps=steps, generator=generator)
-    _synchronize()
+    bench.synchronize()
     return time.perf_counter() - began
 
 
@@ -103,11 +103,6 @@ def rows(pipe: Any, call: dict[str, Any], seconds: float) -> list[dict[str, Any]
             )
         )
     return found
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def main() -> None:

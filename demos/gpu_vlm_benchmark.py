@@ -19,14 +19,13 @@ import torch
 from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
-    LogitsProcessor,
     Qwen2Config,
     SiglipVisionConfig,
 )
 
 import mmaccel
-from mmaccel import bench, methods
-from mmaccel.vlm.compressor import Compressor
+from mmaccel import bench
+from mmaccel.vlm.benchmark import TokenClock, compressors
 
 TEXT = {
     "vocab_size": 152064,
@@ -56,18 +55,6 @@ SMALL_TEXT = {
 }
 SMALL_VISION = {**VISION, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "image_size": 112}
 FRAMES, VIDEO, NEW, QUESTION = 32, 151647, 32, 40
-
-
-class _Clock(LogitsProcessor):
-    """Notes when each token is there."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        _synchronize()
-        self.times.append(time.perf_counter())
-        return scores
 
 
 def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
@@ -105,10 +92,10 @@ def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
 
 def timed(target: Any, call: dict[str, Any]) -> tuple[float, float, int]:
     """Seconds to the first token, of each token after that, and the peak of memory in bytes."""
-    clock = _Clock()
+    clock = TokenClock()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    _synchronize()
+    bench.synchronize()
     began = time.perf_counter()
     target.generate(**call, logits_processor=[clock])
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
@@ -118,10 +105,7 @@ def timed(target: Any, call: dict[str, Any]) -> tuple[float, float, int]:
 def rows(model: Any, call: dict[str, Any], share: float, rounds: int) -> list[dict[str, Any]]:
     """One row for each method, in alternation with the plain model."""
     found = []
-    for name, cls in methods().items():
-        if not issubclass(cls, Compressor) or "llava_onevision" not in (cls.families or ()):
-            continue
-        method = cls(keep=share)
+    for method in compressors(share):
         plain, fast = [], []
         with mmaccel.accelerate(model, method) as session:
             timed(session, call)
@@ -136,7 +120,7 @@ def rows(model: Any, call: dict[str, Any], share: float, rounds: int) -> list[di
             bench.row(
                 modality="vlm",
                 model="LLaVA-OneVision-7B shape, random weights, 32 frames",
-                method=name,
+                method=method.name,
                 settings=method.settings(),
                 exact=False,
                 wall_seconds=first,
@@ -149,11 +133,6 @@ def rows(model: Any, call: dict[str, Any], share: float, rounds: int) -> list[di
             )
         )
     return found
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def main() -> None:

@@ -157,8 +157,7 @@ def _timed(painter: generation.Painter, target: Any, group: Group) -> Callable[[
         settings = generation.Settings(seed=number, guidance=group.guidance)
         began = time.perf_counter()
         painter.generate(target, chosen, settings)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        bench.synchronize()
         seconds = time.perf_counter() - began
         return seconds, copy.deepcopy(target.report.to_dict()) if isinstance(target, Session) else {}
 

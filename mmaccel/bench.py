@@ -94,6 +94,13 @@ def alternate(runs: dict[Any, Callable[[int], Any]], rounds: int) -> dict[Any, l
     return results
 
 
+def synchronize() -> None:
+    """Wait for the accelerator, so that a clock means something; CUDA is never started just for that."""
+    started: Callable[[], bool] = torch.cuda.is_initialized  # covers for a missing annotation in torch
+    if started():
+        torch.cuda.synchronize()
+
+
 def median(values: Iterable[float]) -> float:
     return float(statistics.median(values))
 

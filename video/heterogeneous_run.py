@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mmaccel.bench import synchronize
 from mmaccel.cache import require_memory
 from mmaccel.session import Session
 
@@ -131,7 +132,7 @@ class HeterogeneousRun(Stepper):
             sample = next(tensors(output))
             key = str(sample.shape), str(sample.device)
             if key not in self.overheads:
-                _synchronize(output)
+                synchronize()
                 self.overheads[key] = _overhead(part, time.perf_counter() - began, forward, args, kwargs)
             self.schedule, self.is_solved = self._solve(self.overheads[key]), True
             self.report.details["overhead of a partial pass"] = self.overheads[key]
@@ -193,14 +194,10 @@ def _overhead(part: PartialForward, full_seconds: float, forward: Forward, args:
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        _synchronize(part.only(tokens, 0, forward, args, kwargs))
+        part.only(tokens, 0, forward, args, kwargs)
+        synchronize()
         seconds.append(time.perf_counter() - began)
     return round(max(0.0, min(seconds) / full_seconds - len(tokens) / part.total), 2)
-
-
-def _synchronize(output: Any) -> None:
-    if next(tensors(output)).is_cuda:
-        torch.cuda.synchronize()
 
 
 def pinned_tokens(call: dict[str, Any]) -> torch.Tensor | None:

@@ -58,19 +58,24 @@ def contestants(shares: tuple[float, ...] = SHARES) -> list[Contestant]:
     found = [Contestant("plain", 1.0)]
     for share in shares:
         found.append(Contestant("fewer frames", share, step=round(1 / share)))
-        for name, cls in methods().items():
-            if issubclass(cls, Compressor) and FAMILY in (cls.families or ()):
-                found.append(Contestant(name, share, cls(keep=share)))  # type: ignore[call-arg]
+        found += [Contestant(method.name, share, method) for method in compressors(share)]
     return found
 
 
-class _Clock(LogitsProcessor):
+def compressors(share: float) -> list[Compressor]:
+    """Every method that leaves this family so much of its visual tokens."""
+    found = [cls for cls in methods().values() if issubclass(cls, Compressor) and FAMILY in (cls.families or ())]
+    return [cls(keep=share) for cls in found]  # type: ignore[call-arg]
+
+
+class TokenClock(LogitsProcessor):
     """Notes when each token is there."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        bench.synchronize()
         self.times.append(time.perf_counter())
         return scores
 
@@ -171,7 +176,7 @@ def _times(model: Any, processor: Any, field: list[Contestant], questions: list[
 
 def _timed(model: Any, processor: Any, contestant: Contestant, question: Any) -> Timed:
     inputs = prepare(processor, question.frames[:: contestant.step], [question.question])
-    clock, tower = _Clock(), _TowerClock()
+    clock, tower = TokenClock(), _TowerClock()
     with _session(model, contestant) as target, tower.on(model):
         began = time.perf_counter()
         length = {"max_new_tokens": NEW, "min_new_tokens": NEW, "return_dict_in_generate": True}

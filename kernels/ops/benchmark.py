@@ -120,7 +120,7 @@ def measure(case: Case, device: str) -> dict[str, Any]:
     runs = {"ours": case.run, "baseline": case.baseline, **case.others}
     for run in runs.values():
         run()
-    seconds = bench.alternate({name: _timed(run, device) for name, run in runs.items()}, ROUNDS)
+    seconds = bench.alternate({name: _timed(run) for name, run in runs.items()}, ROUNDS)
     ours, base = bench.median(seconds["ours"]), bench.median(seconds["baseline"])
     return bench.row(
         modality="kernels",
@@ -142,14 +142,12 @@ def measure(case: Case, device: str) -> dict[str, Any]:
     )
 
 
-def _timed(run: Run, device: str) -> Callable[[int], float]:
+def _timed(run: Run) -> Callable[[int], float]:
     def timed(_: int) -> float:
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
+        bench.synchronize()
         began = time.perf_counter()
         run()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
+        bench.synchronize()
         return time.perf_counter() - began
 
     return timed

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-import torch
+from mmaccel.bench import synchronize
 
 BUCKETS = (1, 4, 8, 16, 32, 64)
 
@@ -23,13 +23,6 @@ def _monotone(values: Sequence[float]) -> tuple[float, ...]:
             (high, n), (low, m) = pools[-2:]
             pools[-2:] = [((high * n + low * m) / (n + m), n + m)]
     return tuple(value for value, count in pools for _ in range(count))
-
-
-def _synchronize() -> None:
-    # The explicit type covers for a missing annotation in torch. Never start CUDA just to wait for it.
-    started: Callable[[], bool] = torch.cuda.is_initialized
-    if started():
-        torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)
@@ -98,10 +91,10 @@ class VerifyCost:
             forward(n)
             runs = []
             for _ in range(repeats):
-                _synchronize()
+                synchronize()
                 start = clock()
                 forward(n)
-                _synchronize()
+                synchronize()
                 runs.append(clock() - start)
             times.append(max(median(runs), 1e-9))  # a coarse clock may read 0
         return cls(tuple(buckets), tuple(times))
