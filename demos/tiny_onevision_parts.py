@@ -36,23 +36,49 @@ class Batch:
         The thing or background of each pooled token; `IGNORED` where there is some of both.
     tracks : int64 `[B, T, SIDE * SIDE]`
         Thing and motion in one, once it was seen long enough.
+    arrivals : int64 `[B, T, SIDE * SIDE]`
+        0 where what was there from the start stands and others came later, 1 where the last to come stands.
     tokens, labels : int64 `[B, K, L]`
         Each question with its answer, and what is to be predicted at each of its tokens.
+    asked : int64 `[B, K, L]`
+        At words of a question that mean one of the things: its thing and motion in one, as in `tracks`.
     """
 
     frames: torch.Tensor
     times: torch.Tensor
     things: torch.Tensor
     tracks: torch.Tensor
+    arrivals: torch.Tensor
     tokens: torch.Tensor
     labels: torch.Tensor
+    asked: torch.Tensor
 
 
-def dense_labels(clip: world.Clip, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The thing, and the thing with its motion, at each token of the frames at `times`, int64 `[T, SIDE**2]` twice."""
+def meant(clip: world.Clip, texts: list[str]) -> np.ndarray:
+    """`asked` of :class:`Batch` for the words of one question, int64 `[L]`."""
+    actors = clip.scene.actors
+    by_motion = {m: [a for a in actors if a.motion == m] for m in MOTIONS}
+    latest = max(actor.appears for actor in actors)
+    found = {name.split()[-1]: [a for a in actors if a.name == name] for name in THINGS}
+    found |= {motion.split()[-1]: takers for motion, takers in by_motion.items()}
+    found |= {
+        "first": [a for a in actors if not a.appears],
+        "last": [a for a in actors if latest and a.appears == latest],
+    }
+    return np.array([_track(found[text][0]) if len(found.get(text, ())) == 1 else IGNORED for text in texts])
+
+
+def _track(actor: world.Actor) -> int:
+    return THINGS[actor.name] * len(MOTIONS) + MOTIONS[actor.motion]
+
+
+def dense_labels(clip: world.Clip, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`things`, `tracks` and `arrivals` of :class:`Batch` at the frames at `times`, int64 `[T, SIDE**2]` each."""
     cell = world.IMAGE_SIZE // SIDE
     things = np.full((len(times), SIDE, SIDE), GROUNDS[clip.scene.background])
     tracks = np.full((len(times), SIDE, SIDE), IGNORED)
+    arrivals = tracks.copy()
+    latest = max(actor.appears for actor in clip.scene.actors)
     for actor, path in zip(clip.scene.actors, clip.places, strict=True):
         cover = np.zeros((len(times), world.IMAGE_SIZE, world.IMAGE_SIZE), np.float32)
         alpha = world.sprite(actor.name, world.SPRITE_SIZE)[..., 3]
@@ -63,10 +89,12 @@ def dense_labels(clip: world.Clip, times: np.ndarray) -> tuple[np.ndarray, np.nd
         share = cover.reshape(-1, SIDE, cell, SIDE, cell).mean((2, 4))
         things[share > 0.08] = IGNORED
         things[share > 0.4] = THINGS[actor.name]
+        if latest and actor.appears in (0, latest):
+            arrivals[share > 0.4] = int(actor.appears == latest)
         since = times - times[seen].min(initial=world.ONEVISION.frames)
         told = (share > 0.4) & (since >= SEEN_ENOUGH)[:, None, None]
-        tracks[told] = THINGS[actor.name] * len(MOTIONS) + MOTIONS[actor.motion]
-    return things.reshape(len(times), -1), tracks.reshape(len(times), -1)
+        tracks[told] = _track(actor)
+    return things.reshape(len(times), -1), tracks.reshape(len(times), -1), arrivals.reshape(len(times), -1)
 
 
 def draw(
@@ -79,14 +107,21 @@ def draw(
 ) -> Batch:
     """Clips to train on, a pure function of the seed: `length` frames of each, spread over the whole of it."""
     rng = np.random.default_rng(seed)
-    rows, questions = [], []
+    rows, questions, clips = [], [], []
     for i in range(count):
         times = sampled_times(rng, length, footage.frames)
         clip = world.draw_clip([*seed, i], footage=footage, times=times)
         rows.append((clip.frames, times, *dense_labels(clip, times)))
         questions.append(choose(clip, rng, asked))
+        clips.append(clip)
     arrays = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
-    return Batch(*arrays, *packer(questions))
+    tokens, labels = packer(questions)
+    words = torch.full_like(tokens, IGNORED)
+    for i, row in enumerate(questions):
+        for j, question in enumerate(row):
+            told = meant(clips[i], packer.tokenizer.tokenize(question.text))
+            words[i, j, : len(told)] = torch.from_numpy(told)
+    return Batch(*arrays, tokens, labels, words)
 
 
 def sampled_times(rng: np.random.Generator, length: int, frames: int) -> np.ndarray:
@@ -185,6 +220,10 @@ class Trained(torch.nn.Module):
         super().__init__()
         self.model = model
         self.opening = tokenizer("<|im_start|> user")["input_ids"]
+        self.words = {
+            kind: torch.tensor([tokenizer(text)["input_ids"][-1] for text in texts])
+            for kind, texts in (("things", (*THINGS, *GROUNDS)), ("motions", MOTIONS), ("arrivals", ("first", "last")))
+        }
         self.thing_norm, self.track_norm = torch.nn.RMSNorm(WIDTH), torch.nn.RMSNorm(WIDTH)
         self.thing_head = torch.nn.Linear(WIDTH, len(THINGS) + len(GROUNDS))
         self.thing_place = torch.nn.Linear(WIDTH, 2 * SIDE)
@@ -211,8 +250,8 @@ class Trained(torch.nn.Module):
 
     def forward(
         self, features: torch.Tensor, tokens: torch.Tensor, times: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits `[B, K, L, V]`, and hidden states of the visual tokens after `TRACKING_LAYER` layers.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits `[B, K, L, V]`; hidden states of visual tokens after `TRACKING_LAYER` layers, of words after one more.
 
         `times` puts each frame at the position that it has in the whole clip; without, positions have no gaps.
         """
@@ -227,9 +266,11 @@ class Trained(torch.nn.Module):
         for i, layer in enumerate(language.layers):
             if i == TRACKING_LAYER:
                 tracked = hidden[:, opening : opening + visual - 1]
+            if i == TRACKING_LAYER + 1:
+                asked = hidden[:, opening + visual :]
             hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, **options)
         answers = language.norm(hidden[:, opening + visual :])
-        return self.model.lm_head(answers).unflatten(1, tokens.shape[1:]), tracked
+        return self.model.lm_head(answers).unflatten(1, tokens.shape[1:]), tracked, asked
 
     @staticmethod
     def _positions(opening: int, visual: int, tokens: torch.Tensor, times: torch.Tensor | None) -> torch.Tensor:
@@ -246,6 +287,22 @@ class Trained(torch.nn.Module):
     def tracks_loss(self, tracked: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Cross entropy and share of right labels of thing and motion at each visual token."""
         return _classified(self.track_head(self.track_norm(tracked)), batch.tracks.flatten(1))
+
+    def asked_loss(self, asked: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same at the words of a question that mean a thing: they have found it."""
+        return _classified(self.track_head(self.track_norm(asked)), batch.asked.flatten(1))
+
+    def words_loss(self, tracked: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of what each token shows, which way that goes and when it came, among the model's own words for it.
+
+        So a visual token is like the words for what it shows, and a question's words find what they ask about.
+        """
+        logits = self.model.lm_head(self.track_norm(tracked))
+        motions = torch.where(batch.tracks == IGNORED, IGNORED, batch.tracks % len(MOTIONS))
+        labels = {"things": batch.things, "motions": motions, "arrivals": batch.arrivals}
+        told = [_classified(logits[..., self.words[kind]], labels[kind].flatten(1)) for kind in labels]
+        losses, rights = zip(*told, strict=True)
+        return torch.stack(losses).sum(), torch.stack(rights).mean()
 
 
 def answer_loss(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

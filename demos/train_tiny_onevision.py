@@ -35,7 +35,7 @@ FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))
 # until this share of the time: frames a clip, clips a step, what happens in them
 CURRICULUM = ((0.12, 4, 16, FEW), (0.55, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
 QUESTIONS = 12
-TRACK_WEIGHT, PLACE_WEIGHT = 0.5, 0.1
+TRACK_WEIGHT, WORD_WEIGHT, PLACE_WEIGHT = 0.5, 0.5, 0.1
 
 
 def optimizers_of(module: torch.nn.Module, parts: tuple[str, ...], pace: float = 1.0) -> list[torch.optim.Optimizer]:
@@ -137,10 +137,13 @@ def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
         batch = draw(packer, [args.seed, 1, stage.step], clips, frames, QUESTIONS, footage)
         times = batch.times if stage.step % 2 else None  # with gaps where frames are left out, and without
         with torch.autocast("cpu", torch.bfloat16):
-            logits, tracked = module(module.features(batch.frames), batch.tokens, times)
+            logits, tracked, asked = module(module.features(batch.frames), batch.tokens, times)
             answers, right = answer_loss(logits, batch.labels)
             tracks, tracked_right = module.tracks_loss(tracked, batch)
-        stage.took(answers + TRACK_WEIGHT * tracks, answers=answers, right=right, tracked=tracked_right)
+            words, named = module.words_loss(tracked, batch)
+            finding, found = module.asked_loss(asked, batch)
+        loss = answers + TRACK_WEIGHT * (tracks + finding) + WORD_WEIGHT * words
+        stage.took(loss, answers=answers, right=right, tracked=tracked_right, named=named, found=found)
         if stage.due():
             check(stage, args)
     return stage.finish()

@@ -263,7 +263,7 @@ def test_packed_questions_are_answered_as_lone_ones(module, folder, tokenizer, c
     asked = moving_questions.choose(clip, np.random.default_rng(0), 3)
     frames, (tokens, labels) = clip.frames[:9], packer([asked])
     with torch.no_grad():
-        packed, _ = module(module.features(torch.from_numpy(frames)[None]), tokens)
+        packed, _, _ = module(module.features(torch.from_numpy(frames)[None]), tokens)
         for i, question in enumerate(asked):
             inputs = processor(videos=[frames], text=question.text)
             answer = torch.tensor(tokenizer(question.answer)["input_ids"])[None]
@@ -278,16 +278,36 @@ def test_packed_questions_are_answered_as_lone_ones(module, folder, tokenizer, c
 def test_dense_labels_are_where_the_things_are(clips):
     for clip in clips[:20]:
         times = np.array([0, 4, 15, 31])
-        things, tracks = tiny_onevision_parts.dense_labels(clip, times)
+        things, tracks, arrivals = tiny_onevision_parts.dense_labels(clip, times)
         ground = tiny_onevision_parts.GROUNDS[clip.scene.background]
         for row, time in enumerate(times):
             visible = {actor.name for actor in clip.scene.actors if actor.appears <= time}
             seen = {name for name, label in tiny_onevision_parts.THINGS.items() if label in things[row]}
             assert seen == visible and ground in things[row]
+        latest = max(actor.appears for actor in clip.scene.actors)
+        shown = {tiny_onevision_parts.THINGS[a.name]: a.appears for a in clip.scene.actors}
+        for label, thing in zip(arrivals[arrivals >= 0].tolist(), things[arrivals >= 0].tolist(), strict=True):
+            assert latest and shown[thing] == (latest if label else 0)
+        assert latest or (arrivals < 0).all()
         told = set(tracks[-1][tracks[-1] >= 0].tolist())
         names, motions = tiny_onevision_parts.THINGS, tiny_onevision_parts.MOTIONS
         assert (tracks[0] < 0).all()
         assert told == {names[a.name] * len(motions) + motions[a.motion] for a in clip.scene.actors if a.appears <= 15}
+
+
+def test_words_of_a_question_mean_the_thing_they_ask_about(clips):
+    names, motions = tiny_onevision_parts.THINGS, tiny_onevision_parts.MOTIONS
+    for clip in clips[:20]:
+        actors = clip.scene.actors
+        actor = actors[0]
+        track = names[actor.name] * len(motions) + motions[actor.motion]
+        others = [name for name in names if name not in {a.name for a in actors}]
+        words = ["is", "there", "a", actor.name.split()[-1], others[0].split()[-1]]
+        found = tiny_onevision_parts.meant(clip, words).tolist()
+        assert found == [tiny_onevision_parts.IGNORED] * 3 + [track, tiny_onevision_parts.IGNORED]
+        takers = [a for a in actors if a.motion == actor.motion]
+        (way,) = tiny_onevision_parts.meant(clip, [actor.motion.split()[-1]])
+        assert way == (track if len(takers) == 1 else tiny_onevision_parts.IGNORED)
 
 
 def test_gapped_positions_are_those_of_the_whole_clip():
