@@ -77,7 +77,7 @@ def build_config(tokenizer: PreTrainedTokenizerFast) -> LlavaOnevisionConfig:
         num_key_value_heads=KEY_HEADS,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

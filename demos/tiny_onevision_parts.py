@@ -20,6 +20,7 @@ SEEN_ENOUGH = 4  # frames after which a motion can be told
 THINGS = {name: i for i, name in enumerate(world.NAMES)}
 GROUNDS = {name: len(THINGS) + i for i, name in enumerate(world.BACKGROUNDS)}
 MOTIONS = {name: i for i, name in enumerate(world.MOTIONS)}
+SPREAD = 10.0
 CHUNK = 256  # queries that share a stretch of keys, so that little is computed that causality hides
 
 
@@ -187,11 +188,29 @@ def packed_attention(
         scores = (query[:, :, first:last] @ key[:, :, :last].transpose(2, 3)).masked_fill(hidden, -1e4)
         mixed.append(scores.softmax(-1, dtype=value.dtype) @ value[:, :, :last])
     if query.shape[2] > prefix:
-        mixed.append(_blocks(query[:, :, prefix:], key, value, prefix, block))
+        behind, module.spread = _blocks(query[:, :, prefix:], key, value, prefix, block)
+        mixed.append(behind)
     return torch.cat(mixed, 2).transpose(1, 2).contiguous(), None
 
 
-def _blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prefix: int, block: int) -> torch.Tensor:
+@torch.no_grad()
+def soften(language_model: torch.nn.Module, spread: float = SPREAD) -> None:
+    """Scale down the queries of heads whose scores stand too far apart (QK-clip of Kimi K2, 2025).
+
+    Muon lets scores grow until a head sees a single token, from where it learns nothing more. `spread` is the most
+    that a question's words may lift the highest score of a visual token above their mean.
+    """
+    for layer in language_model.layers:
+        attention = layer.self_attn
+        scale = (spread / attention.spread).clamp(max=1).repeat_interleave(attention.head_dim)
+        attention.q_proj.weight.mul_(scale[:, None])
+        attention.q_proj.bias.mul_(scale)
+
+
+def _blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prefix: int, block: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the blocks behind a prefix, and how far the best score stands above the mean, of each head `[H]`."""
     own_query, own_key, own_value = (
         x.unflatten(2, (-1, block)) for x in (query, key[:, :, prefix:], value[:, :, prefix:])
     )
@@ -200,7 +219,9 @@ def _blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prefix:
     scores = torch.cat([query @ key[:, :, :prefix].transpose(2, 3), own], -1)
     weights = scores.softmax(-1, dtype=value.dtype)
     behind = (weights[..., prefix:].unflatten(2, (-1, block)) @ own_value).flatten(2, 3)
-    return weights[..., :prefix] @ value[:, :, :prefix] + behind
+    seen = scores[..., :prefix].detach()
+    spread = (seen.amax(-1) - seen.mean(-1)).float().mean((0, 2))
+    return weights[..., :prefix] @ value[:, :, :prefix] + behind, spread
 
 
 def plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):

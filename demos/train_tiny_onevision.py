@@ -25,7 +25,7 @@ from . import tiny_onevision as shape
 from .moving_world import ONEVISION, Footage
 from .optimizer import Muon, trapezoid
 from .tiny_onevision_check import accuracy
-from .tiny_onevision_parts import Packer, Trained, answer_loss, draw
+from .tiny_onevision_parts import Packer, Trained, answer_loss, draw, soften
 from .tiny_onevision_save import save
 from .tiny_wan_parts import LOG_STEPS, UNITS, Average, Clock
 from .train_tiny_janus import Checkpoint
@@ -33,7 +33,7 @@ from .train_tiny_janus import Checkpoint
 CHECK_SECONDS = 300
 FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))
 # until this share of the time: frames a clip, clips a step, what happens in them
-CURRICULUM = ((0.12, 4, 16, FEW), (0.55, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
+CURRICULUM = ((0.12, 4, 16, FEW), (0.72, 8, 8, ONEVISION), (0.84, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
 QUESTIONS = 12
 TRACK_WEIGHT, WORD_WEIGHT, PLACE_WEIGHT = 0.5, 0.5, 0.1
 
@@ -144,6 +144,7 @@ def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
             finding, found = module.asked_loss(asked, batch)
         loss = answers + TRACK_WEIGHT * (tracks + finding) + WORD_WEIGHT * words
         stage.took(loss, answers=answers, right=right, tracked=tracked_right, named=named, found=found)
+        soften(module.model.model.language_model)
         if stage.due():
             check(stage, args)
     return stage.finish()
