@@ -42,7 +42,7 @@ class Trial(BaseTrial):
         self.is_pipeline = not hasattr(adapter.target, "generate")
         if not self.is_pipeline and not adapter.makes_images(dict(inputs)):
             raise UnsupportedTargetError(
-                "this call writes no picture: pass all that the processor returns, for Janus generation_mode='image' too"
+                "this call writes no picture: pass all that the processor gives, for Janus generation_mode='image' too"
             )
         self.tells_surprise = adapter.family == "janus"  # whose results are the codes alone
         self.metrics = (SURPRISE, SAME) if self.tells_surprise else (SAME,)

@@ -90,9 +90,10 @@ class Comparison:
         first, *others = self.metrics
         low, high = row["speedup_range"]
         speed = f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})" if row["kind"] != "plain" else ""
-        shown = row["kind"] != "plain" or not first.higher_is_better  # beside itself the plain target is perfect
-        quality = [_figure(row["quality"], first), _figure(row["quality_worst"], first)] if shown else ["", ""]
-        quality += [_figure(row["metrics"][metric.key], metric) if shown else "" for metric in others]
+        figures = [(row["quality"], first), (row["quality_worst"], first)]
+        figures += [(row["metrics"][metric.key], metric) for metric in others]
+        # beside itself the plain target is perfect, which says nothing
+        quality = ["" if row["kind"] == "plain" and m.higher_is_better else _figure(value, m) for value, m in figures]
         seconds = "{:.3g} ({:.3g} to {:.3g})".format(row["wall_seconds"], *row["wall_range"])
         return [row["label"], seconds, speed, *quality, _output(row), _memory(row)]
 

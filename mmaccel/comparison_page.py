@@ -80,8 +80,7 @@ def page(comparison: Comparison) -> str:
         _table(comparison),
         _list(comparison.notes(), "notes"),
         f"<p class=soft>Medians of {runs} runs in turns (lowest to highest), seeds {seeds}, warm-up left out. The"
-        " speed-up is the median of the ratios within a round. Fewer steps or frames: what anyone could do instead, at"
-        f" about the same time. {_meanings(comparison)}</p>",
+        f" speed-up is the median of the ratios within a round.{_simple(comparison)} {_meanings(comparison)}</p>",
         *(_pair(comparison, pair) for pair in comparison.pairs),
         _machine(comparison),
     ]
@@ -117,6 +116,11 @@ def _table(comparison: Comparison) -> str:
 
 def _list(texts: list[str], kind: str) -> str:
     return f'<ul class="{kind}">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>' if texts else ""
+
+
+def _simple(comparison: Comparison) -> str:
+    names = sorted({row["method"] for row in comparison.rows if row["kind"] == "simple"})
+    return f" <b>{escape(names[0])}</b>: what anyone can do instead, in about the time of a method." if names else ""
 
 
 def _meanings(comparison: Comparison) -> str:

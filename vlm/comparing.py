@@ -45,9 +45,7 @@ class Trial(BaseTrial):
         call = dict(self.inputs)
         frames, questions = call.pop("frames", None), call.pop("questions", None)
         if (frames is None) != (questions is None) or (frames is not None and self.processor is None):
-            raise SettingError(
-                "frames=, questions= and processor= go together: give all three, or those of generate"
-            )
+            raise SettingError("frames=, questions= and processor= go together: give all three, or those of generate")
         if frames is None:
             return call if fewer is None else self._without(call, fewer)
         asked = [questions] if isinstance(questions, str) else list(questions)
