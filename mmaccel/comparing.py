@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
-
-import torch
-from PIL import Image
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .adapter import Adapter
 from .errors import SettingError, UnsupportedTargetError
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTr
 @contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Generator]:
     """The global random state at a seed inside the block, and as it was after it; with a generator of that seed."""
+    import torch
+
     device = torch.device(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

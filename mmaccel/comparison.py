@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import bench
 from .comparing import BaseTrial, Metric, Shown
-from .contestant import Contestant
 from .errors import SettingError
 from .output import replacing
+
+if TYPE_CHECKING:
+    from .contestant import Contestant
 
 FORMATS = (".html", ".png", ".json")
 LONGEST = 160  # characters of an argument that are repeated on a page
@@ -59,6 +60,8 @@ class Comparison:
     @classmethod
     def of(cls, trial: BaseTrial, contestants: list[Contestant], seeds: list[int], no_simple: str) -> Comparison:
         """Gather what was measured."""
+        from . import bench
+
         model = _name(trial.target)
         result = bench.result(c.row(trial, model, contestants[0]) for c in contestants)
         call = {name: describe(value) for name, value in trial.inputs.items()}

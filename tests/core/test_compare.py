@@ -3,6 +3,8 @@
 import html
 import json
 import re
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -426,6 +428,12 @@ def test_where_pictures_differ():
     one, other = [picture(0)] * 3, [picture(0), picture(9), picture(3)]
     assert worst_frame(one, other) == 1
     assert worst_row(Shown([one, one]), Shown([one, other])) == 1
+
+
+def test_importing_compare_loads_no_torch():
+    lines = "import sys, mmaccel; mmaccel.compare, mmaccel.Comparison; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_seeded_leaves_the_random_state_alone():
