@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -50,8 +51,10 @@ class Race:
             self._take_turns(1, self.total - 1, self.contestants)
 
     def _take_turns(self, first: int, rounds: int, contestants: list[Contestant]) -> None:
-        runs = {c.label: lambda number, c=c: self._run(c, first + number) for c in contestants}
-        bench.alternate(runs, rounds)
+        def runs(contestant: Contestant) -> Callable[[int], None]:
+            return lambda number: self._run(contestant, first + number)
+
+        bench.alternate({contestant.label: runs(contestant) for contestant in contestants}, rounds)
 
     def _run(self, contestant: Contestant, number: int) -> None:
         seed = self.seeds[number % len(self.seeds)]
@@ -79,6 +82,9 @@ class Race:
             raise
         self._bar.update()
         return take, output
+
+    def _expect(self, more: int) -> None:
+        self._bar.total = (self._bar.total or 0) + more
 
     def _target(self, contestant: Contestant) -> AbstractContextManager[Any]:
         if contestant.plan is None:
@@ -109,7 +115,7 @@ class Race:
                 found[fewer] = Contestant(f"fewer {unit} ({fewer} of {count})", "simple", fewer=fewer)
         if not found:
             return f"no method was faster than the plain run, so that no fewer {unit} take as long"
-        self._bar.total += self.total * len(found)
+        self._expect(self.total * len(found))
         self._take_turns(0, 1, list(found.values()))
         self.contestants += found.values()
         return ""
@@ -121,7 +127,7 @@ class Race:
             return None
         guess = min(max(round(count * seconds / plain), 1), count - 1)
         trying = Contestant("guess", "simple", fewer=guess)
-        self._bar.total += 1
+        self._expect(1)
         slope = (plain - self._call(trying, self.seeds[0])[0].seconds) / (count - guess)
         if slope <= 0:  # fewer are no faster
             return guess
