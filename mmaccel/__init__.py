@@ -11,6 +11,8 @@ Example
 ...     print(fast.report)  # doctest: +SKIP
 """
 
+from .compare import compare
+from .comparison import Comparison
 from .errors import (
     ActiveSessionError,
     ConflictError,
@@ -29,6 +31,7 @@ from .version import __version__
 
 __all__ = [
     "ActiveSessionError",
+    "Comparison",
     "ConflictError",
     "MemoryLimitError",
     "Method",
@@ -41,6 +44,7 @@ __all__ = [
     "UnsupportedTargetError",
     "__version__",
     "accelerate",
+    "compare",
     "get_method",
     "methods",
     "plan",

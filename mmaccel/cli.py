@@ -1,4 +1,4 @@
-"""The command line: `mmaccel env | methods | plan | run | bench`."""
+"""The command line: `mmaccel env | methods | plan | run | compare | bench`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .compare_commands import add_parser, run_compare
 from .errors import MmaccelError
 from .output import replacing
 from .run_commands import chosen_methods, run_image, run_video, run_vlm, target_of
@@ -20,6 +21,7 @@ EXAMPLES = """examples:
   mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
   mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare
   mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png
+  mmaccel compare video "rocket moves up, blue background" --method video.EasyCache -o rocket.html
   mmaccel plan --model tiny-janus --preset fast -o plan.json
   mmaccel bench image --json > image.json
 """
@@ -126,6 +128,8 @@ def build_parser() -> argparse.ArgumentParser:
     question.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")
     question.set_defaults(run=run_vlm)
 
+    add_parser(commands, _add_model, _add_methods, _compare)
+
     bench = commands.add_parser("bench", help="measure methods against plain runs")
     bench.add_argument("kind", choices=sorted(BENCHMARKS))
     bench.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
@@ -189,6 +193,12 @@ def _plan(arguments: argparse.Namespace) -> None:
         with replacing(arguments.output) as temporary:
             made.save(temporary)
         print(f"saved to {arguments.output}")
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    print(run_compare(arguments))
+    if arguments.output:
+        print(f"wrote {arguments.output}")
 
 
 def _bench(arguments: argparse.Namespace) -> None:

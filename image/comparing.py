@@ -1,0 +1,86 @@
+"""How `compare` runs, judges and shows an autoregressive image model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmaccel.adapter import Adapter
+from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
+from mmaccel.errors import UnsupportedTargetError
+
+from .adapter import ImageAdapter
+from .generation import FAMILIES
+from .quality import nats_per_token
+
+SURPRISE = Metric(
+    "surprise",
+    "surprise",
+    "surprise of the plain model at the picture in nats per token, lower is better; beside that of plain pictures",
+    higher_is_better=False,
+)
+SAME = Metric("same", "same tokens", "share of tokens that the plain picture has too; two samples share few", ".1%")
+
+
+class Trial(BaseTrial):
+    """A call of `generate` that writes pictures, or of a pipeline around it.
+
+    Samples of an exact method follow the law of the plain ones and share no noise with them, so that a distance
+    between the two says nothing. The plain model's surprise at a picture does, where the family tells it.
+    """
+
+    no_simple = (
+        "the plain run is it; every token of a picture has to be drawn, and other sampling settings save no time"
+    )
+
+    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
+        super().__init__(adapter, inputs, processor)
+        assert isinstance(adapter, ImageAdapter)
+        self.images = adapter
+        self.is_pipeline = not hasattr(adapter.target, "generate")
+        if not self.is_pipeline and not adapter.makes_images(dict(inputs)):
+            raise UnsupportedTargetError(
+                "this call writes no picture: pass all that the processor gives, for Janus generation_mode='image' too"
+            )
+        self.tells_surprise = adapter.family == "janus"  # whose results are the codes alone
+        self.metrics = (SURPRISE, SAME) if self.tells_surprise else (SAME,)
+        config = getattr(adapter.model, "generation_config", None)
+        chosen = inputs.get("do_sample")
+        self.draws = bool(self.is_pipeline or (getattr(config, "do_sample", False) if chosen is None else chosen))
+        self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
+        with seeded(seed, self.images.model.device) as generator:
+            if self.is_pipeline:
+                return target(**self.inputs, generator=generator)
+            result = target.generate(**self.inputs)
+        return result if isinstance(result, torch.Tensor) else result.sequences
+
+    def equal(self, one: Any, other: Any) -> bool:
+        return self._same(one, other) == 1
+
+    def judge(self, plain: Any, other: Any) -> dict[str, float]:
+        found = {SAME.key: self._same(plain, other)}
+        if self.tells_surprise:
+            found[SURPRISE.key] = float(nats_per_token(self.images, self.inputs, other).mean())
+        return found
+
+    def _same(self, one: Any, other: Any) -> float:
+        one, other = (x if isinstance(x, torch.Tensor) else _pixels(x) for x in (one, other))
+        return float((one == other).float().mean()) if one.shape == other.shape else 0.0
+
+    @torch.no_grad()
+    def show(self, output: Any) -> Shown:
+        if self.is_pipeline:
+            return Shown([[picture] for picture in output[0]])
+        if self.images.family not in FAMILIES:
+            return Shown()
+        painter = FAMILIES[self.images.family][1]("", self.target, self.processor)
+        return Shown([[picture] for picture in painter.pictures(output, self.inputs)])
+
+
+def _pixels(output: Any) -> torch.Tensor:
+    """Pictures of a pipeline, `[B, H, W, C]`."""
+    return torch.stack([torch.from_numpy(np.asarray(picture)) for picture in output[0]])

@@ -1,0 +1,146 @@
+"""What `compare` has to know of a modality: how one call is repeated, judged and shown.
+
+A modality says so in a module `comparing` with a class `Trial`, as `mmaccel/video/comparing.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .adapter import Adapter
+from .errors import SettingError, UnsupportedTargetError
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of quality.
+
+    Attributes
+    ----------
+    key
+        Its name in rows.
+    title
+        As the heading of a column, with the unit.
+    meaning
+        What is measured, in a sentence; also `quality_metric` of a row.
+    form
+        Format of its numbers.
+    higher_is_better
+        Decides which seed is the worst.
+    """
+
+    key: str
+    title: str
+    meaning: str
+    form: str = ".3f"
+    higher_is_better: bool = True
+
+    def worst(self, values: dict[int, float]) -> int:
+        """The seed with the worst value."""
+        return min(values, key=lambda seed: values[seed] if self.higher_is_better else -values[seed])
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An output as a person sees it.
+
+    Attributes
+    ----------
+    clips
+        Pictures of each row of the batch; a clip has several.
+    texts
+        Answers of each row.
+    rate
+        Frames a second.
+    """
+
+    clips: list[list[Image.Image]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    rate: float = 8
+
+
+class BaseTrial(ABC):
+    """One call of a target with the user's own arguments, repeated with several seeds.
+
+    Class attributes
+    ----------------
+    unit
+        What the simple alternative has fewer of, such as ``"steps"``.
+
+    Attributes
+    ----------
+    metrics
+        The first one is the quality of the table, and finds the worst seed.
+    count
+        How many of the `unit` the call has; below 2 there is no simple alternative.
+    no_simple
+        Why there is none.
+    draws
+        Whether an output is a sample, so that a method of the same law gives another one.
+    seedless
+        Why all seeds give the same output; empty where they do not.
+    """
+
+    unit: ClassVar[str] = ""
+    metrics: tuple[Metric, ...]
+    count: int = 0
+    no_simple: str = ""
+    draws: bool = False
+    seedless: str = ""
+
+    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
+        self.adapter, self.target, self.inputs, self.processor = adapter, adapter.target, inputs, processor
+        if "generator" in inputs:
+            raise SettingError("leave out generator=: compare makes one for every seed, such as seeds=range(4)")
+
+    @abstractmethod
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
+        """Call a session or the plain target; this is what is timed. `fewer` of the unit, None for all."""
+
+    @abstractmethod
+    def equal(self, one: Any, other: Any) -> bool:
+        """Whether two outputs are the same, bit for bit."""
+
+    @abstractmethod
+    def judge(self, plain: Any, other: Any) -> dict[str, float]:
+        """The metrics of an output beside that of the plain target with the same seed."""
+
+    @abstractmethod
+    def show(self, output: Any) -> Shown:
+        """An output for people; only called for those that are shown."""
+
+
+def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTrial:
+    """The trial of a target's modality.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the modality has no module `comparing`.
+    """
+    name = f"mmaccel.{adapter.modality}.comparing"
+    if importlib.util.find_spec(name) is None:
+        raise UnsupportedTargetError(f"compare knows no {adapter.modality} models: time them with `mmaccel bench`")
+    trial: BaseTrial = importlib.import_module(name).Trial(adapter, inputs, processor)
+    return trial
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Generator]:
+    """The global random state at a seed inside the block, and as it was after it; with a generator of that seed."""
+    import torch
+
+    device = torch.device(device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield torch.Generator().manual_seed(seed)

@@ -1,0 +1,96 @@
+"""How `compare` runs, judges and shows a diffusion pipeline; its simple alternative is fewer steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
+
+from mmaccel.adapter import Adapter
+from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
+from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
+
+from . import clips, tensors
+
+PSNR = Metric("psnr", "PSNR dB", "PSNR in dB to the output of the plain pipeline, mean over seeds; 100 if equal", ".1f")
+SSIM = Metric("ssim", "SSIM", "structural similarity to the output of the plain pipeline, mean over seeds")
+SMALLEST = 11  # pixels: the window of SSIM
+OWN_SCHEDULES = ("timesteps", "sigmas")
+
+
+class Trial(BaseTrial):
+    """A call of a pipeline that denoises a clip or a picture, from noise that the seed decides."""
+
+    unit: ClassVar[str] = "steps"
+
+    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
+        super().__init__(adapter, inputs, processor)
+        if isinstance(adapter.target, torch.nn.Module):
+            raise UnsupportedTargetError(
+                f"a {type(adapter.target).__name__} makes no clip by itself: compare its pipeline, WanPipeline(...)"
+            )
+        call = inspect.signature(type(adapter.target).__call__).parameters
+        steps = inputs.get("num_inference_steps", getattr(call.get("num_inference_steps"), "default", None))
+        given = next((name for name in OWN_SCHEDULES if inputs.get(name) is not None), None)
+        self.count = steps if isinstance(steps, int) and given is None else 0
+        self.no_simple = f"{given}= fixes the steps" if given else "the pipeline does not say how many steps it makes"
+        self.seedless = "latents= fixes the noise" if inputs.get("latents") is not None else ""
+        self.metrics = (PSNR, SSIM) if importlib.util.find_spec("torchmetrics") else (PSNR,)
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
+        arguments = self.inputs if fewer is None else {**self.inputs, "num_inference_steps": fewer}
+        try:
+            with seeded(seed) as generator:
+                output = target(**arguments, generator=generator)
+        except ValueError as error:
+            if isinstance(error, MmaccelError):
+                raise
+            raise SettingError(f"the pipeline refuses this: {error}") from error
+        return output[0] if hasattr(output, "__getitem__") else output.frames
+
+    def equal(self, one: Any, other: Any) -> bool:
+        return torch.equal(_tensor(one), _tensor(other))
+
+    def judge(self, plain: Any, other: Any) -> dict[str, float]:
+        reference, output = _tensor(plain), _tensor(other)
+        found = {PSNR.key: min(100.0, tensors.psnr(reference, output))}
+        if SSIM in self.metrics and _is_seen(plain):
+            pairs = zip(_clips(plain), _clips(other), strict=True)
+            values = [clips.ssim(one, two) for one, two in pairs if min(one[0].size) >= SMALLEST]
+            if values:
+                found[SSIM.key] = sum(values) / len(values)
+        return found
+
+    def show(self, output: Any) -> Shown:
+        return Shown(_clips(output)) if _is_seen(output) else Shown()
+
+
+def _is_seen(output: Any) -> bool:
+    """Whether an output is pictures, and no latents."""
+    if isinstance(output, torch.Tensor | np.ndarray):
+        array = torch.as_tensor(output)
+        channels = array.shape[-1] if isinstance(output, np.ndarray) else array.shape[-3]
+        return array.ndim in (4, 5) and channels == 3 and float(array.min()) >= 0 and float(array.max()) <= 1
+    return True
+
+
+def _clips(output: Any) -> list[list[Image.Image]]:
+    """The frames of each row of a batch, one where the pipeline makes pictures, from any output type."""
+    if isinstance(output, torch.Tensor):  # [B, (F,) C, H, W]
+        output = output.movedim(-3, -1).float().cpu().numpy()
+    if isinstance(output, np.ndarray):
+        rows = output if output.ndim == 5 else output[:, None]
+        return [VaeImageProcessor.numpy_to_pil(row) for row in rows]
+    return [list(row) if isinstance(row, list | tuple) else [row] for row in output]
+
+
+def _tensor(output: Any) -> torch.Tensor:
+    """An output as one tensor; pictures in [0, 1]."""
+    if isinstance(output, torch.Tensor | np.ndarray):
+        return torch.as_tensor(output).float().cpu()
+    return torch.stack([clips.pixels(clip) for clip in _clips(output)])

@@ -1,0 +1,121 @@
+"""How `compare` runs, judges and shows a model that answers; its simple alternative is fewer frames."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.adapter import Adapter
+from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
+from mmaccel.errors import SettingError
+
+from .answering import prepare
+from .generation import setting
+from .visual_adapter import VisualAdapter
+
+AGREED = Metric("agreed", "same answers", "share of answers that are those of the plain model, word for word", ".0%")
+LIKE = Metric("like", "same words", "words that an answer shares with the plain one in order, twice over both", ".0%")
+A_TOKEN_EACH = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+PIXELS = "pixel_values_videos"
+
+
+class Trial(BaseTrial):
+    """A call of `generate`: its own arguments, or `frames` and `questions` for the processor to prepare."""
+
+    unit: ClassVar[str] = "frames"
+    metrics = (AGREED, LIKE)
+
+    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
+        super().__init__(adapter, inputs, processor)
+        self.calls: dict[int | None, dict[str, Any]] = {None: self._prepared(None)}
+        self.draws = bool(setting(self.target, self.calls[None], "do_sample"))
+        self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
+        self.kept = _tokens_of_frames(adapter, self.calls[None]) if "frames" not in inputs else None
+        self.count = len(inputs["frames"]) if "frames" in inputs else 0 if self.kept is None else int(self.kept.max())
+        if not self.count:
+            self.no_simple = (
+                "this call shows no video of several frames, or one whose frames cannot be told apart in its arguments:"
+                " give frames=, questions= and processor= instead"
+            )
+
+    def _prepared(self, fewer: int | None) -> dict[str, Any]:
+        """Arguments of `generate`."""
+        call = dict(self.inputs)
+        frames, questions = call.pop("frames", None), call.pop("questions", None)
+        if (frames is None) != (questions is None) or (frames is not None and self.processor is None):
+            raise SettingError("frames=, questions= and processor= go together: give all three, or those of generate")
+        if frames is None:
+            return call if fewer is None else self._without(call, fewer)
+        asked = [questions] if isinstance(questions, str) else list(questions)
+        chosen = frames if fewer is None else [frames[int(i)] for i in spread(len(frames), fewer)]
+        return {**prepare(self.processor, chosen, asked).to(self.target.device), **call}
+
+    def _without(self, call: dict[str, Any], fewer: int) -> dict[str, Any]:
+        """Prepared arguments with fewer frames and their placeholders."""
+        frames = spread(self.count, fewer)
+        assert self.kept is not None
+        stay = (self.kept == 0) | torch.isin(self.kept, frames.to(self.kept.device) + 1)
+        cut = {name: call[name][stay].view(len(stay), -1) for name in A_TOKEN_EACH if call.get(name) is not None}
+        return {**call, **cut, PIXELS: call[PIXELS][:, frames]}
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> torch.Tensor:
+        if fewer not in self.calls:
+            self.calls[fewer] = self._prepared(fewer)
+        call = self.calls[fewer]
+        with seeded(seed, self.target.device):
+            result = target.generate(**call)
+        sequences: torch.Tensor = result if isinstance(result, torch.Tensor) else result.sequences
+        ids = call.get("input_ids", call.get("inputs"))
+        return sequences if ids is None else sequences[:, ids.shape[1] :]
+
+    def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        return torch.equal(one, other)
+
+    def judge(self, plain: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
+        pairs = list(zip(self.answers(plain), self.answers(other), strict=True))
+        ratios = [SequenceMatcher(None, one.split(), two.split(), autojunk=False).ratio() for one, two in pairs]
+        return {
+            AGREED.key: sum(one == two for one, two in pairs) / len(pairs),
+            LIKE.key: sum(ratios) / len(ratios),
+        }
+
+    def show(self, output: torch.Tensor) -> Shown:
+        return Shown(texts=self.answers(output))
+
+    def answers(self, tokens: torch.Tensor) -> list[str]:
+        """Answers in words; without a processor the numbers of their tokens."""
+        if self.processor is None:
+            return [" ".join(str(token) for token in row) for row in tokens.tolist()]
+        return [answer.strip() for answer in self.processor.batch_decode(tokens, skip_special_tokens=True)]
+
+
+def spread(count: int, fewer: int) -> torch.Tensor:
+    """`fewer` of `count` frames, evenly from the first to the last.
+
+    Examples
+    --------
+    >>> spread(8, 4).tolist()
+    [0, 2, 5, 7]
+    """
+    return torch.linspace(0, count - 1, fewer).round().long()
+
+
+def _tokens_of_frames(adapter: Adapter, call: dict[str, Any]) -> torch.Tensor | None:
+    """For each token of a prompt `[B, L]` the number of the frame it shows, from 1; 0 for all others.
+
+    None where a row shows anything but one video, or its frames are not an axis of the pixels.
+    """
+    pixels = call.get(PIXELS)
+    if not isinstance(adapter, VisualAdapter) or pixels is None or pixels.ndim != 5 or "input_ids" not in call:
+        return None
+    rows, frames = adapter.spans(call), pixels.shape[1]
+    if rows is None or any(len(found) != 1 or found[0].frames != frames for found in rows):
+        return None
+    numbers = torch.zeros_like(call["input_ids"])
+    for number, (span,) in enumerate(rows):
+        area = span.rows * span.columns
+        shown = torch.arange(1, frames + 1, device=numbers.device).repeat_interleave(area)
+        numbers[number, span.first : span.first + frames * area] = shown
+    return numbers
