@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -16,3 +17,11 @@ def mimi_decoder_parts(model: Any) -> tuple[nn.Module | None, nn.Module, nn.Modu
     if hasattr(decoder, "decoder_seanet"):
         return decoder.upsample, decoder.decoder_transformer, decoder.decoder_seanet.layers
     return model.upsample, model.decoder_transformer, decoder.layers
+
+
+def sliding_window(window: tuple[int, int], query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Which keys a query of Moonshine v2's encoder attends to; frame numbers that broadcast, and a bool of each."""
+    from transformers.models.moonshine_streaming.modeling_moonshine_streaming import sliding_window_mask_function
+
+    seen: torch.Tensor = sliding_window_mask_function(window)(0, 0, query, key)
+    return seen
