@@ -116,8 +116,7 @@ def convert(source: Path, target: Path) -> None:
     state.update(_weights(folder / "decoder_model_merged.ort", "model.decoder."))
     with torch.device("meta"):
         model = MoonshineForConditionalGeneration(MoonshineConfig())
-    model.generation_config.max_length = MAX_LENGTH
-    weights.save(model, state, target)
+    weights.save(model, state, {"max_length": MAX_LENGTH}, target)
     _processor(_pieces((folder / "tokenizer.bin").read_bytes())).save_pretrained(target)
 
 

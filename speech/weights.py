@@ -239,10 +239,11 @@ def sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def save(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write a model's configuration, and weights that must be exactly those of its class.
+def save(model: Any, state: dict[str, torch.Tensor], generation: dict[str, Any], folder: Path) -> None:
+    """Write a model's configuration, how it generates, and weights that must be exactly those of its class.
 
-    `model` may be on the meta device: nothing of it but names and shapes is used.
+    `model` may be on the meta device: nothing of it but its configuration and the names and shapes of its weights is
+    used.
 
     Raises
     ------
@@ -250,6 +251,7 @@ def save(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
         Names the first tensor that is missing, left over or of another shape.
     """
     from safetensors.torch import save_file
+    from transformers import GenerationConfig
 
     tied = set(model.all_tied_weights_keys)
     wanted = {key: value.shape for key, value in model.state_dict().items() if key not in tied}
@@ -259,4 +261,6 @@ def save(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
         raise WeightsError(f"{len(wrong)} converted tensors do not fit {type(model).__name__}, such as {wrong[0]}")
     save_file({key: state[key].contiguous() for key in sorted(state)}, folder / "model.safetensors", {"format": "pt"})
     model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+    # A new one: what a model makes of its configuration says so when saved, and `generate` then makes it anew.
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    GenerationConfig(**{name: getattr(model.config, name) for name in names}, **generation).save_pretrained(folder)

@@ -54,8 +54,8 @@ def convert(source: Path, target: Path) -> None:
     tokenizer = _tokenizer(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
     with torch.device("meta"):
         model = WhisperForConditionalGeneration(_config(tokenizer, state))
-    _generation(model.generation_config, tokenizer, json.loads((folder / "config.json").read_text()))
-    weights.save(model, state, target)
+    settings = json.loads((folder / "config.json").read_text())
+    weights.save(model, state, _generation(tokenizer, settings), target)
     WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(target)
 
 
@@ -150,9 +150,9 @@ def _config(tokenizer: Any, state: dict[str, torch.Tensor]) -> Any:
     )
 
 
-def _generation(generation_config: Any, tokenizer: Any, settings: dict[str, Any]) -> None:
+def _generation(tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """What transformers' `generate` of Whisper goes by, as OpenAI's models have it."""
-    values = {
+    return {
         "is_multilingual": False,
         "no_timestamps_token_id": tokenizer.convert_tokens_to_ids("<|notimestamps|>"),
         "prev_sot_token_id": tokenizer.convert_tokens_to_ids("<|startofprev|>"),
@@ -163,5 +163,3 @@ def _generation(generation_config: Any, tokenizer: Any, settings: dict[str, Any]
         "max_length": 448,
         "return_timestamps": False,
     }
-    for name, value in values.items():  # `update` leaves out names that only Whisper has
-        setattr(generation_config, name, value)
