@@ -32,3 +32,21 @@ def sample(model: Any, input_ids: torch.Tensor, processors: Any, criteria: Any, 
     return model._sample(
         input_ids, logits_processor=processors, stopping_criteria=criteria, generation_config=config, **kwargs
     )
+
+
+def transducer_state(config: Any) -> Any:
+    """What the prediction network of `NemotronAsrStreamingForRNNT` remembers of the text, at its start."""
+    from transformers.models.nemotron_asr_streaming.generation_nemotron_asr_streaming import (
+        NemotronAsrStreamingRNNTDecoderCache,
+    )
+
+    return NemotronAsrStreamingRNNTDecoderCache(config)
+
+
+def encoder_frame(pooler_output: torch.Tensor) -> Any:
+    """One projected encoder frame `[1, 1, D]` as `NemotronAsrStreamingForRNNT` takes it."""
+    from transformers.models.nemotron_asr_streaming.modeling_nemotron_asr_streaming import (
+        NemotronAsrStreamingEncoderModelOutput,
+    )
+
+    return NemotronAsrStreamingEncoderModelOutput(pooler_output=pooler_output)
