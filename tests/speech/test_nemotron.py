@@ -7,7 +7,7 @@ from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeature
 from mmaccel.errors import SettingError
 from mmaccel.speech.nemotron import NemotronStream
 
-BLANK, RATE = 24, 16_000
+BLANK, BLANKS, RATE = 24, 9.0, 16_000
 
 
 class Letters:
@@ -46,8 +46,9 @@ def build():
         model = NemotronAsrStreamingForRNNT(config).eval()
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "encoder.layers" not in name:
-                parameter.data.normal_(0.0, 1.5 * parameter[0].numel() ** -0.5)
-        model.joint.head.bias.data[BLANK] += 0.8
+                parameter.data.normal_(0.0, (3.0 if "encoder" not in name else 1.5) * parameter[0].numel() ** -0.5)
+        model.decoder.embedding.weight.data.normal_(0.0, 3.0)
+        model.joint.head.bias.data[BLANK] += BLANKS  # so that it neither is silent nor always says the most it may
     model.generation_config.decoder_start_token_id = BLANK
     return model
 
@@ -84,7 +85,7 @@ def offline(model, processor, samples, lookahead):
     mels = inputs.input_features[:, : len(samples) // 160]
     with torch.no_grad():
         frames = model.get_audio_features(input_features=mels, num_lookahead_tokens=lookahead).pooler_output
-        output = model.generate(input_features=mels, num_lookahead_tokens=lookahead)
+        output = model.generate(input_features=mels, num_lookahead_tokens=lookahead, max_new_tokens=500)
     tokens = [token for token in output.sequences[0].tolist() if token != BLANK]
     return frames, tokens
 
