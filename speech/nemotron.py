@@ -28,7 +28,7 @@ class NemotronStream:
         The model, and what prepares its audio and reads its tokens. Neither is changed.
     lookahead
         Encoder frames of 80 ms that a frame may look ahead, one of those that the model was trained with: 13, 6, 1
-        or 0. Default 1, of the latencies 1120, 560, 160 and 80 ms the third.
+        or 0, for latencies of 1120, 560, 160 or 80 ms. Default 1.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class NemotronStream:
         return self._text(tokens, last=True)
 
     def nbytes(self) -> int:
-        """Bytes of the caches and of audio that waits, by count."""
+        """Bytes of keys, values and audio that waits, by count."""
         cache = self._caches.get("past_key_values")
         held = [x for layer in cache.layers for x in (layer.keys, layer.values)] if cache is not None else []
         return sum(x.numel() * x.element_size() for x in [*held, self._samples] if x is not None)
