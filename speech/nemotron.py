@@ -1,0 +1,166 @@
+"""A cache-aware FastConformer transducer on a stream of audio: text that only grows, many streams on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mmaccel.errors import SettingError
+
+from .private import encoder_frame, transducer_state
+
+TAIL = 32  # tokens before the new ones that are decoded with them, for spaces and accents
+
+
+class NemotronStream:
+    """Push audio to a `NemotronAsrStreamingForRNNT` and get its text (Noroozi et al., cache-aware FastConformer, 2024).
+
+    The library's own streaming pulls chunks out of a generator and keeps its place on the model. Here audio is
+    pushed, in pieces of any size, and each stream has its own caches. Exact: the tokens are those of `generate` with
+    the same lookahead on the whole audio, followed by silence up to the end of the last chunk. A transducer never
+    takes a word back.
+
+    Parameters
+    ----------
+    model, processor
+        The model, and what prepares its audio and reads its tokens. Neither is changed.
+    lookahead
+        Encoder frames of 80 ms that a frame may look ahead, one of those that the model was trained with: 13, 6, 1
+        or 0, for latencies of 1120, 560, 160 or 80 ms. Default 1.
+
+    Attributes
+    ----------
+    latency
+        Seconds from a sound to its chunk's end at most.
+    tokens, frames
+        Tokens said, without blanks, and encoder frames heard.
+
+    Raises
+    ------
+    SettingError
+        If the model was not trained with the lookahead, samples are not one row of floats, or the stream is finished.
+
+    Examples
+    --------
+    >>> stream = NemotronStream(model, processor, lookahead=6)  # doctest: +SKIP
+    >>> for chunk in microphone:  # doctest: +SKIP
+    ...     print(stream.push(chunk), end="", flush=True)
+    >>> print(stream.finish())  # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any, processor: Any, lookahead: int = 1) -> None:
+        supported = getattr(processor, "supported_num_lookahead_tokens", (13, 6, 1, 0))
+        if lookahead not in supported:
+            known = ", ".join(str(number) for number in supported)
+            raise SettingError(f"NemotronStream(lookahead={lookahead!r}): the model was trained with {known}")
+        self.model, self.processor, self.lookahead = model, processor, lookahead
+        self.factor = int(model.config.encoder_config.subsampling_factor)
+        extractor = processor.feature_extractor
+        self.latency = (lookahead + 1) * self.factor * extractor.hop_length / extractor.sampling_rate
+        self.tokens = self.frames = self._heard = self._mels = 0
+        self.finished = False
+        self._samples = torch.zeros(extractor.n_fft // 2)  # half a window of silence, as a centred one begins
+        self._caches: dict[str, Any] = {}
+        self._state = transducer_state(model.config)
+        start = model.generation_config.decoder_start_token_id
+        self._last = int(model.config.blank_token_id if start is None else start)
+        self._symbols = 0  # said at this frame
+        self._tail: list[int] = []
+        self._waiting: list[int] = []  # tokens that are not yet a whole character
+
+    @torch.no_grad()
+    def push(self, samples: torch.Tensor) -> str:
+        """Take in `samples` `[n]` at the processor's rate; returns the new text."""
+        if self.finished:
+            raise SettingError("this stream is finished: make another NemotronStream")
+        if samples.ndim != 1 or not samples.is_floating_point():
+            raise SettingError(f"samples {list(samples.shape)} {samples.dtype}: pass one row [n] of floats")
+        self._heard += len(samples)
+        return self._text(self._hear(samples.float().cpu()))
+
+    @torch.no_grad()
+    def finish(self) -> str:
+        """The rest of the text: the last chunk is filled up with silence."""
+        tokens: list[int] = []
+        while self._mels < self._heard // self.processor.feature_extractor.hop_length:
+            tokens += self._hear(torch.zeros(self._needed() - len(self._samples)))
+        self.finished = True
+        return self._text(tokens, last=True)
+
+    def nbytes(self) -> int:
+        """Bytes of keys, values and audio that waits, by count."""
+        cache = self._caches.get("past_key_values")
+        held = [x for layer in cache.layers for x in (layer.keys, layer.values)] if cache is not None else []
+        return sum(x.numel() * x.element_size() for x in [*held, self._samples] if x is not None)
+
+    def _chunk(self) -> int:
+        """Mel frames that the encoder takes next."""
+        return self.factor * (self.lookahead + 1) if self._mels else 1 + self.factor * self.lookahead
+
+    def _needed(self) -> int:
+        """Samples of so many frames, with half a window on each side."""
+        extractor = self.processor.feature_extractor
+        return int((self._chunk() - 1) * extractor.hop_length + extractor.n_fft)
+
+    def _hear(self, samples: torch.Tensor) -> list[int]:
+        self._samples = torch.cat([self._samples, samples])
+        tokens: list[int] = []
+        while len(self._samples) >= self._needed():
+            tokens += self._say(self._encode())
+        self.tokens += len(tokens)
+        return tokens
+
+    def _encode(self) -> torch.Tensor:
+        """Projected encoder frames `[1, t, D]` of the next chunk."""
+        extractor, count = self.processor.feature_extractor, self._chunk()
+        # samples before the window's first have no weight, so that the missing pre-emphasis of the first is not heard
+        mels = extractor(
+            self._samples[: self._needed()].numpy(),
+            center=False,
+            sampling_rate=extractor.sampling_rate,
+            return_tensors="pt",
+        ).input_features
+        self._samples = self._samples[count * extractor.hop_length :].clone()
+        self._mels += count
+        output = self.model.get_audio_features(
+            input_features=mels.to(self.model.device, self.model.dtype),
+            num_lookahead_tokens=self.lookahead,
+            use_cache=True,
+            output_attention_mask=False,
+            **self._caches,
+        )
+        self._caches = {"past_key_values": output.past_key_values, "padding_cache": output.padding_cache}
+        frames: torch.Tensor = output.pooler_output
+        return frames
+
+    def _say(self, frames: torch.Tensor) -> list[int]:
+        """Greedy transducer: at each frame the likeliest tokens, until a blank or the model's limit."""
+        blank, tokens, place = self.model.config.blank_token_id, list[int](), 0
+        while place < frames.shape[1]:
+            logits = self.model(
+                decoder_input_ids=torch.tensor([[self._last]], device=frames.device),
+                encoder_outputs=encoder_frame(frames[:, place : place + 1]),
+                decoder_cache=self._state,
+            ).logits
+            self._last = int(logits[0, -1].argmax())
+            self._symbols = 0 if self._last == blank else self._symbols + 1
+            if self._last != blank:
+                tokens.append(self._last)
+            if self._last == blank or self._symbols >= self.model.max_symbols_per_step:
+                self._symbols, place = 0, place + 1
+        self.frames += frames.shape[1]
+        return tokens
+
+    def _text(self, tokens: Sequence[int], last: bool = False) -> str:
+        """Text of new tokens behind the old; a character that is not whole waits for its rest."""
+        self._waiting += tokens
+        before, after = (self._decode(ids) for ids in (self._tail, self._tail + self._waiting))
+        if after.endswith("�") and not last:
+            return ""
+        self._tail, self._waiting = (self._tail + self._waiting)[-TAIL:], []
+        return after[len(before) :]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True)) if tokens else ""

@@ -1,0 +1,181 @@
+"""A pushed stream of the cache-aware FastConformer: what the library makes of the whole audio."""
+
+import pytest
+import torch
+from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
+
+from mmaccel.errors import SettingError
+from mmaccel.speech.nemotron import NemotronStream
+
+BLANK, BLANKS, RATE = 24, 9.0, 16_000
+
+
+class Letters:
+    def decode(self, tokens, **_):
+        return "".join(chr(ord("a") + token) for token in tokens)
+
+
+class Processor:
+    def __init__(self):
+        self.feature_extractor = NemotronAsrStreamingFeatureExtractor(feature_size=16)
+        self.tokenizer = Letters()
+
+
+def build():
+    encoder = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+        "subsampling_conv_channels": 8,
+        "num_mel_bins": 16,
+        "conv_kernel_size": 5,
+        "sliding_window": 15,
+        "model_type": "nemotron_asr_streaming_encoder",
+    }
+    config = NemotronAsrStreamingConfig(
+        encoder_config=encoder,
+        vocab_size=BLANK + 1,
+        blank_token_id=BLANK,
+        decoder_hidden_size=24,
+        num_decoder_layers=1,
+        max_symbols_per_step=3,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = NemotronAsrStreamingForRNNT(config).eval()
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "encoder.layers" not in name:
+                parameter.data.normal_(0.0, (3.0 if "encoder" not in name else 1.5) * parameter[0].numel() ** -0.5)
+        model.decoder.embedding.weight.data.normal_(0.0, 3.0)
+        model.joint.head.bias.data[BLANK] += BLANKS  # so that it neither is silent nor always says the most it may
+    model.generation_config.decoder_start_token_id = BLANK
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build()
+
+
+@pytest.fixture(scope="module")
+def processor():
+    return Processor()
+
+
+def sound(seconds, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    loud = torch.rand(round(seconds * 10) + 1, generator=generator).repeat_interleave(1600)[: round(seconds * RATE)]
+    return loud * torch.randn(len(loud), generator=generator)
+
+
+def filled(samples, lookahead):
+    """With silence up to the end of the last chunk."""
+    first, more = 1 + 8 * lookahead, 8 * (lookahead + 1)
+    mels = len(samples) // 160
+    chunks = max(0, -(-(mels - first) // more))
+    return torch.nn.functional.pad(samples, (0, (first + chunks * more) * 160 - len(samples)))
+
+
+def offline(model, processor, samples, lookahead):
+    """The library on the whole audio: encoder frames, and tokens."""
+    samples = filled(samples, lookahead)
+    inputs = processor.feature_extractor(samples.numpy(), sampling_rate=RATE, return_tensors="pt")
+    # the library counts a last, half-empty mel frame as padding
+    mels = inputs.input_features[:, : len(samples) // 160]
+    with torch.no_grad():
+        frames = model.get_audio_features(input_features=mels, num_lookahead_tokens=lookahead).pooler_output
+        output = model.generate(input_features=mels, num_lookahead_tokens=lookahead, max_new_tokens=500)
+    tokens = [token for token in output.sequences[0].tolist() if token != BLANK]
+    return frames, tokens
+
+
+def streamed(model, processor, samples, lookahead, chunk):
+    stream, frames = NemotronStream(model, processor, lookahead), []
+    encode = stream._encode
+    stream._encode = lambda: frames.append(encode()) or frames[-1]
+    text = "".join(stream.push(piece) for piece in samples.split(chunk)) + stream.finish()
+    return torch.cat(frames, 1), text, stream
+
+
+@pytest.mark.parametrize("lookahead", (13, 6, 1, 0))
+def test_pushed_is_offline(model, processor, lookahead):
+    samples = sound(4.0)
+    frames, tokens = offline(model, processor, samples, lookahead)
+    text = Letters().decode(tokens)
+    assert len(set(tokens)) > 4, "a model that says nothing would prove nothing"
+    for chunk in (333, 8000, 10**6):
+        pushed, said, stream = streamed(model, processor, samples, lookahead, chunk)
+        assert pushed.shape == frames.shape
+        assert float((pushed - frames).abs().max()) < 1e-4 * float(frames.abs().max())
+        assert said == text and stream.tokens == len(tokens) and stream.frames == frames.shape[1]
+
+
+def test_latency(model, processor):
+    latencies = [NemotronStream(model, processor, lookahead).latency for lookahead in (13, 6, 1, 0)]
+    assert latencies == pytest.approx([1.12, 0.56, 0.16, 0.08])
+
+
+def test_text_only_grows_and_comes_in_time(model, processor):
+    """What came out is final, and nothing waits longer than the latency and half a window."""
+    samples = sound(2.0)
+    _, text, _ = streamed(model, processor, samples, 1, 10**6)
+    stream, said = NemotronStream(model, processor), ""
+    for end in range(160, len(samples) + 1, 160):
+        said += stream.push(samples[end - 160 : end])
+        assert text.startswith(said)
+        assert stream.frames * 0.08 > (end - 256) / RATE - stream.latency - 0.01
+    assert said + stream.finish() == text
+
+
+def test_two_streams_on_one_model(model, processor):
+    """Unlike the library's own streaming, which keeps its place on the model."""
+    before = set(vars(model))
+    sounds = [sound(1.5, 1), sound(1.5, 2)]
+    alone = [streamed(model, processor, samples, 0, 4000)[1] for samples in sounds]
+    streams, said = [NemotronStream(model, processor, 0) for _ in sounds], ["", ""]
+    for pieces in zip(*(samples.split(1111) for samples in sounds), strict=True):
+        for number, piece in enumerate(pieces):
+            said[number] += streams[number].push(piece)
+    assert [text + stream.finish() for text, stream in zip(said, streams, strict=True)] == alone
+    assert alone[0] != alone[1] and set(vars(model)) == before
+
+
+def test_memory_is_bounded(model, processor):
+    stream = NemotronStream(model, processor, 1)
+    sizes = []
+    for seed in range(5):
+        stream.push(sound(1.6, seed))
+        sizes.append(stream.nbytes())
+    assert sizes[1] == sizes[-1] < 100_000 and len(stream._tail) <= 32
+
+
+def test_a_character_of_several_tokens_waits(model, processor):
+    """Nothing is shown that would have to be taken back."""
+
+    class Bytes:
+        def decode(self, tokens, **_):
+            return bytes(tokens).decode("utf-8", errors="replace")
+
+    other = Processor()
+    other.tokenizer = Bytes()
+    stream = NemotronStream(model, other)
+    first, second = "é".encode()
+    assert [stream._text([97, first]), stream._text([second]), stream._text([98, first], last=True)] == [
+        "",
+        "aé",
+        "b\ufffd",
+    ]
+
+
+def test_nothing_and_bad_input(model, processor):
+    assert NemotronStream(model, processor).finish() == ""
+    with pytest.raises(SettingError, match=r"lookahead=3\): the model was trained with 13, 6, 1, 0"):
+        NemotronStream(model, processor, 3)
+    stream = NemotronStream(model, processor)
+    for samples in (torch.zeros(1, 80), torch.zeros(80, dtype=torch.int16)):
+        with pytest.raises(SettingError, match=r"pass one row \[n\] of floats"):
+            stream.push(samples)
+    stream.finish()
+    with pytest.raises(SettingError, match="finished"):
+        stream.push(torch.zeros(10))
