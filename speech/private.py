@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -16,3 +17,14 @@ def mimi_decoder_parts(model: Any) -> tuple[nn.Module | None, nn.Module, nn.Modu
     if hasattr(decoder, "decoder_seanet"):
         return decoder.upsample, decoder.decoder_transformer, decoder.decoder_seanet.layers
     return model.upsample, model.decoder_transformer, decoder.layers
+
+
+def last_self_attention(encoder: Any) -> Any:
+    """Self-attention of the last layer of a Whisper or Moonshine encoder; it has `q_proj`, `k_proj`, `head_dim`."""
+    return encoder.layers[-1].self_attn
+
+
+def rotated(module: Any, query: Any, key: Any, position_embeddings: Any) -> tuple[Any, Any]:
+    """Queries and keys `[B, H, T, D]` with the rotary embedding of that attention's model."""
+    rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
+    return rotate(query, key, *position_embeddings)  # type: ignore[no-any-return]
