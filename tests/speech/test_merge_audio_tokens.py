@@ -19,10 +19,12 @@ from mmaccel.adapter import Adapter
 from mmaccel.errors import SettingError
 from mmaccel.plan import Plan
 from mmaccel.session import Session
+from mmaccel.speech import moonshine as moonshine_adapter
+from mmaccel.speech import whisper as whisper_adapter
 from mmaccel.speech.audio_tokens import greedy_map, merge_tokens, similar_runs
 from mmaccel.speech.merge_audio_tokens import MergeAudioTokens, _Received
 from mmaccel.speech.private import last_self_attention
-from mmaccel.testing import snapshot
+from mmaccel.testing import check_method, snapshot
 
 
 def random(*shape, seed=0):
@@ -271,6 +273,13 @@ def test_nothing_alike_and_all_kept_says_so(target):
     with session_of(model, MergeAudioTokens(keep=0.999, threshold=1.0)) as fast:
         generate(fast, inputs(1))
         assert not fast.report.engaged and "lower threshold or keep" in fast.report.warnings[0]
+
+
+def test_the_contract_of_methods():
+    # imports register the adapters
+    assert whisper_adapter.WhisperAdapter.family in MergeAudioTokens.families
+    assert moonshine_adapter.MoonshineAdapter.family in MergeAudioTokens.families
+    check_method(MergeAudioTokens)
 
 
 @pytest.mark.parametrize("bad", ({"keep": 0}, {"keep": 1.2}, {"keep": "1"}, {"threshold": 2}, {"threshold": math.nan}))
