@@ -102,7 +102,7 @@ def measure(model: Transducer, count: int = 200) -> EmissionLatency:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=600, help="training steps of each model (default 600)")
+    parser.add_argument("--steps", type=int, default=1200, help="training steps of each model (default 1200)")
     parser.add_argument("--strengths", type=float, nargs="+", default=[0.0, 0.1], help="of FastEmit")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
