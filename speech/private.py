@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -50,3 +51,14 @@ def encoder_frame(pooler_output: torch.Tensor) -> Any:
     )
 
     return NemotronAsrStreamingEncoderModelOutput(pooler_output=pooler_output)
+
+
+def last_self_attention(encoder: Any) -> Any:
+    """Self-attention of the last layer of a Whisper or Moonshine encoder; it has `q_proj`, `k_proj`, `head_dim`."""
+    return encoder.layers[-1].self_attn
+
+
+def rotated(module: Any, query: Any, key: Any, position_embeddings: Any) -> tuple[Any, Any]:
+    """Queries and keys `[B, H, T, D]` with the rotary embedding of that attention's model."""
+    rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
+    return rotate(query, key, *position_embeddings)  # type: ignore[no-any-return]

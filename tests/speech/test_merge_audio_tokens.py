@@ -1,0 +1,288 @@
+"""Merging of audio tokens: the pure functions against their definitions, and the method on real classes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from mmaccel.adapter import Adapter
+from mmaccel.errors import SettingError
+from mmaccel.plan import Plan
+from mmaccel.session import Session
+from mmaccel.speech import moonshine as moonshine_adapter
+from mmaccel.speech import whisper as whisper_adapter
+from mmaccel.speech.audio_tokens import greedy_map, merge_tokens, similar_runs
+from mmaccel.speech.merge_audio_tokens import MergeAudioTokens, _Received
+from mmaccel.speech.private import last_self_attention
+from mmaccel.testing import check_method, snapshot
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def unit(x):
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+@pytest.mark.parametrize("threshold", (-1, 0.0, 0.3, 0.85, 1.0))
+def test_runs_follow_their_definition(threshold):
+    vectors = unit(random(30, 6).cumsum(0))
+    runs = [[0]]
+    for token in range(1, 30):
+        mean = np.mean([float(vectors[token] @ vectors[member]) for member in runs[-1]])
+        if mean >= threshold:
+            runs[-1].append(token)
+        else:
+            runs.append([token])
+    assert similar_runs(vectors.numpy(), threshold) == [run[0] for run in runs]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_greedy_map_is_the_greedy_of_determinants(seed):
+    vectors = random(9, 12, seed=seed).double()
+    kernel = (vectors @ vectors.T).numpy()
+    chosen = []
+    for _ in range(5):  # brute force: each item tried, each determinant computed
+        left = [item for item in range(9) if item not in chosen]
+        chosen.append(max(left, key=lambda item: np.linalg.det(kernel[np.ix_([*chosen, item], [*chosen, item])])))  # noqa: B023
+    assert greedy_map(kernel, 5) == chosen
+
+
+def test_greedy_map_is_near_the_best_subset():
+    vectors = random(7, 8, seed=3).double()
+    kernel = (vectors @ vectors.T).numpy()
+
+    def determinant(items):
+        return np.linalg.det(kernel[np.ix_(items, items)])
+
+    best = max(determinant(list(items)) for items in itertools.combinations(range(7), 3))
+    found = determinant(greedy_map(kernel, 3))
+    assert 0 < found <= best * (1 + 1e-9) and math.log(best / found) < 1
+
+
+def test_greedy_map_past_the_rank_takes_the_largest():
+    vectors = random(6, 2).double()
+    kernel = (vectors @ vectors.T).numpy()
+    chosen = greedy_map(kernel, 5)
+    rest = sorted(set(range(6)) - set(chosen[:2]), key=lambda item: -kernel[item, item])
+    assert len(set(chosen)) == 5 and chosen[2:] == rest[:3]
+
+
+def test_merged_features_are_weighted_means_in_order():
+    base = unit(random(3, 16))
+    features = torch.stack([base[0], base[0] * 2, base[1], base[2], base[2] * 3, base[2]])[None]
+    importance = torch.tensor([[1.0, 3.0, 1.0, 2.0, 1.0, 1.0]])
+    merged = merge_tokens(features, importance, keep=1.0, threshold=0.9)
+    assert merged.index.tolist() == [[0, 2, 3]] and merged.size.tolist() == [[2, 1, 3]]
+    expected = torch.stack([base[0] * 7 / 4, base[1], base[2] * 6 / 4])
+    assert torch.allclose(merged.features[0], expected, atol=1e-6)
+    assert torch.equal(merged.features[0, 1], features[0, 2])  # alone: as it was
+
+
+def test_keep_bounds_the_number_and_chooses_the_telling():
+    features = random(1, 20, 32)
+    importance = torch.full((1, 20), 0.01)
+    telling = [2, 3, 7, 11, 19]
+    importance[0, telling] = 1.0
+    merged = merge_tokens(features, importance, keep=0.25, threshold=1.0)
+    assert merged.index[0].tolist() == telling and torch.equal(merged.features[0], features[0, telling])
+    assert merge_tokens(features, importance, keep=0.01).features.shape == (1, 1, 32)
+
+
+def test_of_two_that_are_alike_one_is_chosen():
+    base = unit(random(3, 16))
+    features = torch.stack([base[0], base[1], base[0], base[2]])[None]  # not neighbours: they do not merge
+    merged = merge_tokens(features, torch.tensor([[1.0, 0.5, 0.9, 0.5]]), keep=0.75, threshold=0.9)
+    assert merged.index.tolist() == [[0, 1, 3]]
+
+
+def test_ragged_rows_are_shortened_apart_and_padding_is_never_seen():
+    features, importance = random(2, 12, 8).cumsum(1), random(2, 12).abs()
+    mask = torch.ones(2, 12)
+    mask[1, 5:] = 0
+    spoilt = features.clone()
+    spoilt[1, 5:] = 99.0
+    merged = merge_tokens(spoilt, importance, 0.5, 0.9, mask)
+    alone = [
+        merge_tokens(features[:1], importance[:1], 0.5, 0.9),
+        merge_tokens(features[1:, :5], importance[1:, :5], 0.5, 0.9),
+    ]
+    for row, single in enumerate(alone):
+        kept = merged.size[row] > 0
+        assert torch.equal(merged.index[row][kept], single.index[0]) and torch.equal(
+            merged.size[row][kept], single.size[0]
+        )
+        assert torch.allclose(merged.features[row][kept], single.features[0], atol=1e-6)
+        assert not merged.features[row][~kept].any()
+
+
+def test_equal_rows_for_decoders_without_a_mask():
+    features = torch.stack([random(16, 8), torch.ones(16, 8)])  # all different, and all the same
+    merged = merge_tokens(features, torch.ones(2, 16), keep=0.5, threshold=0.9, equal=True)
+    assert merged.features.shape == (2, 8, 8) and (merged.size > 0).all()
+    assert merged.size[1].tolist() == [2] * 8 and torch.allclose(merged.features[1], torch.ones(8, 8))
+
+
+# The method, on models of real classes with a few thousand weights.
+
+SIZES = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1}
+
+
+class Plain(Adapter):
+    """As little of an adapter as a session needs."""
+
+    family, modality, classes = "whisper", "speech", ()
+
+
+def whisper():
+    config = WhisperConfig(
+        **SIZES,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        num_mel_bins=8,
+        max_source_positions=50,
+        max_target_positions=32,
+        begin_suppress_tokens=None,
+        suppress_tokens=None,
+    )
+    return WhisperForConditionalGeneration(config), lambda batch: {"input_features": random(batch, 8, 100)}
+
+
+def moonshine():
+    config = MoonshineConfig(
+        **SIZES,
+        hidden_size=32,
+        intermediate_size=64,
+        encoder_num_hidden_layers=2,
+        decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=4,
+        decoder_num_attention_heads=4,
+    )
+    return MoonshineForConditionalGeneration(config), lambda batch: {"input_values": random(batch, 16_000)}
+
+
+@pytest.fixture(params=(whisper, moonshine), ids=("whisper", "moonshine"))
+def target(request):
+    torch.manual_seed(0)
+    model, inputs = request.param()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(6.0)  # so that attention and greedy decoding have no near-ties
+    return model.eval(), inputs
+
+
+def session_of(model, method):
+    return Session(Plan((method,), family="whisper"), Plain(model))
+
+
+def generate(target, inputs, **more):
+    return target.generate(**inputs, max_new_tokens=8, do_sample=False, **more)
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+def test_the_method_shortens_what_the_decoder_attends_to(target, batch):
+    model, inputs = target
+    plain, before = generate(model, inputs(batch)), snapshot(model)
+    seen = []
+    with session_of(model, MergeAudioTokens(keep=0.5)) as fast:
+        watch = model.get_decoder().register_forward_pre_hook(
+            lambda _module, _args, kwargs: seen.append(kwargs["encoder_hidden_states"].shape), with_kwargs=True
+        )
+        out = generate(fast, inputs(batch))
+        watch.remove()
+        report = fast.report
+    length = model.get_encoder()(next(iter(inputs(1).values()))).last_hidden_state.shape[1]
+    assert out.shape == plain.shape and report.engaged and not report.exact
+    assert {shape[0] for shape in seen} == {batch} and all(shape[1] <= round(0.5 * length) for shape in seen)
+    assert report.details["audio_tokens"] == batch * length and report.details["kept"] <= batch * round(0.5 * length)
+    assert report.work_ratio == pytest.approx(report.details["kept"] / report.details["audio_tokens"], rel=1e-3)
+    assert report.wall_seconds > 0 and not report.warnings and report.peak_extra_bytes > 0
+    assert snapshot(model) == before and torch.equal(generate(model, inputs(batch)), plain)
+
+
+def test_keep_1_is_bit_identical(target):
+    model, inputs = target
+    plain = generate(model, inputs(2))
+    with session_of(model, MergeAudioTokens(keep=1)) as fast:
+        assert torch.equal(generate(fast, inputs(2)), plain)
+        assert fast.report.exact and not fast.report.engaged
+
+
+def test_importance_is_the_attention_of_the_eager_model(target):
+    model, inputs = target
+    model.set_attn_implementation("eager")
+    encoder = model.get_encoder()
+    received = _Received(last_self_attention(encoder))
+    maps = []
+    watch = last_self_attention(encoder).register_forward_hook(lambda _m, _a, output: maps.append(output[1]))
+    with torch.no_grad(), received.watched():
+        encoder(next(iter(inputs(2).values())))
+        found = received.importance(None)
+    watch.remove()
+    assert torch.allclose(found, maps[0].mean((1, 2)), atol=1e-6)
+    assert torch.allclose(found.sum(1), torch.ones(2))
+
+
+def test_rows_of_padded_audio_are_as_if_alone():
+    torch.manual_seed(0)
+    model, _ = moonshine()
+    model.eval()
+    short = random(1, 8_000)
+    padded = torch.cat([torch.nn.functional.pad(short, (0, 8_000)), random(1, 16_000, seed=1)])
+    mask = torch.ones(2, 16_000, dtype=torch.long)
+    mask[0, 8_000:] = 0
+    with torch.no_grad(), session_of(model, MergeAudioTokens(keep=0.3)):
+        output = model.get_encoder()(padded, attention_mask=mask)
+    kept = output.attention_mask.sum(1)
+    assert output.last_hidden_state.shape[:2] == output.attention_mask.shape
+    assert 0 < kept[0] < kept[1] == output.attention_mask.shape[1]
+    assert not output.last_hidden_state[0, kept[0] :].any()
+
+
+def test_beams_and_outputs_given(target):
+    model, inputs = target
+    with session_of(model, MergeAudioTokens(keep=0.5)) as fast:
+        assert generate(fast, inputs(2), num_beams=2).shape[0] == 2
+        with torch.no_grad():
+            given = model.get_encoder()(next(iter(inputs(1).values())))
+        if "input_features" not in inputs(1):
+            fast.generate(encoder_outputs=given, max_new_tokens=2)
+            assert not fast.report.engaged and "encoder_outputs were given" in fast.report.warnings[0]
+        with pytest.raises(SettingError, match="merged tokens have no times"):
+            generate(fast, inputs(1), return_token_timestamps=True)
+
+
+def test_nothing_alike_and_all_kept_says_so(target):
+    model, inputs = target
+    with session_of(model, MergeAudioTokens(keep=0.999, threshold=1.0)) as fast:
+        generate(fast, inputs(1))
+        assert not fast.report.engaged and "lower threshold or keep" in fast.report.warnings[0]
+
+
+def test_the_contract_of_methods():
+    # imports register the adapters
+    assert whisper_adapter.WhisperAdapter.family in MergeAudioTokens.families
+    assert moonshine_adapter.MoonshineAdapter.family in MergeAudioTokens.families
+    check_method(MergeAudioTokens)
+
+
+@pytest.mark.parametrize("bad", ({"keep": 0}, {"keep": 1.2}, {"keep": "1"}, {"threshold": 2}, {"threshold": math.nan}))
+def test_bad_settings(bad):
+    with pytest.raises(SettingError, match=rf"^MergeAudioTokens\({next(iter(bad))}="):
+        MergeAudioTokens(**bad)
