@@ -42,6 +42,10 @@ class MissingExtraError(MmaccelError, ImportError):
     """An optional package is needed; the error says which line installs it."""
 
 
+class StreamFinishedError(MmaccelError, RuntimeError):
+    """A stream was given more after it had been finished or closed."""
+
+
 class VideoFileError(MmaccelError, OSError):
     """A video file is missing, cut off or damaged, or holds no frames."""
 
