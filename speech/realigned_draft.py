@@ -1,0 +1,67 @@
+"""A draft that finds its place again behind a word that was changed, put in or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# proposed after a mismatch, doubled as long as all are right; 8 tokens cost Moonshine tiny 1.3 times what 1 costs
+FIRST_BLOCK = 8
+LONGEST_SUFFIX = 4
+REACH = 8  # a match of one token counts this near to where it was expected
+PATIENCE = 2  # blocks without a single hit before only longer matches are believed
+
+
+class RealignedDraft:
+    """Propose the tokens of an older hypothesis, and after a mismatch those that go on from it.
+
+    At first all tokens are proposed at once. After a mismatch the longest suffix of what was decoded is looked up in
+    the draft (as in prompt lookup decoding, 2023), nearest to where the mismatch was. Where nothing matches, one
+    token is taken to stand for another. A draft that keeps failing is no longer proposed, until at least two
+    tokens in a row are found in it.
+
+    Parameters
+    ----------
+    tokens
+        The older hypothesis.
+
+    Examples
+    --------
+    >>> draft = RealignedDraft([5, 6, 7, 8])
+    >>> draft.propose(10)
+    [5, 6, 7, 8]
+    >>> draft.observe([5, 9], accepted=1)
+    >>> draft.propose(10)
+    [7, 8]
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self._next = 0  # of `tokens`, expected to come next
+        self._size = len(self.tokens)
+        self._misses = 0
+
+    def propose(self, room: int) -> list[int]:
+        """Tokens to verify, at most `room`."""
+        return self.tokens[self._next : self._next + max(0, min(self._size, room))]
+
+    def observe(self, decoded: Sequence[int], accepted: int) -> None:
+        """Say that of the last proposal `accepted` were right, and what is decoded by now, one token more."""
+        at = self._next + accepted  # what the newest token was compared with
+        if self._size and self.tokens[at : at + 1] == [decoded[-1]]:
+            self._next, self._size, self._misses = at + 1, 2 * self._size, 0
+            return
+        self._misses = 0 if accepted else self._misses + 1
+        found = self._find(decoded, at + 1)
+        believed = found is not None or self._misses < PATIENCE
+        self._next, self._size = at + 1 if found is None else found, FIRST_BLOCK if believed else 0
+
+    def _find(self, decoded: Sequence[int], expected: int) -> int | None:
+        """Where the draft goes on after the longest suffix of `decoded`, nearest to `expected`."""
+        shortest = 1 if self._misses < PATIENCE else 2
+        for length in range(min(LONGEST_SUFFIX, len(decoded)), shortest - 1, -1):
+            suffix = list(decoded[-length:])
+            ends = (end for end in range(length, len(self.tokens)) if self.tokens[end - length : end] == suffix)
+            best = min(ends, key=lambda end: abs(end - expected), default=None)
+            if best is not None and (length > 1 or abs(best - expected) <= REACH):
+                return best
+        return None

@@ -1,0 +1,283 @@
+"""Draft and verify: the tokens of `generate`, in fewer passes."""
+
+import pytest
+import torch
+from transformers import (
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    MoonshineStreamingConfig,
+    MoonshineStreamingForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from mmaccel.decoding import Draft, accept
+from mmaccel.errors import SettingError
+from mmaccel.speech.adapter import Encoded, SpeechAdapter
+from mmaccel.speech.realigned_draft import RealignedDraft
+from mmaccel.speech.redecode import decode, matching
+
+END, START, NEW, VOCABULARY = 2, 1, 40, 64
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
+IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": 0, "decoder_start_token_id": START}
+
+
+def sharp(build, seed, scale=24.0):
+    """An untrained model that says many different tokens, without near-ties in greedy decoding."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build().eval()
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.data.mul_(scale)
+    return model
+
+
+def whisper():
+    config = WhisperConfig(
+        vocab_size=VOCABULARY,
+        num_mel_bins=8,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=3,  # more than the encoder has
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=50,
+        max_target_positions=64,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        tie_word_embeddings=False,  # with tied ones it repeats the last token
+        **IDS,
+    )
+    model = sharp(lambda: WhisperForConditionalGeneration(config), seed=1)
+    model.generation_config.update(is_multilingual=False, max_length=64)
+    model.generation_config.update(suppress_tokens=[3, 4, 5], begin_suppress_tokens=[6, END], forced_decoder_ids=None)
+    return model, {"input_features": noise(1, 8, 100)}
+
+
+def moonshine():
+    config = MoonshineConfig(
+        encoder_num_hidden_layers=1,
+        decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=4,
+        decoder_num_attention_heads=4,
+        tie_word_embeddings=False,
+        **SIZES,
+        **IDS,
+    )
+    return sharp(lambda: MoonshineForConditionalGeneration(config), seed=2), {"input_values": noise(1, 16_000)}
+
+
+def moonshine_streaming():
+    encoder = {"hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = MoonshineStreamingConfig(
+        encoder_config=encoder, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, **SIZES, **IDS
+    )
+    model = sharp(lambda: MoonshineStreamingForConditionalGeneration(config), seed=1)
+    return model, {"input_values": noise(1, 16_000)}
+
+
+MODELS = {"whisper": whisper, "moonshine": moonshine, "moonshine_streaming": moonshine_streaming}
+
+
+def noise(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+class Tiny(SpeechAdapter):
+    """An adapter without a tokenizer: the audio is given as inputs of the model."""
+
+    family = "tiny"
+    classes = ()
+    frame_seconds = 0.02
+    end_tokens = frozenset({END})
+    prompt_tokens = [START]
+
+    def encode(self, samples):
+        raise NotImplementedError
+
+    def prompt(self, context=""):
+        return list(self.prompt_tokens)
+
+    def limit(self, seconds):
+        return NEW
+
+    def banned(self, step):
+        config = self.target.generation_config
+        first = config.begin_suppress_tokens if step == 0 else None
+        return [*(config.suppress_tokens or ()), *(first or ())]
+
+    def text(self, tokens):
+        raise NotImplementedError
+
+    def words(self, encoded, tokens, prompt):
+        raise NotImplementedError
+
+
+class Case:
+    def __init__(self, name):
+        self.model, self.inputs = MODELS[name]()
+        self.adapter = Tiny(self.model)
+        with torch.no_grad():
+            states = self.model.get_encoder()(**self.inputs).last_hidden_state
+            self.encoded = Encoded(states, 1.0)
+            out = self.model.generate(**self.inputs, max_new_tokens=NEW, do_sample=False, num_beams=1)
+        if name == "whisper":  # its `generate` takes the prompt off
+            self.greedy = out[0].tolist()
+        else:
+            self.greedy = out[0, 1:].tolist()
+        self.greedy = self.greedy[: self.greedy.index(END)] if END in self.greedy else self.greedy
+
+    def decode(self, draft=(), **more):
+        calls = []
+        handle = self.model.get_decoder().register_forward_hook(lambda *_: calls.append(1))
+        kept = self.encoded.hidden_states.clone()
+        found = decode(self.adapter, self.encoded, self.adapter.prompt(), draft, **more)
+        handle.remove()
+        assert torch.equal(self.encoded.hidden_states, kept), "the encoder's states were changed"
+        assert found.forwards == len(calls)
+        return found
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request):
+    return Case(request.param)
+
+
+def other(token):
+    """A token that is not this one, and ends nothing."""
+    return 10 + (token + 1) % 40
+
+
+def test_without_a_draft(case):
+    found = case.decode()
+    assert list(found.tokens) == case.greedy and len(set(case.greedy)) > 10
+    assert found.forwards == len(case.greedy) + found.ended and found.accepted == 0
+    assert found.ended == (len(case.greedy) < NEW)
+
+
+def test_no_near_ties(case):
+    """Else equal tokens would be luck."""
+    with torch.no_grad():
+        ids = torch.tensor([[*case.adapter.prompt(), *case.greedy]])
+        logits = case.model(**case.inputs, decoder_input_ids=ids).logits[0]
+    best = logits.topk(2).values
+    assert float((best[:, 0] - best[:, 1]).min()) > 1e-3 * float(logits.std())
+
+
+def test_perfect_draft(case):
+    found = case.decode(case.greedy)
+    assert list(found.tokens) == case.greedy and found.forwards == 1
+    assert found.accepted == len(case.greedy) - (not found.ended)
+
+
+@pytest.mark.parametrize("place", (0, 1, 9, 20))
+def test_one_word_changed_put_in_or_left_out(case, place):
+    """The rest of the draft is not lost."""
+    greedy, wrong = case.greedy, other(case.greedy[place])
+    drafts = {
+        "substitution": [*greedy[:place], wrong, *greedy[place + 1 :]],
+        "insertion": [*greedy[:place], wrong, *greedy[place:]],
+        "deletion": [*greedy[:place], *greedy[place + 1 :]],
+    }
+    for name, draft in drafts.items():
+        found = case.decode(draft)
+        assert list(found.tokens) == greedy, name
+        assert found.forwards <= 8, (name, found.forwards)
+
+
+def test_the_draft_is_the_start(case):
+    """The usual case in a stream: what was heard before, and new words."""
+    half = case.greedy[:17]
+    found = case.decode(half)
+    assert list(found.tokens) == case.greedy
+    # behind its end the draft still helps where the text repeats itself
+    assert found.forwards == len(case.greedy) + found.ended - found.accepted and 17 <= found.accepted <= 22
+
+
+def test_garbage(case):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        draft = torch.randint(7, VOCABULARY, (60,), generator=generator).tolist()
+        found = case.decode(draft)
+        assert list(found.tokens) == case.greedy and found.forwards <= len(case.greedy) + 1
+
+
+def test_draft_longer_than_the_text_and_the_limit(case):
+    longer = case.greedy + case.greedy
+    found = case.decode(longer)
+    assert list(found.tokens) == case.greedy and found.forwards == 1
+    cut = case.decode(longer, max_new_tokens=7)
+    assert list(cut.tokens) == case.greedy[:7] and not cut.ended and cut.forwards == 1
+    assert case.decode(longer, max_new_tokens=0).tokens == () and case.decode(max_new_tokens=0).forwards == 0
+
+
+def test_an_end_in_the_draft_ends_the_draft(case):
+    found = case.decode([*case.greedy[:5], END, *case.greedy[6:]])
+    assert list(found.tokens) == case.greedy and found.accepted == 5
+
+
+def test_everything_is_banned_that_generate_bans():
+    case = Case("whisper")
+    config = case.model.generation_config
+    allowed = set(case.greedy)
+    assert not allowed & set(config.suppress_tokens) and case.greedy[0] not in config.begin_suppress_tokens
+    config.suppress_tokens = None  # without them the text is another, so that the test above means something
+    config.begin_suppress_tokens = [case.greedy[0]]
+    changed = case.decode(case.greedy)
+    assert list(changed.tokens) != case.greedy and changed.tokens[0] != case.greedy[0]
+
+
+def test_the_rule_is_that_of_the_decoding_core():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        chosen = torch.randint(0, 3, (6,), generator=generator)
+        block = torch.randint(0, 3, (1, 5), generator=generator)
+        logits = torch.full((1, 6, 3), -torch.inf).scatter(2, chosen.view(1, 6, 1), 0.0)
+        verdict = accept(logits, Draft.deterministic(block), generator=generator)
+        right = matching(block[0].tolist(), chosen.tolist())
+        assert right == int(verdict.accepted) and int(chosen[right]) == int(verdict.next_token)
+
+
+def test_the_random_state_is_not_touched(case):
+    state = torch.get_rng_state()
+    case.decode(case.greedy[::-1])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_bad_input(case):
+    for draft in ([-1], [VOCABULARY], [5, 10_000]):
+        with pytest.raises(SettingError, match="^draft holds .*0 to 63"):
+            case.decode(draft)
+    with pytest.raises(SettingError, match="prompt is empty.*adapter.prompt"):
+        decode(case.adapter, case.encoded, [])
+    with pytest.raises(SettingError, match="max_new_tokens=-1"):
+        case.decode(max_new_tokens=-1)
+
+
+def run(old, new):
+    """Passes that it takes to find `new` with the draft `old`."""
+    draft, decoded, rounds = RealignedDraft(old), [], 0
+    while len(decoded) < len(new):
+        block = draft.propose(len(new) - len(decoded) - 1)
+        right = matching(block, new[len(decoded) :])
+        decoded += new[len(decoded) : len(decoded) + right + 1]
+        draft.observe(decoded, right)
+        rounds += 1
+    assert decoded == new
+    return rounds
+
+
+def test_realignment_counts():
+    """60 words: all at once, then blocks of 8, 16, 32 after the mismatch."""
+    words = list(range(60))
+    assert run(words, words) == 1
+    assert run([*words[:10], 99, *words[11:]], words) == 1 + 3  # 10 + 1, then 9, 17, 22
+    assert run([*words[:10], *words[11:]], words) == 1 + 1 + 3  # one left out: found after another token
+    assert run([*words[:10], 99, *words[10:]], words) == 1 + 3  # one too many: found at once
+    assert run([*words[:10], 97, 98, 99, *words[10:]], words) == 1 + 3
+    assert run([*words[:10], *words[30:]], words) <= 1 + 21 + 3  # nothing fits until words 30 and 31 are there
+    assert run([99] * 60, words) == 60
+    assert run([], words) == 60
