@@ -136,17 +136,20 @@ class EnergyEndpoint(EndpointPolicy):
     """Speech as what is louder than the background, with no network; for quiet rooms and where Silero is absent.
 
     The background is the quietest 96 ms of the last `memory` seconds (minimum statistics, 2001): steady noise is
-    taken for background from the start, noise that grows louder after at most `memory` seconds. Music and other
-    people's speech count as speech.
+    taken for background from the start, noise that grows louder after at most `memory` seconds. What is much
+    quieter than the loudest of that time is taken for breath. Music and other people's speech count as speech, and
+    somebody far quieter who falls in at once is heard late.
 
     Parameters
     ----------
     margin
         Decibels above the background that are speech for sure; 12 by default. Half of it counts as 0.5.
+    reach
+        Decibels below the loudest that still count as 0.5; 18 by default.
     floor
         Decibels below full scale under which nothing is speech; -55 by default.
     memory
-        Seconds over which the background is looked for; 4 by default, longer than one goes without a breath.
+        Seconds over which the background and the loudest are looked for; 4 by default, longer than one goes without a breath.
 
     Its other parameters are those of :class:`EndpointPolicy`.
 
@@ -159,12 +162,14 @@ class EnergyEndpoint(EndpointPolicy):
     """
 
     margin: float = 12.0
+    reach: float = 18.0
     floor: float = -55.0
     memory: float = 4.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(is_number(self.margin, 1, 60), "margin", "between 1 and 60 decibels, such as 12.0")
+        self._require(is_number(self.reach, 1, 60), "reach", "between 1 and 60 decibels, such as 18.0")
         self._require(is_number(self.floor, -120, 0), "floor", "between -120 and 0 decibels, such as -55.0")
         self._require(is_number(self.memory, 0.5, 60), "memory", "between 0.5 and 60 seconds, such as 4.0")
 
@@ -176,26 +181,35 @@ class _EnergyListener:
     def __init__(self, policy: EnergyEndpoint) -> None:
         self.policy = policy
         self.levels: deque[float] = deque(maxlen=3)
-        self.quietest: deque[tuple[int, float]] = deque()  # rising levels: the first is the background
-        self.frames = 0
+        frames = math.ceil(policy.memory * RATE / FRAME)
+        self.background, self.loudest = _Least(frames), _Least(frames)
 
     def __call__(self, frame: torch.Tensor) -> float:
         level = decibels(frame)
         self.levels.append(level)
-        background = self._background(sum(self.levels) / len(self.levels))
+        background = self.background(sum(self.levels) / len(self.levels))
+        loudest = -self.loudest(-level)
         if level < self.policy.floor:
             return 0.0
-        return min(max((level - background) / self.policy.margin, 0.0), 1.0)
+        even = max(background + self.policy.margin / 2, loudest - self.policy.reach)
+        return min(max(0.5 + (level - even) / self.policy.margin, 0.0), 1.0)
 
-    def _background(self, level: float) -> float:
-        """The least of the levels of the last seconds, `level` included."""
-        while self.quietest and self.quietest[-1][1] >= level:
-            self.quietest.pop()
-        self.quietest.append((self.frames, level))
-        self.frames += 1
-        if self.quietest[0][0] <= self.frames - self.policy.memory * RATE / FRAME:
-            self.quietest.popleft()
-        return self.quietest[0][1]
+
+class _Least:
+    """The least of the last `count` values."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.seen = count, 0
+        self.rising: deque[tuple[int, float]] = deque()  # those that no later one undercuts
+
+    def __call__(self, value: float) -> float:
+        while self.rising and self.rising[-1][1] >= value:
+            self.rising.pop()
+        self.rising.append((self.seen, value))
+        self.seen += 1
+        if self.rising[0][0] < self.seen - self.count:
+            self.rising.popleft()
+        return self.rising[0][1]
 
 
 def decibels(samples: torch.Tensor) -> float:

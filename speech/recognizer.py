@@ -94,7 +94,9 @@ class StreamingRecognizer:
                 f" pass endpoint=speech.{type(self.endpoint).__name__}(longest={longest - self.endpoint.silence:g})"
             )
 
-    def stream(self, sample_rate: int = 16_000, update_interval: float | None = 0.5) -> SpeechStream:
+    def stream(
+        self, sample_rate: float = 16_000, update_interval: float | None = 0.5, channels: int | None = None
+    ) -> SpeechStream:
         """Begin a stream; any number of them may be open, also in threads, where they take turns with the model.
 
         Parameters
@@ -103,6 +105,8 @@ class StreamingRecognizer:
             Samples a second of what will be pushed.
         update_interval
             Seconds of speech between two hypotheses, at least 0.1; default 0.5. None for finals only.
+        channels
+            Of what will be pushed; None (default) for what the shape of a chunk says.
 
         Raises
         ------
@@ -111,7 +115,7 @@ class StreamingRecognizer:
         """
         if update_interval is not None and not is_number(update_interval, 0.1, 60):
             raise SettingError(f"update_interval={update_interval!r}: pass between 0.1 and 60 seconds, or None")
-        return SpeechStream(self, sample_rate, update_interval)
+        return SpeechStream(self, sample_rate, update_interval, channels)
 
     @torch.no_grad()
     def hear(

@@ -43,8 +43,14 @@ class SpeechStream:
     ...     events = stream.push(chunk) + stream.finish()
     """
 
-    def __init__(self, recognizer: StreamingRecognizer, sample_rate: int, update_interval: float | None) -> None:
-        self.recognizer = recognizer
+    def __init__(
+        self,
+        recognizer: StreamingRecognizer,
+        sample_rate: float,
+        update_interval: float | None,
+        channels: int | None = None,
+    ) -> None:
+        self.recognizer, self.channels = recognizer, channels
         self.stats = StreamStats()
         self._resampler = Resampler(sample_rate)
         self._listener = recognizer.endpoint.listen()
@@ -65,7 +71,7 @@ class SpeechStream:
         self.close()
 
     @property
-    def sample_rate(self) -> int:
+    def sample_rate(self) -> float:
         """Samples a second of what is pushed."""
         return self._resampler.rate
 
@@ -74,7 +80,7 @@ class SpeechStream:
         """Seconds of audio that came."""
         return (self._buffer.end if self._total is None else self._total) / RATE
 
-    def push(self, chunk: Any, sample_rate: int | None = None, partials: bool = True) -> list[Event]:
+    def push(self, chunk: Any, sample_rate: float | None = None, partials: bool = True) -> list[Event]:
         """Take in a chunk of any length; returns what became known by it.
 
         Parameters
@@ -96,7 +102,7 @@ class SpeechStream:
         """
         if self._finished or self._total is not None:
             raise StreamFinishedError("the stream is finished: open another with recognizer.stream()")
-        samples = to_samples(chunk)
+        samples = to_samples(chunk, self.channels)
         if sample_rate is not None and sample_rate != self.sample_rate:
             following = Resampler(sample_rate)
             self._buffer.append(self._resampler.finish())

@@ -95,8 +95,8 @@ def cues(segments: Iterable[Final], layout: SubtitleLayout | None = None) -> lis
     layout = layout or SubtitleLayout()
     groups = [group for segment in segments for group in _groups(_spaced(segment), layout)]
     made = [Cue(group[0].start, group[-1].end, tuple(layout.wrap(_join(group)))) for group in groups]
-    starts = [cue.start for cue in made[1:]] + [math.inf]
-    return [_in_time(cue, following, layout) for cue, following in zip(made, starts, strict=True)]
+    starts = [*(cue.start for cue in made), math.inf]
+    return [_in_time(cue, following, layout) for cue, following in zip(made, starts[1:], strict=False)]
 
 
 def _in_time(cue: Cue, following: float, layout: SubtitleLayout) -> Cue:
