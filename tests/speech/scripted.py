@@ -1,5 +1,6 @@
 """A recogniser whose words are tied to the audio: what it should hear is known, whatever a stream does."""
 
+import statistics
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -84,7 +85,7 @@ class ScriptedAdapter(SpeechAdapter):
                 last += 1
             if last > place:
                 whole = last - place >= WORD * RATE / FRAME * 0.8
-                number = round((max(peaks[place:last]) - 0.1) / 0.8 * 200) if whole else 199
+                number = round((statistics.median(peaks[place:last]) - 0.1) / 0.8 * 200) if whole else 199
                 words.append((number, place, last))
             place = last + 1
         return Encoded(torch.tensor(words).reshape(1, -1, 3).float(), samples.numel() / RATE)
