@@ -147,7 +147,8 @@ class _Decoder:
         self.forwards, self.drafted = self.forwards + 1, len(block)
         rows = output.logits[0, len(self.waiting) - 1 :]
         for place, row in enumerate(rows):
-            row[list(self.adapter.banned(step + place))] = -torch.inf
+            # as `generate`, which takes no notice of tokens that a smaller vocabulary does not have
+            row[[token for token in self.adapter.banned(step + place) if token < len(row)]] = -torch.inf
         return rows.argmax(-1).tolist()  # type: ignore[no-any-return]
 
     def keep(self, accepted: int, token: int) -> None:

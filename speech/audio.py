@@ -1,0 +1,286 @@
+"""Samples as recognisers take them, float32 of one channel, from files, from chunks of any kind and at any rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmaccel.errors import AudioError, MissingExtraError, SettingError
+
+SAMPLE_RATE = 16_000
+RATES = (1_000, 768_000)  # samples a second that anything records at
+MOST_CHANNELS = 8  # an array whose two sides are both no larger could be either way round
+UNKNOWN_SIZE = 0x7FFFF000  # from here on a WAV header says that its writer did not know
+LOUDEST = 16.0  # floats beyond this are numbers of another scale, not loud samples
+SLACK = 0.25  # seconds by which a container's duration may be off
+# Where each kind of integer has its zero, and what it is divided by.
+INTEGERS = {"uint8": (128.0, 128.0), "int16": (0.0, 32_768.0), "int32": (0.0, 2_147_483_648.0)}
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
+    """Turn a chunk of sound into float32 samples of one channel, `[samples]`, a copy.
+
+    Parameters
+    ----------
+    chunk
+        A numpy array, tensor or list of floats in -1 to 1 (a little more, or clipped, is taken as it is), or of
+        uint8, int16 or int32; or bytes of 16-bit samples, low byte first. Several channels, `[samples, channels]`
+        or `[channels, samples]`, are averaged.
+    channels
+        How many there are; None (default) for what the shape says. Bytes are then of one channel.
+
+    Raises
+    ------
+    AudioError
+        If a number is not finite or of another scale, or the kind or shape cannot be sound. Nothing is guessed.
+
+    Examples
+    --------
+    >>> to_samples(np.array([[16384, 0], [-32768, 0]], np.int16), channels=2)
+    tensor([ 0.2500, -0.5000])
+    """
+    values = _array(chunk, channels)
+    name = values.dtype.name
+    if name in INTEGERS:
+        zero, scale = INTEGERS[name]
+        values = (values.astype(np.float32) - np.float32(zero)) / np.float32(scale)
+    elif name in FLOATS:
+        values = values.astype(np.float32)
+        _check_floats(values)
+    else:
+        raise AudioError(f"a chunk of {name}: pass float32 in -1 to 1, or int16, such as chunk.astype('int16')")
+    return torch.from_numpy(np.array(_mixed(values, channels), np.float32))
+
+
+def _array(chunk: Any, channels: int | None) -> np.ndarray:
+    if isinstance(chunk, bytes | bytearray | memoryview):
+        data = bytes(chunk)
+        if len(data) % (2 * (channels or 1)):
+            raise AudioError(f"{len(data)} bytes are no whole number of 16-bit samples: pass all bytes of each")
+        values = np.frombuffer(data, "<i2")
+        return values if channels is None else values.reshape(-1, channels)
+    if isinstance(chunk, torch.Tensor):
+        chunk = chunk.detach().cpu()
+        return (chunk.float() if chunk.dtype is torch.bfloat16 else chunk).numpy()
+    try:
+        return np.asarray(chunk, np.float64) if isinstance(chunk, list | tuple) else np.asarray(chunk)
+    except (ValueError, TypeError) as error:
+        raise AudioError(f"a chunk of {type(chunk).__name__} that is no array of numbers: {error}") from error
+
+
+def _check_floats(values: np.ndarray) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        first = int(np.argmin(finite.reshape(-1)))
+        raise AudioError(
+            f"{values.size - int(finite.sum())} of {values.size} samples are NaN or infinite, the first at {first}:"
+            " pass numpy.nan_to_num(chunk) to take them as silence"
+        )
+    peak = float(np.abs(values).max(initial=0.0))
+    if peak > LOUDEST or (peak > 1 and np.array_equal(values, np.rint(values))):
+        raise AudioError(
+            f"samples up to {peak:g}, where floats are in -1 to 1: pass chunk / 32768 if they were 16-bit numbers"
+        )
+
+
+def _mixed(values: np.ndarray, channels: int | None) -> np.ndarray:
+    """The mean of all channels, `[samples]`."""
+    if values.ndim == 1 and channels in (None, 1):
+        return values
+    if values.ndim != 2:
+        raise AudioError(f"a chunk of shape {values.shape}: pass [samples] or [samples, channels]")
+    side = _channel_side(values.shape[0], values.shape[1], channels)
+    return values.astype(np.float32).mean(side) if values.size else np.empty(0, np.float32)
+
+
+def _channel_side(first: int, second: int, channels: int | None) -> int:
+    """Which side of `[first, second]` counts channels."""
+    if channels is not None and channels in (first, second):
+        return 1 if second == channels else 0
+    if channels is None and 0 in (first, second):
+        return 0  # nothing either way
+    if channels is None and 1 in (first, second):
+        return 1 if second == 1 else 0
+    if channels is None and second <= MOST_CHANNELS < first:
+        return 1
+    if channels is None and first <= MOST_CHANNELS < second:
+        return 0
+    wanted = "" if channels is None else f" and channels={channels}"
+    raise AudioError(f"a chunk of shape ({first}, {second}){wanted}: pass [samples, channels], and channels=")
+
+
+class Resampler:
+    """Brings a stream to 16,000 samples a second; what comes out does not depend on how it was cut up.
+
+    The work is libsoxr's at its high quality, and the end of the stream comes out with :meth:`finish`; until then
+    the last few hundredths of a second are held back. At 16,000 samples a second chunks pass as they are.
+
+    Parameters
+    ----------
+    rate
+        Samples a second of the stream.
+
+    Raises
+    ------
+    SettingError
+        If no one records at such a rate.
+    MissingExtraError
+        If `soxr` is needed and not installed.
+
+    Examples
+    --------
+    >>> with_tail = Resampler(48_000)
+    >>> torch.cat([with_tail.push(torch.zeros(4_800)), with_tail.finish()]).shape
+    torch.Size([1600])
+    """
+
+    def __init__(self, rate: float) -> None:
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not RATES[0] <= rate <= RATES[1]:
+            raise SettingError(f"sample_rate={rate!r}: pass samples a second, such as sample_rate=48_000")
+        self.rate = rate
+        self._finished = False
+        self._inner = None if rate == SAMPLE_RATE else _soxr().ResampleStream(rate, SAMPLE_RATE, 1, "float32", "HQ")
+
+    def push(self, samples: torch.Tensor) -> torch.Tensor:
+        """The next samples `[n]` at `rate`, as float32 `[m]` at 16,000 a second, as far as they are settled."""
+        if self._finished:
+            raise AudioError("the stream is finished: make a new one for more sound")
+        if self._inner is None:
+            return samples
+        return torch.from_numpy(self._inner.resample_chunk(samples.numpy()))
+
+    def finish(self) -> torch.Tensor:
+        """What was held back, `[m]`; nothing the second time."""
+        held = torch.empty(0)
+        if self._inner is not None and not self._finished:
+            held = torch.from_numpy(self._inner.resample_chunk(np.empty(0, np.float32), last=True))
+        self._finished = True
+        return held
+
+
+def _soxr() -> Any:
+    try:
+        import soxr
+    except ImportError as error:
+        raise MissingExtraError('other rates than 16,000 need soxr: pip install "mmaccel[speech]"') from error
+    return soxr
+
+
+def read_audio(path: str | PathLike[str], *, skip_damaged: bool = False) -> torch.Tensor:
+    """Read the sound of a file, or of a video, as float32 `[samples]` at 16,000 a second.
+
+    Parameters
+    ----------
+    path
+        Any file that FFmpeg reads. Several channels are averaged; of several tracks the first is taken.
+    skip_damaged
+        Whether to take what can be read of a damaged or cut-off file, default False.
+
+    Raises
+    ------
+    AudioError
+        If the file is missing, a folder, empty, without sound, damaged or cut off.
+    MissingExtraError
+        If PyAV is not installed.
+
+    Examples
+    --------
+    >>> samples = read_audio("talk.mp3")  # doctest: +SKIP
+    """
+    pieces: list[torch.Tensor] = []
+    resampler: Resampler | None = None
+    for samples, rate in _Decoder(_file(path), skip_damaged):
+        if resampler is None or rate != resampler.rate:  # some streams change it on the way
+            pieces += [] if resampler is None else [resampler.finish()]
+            resampler = Resampler(rate)
+        pieces.append(resampler.push(samples))
+    if resampler is None:
+        raise AudioError(f"{path} holds no samples: record or copy it again")
+    return torch.cat([*pieces, resampler.finish()])
+
+
+def _file(path: str | PathLike[str]) -> Path:
+    file = Path(path)
+    if file.is_dir():
+        raise AudioError(f"{file} is a folder: pass one of the files in it")
+    if not file.is_file():
+        raise AudioError(f"{file} does not exist (looked in {Path.cwd()}): pass the path of an audio file")
+    if file.stat().st_size == 0:
+        raise AudioError(f"{file} is empty: record or copy it again")
+    return file
+
+
+def _missing_bytes(file: Path) -> int:
+    """How many bytes a WAV file lacks of what its header announces, which FFmpeg does not mind."""
+    with file.open("rb") as stream:
+        header = stream.read(12)
+    if header[:4] != b"RIFF" or header[8:] != b"WAVE":
+        return 0
+    announced = int.from_bytes(header[4:8], "little") + 8
+    return max(0, announced - file.stat().st_size) if announced < UNKNOWN_SIZE else 0
+
+
+class _Decoder:
+    """Iterates over a file's samples `[n]` with their rate."""
+
+    def __init__(self, file: Path, skip_damaged: bool) -> None:
+        try:
+            import av
+        except ImportError as error:
+            raise MissingExtraError('reading audio files needs PyAV: pip install "mmaccel[speech]"') from error
+        self.av, self.file, self.skip_damaged = av, file, skip_damaged
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        try:
+            container = self.av.open(str(self.file))
+        except (self.av.FFmpegError, ValueError) as error:
+            raise AudioError(f"{self.file} is no audio file that FFmpeg knows ({error}): convert it first") from error
+        with container:
+            if not container.streams.audio:
+                raise AudioError(f"{self.file} holds no sound: pass a file with an audio track")
+            stream = container.streams.audio[0]
+            for frame in self._frames(container, stream):
+                samples = _planar(self.av, frame)
+                self.seconds += len(samples) / frame.sample_rate
+                yield samples, frame.sample_rate
+            self._check_length(container, stream)
+
+    def _frames(self, container: Any, stream: Any) -> Iterator[Any]:
+        packets = container.demux(stream)
+        while True:
+            try:
+                packet = next(packets, None)
+                if packet is None:
+                    return
+                yield from packet.decode()
+            except self.av.FFmpegError as error:
+                if not self.skip_damaged:
+                    raise AudioError(
+                        f"{self.file} is damaged after {self.seconds:.2f} s ({error}): copy it again, or read the rest"
+                        " with skip_damaged=True"
+                    ) from error
+
+    def _check_length(self, container: Any, stream: Any) -> None:
+        """Raise if the file announces more than it holds."""
+        known = [float(stream.duration * stream.time_base)] if stream.duration else []
+        known += [container.duration / self.av.time_base] if container.duration and len(container.streams) == 1 else []
+        short = self.seconds < 0.98 * max(known, default=0.0) - SLACK
+        if not self.skip_damaged and (short or _missing_bytes(self.file)):
+            raise AudioError(
+                f"{self.file} is cut off after {self.seconds:.2f} s: copy it again, or read what is there with"
+                " skip_damaged=True"
+            )
+
+
+def _planar(av: Any, frame: Any) -> torch.Tensor:
+    """Samples of a frame as float32, the mean of its channels."""
+    converted = av.AudioResampler(format="fltp", layout=frame.layout, rate=frame.sample_rate).resample(frame)
+    values = np.concatenate([part.to_ndarray() for part in converted], axis=1)
+    return torch.from_numpy(values.mean(0, dtype=np.float32))

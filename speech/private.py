@@ -1,0 +1,27 @@
+"""Names of transformers' speech models that are not part of its API, in one place; a test holds each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def mimi_decoder_parts(model: Any) -> tuple[nn.Module | None, nn.Module, nn.ModuleList]:
+    """Upsampling layer, transformer and convolution layers of a `MimiModel`'s decoder.
+
+    transformers 5.21 and later keep the three in one module; before, they hung on the model.
+    """
+    decoder = model.decoder
+    if hasattr(decoder, "decoder_seanet"):
+        return decoder.upsample, decoder.decoder_transformer, decoder.decoder_seanet.layers
+    return model.upsample, model.decoder_transformer, decoder.layers
+
+
+def sliding_window(window: tuple[int, int], query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Which keys a query of Moonshine v2's encoder attends to; frame numbers that broadcast, and a bool of each."""
+    from transformers.models.moonshine_streaming.modeling_moonshine_streaming import sliding_window_mask_function
+
+    seen: torch.Tensor = sliding_window_mask_function(window)(0, 0, query, key)
+    return seen

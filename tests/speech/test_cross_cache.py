@@ -1,0 +1,192 @@
+"""Cross-attention keys and values that grow: those of a full projection, for only the new frames."""
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    MoonshineStreamingConfig,
+    MoonshineStreamingForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from mmaccel.adapter import find_adapter
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.speech.adapter import Encoded
+from mmaccel.speech.cross_cache import CrossCache
+from mmaccel.speech.growing_audio import GrowingAudio
+from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.speech.redecode import EncoderStates, decode
+from mmaccel.speech.whisper import WhisperAdapter
+
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+RATE = 16_000
+
+
+def sharp(build, seed, scale):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build().eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(scale)
+    return model
+
+
+def streaming(size=32, **more):
+    encoder = {"hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = MoonshineStreamingConfig(
+        encoder_config=encoder,
+        vocab_size=64,
+        hidden_size=size,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        **IDS,
+        **more,
+    )
+    return sharp(lambda: MoonshineStreamingForConditionalGeneration(config), 1, 24.0)
+
+
+def whisper():
+    config = WhisperConfig(
+        vocab_size=64,
+        num_mel_bins=8,
+        d_model=24,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        max_source_positions=50,
+        **IDS,
+    )
+    return sharp(lambda: WhisperForConditionalGeneration(config), 1, 24.0)
+
+
+class GrowingWhisper(WhisperAdapter):
+    """As if its encoder only appended: the projection is the same."""
+
+    def cross_input(self, hidden_states, start):
+        return hidden_states
+
+
+def adapters():
+    yield MoonshineStreamingAdapter(streaming())
+    yield MoonshineStreamingAdapter(streaming(24))  # the sizes of encoder and decoder are equal: no projection
+    yield GrowingWhisper(whisper())
+
+
+ADAPTERS = list(adapters())
+
+
+def states(frames, seed=0):
+    return torch.randn(1, frames, 24, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def full(adapter, hidden_states):
+    """What the model itself puts into its cache."""
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    given = EncoderStates(last_hidden_state=hidden_states.clone())
+    adapter.target(decoder_input_ids=torch.tensor([[1]]), encoder_outputs=given, past_key_values=cache, use_cache=True)
+    return cache.cross_attention_cache
+
+
+def difference(one, two):
+    assert len(one.layers) == len(two.layers)
+    pairs = [
+        (a, b) for x, y in zip(one.layers, two.layers, strict=True) for a, b in ((x.keys, y.keys), (x.values, y.values))
+    ]
+    assert all(a.shape == b.shape for a, b in pairs)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=("moonshine_streaming", "equal_sizes", "whisper"))
+@pytest.mark.parametrize("ends", ((40,), (1, 2, 3, 40), (13, 13, 25, 40)), ids=str)
+def test_grown_is_full(adapter, ends):
+    hidden, cache = states(40), CrossCache()
+    for end in ends:
+        grown = cache.update(adapter, hidden[:, :end])
+        assert difference(grown, full(adapter, hidden[:, :end])) < 1e-6
+        assert cache.length == end
+    assert cache.projected == 40, "each frame is projected once"
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=("moonshine_streaming", "equal_sizes", "whisper"))
+def test_frames_that_changed_are_projected_again(adapter):
+    """The last frames, while their lookahead is missing; a shorter piece; another one."""
+    hidden, cache = states(40), CrossCache()
+    before = hidden[:, :30].clone()
+    before[:, 25:] += 1.0
+    cache.update(adapter, before)
+    assert difference(cache.update(adapter, hidden), full(adapter, hidden)) < 1e-6
+    assert cache.projected == 30 + 15
+    assert difference(cache.update(adapter, hidden[:, :10]), full(adapter, hidden[:, :10])) < 1e-6
+    assert cache.projected == 45
+    other = states(20, 1)
+    assert difference(cache.update(adapter, other), full(adapter, other)) < 1e-6
+    assert cache.projected == 65 and cache.length == 20
+    cache.reset()
+    assert cache.length == cache.nbytes() == 0
+
+
+def test_states_changed_in_place_are_noticed():
+    adapter, hidden, cache = ADAPTERS[0], states(10), CrossCache()
+    cache.update(adapter, hidden)
+    hidden += 1.0
+    assert difference(cache.update(adapter, hidden), full(adapter, hidden)) < 1e-6
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=("moonshine_streaming", "equal_sizes", "whisper"))
+def test_decoding_across_updates(adapter):
+    """The same tokens as without the cache and the draft, in fewer passes."""
+    hidden, cache, draft, passes = states(40), CrossCache(), (), 0
+    for end in range(4, 41, 4):
+        encoded = Encoded(hidden[:, :end], end * 0.02)
+        plain = decode(adapter, encoded, [1], max_new_tokens=12)
+        found = decode(adapter, encoded, [1], draft, cache, max_new_tokens=12)
+        assert found.tokens == plain.tokens and found.ended == plain.ended
+        draft, passes = found.tokens, passes + plain.forwards - found.forwards
+    assert cache.projected == 40 and passes > 0
+
+
+def test_a_segment_that_grows():
+    """Encoder, cross-attention and decoder go on from where they were; the tokens are those of starting anew."""
+    adapter = find_adapter(streaming())
+    assert isinstance(adapter, MoonshineStreamingAdapter) and adapter.appends
+    samples = 0.1 * torch.randn(RATE, generator=torch.Generator().manual_seed(0))
+    audio, draft = GrowingAudio(adapter), ()
+    for end in range(1000, RATE + 1, 3000):
+        encoded, whole = audio.encode(samples[:end]), adapter.encode(samples[:end])
+        assert encoded.seconds == whole.seconds == end / RATE
+        assert encoded.hidden_states.shape == whole.hidden_states.shape
+        assert torch.allclose(encoded.hidden_states, whole.hidden_states, atol=1e-4, rtol=0)
+        found = decode(adapter, encoded, adapter.prompt(), draft, audio.cache, max_new_tokens=10)
+        assert found.tokens == decode(adapter, whole, adapter.prompt(), max_new_tokens=10).tokens
+        draft = found.tokens
+    frames = encoded.hidden_states.shape[1]
+    assert frames < audio.cache.projected <= frames + 5 * 12, "all but the lookahead once"
+    shorter = audio.encode(samples[:4000])
+    assert torch.allclose(shorter.hidden_states, adapter.encode(samples[:4000]).hidden_states, atol=1e-4, rtol=0)
+
+
+def test_the_adapter_of_moonshine_streaming():
+    adapter = MoonshineStreamingAdapter(streaming())
+    assert adapter.frame_seconds == 0.02 and adapter.lookahead == pytest.approx(0.24)
+    assert adapter.longest == pytest.approx(81.92)
+    assert adapter.prompt("before") == [1] and adapter.end_tokens == {2} and adapter.limit(2.0) == 17
+    samples = 0.1 * torch.randn(RATE + 33, generator=torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(samples, (0, 47))[None]
+    mask = (torch.arange(padded.shape[1]) < len(samples)).long()[None]
+    out = adapter.target.generate(padded, attention_mask=mask, max_new_tokens=20, do_sample=False)[0, 1:].tolist()
+    found = decode(adapter, adapter.encode(samples), adapter.prompt(), max_new_tokens=20)
+    assert list(found.tokens) == [token for token in out if token != 2]
+    assert set(adapter.heads()) == {0, 1} and adapter.attention(adapter.encode(samples), [5, 6], [1]).shape == (3, 50)
+
+
+def test_other_models_are_refused():
+    adapter = WhisperAdapter(whisper())
+    with pytest.raises(UnsupportedTargetError, match="WhisperForConditionalGeneration: decode without `cache`"):
+        decode(adapter, Encoded(states(10), 0.2), [1], cache=CrossCache(), max_new_tokens=3)
