@@ -131,9 +131,11 @@ def run_speech(arguments: argparse.Namespace) -> None:
 
 
 def _transcribe(arguments: argparse.Namespace) -> Any:
-    from .speech.transcribe import transcribe
+    from .speech.audio import read_audio
+    from .speech.transcribe import transcribe_samples
 
-    made = transcribe(arguments.audio, lambda: _recognizer(arguments))
+    samples = read_audio(arguments.audio)  # fails before seconds of loading
+    made = transcribe_samples(samples, _recognizer(arguments))
     for segment in made.segments:
         print(segment.text)
     return made
@@ -144,7 +146,7 @@ def _listen(arguments: argparse.Namespace) -> Any:
     from .speech.live_text import LiveText
     from .speech.transcribe import transcript
 
-    piped, live, events = arguments.audio == "-", LiveText(sys.stdout), []
+    piped, live, events = arguments.audio == "-", LiveText(sys.stdout), list[Any]()
     chunks = _standard_input(arguments) if piped else _file_chunks(arguments.audio)
     rate, channels = (arguments.rate, arguments.channels) if piped else (16_000, None)
     with _recognizer(arguments).stream(rate, arguments.update_interval, channels) as stream:
@@ -165,13 +167,19 @@ def _file_chunks(path: str) -> Iterator[Any]:
 
 
 def _standard_input(arguments: argparse.Namespace) -> Iterator[bytes]:
-    """A tenth of a second or less at a time, whole samples."""
     if sys.stdin.isatty():
         raise AudioError("no audio on standard input: arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -")
-    whole, held = 2 * max(arguments.channels, 1), b""
-    while data := sys.stdin.buffer.read1(max(arguments.rate // 10, 1) * whole):
+    if arguments.channels < 1:
+        raise SettingError(f"--channels {arguments.channels}: pass at least 1")
+    return _whole_samples(2 * arguments.channels, max(arguments.rate // 10, 1))
+
+
+def _whole_samples(size: int, count: int) -> Iterator[bytes]:
+    """Standard input as it comes, at most `count` samples of `size` bytes at a time, whole ones."""
+    held = b""
+    while data := sys.stdin.buffer.read1(count * size):
         held += data
-        ready = len(held) // whole * whole
+        ready = len(held) // size * size
         yield held[:ready]
         held = held[ready:]
 

@@ -15,6 +15,7 @@ from mmaccel.method import is_count, is_number
 
 from .adapter import Encoded, SpeechAdapter, Word
 from .endpoint import RATE, EndpointPolicy, find_endpoint
+from .growing_audio import GrowingAudio, Incremental
 from .local_agreement import LocalAgreement
 from .policy import StreamingPolicy
 from .redecode import Hypothesis, decode
@@ -27,7 +28,8 @@ class StreamingRecognizer:
     Speech is cut into segments at pauses, silence is never decoded. While a segment goes on, it is decoded anew every
     `update_interval` seconds with the last hypothesis as a verified draft, and the policy says which words stay. The
     final of a segment is equal to one plain greedy decode of its audio, token for token; what comes before is an
-    early guess of it.
+    early guess of it. Encoders that only append, as that of Moonshine v2, hear each frame once, which is equal up to
+    rounding.
 
     Parameters
     ----------
@@ -119,12 +121,23 @@ class StreamingRecognizer:
 
     @torch.no_grad()
     def hear(
-        self, samples: torch.Tensor, prompt: Sequence[int], draft: Sequence[int] = ()
+        self,
+        samples: torch.Tensor,
+        prompt: Sequence[int],
+        draft: Sequence[int] = (),
+        audio: GrowingAudio | None = None,
     ) -> tuple[Encoded, Hypothesis]:
-        """Encode and decode samples `[n]` at the adapter's rate; `draft` is verified, and changes nothing else."""
+        """Encode and decode samples `[n]` at the adapter's rate.
+
+        `draft` is verified, and changes nothing but the work; `audio` knows what was made of their beginning.
+        """
         with self.lock:
-            encoded = self.adapter.encode(samples)
-            return encoded, decode(self.adapter, encoded, prompt, draft)
+            encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
+            return encoded, decode(self.adapter, encoded, prompt, draft, None if audio is None else audio.cache)
+
+    def growing(self) -> GrowingAudio | None:
+        """What encodes a segment as it grows, for encoders that only append; None for the others."""
+        return GrowingAudio(self.adapter) if self.adapter.appends and isinstance(self.adapter, Incremental) else None
 
     @torch.no_grad()
     def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:

@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 
 from .adapter import Encoded
 from .events import Partial
+from .growing_audio import GrowingAudio
 from .policy import Commitment
 from .redecode import Hypothesis
 from .stats import StreamStats
@@ -22,6 +23,8 @@ class Segment:
         Tokens that its decoder starts from.
     commitment
         Which words stay.
+    audio
+        What the encoder made of it so far, where that stays.
     draft
         Tokens of the last hypothesis.
     span, heard
@@ -34,8 +37,8 @@ class Segment:
         Whether a partial of it was made.
     """
 
-    def __init__(self, prompt: tuple[int, ...], commitment: Commitment) -> None:
-        self.prompt, self.commitment = prompt, commitment
+    def __init__(self, prompt: tuple[int, ...], commitment: Commitment, audio: GrowingAudio | None = None) -> None:
+        self.prompt, self.commitment, self.audio = prompt, commitment, audio
         self.draft: tuple[int, ...] = ()
         self.span = (0, 0)
         self.heard: tuple[Encoded, Hypothesis] | None = None

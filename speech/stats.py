@@ -78,7 +78,8 @@ class StreamStats:
     partial_decodes, finals
         Hypotheses on the way, and segments.
     decoder_calls, tokens, accepted
-        Passes of the decoder, tokens that came out, and how many of them a draft had guessed.
+        Passes of the decoder for hypotheses, tokens that came out, and how many of them a draft had guessed. The
+        passes that look for times of words, one for each final, come on top.
     words, committed, retracted
         Words of finals, words promised in partials, and promised words that their final does not have.
     first_partial

@@ -205,10 +205,10 @@ class SpeechStream:
         """A new segment, which keeps what was promised of it while it was part of the one before."""
         prompt = tuple(self.recognizer.adapter.prompt(self._history))
         if before is None:
-            return Segment(prompt, self.recognizer.policy.begin())
+            return Segment(prompt, self.recognizer.policy.begin(), self.recognizer.growing())
         words = before.commitment.committed[len(before.commitment.committed) - carried :]
         words = [word.lstrip() if place == 0 else word for place, word in enumerate(words)]
-        segment = Segment(prompt, self.recognizer.policy.begin(words))
+        segment = Segment(prompt, self.recognizer.policy.begin(words), self.recognizer.growing())
         segment.times = before.times[len(before.times) - carried :]
         segment.commitment.tail = before.commitment.tail
         segment.draft = remainder(before.draft, final)
@@ -242,7 +242,7 @@ class SpeechStream:
         """A hypothesis of these samples; the last one where it was of the same."""
         if segment.heard is None or segment.span != (start, end):
             samples = self._buffer.read(start, end)
-            encoded, hypothesis = self.recognizer.hear(samples, segment.prompt, segment.draft)
+            encoded, hypothesis = self.recognizer.hear(samples, segment.prompt, segment.draft, segment.audio)
             segment.span, segment.heard = (start, end), (encoded, hypothesis)
             segment.draft = hypothesis.tokens
             self.stats.decoder_calls += hypothesis.forwards

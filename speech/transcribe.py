@@ -86,7 +86,13 @@ def transcribe(
     >>> print(speech.transcribe("talk.wav").text)  # doctest: +SKIP
     """
     samples = read_audio(path)  # fails before seconds of loading
-    recognizer = as_recognizer(model, processor, endpoint, context)
+    return transcribe_samples(samples, as_recognizer(model, processor, endpoint, context), progress)
+
+
+def transcribe_samples(
+    samples: torch.Tensor, recognizer: StreamingRecognizer, progress: bool | None = None
+) -> Transcript:
+    """As :func:`transcribe`, of samples `[n]` in float32 at 16 kHz."""
     with recognizer.stream(update_interval=None) as stream:
         events: list[Event] = []
         for piece in pieces(samples, progress):
