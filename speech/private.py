@@ -25,3 +25,10 @@ def sliding_window(window: tuple[int, int], query: torch.Tensor, key: torch.Tens
 
     seen: torch.Tensor = sliding_window_mask_function(window)(0, 0, query, key)
     return seen
+
+
+def sample(model: Any, input_ids: torch.Tensor, processors: Any, criteria: Any, config: Any, **kwargs: Any) -> Any:
+    """The model's own loop of `generate`, greedy or sampling, from within a `custom_generate`."""
+    return model._sample(
+        input_ids, logits_processor=processors, stopping_criteria=criteria, generation_config=config, **kwargs
+    )

@@ -1,0 +1,83 @@
+"""What followed the same tokens before: an index of all texts so far, for drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BREAK = -1  # between two texts; no token
+
+
+class SuffixIndex:
+    """Look up the longest suffix of a text in itself and in earlier texts (SuffixDecoding, Oliaro et al., 2024).
+
+    Tables of n-grams instead of the paper's suffix tree: the same longest match up to `longest` tokens, in memory that
+    is bounded.
+
+    Parameters
+    ----------
+    longest, shortest
+        Most and fewest tokens that must match.
+    remember
+        Tokens of earlier texts to keep, the newest.
+
+    Examples
+    --------
+    >>> index = SuffixIndex(longest=4, shortest=2, remember=100)
+    >>> for token in [5, 6, 7, 8, 5, 6]:
+    ...     index.add(token)
+    >>> index.propose(3)
+    [7, 8, 5]
+    """
+
+    def __init__(self, longest: int, shortest: int, remember: int) -> None:
+        self.longest, self.shortest, self.remember = longest, shortest, remember
+        self._tokens: list[int] = []
+        self._next: dict[tuple[int, ...], int] = {}  # what follows an n-gram: its newest place in `_tokens`
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Another text begins, with these tokens; what is too old is forgotten."""
+        if self._tokens:
+            self.add(BREAK)
+        if len(self._tokens) > self.remember:
+            kept = self._tokens[len(self._tokens) - self.remember :] if self.remember else []
+            self._tokens, self._next = [], {}
+            for token in kept:
+                self.add(token)
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """The text goes on with `token`."""
+        place = len(self._tokens)
+        for suffix in self._suffixes() if token != BREAK else ():
+            self._next[suffix] = place
+        self._tokens.append(token)
+
+    def propose(self, most: int) -> list[int]:
+        """What may come next: at most `most` tokens, and at most twice as many as matched."""
+        for suffix in self._suffixes():
+            place = self._next.get(suffix)
+            if place is not None:
+                return self._copy(place, min(most, 2 * len(suffix)))
+        return []
+
+    def _suffixes(self) -> list[tuple[int, ...]]:
+        """The last tokens of this text, `longest` to `shortest` of them."""
+        end = self._tokens[-self.longest :]
+        if BREAK in end:
+            end = end[len(end) - end[::-1].index(BREAK) :]
+        return [tuple(end[-length:]) for length in range(len(end), self.shortest - 1, -1)]
+
+    def _copy(self, place: int, count: int) -> list[int]:
+        """`count` tokens from `place` on; past the end the copy itself goes on, as a text that repeats itself does."""
+        tokens: list[int] = []
+        for number in range(place, place + count):
+            known = number < len(self._tokens)
+            token = self._tokens[number] if known else tokens[number - len(self._tokens)]
+            if token == BREAK:
+                break
+            tokens.append(token)
+        return tokens

@@ -1,0 +1,318 @@
+"""SuffixDraft: `generate` of every kind gives what it gives without, in fewer passes."""
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    MoonshineStreamingConfig,
+    MoonshineStreamingForConditionalGeneration,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+import mmaccel
+from mmaccel import testing
+from mmaccel.adapter import find_adapter
+from mmaccel.errors import SettingError
+from mmaccel.speech.moonshine import MoonshineAdapter
+from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.speech.suffix_draft import SuffixDraft
+from mmaccel.speech.suffix_index import SuffixIndex
+from mmaccel.speech.whisper import WhisperAdapter
+
+START, END, VOCABULARY, NEW = 1, 2, 80, 40
+IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": 0, "decoder_start_token_id": START}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
+NO_TIMES = 60  # tokens from 61 on are times, 0.02 s apart
+
+
+def sharp(build, seed, scale=12.0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build().eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(scale)
+    return model
+
+
+def noise(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+def whisper(seed=1):
+    config = WhisperConfig(
+        vocab_size=VOCABULARY,
+        num_mel_bins=8,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=50,
+        max_target_positions=64,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **IDS,
+    )
+    model = sharp(lambda: WhisperForConditionalGeneration(config), seed)
+    model.generation_config.update(
+        is_multilingual=False, max_length=64, suppress_tokens=[3, 4], begin_suppress_tokens=[END]
+    )
+    model.generation_config.no_timestamps_token_id = NO_TIMES
+    return model, lambda batch=1, **more: call({"input_features": noise(batch, 8, 100)}, **more)
+
+
+def moonshine(seed=2):
+    config = MoonshineConfig(
+        encoder_num_hidden_layers=1,
+        decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=4,
+        decoder_num_attention_heads=4,
+        **SIZES,
+        **IDS,
+    )
+    model = sharp(lambda: MoonshineForConditionalGeneration(config), seed)
+    return model, lambda batch=1, **more: call({"input_values": noise(batch, 8000)}, **more)
+
+
+def moonshine_streaming(seed=1):
+    encoder = {"hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = MoonshineStreamingConfig(
+        encoder_config=encoder, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, **SIZES, **IDS
+    )
+    model = sharp(lambda: MoonshineStreamingForConditionalGeneration(config), seed)
+
+    def arguments(batch=1, **more):
+        values = noise(batch, 8000)
+        return call({"input_values": values, "attention_mask": torch.ones_like(values).long()}, **more)
+
+    return model, arguments
+
+
+def call(inputs, **more):
+    # no end, so that a batch has the shape that its rows have
+    return {**inputs, "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, **more}
+
+
+MODELS = {"whisper": whisper, "moonshine": moonshine, "moonshine_streaming": moonshine_streaming}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request):
+    return MODELS[request.param]()
+
+
+@pytest.fixture
+def spoken():
+    return whisper()
+
+
+def drafted(model, arguments, method=None, **more):
+    with mmaccel.accelerate(model, method or SuffixDraft()) as session:
+        return session.generate(**arguments(**more)), session.report
+
+
+def test_contract(monkeypatch):
+    """On Moonshine v2, which the tiny models of the common contract test do not have."""
+    tiny = testing.Example(
+        "moonshine_streaming",
+        moonshine_streaming,
+        lambda model: model.get_decoder(),
+        takes_generator=False,
+        variants=({"max_new_tokens": 5, "min_new_tokens": 5},),
+    )
+    monkeypatch.setattr(testing, "examples", lambda modality: [tiny])
+    monkeypatch.setitem(globals(), "NEW", 14)
+    testing.check_method(SuffixDraft)
+
+
+def test_adapters_of_the_families():
+    families = [find_adapter(build()[0]) for build in MODELS.values()]
+    assert [type(adapter) for adapter in families] == [WhisperAdapter, MoonshineAdapter, MoonshineStreamingAdapter]
+    assert {adapter.family for adapter in families} == SuffixDraft.families
+
+
+@pytest.mark.parametrize(
+    "method", (SuffixDraft(), SuffixDraft(shortest=1), SuffixDraft(block=3, longest=2), SuffixDraft(block=64)), ids=str
+)
+def test_the_tokens_of_the_model_in_fewer_passes(case, method):
+    model, arguments = case
+    plain = model.generate(**arguments())
+    calls = []
+    handle = model.get_decoder().register_forward_hook(lambda *_: calls.append(1))
+    tokens, report = drafted(model, arguments, method)
+    handle.remove()
+    assert torch.equal(tokens, plain)
+    assert report.engaged and report.exact and not report.warnings
+    assert report.forwards == len(calls) < report.plain_forwards == report.tokens == NEW
+    assert report.details["accepted"] == NEW - report.forwards <= report.details["drafted"]
+
+
+def test_an_end(case):
+    model, arguments = case
+    full = model.generate(**arguments())[0].tolist()
+    for end in dict.fromkeys(full[5:30:6]):  # any token can be made the end
+        more = {"eos_token_id": end, "min_new_tokens": 5}
+        tokens, _ = drafted(model, arguments, **more)
+        assert torch.equal(tokens, model.generate(**arguments(**more)))
+
+
+def test_earlier_texts_are_remembered(case):
+    model, arguments = case
+    plain = model.generate(**arguments())
+    with mmaccel.accelerate(model, SuffixDraft()) as session:
+        passes = []
+        for _ in range(2):
+            assert torch.equal(session.generate(**arguments()), plain)
+            passes.append(session.report.forwards)
+        assert passes[1] < passes[0]
+    assert drafted(model, arguments)[1].forwards == passes[0], "another session remembers nothing"
+
+
+class Raise(LogitsProcessor):
+    """A processor with a state: it must see each token once, in order."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids[0].tolist())
+        scores = scores.clone()
+        scores[:, 10 + len(self.seen) // 7] += 2.0
+        return scores
+
+
+class Stop(StoppingCriteria):
+    def __call__(self, input_ids, scores, **_):
+        return torch.tensor([input_ids.shape[1] > 11])
+
+
+def test_processors_and_criteria_see_every_token_once(case):
+    model, arguments = case
+    seen = []
+    for run in (
+        lambda **more: model.generate(**arguments(**more)),
+        lambda **more: drafted(model, arguments, **more)[0],
+    ):
+        processor = Raise()
+        more = {"logits_processor": LogitsProcessorList([processor]), "repetition_penalty": 1.3}
+        tokens = run(**more)
+        stopped = run(stopping_criteria=StoppingCriteriaList([Stop()]), min_new_tokens=1)
+        seen.append((processor.seen, tokens.tolist(), stopped.tolist()))
+    assert seen[0] == seen[1] and len(seen[0][0]) == NEW and len(seen[0][2][0]) < NEW
+
+
+def test_scores_and_logits(case):
+    model, arguments = case
+    more = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    plain = model.generate(**arguments(**more))
+    found, report = drafted(model, arguments, **more)
+    assert report.engaged and torch.equal(found["sequences"], plain["sequences"])
+    for name in ("scores", "logits"):
+        for one, two in zip(found[name], plain[name], strict=True):
+            assert torch.allclose(one, two, rtol=1e-4, atol=1e-4)
+    length = plain["past_key_values"].get_seq_length()
+    assert found["past_key_values"].get_seq_length() == length
+
+
+def test_long_form_with_times(spoken):
+    """Segments of Whisper, each with its own call of the loop, and times that rule out tokens."""
+    model, _ = spoken
+    features = noise(1, 8, 260)
+    arguments = {
+        "input_features": features,
+        "attention_mask": torch.ones(1, 260, dtype=torch.long),
+        "return_timestamps": True,
+        "do_sample": False,
+        "max_new_tokens": 20,
+    }
+    plain = model.generate(**arguments, return_segments=True)
+    with mmaccel.accelerate(model, SuffixDraft(shortest=1)) as session:
+        found = session.generate(**arguments, return_segments=True)
+        assert session.report.engaged and session.report.forwards < session.report.plain_forwards
+    assert torch.equal(found["sequences"], plain["sequences"])
+    one, two = ([(float(s["start"]), float(s["end"])) for s in x["segments"][0]] for x in (found, plain))
+    assert one == two and len(one) > 1
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    (
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
+        ({"batch": 2}, "a batch of 2"),
+        ({"use_cache": False}, "no cache"),
+        ({"cache_implementation": "static"}, "cache_implementation='static'"),
+        ({"return_dict_in_generate": True, "output_attentions": True}, "attentions"),
+    ),
+    ids=lambda value: str(value),
+)
+def test_what_is_left_to_the_model(case, more, reason):
+    model, arguments = case
+    if "output_attentions" in more:
+        model.set_attn_implementation("eager")
+    plain = model.generate(**arguments(**more))
+    found, report = drafted(model, arguments, **more)
+    if "output_attentions" in more:
+        assert len(found["cross_attentions"]) == len(plain["cross_attentions"])
+        found, plain = found["sequences"], plain["sequences"]
+        model.set_attn_implementation("sdpa")
+    assert torch.equal(found, plain) and not report.engaged
+    assert report.warnings[0].startswith("the model's own loop ran: ") and reason in report.warnings[0]
+
+
+def test_sampling_is_left_to_the_model(case):
+    model, arguments = case
+    more = {"do_sample": True, "temperature": 0.7}
+    torch.manual_seed(5)
+    plain = model.generate(**arguments(**more))
+    torch.manual_seed(5)
+    found, report = drafted(model, arguments, **more)
+    assert torch.equal(found, plain) and report.warnings == ["the model's own loop ran: sampling"]
+    assert report.tokens == NEW
+
+
+class Streamer:
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        pass
+
+
+def test_a_streamer_is_served():
+    model, arguments = moonshine()
+    streamer = Streamer()
+    tokens, report = drafted(model, arguments, streamer=streamer)
+    assert streamer.tokens == tokens[0].tolist() and "streamer was given" in report.warnings[0]
+
+
+def test_the_index():
+    index = SuffixIndex(longest=3, shortest=2, remember=8)
+    index.begin([5, 6, 7, 8, 9, 5, 6])
+    assert index.propose(16) == [7, 8, 9, 5] and index.propose(2) == [7, 8]
+    index.add(7)
+    assert index.propose(16) == [8, 9, 5, 6, 7, 8], "three tokens match: six are proposed, past the end those again"
+    index.begin([6])
+    assert index.propose(16) == [], "one token is too little, and the text before does not count"
+    index.add(7)
+    assert index.propose(16) == [8, 9, 5, 6], "an earlier text, up to its end"
+    index.begin([1, 2])
+    assert len(index) <= 8 + 2 and index.propose(4) == []
+
+
+def test_bad_settings():
+    for settings in ({"block": -1}, {"block": 300}, {"longest": 0}, {"shortest": 9}, {"shortest": 0}, {"remember": -1}):
+        with pytest.raises(SettingError, match=next(iter(settings))):
+            SuffixDraft(**settings)
