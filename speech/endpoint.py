@@ -149,7 +149,8 @@ class EnergyEndpoint(EndpointPolicy):
     floor
         Decibels below full scale under which nothing is speech; -55 by default.
     memory
-        Seconds over which the background and the loudest are looked for; 4 by default, longer than one goes without a breath.
+        Seconds over which the background and the loudest are looked for; 4 by default, longer than one goes without
+        a breath.
 
     Its other parameters are those of :class:`EndpointPolicy`.
 

@@ -55,8 +55,7 @@ class _Agreement(Commitment):
         self.before.append(said)
         if not full:
             return 0
-        agreed = min((_agreement(rest, other) for other in rests), default=len(rest))
-        return agreed
+        return min((_agreement(rest, other) for other in rests), default=len(rest))
 
 
 def _agreement(left: list[str], right: list[str]) -> int:

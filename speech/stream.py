@@ -12,7 +12,7 @@ from mmaccel.errors import StreamFinishedError
 from .adapter import Encoded, Word
 from .audio import Resampler, to_samples
 from .endpoint import FRAME, RATE, decibels
-from .events import Endpoint, Event, Final, Partial
+from .events import Endpoint, Event, Final
 from .policy import Heard
 from .redecode import Hypothesis
 from .sample_buffer import SampleBuffer

@@ -122,9 +122,9 @@ def test_units_are_the_text():
 def test_covered_by_the_least_edits():
     assert covered([], ["a"]) == 0
     assert covered(["a", "b"], []) == 0
-    assert covered("it was the best".split(), "it was a best of".split()) == 4
-    assert covered("try again fail".split(), "try fail again".split()) == 2
-    assert covered("try again better".split(), "try again much better than".split()) == 4
+    assert covered(["it", "was", "the", "best"], ["it", "was", "a", "best", "of"]) == 4
+    assert covered(["try", "again", "fail"], ["try", "fail", "again"]) == 2
+    assert covered(["try", "again", "better"], ["try", "again", "much", "better", "than"]) == 4
 
 
 def test_matches_and_remainder():

@@ -33,7 +33,9 @@ def recognizer(**settings):
 
 def talk():
     """Two sentences and 25 s of speech without a pause; all words differ."""
-    return torch.cat([silence(0.5), spoken(range(8)), silence(0.9), spoken(range(8, 86)), silence(0.7), spoken([90, 91])])
+    return torch.cat(
+        [silence(0.5), spoken(range(8)), silence(0.9), spoken(range(8, 86)), silence(0.7), spoken([90, 91])]
+    )
 
 
 WORDS = [*range(86), 90, 91]
@@ -467,7 +469,11 @@ def test_errors_in_a_thread_are_told():
 
 def test_a_thread_that_is_closed_stops():
     asr, events = recognizer(), []
-    with pytest.raises(KeyError), asr.lock, BackgroundStream(asr.stream(), events.append, waiting=100_000) as background:
+    with (
+        pytest.raises(KeyError),
+        asr.lock,
+        BackgroundStream(asr.stream(), events.append, waiting=100_000) as background,
+    ):
         raise KeyError
     assert not background._thread.is_alive() and events == []
     with pytest.raises(SettingError):
