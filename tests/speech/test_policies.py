@@ -2,10 +2,13 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.speech.align_att import AlignAtt
 from mmaccel.speech.append_only import AppendOnly
 from mmaccel.speech.endpoint import EnergyEndpoint
 from mmaccel.speech.local_agreement import LocalAgreement
@@ -131,3 +134,53 @@ def test_matches_and_remainder():
     assert matches(["a", "b", "c", "d"], ["a", "c", "d"]) == [(0, 0), (2, 1), (3, 2)]
     assert remainder((1, 2, 3, 4), ()) == (1, 2, 3, 4)
     assert remainder((1, 2, 3, 4), (1, 2, 3, 4)) == ()
+
+
+class Looking(Spelling):
+    """An adapter whose decoder looks at given frames of 0.1 s."""
+
+    frame_seconds = 0.1
+
+    def __init__(self, frames):
+        self.frames = frames
+
+    def attention(self, encoded, tokens, prompt):
+        scores = torch.zeros(len(tokens) + 1, 100)
+        for row, frame in enumerate(self.frames[: len(tokens)]):
+            scores[row, frame] = 1.0
+        return scores
+
+
+def look(commitment, tokens, frames, seconds):
+    encoded = SimpleNamespace(seconds=seconds)
+    return commitment.update(Heard(Looking(frames), encoded, (), tuple(tokens), True))
+
+
+def test_align_att_by_hand():
+    """Half a second before the end words are open, and so is a word whose last part is."""
+    commitment = AlignAtt(margin=0.5).begin()
+    assert look(commitment, ["try", " again", " fail"], [2, 8, 14], 2.0) == ["try", " again", " fail"]
+    assert look(commitment, ["try", " again", " fail", " bett", "er"], [2, 8, 14, 19, 26], 3.0) == []
+    assert look(commitment, ["try", " again", " fail", " bett", "er"], [2, 8, 14, 19, 26], 3.2) == [" better"]
+    assert commitment.tail == []
+
+
+def test_align_att_stops_at_a_rewind():
+    commitment = AlignAtt(rewind=4.0).begin()
+    assert look(commitment, ["a", " b", " c", " d"], [2, 60, 1, 70], 9.0) == ["a", " b"]
+    assert commitment.tail == [" c", " d"]
+
+
+def test_align_att_does_not_promise_what_is_promised():
+    commitment = AlignAtt().begin(["a", " b"])
+    assert look(commitment, ["A", " b"], [2, 5], 9.0) == []
+    assert look(commitment, ["A", " b", " c"], [2, 5, 8], 9.0) == [" c"]
+    assert look(commitment, [], [], 9.0) == []
+
+
+def test_align_att_needs_to_see():
+    with pytest.raises(UnsupportedTargetError, match="LocalAgreement"):
+        StreamingRecognizer(scripted.ScriptedAdapter(), policy=AlignAtt(), endpoint="energy")
+    for setting in ({"margin": -1}, {"rewind": 0}):
+        with pytest.raises(SettingError, match="such as"):
+            AlignAtt(**setting)
