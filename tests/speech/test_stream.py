@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
 
 from mmaccel.errors import AudioError, SettingError, StreamFinishedError, UnsupportedTargetError
+from mmaccel.speech.append_only import AppendOnly
 from mmaccel.speech.endpoint import EnergyEndpoint
 from mmaccel.speech.events import Endpoint, Final, Partial
 from mmaccel.speech.local_agreement import LocalAgreement
@@ -493,3 +495,52 @@ def test_the_buffer():
     assert buffer.end == 200_000 and buffer.start == 195_000 and buffer.capacity <= 32_000
     with pytest.raises(IndexError):
         buffer.read(0, 10)
+
+
+class Letters:
+    """A processor of a model that was never trained: each token is a word."""
+
+    all_special_ids: tuple[int, ...] = ()
+
+    @property
+    def tokenizer(self):
+        return self
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return "".join(self.convert_ids_to_tokens(tokens)).replace("▁", " ")
+
+    def convert_ids_to_tokens(self, tokens):
+        return [f"▁{token}" for token in tokens]
+
+
+def moonshine_v2():
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+    sizes = {"hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = MoonshineStreamingConfig(encoder_config=sizes, vocab_size=64, num_hidden_layers=2, **sizes, **ids)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = MoonshineStreamingForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(24.0)  # no near-ties
+    return model
+
+
+def test_an_encoder_that_appends_hears_each_frame_once():
+    """Moonshine v2 with random weights: finals are those of a plain decode, chunks do not matter, text only grows."""
+    model, samples = moonshine_v2(), torch.cat([spoken(range(12)), silence(0.8), spoken(range(4)), silence(0.8)])
+    asr = StreamingRecognizer(model, Letters(), policy=AppendOnly(), endpoint=EnergyEndpoint())
+    encode, whole = asr.adapter.encode, []
+    asr.adapter.encode = lambda piece: whole.append(piece) or encode(piece)
+    events, stats = run(asr, samples)
+    assert whole == [] and stats.partial_decodes > 6  # only ever by GrowingAudio
+    assert run(asr, samples, 160)[0] == run(asr, samples, 80_000)[0] == events
+    assert len(finals(events)) == 2
+    for final in finals(events):
+        piece = samples[round(final.start * RATE) : round(final.end * RATE)]
+        assert decode(asr.adapter, encode(piece), asr.adapter.prompt()).tokens == final.tokens
+    stable = ""
+    for event in events:
+        if isinstance(event, Partial):
+            assert event.stable == stable + event.delta
+        stable = event.stable if isinstance(event, Partial) else ""
