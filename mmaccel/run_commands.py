@@ -176,8 +176,9 @@ def _standard_input(arguments: argparse.Namespace) -> Iterator[bytes]:
 
 def _whole_samples(size: int, count: int) -> Iterator[bytes]:
     """Standard input as it comes, at most `count` samples of `size` bytes at a time, whole ones."""
+    source: Any = sys.stdin.buffer
     held = b""
-    while data := sys.stdin.buffer.read1(count * size):
+    while data := source.read1(count * size):
         held += data
         ready = len(held) // size * size
         yield held[:ready]

@@ -43,8 +43,8 @@ class StreamingRecognizer:
         When segments end: ``"auto"`` (default: Silero where its package is installed), ``"silero"``, ``"energy"``,
         or an :class:`~mmaccel.speech.EndpointPolicy` with other settings.
     context
-        Characters of the text before that a model is given, if it takes any; default 200, as Whisper-Streaming. 0
-        keeps segments apart.
+        Characters of the text before that a model is given, if it takes any, where speech that was longer than a
+        segment is cut without a pause; default 200, as Whisper-Streaming. 0 keeps segments apart.
     timer
         What measures the time for computing; default `time.perf_counter`. `time.process_time` gives CPU seconds.
 

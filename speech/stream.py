@@ -19,7 +19,7 @@ from .sample_buffer import SampleBuffer
 from .segment import Segment, remainder
 from .segmenter import Cut, Look, Segmenter
 from .stats import Clock, StreamStats
-from .units import matches
+from .units import matches, units
 
 if TYPE_CHECKING:
     from .recognizer import StreamingRecognizer
@@ -59,7 +59,7 @@ class SpeechStream:
         self._work: deque[Look | Cut] = deque()
         self._events: list[Event] = []
         self._segment: Segment | None = None
-        self._history = ""  # the last characters of finals, for models that take context
+        self._history = ""  # the last words of finals of this speech, for models that take context
         self._total: int | None = None  # samples of the stream, once it has ended
         self._clock, self._mark = Clock(), 0.0
         self._finished = False
@@ -189,8 +189,8 @@ class SpeechStream:
         goes_on = self._segmenter.start is not None and not cut.paused
         carried = segment.carried(text) if goes_on else 0
         self._count(segment, cut, words, len(segment.times) - carried)
-        context = self.recognizer.context
-        self._history = f"{self._history} {text}".strip()[-context:] if context else ""
+        # Behind a pause models do without; there a text before makes small ones repeat themselves.
+        self._history = last_words(f"{self._history} {text}".strip(), self.recognizer.context) if goes_on else ""
         self._segment = self._begin(segment, carried, hypothesis.tokens) if goes_on else None
         if self._segment is not None and (partial := self._segment.partial(self._segmenter.position / RATE)):
             self._events.append(partial)
@@ -249,3 +249,21 @@ class SpeechStream:
             self.stats.tokens += len(hypothesis.tokens)
             self.stats.accepted += hypothesis.accepted
         return segment.heard
+
+
+def last_words(text: str, characters: int) -> str:
+    """The end of a text, whole words; half a word in its context can send a model into a loop.
+
+    Examples
+    --------
+    >>> last_words("it was the best of times", 15)
+    'best of times'
+    """
+    if len(text) <= characters:
+        return text
+    room = characters
+    for unit in reversed(units(text)):
+        if len(unit) > room:
+            break
+        room -= len(unit)
+    return text[len(text) - characters + room :].strip()

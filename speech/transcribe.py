@@ -124,4 +124,4 @@ def pieces(samples: torch.Tensor, progress: bool | None) -> Iterator[torch.Tenso
     with tqdm(total=round(seconds), unit="s", desc="transcribe", disable=hidden) as bar:
         for piece in samples.split(round(STEP * RATE)):
             yield piece
-            bar.update(min(STEP, bar.total - bar.n))
+            bar.update(round(piece.numel() / RATE))

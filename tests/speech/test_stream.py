@@ -20,6 +20,7 @@ from mmaccel.speech.recognizer import StreamingRecognizer
 from mmaccel.speech.redecode import decode
 from mmaccel.speech.sample_buffer import SampleBuffer
 from mmaccel.speech.stats import Clock, Lags, StreamStats, quantile
+from mmaccel.speech.stream import last_words
 from mmaccel.speech.transcribe import transcribe, transcript
 from mmaccel.speech.wrappers import BackgroundStream, stream_events
 
@@ -226,14 +227,17 @@ def test_memory_is_bounded_over_ten_minutes():
     assert max(asr.adapter.encoded) <= 16 * RATE
 
 
-def test_context_is_the_last_characters():
+def test_context_is_the_last_words_of_the_same_speech():
+    """As many whole words as fit, where speech was cut; nothing behind a pause."""
     asr = recognizer(context=20)
-    run(asr, talk(), update_interval=None)
-    assert asr.adapter.contexts[:2] == ["", " ".join(f"w{word}" for word in range(8))[-20:]]
-    assert all(len(context) <= 20 for context in asr.adapter.contexts)
+    events, _ = run(asr, talk(), update_interval=None)
+    before = [final.text for final in finals(events)]
+    assert asr.adapter.contexts[:3] == ["", "", " ".join(before[1].split()[-5:])]
+    assert asr.adapter.contexts[-1] == "" and len(before) == 5
     apart = recognizer(context=0)
     run(apart, talk(), update_interval=None)
     assert set(apart.adapter.contexts) == {""}
+    assert last_words("it was the best of times", 15) == "best of times"
 
 
 BAD = {
