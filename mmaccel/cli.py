@@ -13,7 +13,7 @@ from pathlib import Path
 from .compare_commands import add_parser, run_compare
 from .errors import MmaccelError
 from .output import replacing
-from .run_commands import chosen_methods, run_image, run_video, run_vlm, target_of
+from .run_commands import POLICIES, chosen_methods, run_image, run_speech, run_video, run_vlm, target_of
 from .version import __version__, versions
 
 EXAMPLES = """examples:
@@ -22,6 +22,9 @@ EXAMPLES = """examples:
   mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare
   mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png
   mmaccel compare video "rocket moves up, blue background" --method video.EasyCache -o rocket.html
+  mmaccel run speech talk.wav -o talk.srt
+  mmaccel run speech --live talk.wav
+  arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -
   mmaccel plan --model tiny-janus --preset fast -o plan.json
   mmaccel bench image --json > image.json
 """
@@ -127,6 +130,25 @@ def build_parser() -> argparse.ArgumentParser:
     question.add_argument("--fps", type=float, help="frames a second to look at, instead of --frames")
     question.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")
     question.set_defaults(run=run_vlm)
+
+    speech = kinds.add_parser(
+        "speech",
+        help="write down what is said",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    speech.add_argument("audio", help="audio or video file, or - for raw 16-bit samples on standard input")
+    speech.add_argument("-o", "--output", type=Path, help="subtitles to write (.srt, .vtt or .json)")
+    _add_model(speech, "moonshine-tiny")
+    speech.add_argument("--live", action="store_true", help="print words as they become stable (- always does)")
+    speech.add_argument("--rate", type=int, default=16_000, help="samples a second of - (default 16000)")
+    speech.add_argument("--channels", type=int, default=1, help="channels of - (default 1)")
+    speech.add_argument("--policy", choices=sorted(POLICIES), default="local-agreement", help="which words are stable")
+    speech.add_argument("--update-interval", type=float, default=0.5, help="seconds between looks (default 0.5)")
+    speech.add_argument("--endpoint", choices=["auto", "silero", "energy"], default="auto", help="what finds pauses")
+    speech.add_argument("--silence", type=float, default=0.5, help="seconds of silence that end a segment")
+    speech.add_argument("--longest", type=float, default=15.0, help="seconds after which a segment is cut")
+    speech.set_defaults(run=run_speech)
 
     add_parser(commands, _add_model, _add_methods, _compare)
 

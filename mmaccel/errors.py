@@ -42,8 +42,16 @@ class MissingExtraError(MmaccelError, ImportError):
     """An optional package is needed; the error says which line installs it."""
 
 
+class StreamFinishedError(MmaccelError, RuntimeError):
+    """A stream was given more after it had been finished or closed."""
+
+
 class VideoFileError(MmaccelError, OSError):
     """A video file is missing, cut off or damaged, or holds no frames."""
+
+
+class AudioError(MmaccelError, ValueError):
+    """Audio is missing, damaged, empty, or holds numbers that cannot be samples."""
 
 
 class PromptError(MmaccelError, ValueError):

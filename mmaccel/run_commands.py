@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import SettingError
+from .errors import AudioError, SettingError
 from .output import replacing
+
+# Policies of `mmaccel run speech`, by module and class of `mmaccel.speech`.
+POLICIES = {
+    "align-att": ("align_att", "AlignAtt"),
+    "append-only": ("append_only", "AppendOnly"),
+    "local-agreement": ("local_agreement", "LocalAgreement"),
+}
 
 
 def run_image(arguments: argparse.Namespace) -> None:
@@ -102,6 +114,96 @@ def run_vlm(arguments: argparse.Namespace) -> None:
     print(report)
     if arguments.picture:
         print(f"wrote {arguments.picture}")
+
+
+def run_speech(arguments: argparse.Namespace) -> None:
+    """Write down what is said in a file, or on standard input while it is said."""
+    from .speech.subtitles import FORMATS, check_format
+
+    suffix = check_format(arguments.output) if arguments.output else ""
+    with replacing(arguments.output) if arguments.output else contextlib.nullcontext() as temporary:
+        made = _listen(arguments) if arguments.live or arguments.audio == "-" else _transcribe(arguments)
+        if temporary:
+            temporary.write_text(FORMATS[suffix](list(made.segments), None), encoding="utf-8")
+    print(made.stats, file=sys.stderr)  # standard output is the text alone
+    if arguments.output:
+        print(f"wrote {arguments.output}", file=sys.stderr)
+
+
+def _transcribe(arguments: argparse.Namespace) -> Any:
+    from .speech.audio import read_audio
+    from .speech.transcribe import transcribe_samples
+
+    samples = read_audio(arguments.audio)  # fails before seconds of loading
+    made = transcribe_samples(samples, _recognizer(arguments))
+    for segment in made.segments:
+        print(segment.text)
+    return made
+
+
+def _listen(arguments: argparse.Namespace) -> Any:
+    """Print words as they become stable; interrupted, finish with what was heard."""
+    from .speech.live_text import LiveText
+    from .speech.transcribe import transcript
+
+    piped, live, events = arguments.audio == "-", LiveText(sys.stdout), list[Any]()
+    chunks = _standard_input(arguments) if piped else _file_chunks(arguments.audio)
+    rate, channels = (arguments.rate, arguments.channels) if piped else (16_000, None)
+    with _recognizer(arguments).stream(rate, arguments.update_interval, channels) as stream:
+        with contextlib.suppress(KeyboardInterrupt):
+            for chunk in chunks:
+                new = stream.push(chunk)
+                live.show(new)
+                events += new
+        rest = stream.finish()
+        live.show(rest)
+    return transcript(events + rest, stream.stats)
+
+
+def _file_chunks(path: str) -> Iterator[Any]:
+    from .speech.audio import read_audio
+
+    return iter(read_audio(path).split(1600))
+
+
+def _standard_input(arguments: argparse.Namespace) -> Iterator[bytes]:
+    if sys.stdin.isatty():
+        raise AudioError("no audio on standard input: arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -")
+    if arguments.channels < 1:
+        raise SettingError(f"--channels {arguments.channels}: pass at least 1")
+    return _whole_samples(2 * arguments.channels, max(arguments.rate // 10, 1))
+
+
+def _whole_samples(size: int, count: int) -> Iterator[bytes]:
+    """Standard input as it comes, at most `count` samples of `size` bytes at a time, whole ones."""
+    source: Any = sys.stdin.buffer
+    held = b""
+    while data := source.read1(count * size):
+        held += data
+        ready = len(held) // size * size
+        yield held[:ready]
+        held = held[ready:]
+
+
+def _recognizer(arguments: argparse.Namespace) -> Any:
+    import importlib
+
+    from . import speech
+    from .speech.endpoint import find_endpoint
+    from .speech.recognizer import StreamingRecognizer
+    from .speech.weights import load
+
+    endpoint = find_endpoint(arguments.endpoint)
+    changes = {"silence": arguments.silence, "longest": arguments.longest}
+    endpoint = dataclasses.replace(endpoint, **changes, padding=min(endpoint.padding, arguments.silence))
+    module, name = POLICIES[arguments.policy]
+    policy = getattr(importlib.import_module(f"{speech.__name__}.{module}"), name)()
+    began = time.perf_counter()
+    recognizer = StreamingRecognizer(
+        *load(arguments.model, arguments.device, dtype_of(arguments)), policy=policy, endpoint=endpoint
+    )
+    print(f"loaded {arguments.model} in {time.perf_counter() - began:.1f} s", file=sys.stderr)
+    return recognizer
 
 
 def target_of(arguments: argparse.Namespace) -> Any:

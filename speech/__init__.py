@@ -1,3 +1,80 @@
-"""Streaming speech: recognition that shows words while they are spoken, and exact block-wise codec decoding."""
+"""Streaming speech: recognition that shows words while they are spoken, and exact block-wise codec decoding.
 
-__all__: list[str] = []
+`StreamingRecognizer` makes a stream of any recogniser that has an adapter, `transcribe` writes down a recording on the
+same parts; `SuffixDraft` makes `generate` faster, exactly. `StreamingCodecDecoder` turns codes into sound block by
+block.
+
+Example
+-------
+>>> from mmaccel import speech
+>>> asr = speech.StreamingRecognizer(*speech.load("moonshine-tiny"))  # doctest: +SKIP
+>>> with asr.stream(sample_rate=48_000) as stream:  # doctest: +SKIP
+...     for chunk in microphone:
+...         print(stream.push(chunk))
+...     print(stream.finish(), stream.stats)
+"""
+
+from . import adapter, moonshine, moonshine_streaming, whisper  # noqa: F401  register themselves
+from .adapter import Word
+from .align_att import AlignAtt
+from .append_only import AppendOnly
+from .audio import Resampler, read_audio, to_samples
+from .cached_encoder import EncoderStream
+from .cross_cache import CrossCache
+from .endpoint import EndpointPolicy, EnergyEndpoint, SileroEndpoint
+from .events import Endpoint, Event, Final, Partial
+from .first_byte_meter import FirstByteMeter
+from .growing_audio import GrowingAudio
+from .growing_blocks import growing_blocks
+from .local_agreement import LocalAgreement
+from .recognizer import StreamingRecognizer
+from .redecode import Hypothesis, decode
+from .stats import StreamStats
+from .stream import SpeechStream
+from .streaming_codec_decoder import StreamingCodecDecoder
+from .subtitles import SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
+from .suffix_draft import SuffixDraft
+from .transcribe import Transcript, transcribe, transcribe_samples
+from .weights import load
+from .wrappers import BackgroundStream, stream_events
+
+__all__ = [
+    "AlignAtt",
+    "AppendOnly",
+    "BackgroundStream",
+    "CrossCache",
+    "EncoderStream",
+    "Endpoint",
+    "EndpointPolicy",
+    "EnergyEndpoint",
+    "Event",
+    "Final",
+    "FirstByteMeter",
+    "GrowingAudio",
+    "Hypothesis",
+    "LocalAgreement",
+    "Partial",
+    "Resampler",
+    "SileroEndpoint",
+    "SpeechStream",
+    "StreamStats",
+    "StreamingCodecDecoder",
+    "StreamingRecognizer",
+    "SubtitleLayout",
+    "SuffixDraft",
+    "Transcript",
+    "Word",
+    "cues",
+    "decode",
+    "growing_blocks",
+    "load",
+    "read_audio",
+    "stream_events",
+    "to_json",
+    "to_samples",
+    "to_srt",
+    "to_vtt",
+    "transcribe",
+    "transcribe_samples",
+    "write_subtitles",
+]

@@ -1,0 +1,59 @@
+"""Show a stream on a terminal or in a pipe: words as they become stable."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TextIO
+
+from .events import Event, Final, Partial
+from .units import covered, plain, units
+
+CLEAR, DIM, PLAIN = "\r\x1b[2K", "\x1b[2m", "\x1b[0m"
+
+
+class LiveText:
+    """Writes events as they come, one line for each segment.
+
+    On a terminal the line that is spoken is redrawn, with what may still change in grey. In a pipe words are only
+    ever added; where the final of a segment takes some back, it follows on a line of its own behind ``= ``.
+
+    Examples
+    --------
+    >>> live = LiveText(sys.stdout)
+    >>> live.show([Partial("try", " again fell", "try"), Final("try again.", (), 0.0, 1.0)])
+    try again.
+    """
+
+    def __init__(self, out: TextIO, width: int | None = None) -> None:
+        self.out = out
+        self.redraws = out.isatty()
+        self.width = width or shutil.get_terminal_size().columns
+        self._shown = ""
+
+    def show(self, events: list[Event]) -> None:
+        """Write what these events tell."""
+        for event in events:
+            if isinstance(event, Partial):
+                self._redraw(event) if self.redraws else self._add(event)
+            elif isinstance(event, Final):
+                self.out.write(f"{CLEAR}{event.text}\n" if self.redraws else self._end(event))
+                self._shown = ""
+        self.out.flush()
+
+    def _redraw(self, partial: Partial) -> None:
+        """The end of the line, as far as it fits."""
+        room = self.width - 1
+        unstable = partial.unstable[-room:]
+        stable = partial.stable[max(0, len(partial.stable) - room + len(unstable)) :]
+        self.out.write(f"{CLEAR}{stable}{DIM}{unstable}{PLAIN}")
+
+    def _add(self, partial: Partial) -> None:
+        self.out.write(partial.stable[len(self._shown) :])
+        self._shown = partial.stable
+
+    def _end(self, final: Final) -> str:
+        shown, said = units(self._shown), units(final.text)
+        rest = "".join(said[covered(shown, said) :])
+        rest = rest if shown else rest.lstrip()
+        kept = list(map(plain, units(self._shown + rest))) == list(map(plain, said))
+        return f"{rest}\n" if kept else f"{rest}\n= {final.text}\n"

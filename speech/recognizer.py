@@ -1,0 +1,162 @@
+"""Recognise speech while it is spoken: one model for many streams."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mmaccel.adapter import find_adapter
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.method import is_count, is_number
+
+from .adapter import Encoded, SpeechAdapter, Word
+from .endpoint import RATE, EndpointPolicy, find_endpoint
+from .growing_audio import GrowingAudio, Incremental
+from .local_agreement import LocalAgreement
+from .policy import StreamingPolicy
+from .redecode import Hypothesis, decode
+from .stream import SpeechStream
+
+
+class StreamingRecognizer:
+    """Words while they are spoken, by a model that was made for whole recordings or by a streaming one.
+
+    Speech is cut into segments at pauses, silence is never decoded. While a segment goes on, it is decoded anew every
+    `update_interval` seconds with the last hypothesis as a verified draft, and the policy says which words stay. The
+    final of a segment is equal to one plain greedy decode of its audio, token for token; what comes before is an
+    early guess of it. Encoders that only append, as that of Moonshine v2, hear each frame once, which is equal up to
+    rounding.
+
+    Parameters
+    ----------
+    model
+        A recogniser that mmaccel has an adapter for, or its adapter. It is not changed.
+    processor
+        Its processor: tokenizer and feature extractor.
+    policy
+        Default :class:`~mmaccel.speech.LocalAgreement` of 2 hypotheses, which fits every model.
+    endpoint
+        When segments end: ``"auto"`` (default: Silero where its package is installed), ``"silero"``, ``"energy"``,
+        or an :class:`~mmaccel.speech.EndpointPolicy` with other settings.
+    context
+        Characters of the text before that a model is given, if it takes any, where speech that was longer than a
+        segment is cut without a pause; default 200, as Whisper-Streaming. 0 keeps segments apart.
+    timer
+        What measures the time for computing; default `time.perf_counter`. `time.process_time` gives CPU seconds.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the model is no recogniser that mmaccel knows, or does not suit the policy.
+    SettingError
+        If a setting is out of range, or segments would be longer than what the model takes.
+
+    Examples
+    --------
+    >>> asr = speech.StreamingRecognizer(*speech.load("moonshine-tiny"))  # doctest: +SKIP
+    >>> with asr.stream(sample_rate=48_000) as stream:  # doctest: +SKIP
+    ...     for chunk in microphone:
+    ...         for event in stream.push(chunk):
+    ...             print(event)
+    ...     tail = stream.finish()
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any = None,
+        policy: StreamingPolicy | None = None,
+        endpoint: str | EndpointPolicy = "auto",
+        context: int = 200,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.adapter = _adapter_of(model, processor)
+        self.policy = LocalAgreement(2) if policy is None else policy
+        self.endpoint = find_endpoint(endpoint)
+        self.context, self.timer = context, timer
+        self.lock = threading.RLock()  # streams in threads must not run the model at once
+        self._check()
+
+    def _check(self) -> None:
+        if not isinstance(self.policy, StreamingPolicy):
+            raise SettingError(f"policy={self.policy!r}: pass one such as speech.LocalAgreement(2)")
+        self.policy.check(self.adapter)
+        if not is_count(self.context, 0, 10_000):
+            raise SettingError(f"context={self.context!r}: pass between 0 and 10000 characters, such as 200")
+        if self.adapter.sample_rate != RATE:
+            raise UnsupportedTargetError(f"streams have {RATE} samples a second, this model {self.adapter.sample_rate}")
+        longest, needed = self.adapter.longest, self.endpoint.longest + self.endpoint.silence
+        if longest is not None and needed > longest:
+            raise SettingError(
+                f"segments of {needed:g} seconds do not fit into this model, which takes {longest:g}:"
+                f" pass endpoint=speech.{type(self.endpoint).__name__}(longest={longest - self.endpoint.silence:g})"
+            )
+
+    def stream(
+        self, sample_rate: float = 16_000, update_interval: float | None = 0.5, channels: int | None = None
+    ) -> SpeechStream:
+        """Begin a stream; any number of them may be open, also in threads, where they take turns with the model.
+
+        Parameters
+        ----------
+        sample_rate
+            Samples a second of what will be pushed.
+        update_interval
+            Seconds of speech between two hypotheses, at least 0.1; default 0.5. None for finals only.
+        channels
+            Of what will be pushed; None (default) for what the shape of a chunk says.
+
+        Raises
+        ------
+        SettingError
+            If a setting is out of range.
+        """
+        if update_interval is not None and not is_number(update_interval, 0.1, 60):
+            raise SettingError(f"update_interval={update_interval!r}: pass between 0.1 and 60 seconds, or None")
+        return SpeechStream(self, sample_rate, update_interval, channels)
+
+    @torch.no_grad()
+    def hear(
+        self,
+        samples: torch.Tensor,
+        prompt: Sequence[int],
+        draft: Sequence[int] = (),
+        audio: GrowingAudio | None = None,
+    ) -> tuple[Encoded, Hypothesis]:
+        """Encode and decode samples `[n]` at the adapter's rate.
+
+        `draft` is verified, and changes nothing but the work; `audio` knows what was made of their beginning.
+        """
+        with self.lock:
+            encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
+            return encoded, decode(self.adapter, encoded, prompt, draft, None if audio is None else audio.cache)
+
+    def growing(self) -> GrowingAudio | None:
+        """What encodes a segment as it grows, for encoders that only append; None for the others."""
+        return GrowingAudio(self.adapter) if self.adapter.appends and isinstance(self.adapter, Incremental) else None
+
+    @torch.no_grad()
+    def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
+        """The words of a hypothesis with times from the start of its audio."""
+        with self.lock:
+            return self.adapter.words(encoded, tokens, prompt) if tokens else []
+
+
+def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
+    adapter = model if isinstance(model, SpeechAdapter) else find_adapter(model)
+    if not isinstance(adapter, SpeechAdapter):
+        raise UnsupportedTargetError(
+            f"{type(model).__name__} recognises no speech: load one such as speech.load('moonshine-tiny')"
+        )
+    if processor is not None:
+        adapter.processor = processor
+    if adapter.processor is None:
+        raise SettingError(
+            "no processor: pass the model's own, as in"
+            " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
+        )
+    return adapter

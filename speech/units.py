@@ -1,0 +1,90 @@
+"""Texts as units that a stream commits one by one: words, or characters in scripts without spaces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from itertools import accumulate
+
+# Chinese, Japanese and Thai, Lao, Khmer, Burmese; Korean puts spaces.
+_NO_SPACES = "\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+# Behind a character comes what belongs to it: marks, and closing punctuation.
+_UNIT = re.compile(rf"\s*(?:[{_NO_SPACES}][^\s\w]*|[^\s{_NO_SPACES}]+)")
+_MARKS = re.compile(r"[^\w]+|_")
+
+
+def units(text: str) -> list[str]:
+    """The units of a text, each with the space before it: put together they give the text.
+
+    Examples
+    --------
+    >>> units("Try again.")
+    ['Try', ' again.']
+    >>> units("\u4f60\u597d\u3002")
+    ['\u4f60', '\u597d\u3002']
+    """
+    return _UNIT.findall(text.strip())
+
+
+def plain(unit: str) -> str:
+    """A unit without case, spaces and punctuation, by which units are compared.
+
+    Examples
+    --------
+    >>> plain(" Again.") == plain("again")
+    True
+    """
+    return _MARKS.sub("", unit.casefold()) or unit.strip()
+
+
+def same(left: str, right: str) -> bool:
+    """Whether two units are the same word."""
+    return plain(left) == plain(right)
+
+
+def covered(known: Sequence[str], heard: Sequence[str]) -> int:
+    """How many units at the start of `heard` stand for all of `known`, by the least edits of characters.
+
+    A hypothesis that writes a word differently, or as two, than what was committed must neither repeat nor lose the
+    words behind it.
+
+    Examples
+    --------
+    >>> covered(["no", " matter"], ["No", " matter,", " try"])
+    2
+    >>> covered(["ice", " cream"], ["icecream", " is", " good"])
+    1
+    """
+    alike = 0
+    while alike < min(len(known), len(heard)) and same(known[alike], heard[alike]):
+        alike += 1
+    if alike == len(known):
+        return alike
+    rest = [plain(unit) for unit in heard[alike:]]
+    edits = _edits("".join(map(plain, known[alike:])), "".join(rest))
+    ends = list(accumulate(map(len, rest), initial=0))
+    best = min(range(len(ends)), key=lambda place: (edits[ends[place]], abs(place - len(known) + alike)))
+    return alike + best
+
+
+def _edits(known: str, heard: str) -> list[int]:
+    """Least edits that make `known` each of the beginnings of `heard` (Levenshtein, 1965)."""
+    row = list(range(len(heard) + 1))
+    for count, character in enumerate(known, 1):
+        before, row = row, [count]
+        for place, target in enumerate(heard):
+            row.append(min(before[place] + (character != target), before[place + 1] + 1, row[place] + 1))
+    return row
+
+
+def matches(known: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of the units that two texts share, in order.
+
+    Examples
+    --------
+    >>> matches(["a", " b", " c"], ["a", " c"])
+    [(0, 0), (2, 1)]
+    """
+    matcher = SequenceMatcher(None, [plain(unit) for unit in known], [plain(unit) for unit in heard], autojunk=False)
+    return [(block.a + i, block.b + i) for block in matcher.get_matching_blocks() for i in range(block.size)]

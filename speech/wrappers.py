@@ -1,0 +1,150 @@
+"""Streams beside other work: over an async source of chunks, and in a thread that calls back."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import Any, Self
+
+from mmaccel.errors import SettingError, StreamFinishedError
+from mmaccel.method import is_count
+
+from .events import Event
+from .stream import SpeechStream
+
+
+async def stream_events(stream: SpeechStream, chunks: AsyncIterable[Any]) -> AsyncIterator[Event]:
+    """Events of an async source of chunks; the model runs in a thread, the event loop goes on.
+
+    The stream is finished when the source ends, and closed whatever happens.
+
+    Parameters
+    ----------
+    stream
+        A new stream.
+    chunks
+        What :meth:`SpeechStream.push` takes, such as the messages of a web socket.
+
+    Raises
+    ------
+    AudioError
+        At a chunk that is no audio. To go on behind one, call `push` in a thread of your own.
+
+    Examples
+    --------
+    >>> async for event in speech.stream_events(asr.stream(), websocket):  # doctest: +SKIP
+    ...     await websocket.send(str(event))
+    """
+    try:
+        async for chunk in chunks:
+            for event in await asyncio.to_thread(stream.push, chunk):
+                yield event
+        for event in await asyncio.to_thread(stream.finish):
+            yield event
+    finally:
+        await asyncio.to_thread(stream.close)
+
+
+class BackgroundStream:
+    """Recognise in a thread: `push` returns at once, and events go to a callback there.
+
+    When chunks have to wait, because the machine is busy, hypotheses on the way are left out until the stream has
+    caught up: lag does not grow. Finals do not depend on it.
+
+    Parameters
+    ----------
+    stream
+        A new stream.
+    callback
+        Called with each event, in the thread.
+    on_error
+        Called with what went wrong with a chunk or in the callback, in the thread; the stream goes on. Without one,
+        the next `push` or `finish` raises it.
+    waiting
+        Most chunks that wait; default 1000, after which `push` waits too.
+
+    Examples
+    --------
+    >>> with speech.BackgroundStream(asr.stream(), print) as background:  # doctest: +SKIP
+    ...     microphone.start(background.push)
+    """
+
+    def __init__(
+        self,
+        stream: SpeechStream,
+        callback: Callable[[Event], object],
+        on_error: Callable[[Exception], object] | None = None,
+        waiting: int = 1000,
+    ) -> None:
+        if not is_count(waiting, 1):
+            raise SettingError(f"waiting={waiting!r}: pass at least 1 chunk, such as 1000")
+        self.stream = stream
+        self._callback, self._on_error = callback, on_error
+        self._chunks: queue.Queue[tuple[Any, int | None] | None] = queue.Queue(waiting)
+        self._errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        self._dropped = self._finished = False
+        self._thread = threading.Thread(target=self._run, name="mmaccel speech", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.close()
+
+    def push(self, chunk: Any, sample_rate: int | None = None) -> None:
+        """Hand over a chunk; raises what went wrong with an earlier one, after which more may be pushed."""
+        if self._finished:
+            raise StreamFinishedError("the stream is finished: open another with recognizer.stream()")
+        self._chunks.put((chunk, sample_rate))
+        self._raise()
+
+    def finish(self) -> None:
+        """The audio has ended: waits until the last event was called back."""
+        if not self._finished:
+            self._finished = True
+            self._chunks.put(None)
+        self._thread.join()
+        self._raise()
+
+    def close(self) -> None:
+        """Stop without the rest; chunks that wait are dropped."""
+        self._dropped = True
+        if not self._finished:
+            self._finished = True
+            self._chunks.put(None)
+        self._thread.join()
+
+    def _raise(self) -> None:
+        if not self._errors.empty():
+            raise self._errors.get()
+
+    def _run(self) -> None:
+        while (item := self._chunks.get()) is not None:
+            if not self._dropped:
+                chunk, sample_rate = item
+                behind = self._chunks.qsize() > 1
+                self._deliver(lambda: self.stream.push(chunk, sample_rate, partials=not behind))  # noqa: B023
+        if not self._dropped:
+            self._deliver(self.stream.finish)
+        self.stream.close()
+
+    def _deliver(self, step: Callable[[], list[Event]]) -> None:
+        events: list[Event] = []
+        self._try(lambda: events.extend(step()))
+        for event in events:
+            self._try(lambda: self._callback(event))  # noqa: B023
+
+    def _try(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except Exception as error:
+            if self._on_error is None:
+                self._errors.put(error)
+            else:
+                self._on_error(error)

@@ -1,0 +1,185 @@
+"""Where speech is, and where segments are cut."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmaccel.errors import MissingExtraError, SettingError, UnknownNameError
+from mmaccel.speech import endpoint
+from mmaccel.speech.endpoint import EnergyEndpoint, SileroEndpoint, find_endpoint
+from mmaccel.speech.segmenter import Cut, Look, Segmenter
+
+RATE, FRAME = 16_000, 512
+silero = pytest.mark.skipif(importlib.util.find_spec("silero_vad") is None, reason="needs the package silero-vad")
+
+
+def human():
+    """10 s of a voice that comes with the speech extra: six short sentences with pauses."""
+    spec = importlib.util.find_spec("moonshine_voice")
+    if spec is None:
+        pytest.skip("needs the package moonshine-voice")
+    import wave
+
+    with wave.open(str(Path(spec.origin).parent / "assets" / "beckett.wav")) as file:
+        data = bytearray(file.readframes(file.getnframes()))
+    return torch.frombuffer(data, dtype=torch.int16).float() / 32768
+
+
+def frames(samples):
+    return samples[: samples.numel() // FRAME * FRAME].view(-1, FRAME)
+
+
+def noise(seconds, level, seed=0):
+    return level * torch.randn(round(seconds * RATE), generator=torch.Generator().manual_seed(seed))
+
+
+def segments(policy, samples):
+    listener, segmenter = policy.listen(), Segmenter(policy, None)
+    found = [cut for frame in frames(samples) for cut in segmenter.feed(listener(frame), endpoint.decibels(frame))]
+    return found + segmenter.flush(samples.numel())
+
+
+@silero
+def test_silero_is_the_packages_own_network():
+    """The state that is passed from call to call gives what the package's stateful wrapper gives."""
+    samples = frames(human())[:150]
+    wrapper = torch.jit.load(str(endpoint._silero_file()))
+    listener = SileroEndpoint().listen()
+    with torch.no_grad():
+        assert [listener(frame) for frame in samples] == [float(wrapper(frame[None], RATE)) for frame in samples]
+
+
+@silero
+def test_silero_streams_do_not_share_what_they_heard():
+    one, other, alone = (SileroEndpoint().listen() for _ in range(3))
+    voice, quiet = frames(human())[:60], frames(noise(2.0, 0.01))[:60]
+    mixed = [(one(a), other(b))[0] for a, b in zip(voice, quiet, strict=True)]
+    assert mixed == [alone(frame) for frame in voice]
+    assert one.network is other.network
+
+
+@silero
+def test_silero_leaves_the_number_of_threads():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        SileroEndpoint().listen()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@silero
+@pytest.mark.parametrize(("policy", "least"), ((SileroEndpoint(), 5), (EnergyEndpoint(), 3)), ids=("silero", "energy"))
+def test_sentences_of_a_voice(policy, least):
+    """Six sentences, with loud breaths between them that energy takes for speech."""
+    cuts = segments(policy, human())
+    assert least <= len(cuts) <= 6
+    assert all(cut.paused for cut in cuts[:-1])
+    assert all(a.end <= b.start for a, b in zip(cuts, cuts[1:], strict=False))
+
+
+@pytest.mark.parametrize("level", (0.0, 0.001, 0.02, 0.2))
+@pytest.mark.parametrize("policy", (SileroEndpoint(), EnergyEndpoint()), ids=("silero", "energy"))
+def test_noise_is_no_speech(policy, level):
+    if isinstance(policy, SileroEndpoint) and endpoint._silero_file() is None:
+        pytest.skip("needs the package silero-vad")
+    assert segments(policy, noise(5.0, level)) == []
+
+
+def test_energy_follows_the_background():
+    """Speech-like bursts are heard in quiet, and over noise that has been there for a while."""
+    burst = torch.sin(torch.arange(round(0.6 * RATE)) * 0.5)
+    samples = torch.cat([noise(1, 0.001), 0.1 * burst, noise(6, 0.03), burst, noise(1, 0.03)])
+    cuts = segments(EnergyEndpoint(), samples)
+    assert any(cut.start < 1.0 * RATE < cut.end for cut in cuts)
+    last = cuts[-1]
+    assert 7.2 * RATE <= last.start <= 7.6 * RATE and 8.1 * RATE <= last.speech_end <= 8.4 * RATE
+
+
+def feed(segmenter, likelihoods, levels=None):
+    levels = levels or [-20.0] * len(likelihoods)
+    return [task for pair in zip(likelihoods, levels, strict=True) for task in segmenter.feed(*pair)]
+
+
+def test_segments_by_hand():
+    """Two frames are no speech, three are; the segment has its padding; 16 silent frames (512 ms) end it."""
+    policy = EnergyEndpoint(silence=0.5, padding=0.1)
+    segmenter = Segmenter(policy, None)
+    assert feed(segmenter, [0, 0, 1, 1, 0] + [0] * 20 + [1] * 10 + [0] * 15) == []
+    (cut,) = feed(segmenter, [0])
+    assert cut == Cut(25 * FRAME - 1600, 35 * FRAME + 1600, 35 * FRAME, True)
+    assert segmenter.flush(10**6) == []
+
+
+def test_a_flicker_between_the_thresholds_goes_on():
+    policy = EnergyEndpoint(silence=0.1, padding=0.0)
+    segmenter = Segmenter(policy, None)
+    assert feed(segmenter, [0.6] * 3 + [0.4] * 30) == []  # 0.4 goes on with speech
+    assert [type(x) for x in feed(segmenter, [0.2] * 4)] == [Cut]
+    assert feed(segmenter, [0.4] * 30) == []  # and does not begin it
+
+
+def test_looks_by_hand():
+    """Every interval while there is new speech, once when a pause suffices for the final, and not in silence."""
+    policy = EnergyEndpoint(silence=0.5, padding=0.2)
+    segmenter = Segmenter(policy, 16 * FRAME / RATE)
+    looks = feed(segmenter, [1] * 3 + [1] * 40 + [0] * 30)
+    start = 0
+    ends = [19 * FRAME, 35 * FRAME, 43 * FRAME + 3200]
+    assert looks[:-1] == [Look(start, end) for end in ends]
+    assert looks[-1] == Cut(start, ends[-1], 43 * FRAME, True)
+
+
+def test_long_speech_is_cut_where_it_is_quietest():
+    policy = EnergyEndpoint(longest=3.0, padding=0.0)
+    segmenter = Segmenter(policy, None)
+    levels = [-20.0] * 200
+    levels[73:78] = [-40.0] * 5
+    cuts = feed(segmenter, [1.0] * 200, levels)
+    assert cuts[0] == Cut(0, 75 * FRAME + FRAME // 2, 75 * FRAME + FRAME // 2, False)
+    assert all(a.end == b.start for a, b in zip(cuts, cuts[1:], strict=False))
+    (last,) = segmenter.flush(200 * FRAME)
+    assert last.start == cuts[-1].end and last.end == 200 * FRAME
+
+
+def test_a_pause_that_is_on_is_waited_for():
+    """At the length cap in the middle of a pause: what ends the segment is the pause."""
+    policy = EnergyEndpoint(longest=3.0, padding=0.1)
+    segmenter = Segmenter(policy, None)
+    likelihoods = [1.0] * 90 + [0.0] * 30
+    (cut,) = feed(segmenter, likelihoods, [-20.0 if likelihood else -60.0 for likelihood in likelihoods])
+    assert cut.paused and cut.speech_end == 90 * FRAME
+
+
+def test_names():
+    assert isinstance(find_endpoint("energy"), EnergyEndpoint)
+    policy = EnergyEndpoint(silence=0.7)
+    assert find_endpoint(policy) is policy
+    with pytest.raises(UnknownNameError, match="silero"):
+        find_endpoint("sileri")
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setattr(endpoint, "find_spec", lambda name: None)
+    endpoint._silero_network.cache_clear()
+    assert isinstance(find_endpoint("auto"), EnergyEndpoint)
+    with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[speech\]"'):
+        SileroEndpoint().listen()
+
+
+@silero
+def test_auto_is_silero():
+    assert isinstance(find_endpoint("auto"), SileroEndpoint)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ({"silence": 0.0}, {"longest": 1}, {"threshold": 1.0}, {"padding": 0.6}, {"silence": float("nan")}, {"margin": 0}),
+)
+def test_bad_settings(setting):
+    (name,) = setting
+    with pytest.raises(SettingError, match=rf"EnergyEndpoint\({name}=.*such as"):
+        EnergyEndpoint(**setting)

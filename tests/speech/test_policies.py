@@ -1,0 +1,186 @@
+"""Which words of a hypothesis stay."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.speech.align_att import AlignAtt
+from mmaccel.speech.append_only import AppendOnly
+from mmaccel.speech.endpoint import EnergyEndpoint
+from mmaccel.speech.local_agreement import LocalAgreement
+from mmaccel.speech.policy import Heard
+from mmaccel.speech.recognizer import StreamingRecognizer
+from mmaccel.speech.segment import remainder
+from mmaccel.speech.units import covered, matches, plain, units
+
+_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
+scripted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(scripted)
+
+
+class Spelling:
+    """An adapter whose tokens are the hypothesis itself."""
+
+    @staticmethod
+    def text(tokens):
+        return "".join(tokens)
+
+
+def heard(text, ended=True):
+    return Heard(Spelling(), None, (), tuple(text), ended)
+
+
+def follow(policy, texts, committed=()):
+    commitment = policy.begin(committed)
+    for text in texts:
+        before = list(commitment.committed)
+        new = commitment.update(heard(text))
+        assert commitment.committed == before + new  # it only grows
+        yield "".join(commitment.committed)
+
+
+def test_two_hypotheses_agree():
+    """By hand: a word stays when the hypothesis after it says the same."""
+    texts = ["try", "try again", "try again fell", "try again fail", "try again fail again."]
+    assert list(follow(LocalAgreement(2), texts)) == ["", "try", "try again", "try again", "try again fail"]
+
+
+def test_three_hypotheses_agree():
+    texts = ["a b", "a b c", "a b c d", "a b c d", "a b c d e"]
+    assert list(follow(LocalAgreement(3), texts)) == ["", "", "a b", "a b c", "a b c d"]
+
+
+def test_one_hypothesis_commits_all():
+    assert list(follow(LocalAgreement(1), ["a b", "a c d"])) == ["a b", "a b d"]
+
+
+def test_case_and_punctuation_do_not_hold_back():
+    texts = ["Ever tried.", "ever tried, ever", "Ever tried. Ever failed."]
+    assert list(follow(LocalAgreement(), texts)) == ["", "ever tried,", "ever tried, Ever"]
+
+
+def test_a_change_of_heart_does_not_repeat_or_lose_later_words():
+    texts = ["ice cream", "ice cream is", "icecream is good", "icecream is good", "i scream is good now"]
+    assert list(follow(LocalAgreement(), texts))[-2:] == ["ice cream is good", "ice cream is good"]
+
+
+def test_what_is_committed_before_the_first_hypothesis():
+    assert list(follow(LocalAgreement(), ["no matter try", "no matter try"], ["no", " matter"])) == [
+        "no matter",
+        "no matter try",
+    ]
+
+
+def test_a_loop_commits_nothing():
+    commitment = LocalAgreement().begin()
+    commitment.update(heard("so so so so"))
+    assert commitment.update(heard("so so so so", ended=False)) == []
+    assert "".join(commitment.tail) == "so so so so"
+
+
+def test_scripts_without_spaces_commit_by_character():
+    assert list(follow(LocalAgreement(), ["\u4f60\u597d", "\u4f60\u597d\u5417"]))[-1] == "\u4f60\u597d"
+
+
+def test_an_empty_hypothesis_keeps_what_stays():
+    assert list(follow(LocalAgreement(), ["a", "a", "", "a b", "a b"])) == ["", "a", "a", "a", "a b"]
+
+
+def test_append_only_holds_back_the_last_words():
+    texts = ["no mat", "no matter try", "no matter try again"]
+    assert list(follow(AppendOnly(), texts)) == ["no", "no matter", "no matter try"]
+    assert list(follow(AppendOnly(hold=0), texts[1:])) == ["no matter try", "no matter try again"]
+    assert list(follow(AppendOnly(hold=5), texts)) == ["", "", ""]
+
+
+def test_append_only_needs_such_an_encoder():
+    with pytest.raises(UnsupportedTargetError, match="LocalAgreement"):
+        StreamingRecognizer(scripted.ScriptedAdapter(), policy=AppendOnly(), endpoint="energy")
+    asr = StreamingRecognizer(scripted.ScriptedAdapter(appends=True), policy=AppendOnly(), endpoint=EnergyEndpoint())
+    with asr.stream() as stream:
+        events = stream.push(scripted.spoken(range(5))) + stream.finish()
+    assert events[-1].text == "w0 w1 w2 w3 w4"
+    assert stream.stats.retracted == 0 < stream.stats.committed
+
+
+@pytest.mark.parametrize("n", (0, 11, 1.5, True, "2"))
+def test_bad_counts(n):
+    with pytest.raises(SettingError, match="between 1 and 10"):
+        LocalAgreement(n)
+    if n != 0:
+        with pytest.raises(SettingError, match="between 0 and 10"):
+            AppendOnly(n)
+
+
+def test_units_are_the_text():
+    for text in ("Try again.  Fail -- again?", "\u4f60\u597d\u3002 ok \u5417", "", "one"):
+        assert "".join(units(text)) == text
+    assert plain(" Don't,") == "dont" and plain("--") == "--"
+
+
+def test_covered_by_the_least_edits():
+    assert covered([], ["a"]) == 0
+    assert covered(["a", "b"], []) == 0
+    assert covered(["it", "was", "the", "best"], ["it", "was", "a", "best", "of"]) == 4
+    assert covered(["try", "again", "fail"], ["try", "fail", "again"]) == 2
+    assert covered(["try", "again", "better"], ["try", "again", "much", "better", "than"]) == 4
+
+
+def test_matches_and_remainder():
+    assert matches(["a", "b", "c", "d"], ["a", "c", "d"]) == [(0, 0), (2, 1), (3, 2)]
+    assert remainder((1, 2, 3, 4), ()) == (1, 2, 3, 4)
+    assert remainder((1, 2, 3, 4), (1, 2, 3, 4)) == ()
+
+
+class Looking(Spelling):
+    """An adapter whose decoder looks at given frames of 0.1 s."""
+
+    frame_seconds = 0.1
+
+    def __init__(self, frames):
+        self.frames = frames
+
+    def attention(self, encoded, tokens, prompt):
+        scores = torch.zeros(len(tokens) + 1, 100)
+        for row, frame in enumerate(self.frames[: len(tokens)]):
+            scores[row, frame] = 1.0
+        return scores
+
+
+def look(commitment, tokens, frames, seconds):
+    encoded = SimpleNamespace(seconds=seconds)
+    return commitment.update(Heard(Looking(frames), encoded, (), tuple(tokens), True))
+
+
+def test_align_att_by_hand():
+    """Half a second before the end words are open, and so is a word whose last part is."""
+    commitment = AlignAtt(margin=0.5).begin()
+    assert look(commitment, ["try", " again", " fail"], [2, 8, 14], 2.0) == ["try", " again", " fail"]
+    assert look(commitment, ["try", " again", " fail", " bett", "er"], [2, 8, 14, 19, 26], 3.0) == []
+    assert look(commitment, ["try", " again", " fail", " bett", "er"], [2, 8, 14, 19, 26], 3.2) == [" better"]
+    assert commitment.tail == []
+
+
+def test_align_att_stops_at_a_rewind():
+    commitment = AlignAtt(rewind=4.0).begin()
+    assert look(commitment, ["a", " b", " c", " d"], [2, 60, 1, 70], 9.0) == ["a", " b"]
+    assert commitment.tail == [" c", " d"]
+
+
+def test_align_att_does_not_promise_what_is_promised():
+    commitment = AlignAtt().begin(["a", " b"])
+    assert look(commitment, ["A", " b"], [2, 5], 9.0) == []
+    assert look(commitment, ["A", " b", " c"], [2, 5, 8], 9.0) == [" c"]
+    assert look(commitment, [], [], 9.0) == []
+
+
+def test_align_att_needs_to_see():
+    with pytest.raises(UnsupportedTargetError, match="LocalAgreement"):
+        StreamingRecognizer(scripted.ScriptedAdapter(), policy=AlignAtt(), endpoint="energy")
+    for setting in ({"margin": -1}, {"rewind": 0}):
+        with pytest.raises(SettingError, match="such as"):
+            AlignAtt(**setting)

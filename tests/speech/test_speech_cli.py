@@ -1,0 +1,183 @@
+"""`mmaccel run speech`, and real speech through all of it."""
+
+import importlib.util
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmaccel import cli, run_commands, speech
+from mmaccel.speech.events import Final, Partial
+from mmaccel.speech.live_text import CLEAR, LiveText
+
+_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
+scripted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(scripted)
+wavfile = pytest.importorskip("scipy.io.wavfile")
+pytest.importorskip("av")
+
+TEXT = "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better."
+
+
+@pytest.fixture
+def samples():
+    talk = [scripted.spoken(range(6)), scripted.silence(0.9), scripted.spoken(range(6, 12))]
+    return (torch.cat(talk) * 32767).to(torch.int16)
+
+
+@pytest.fixture
+def wav(tmp_path, samples):
+    wavfile.write(tmp_path / "talk.wav", scripted.RATE, samples.numpy())
+    return tmp_path / "talk.wav"
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """The scripted recogniser in the place of a checkpoint."""
+    adapter = scripted.ScriptedAdapter()
+    monkeypatch.setattr("mmaccel.speech.weights.load", lambda *_: (adapter, adapter))
+    return adapter
+
+
+FIRST, SECOND = "w0 w1 w2 w3 w4 w5", "w6 w7 w8 w9 w10 w11"
+
+
+def pipe(monkeypatch, data, terminal=False):
+    fake = SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(data)), isatty=lambda: terminal)
+    monkeypatch.setattr(run_commands.sys, "stdin", fake)
+
+
+@pytest.mark.parametrize("live", ((), ("--live",)))
+def test_a_file(model, wav, capsys, live):
+    assert cli.main(["run", "speech", str(wav), "--endpoint", "energy", *live]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{FIRST}\n{SECOND}\n"
+    assert "real-time factor" in err and "loaded moonshine-tiny" in err
+
+
+@pytest.mark.parametrize(("suffix", "holds"), ((".srt", "-->"), (".vtt", "WEBVTT"), (".json", '"words"')))
+def test_subtitles(model, wav, tmp_path, capsys, suffix, holds):
+    path = tmp_path / f"talk{suffix}"
+    assert cli.main(["run", "speech", str(wav), "-o", str(path), "--endpoint", "energy"]) == 0
+    assert holds in path.read_text() and "w11" in path.read_text()
+    assert f"wrote {path}" in capsys.readouterr().err
+
+
+def test_a_pipe(model, samples, tmp_path, capsys, monkeypatch):
+    """Raw samples, and the odd byte of a writer that was stopped."""
+    pipe(monkeypatch, samples.numpy().tobytes() + b"\x01")
+    path = tmp_path / "talk.json"
+    assert cli.main(["run", "speech", "-", "-o", str(path), "--endpoint", "energy"]) == 0
+    assert capsys.readouterr().out == f"{FIRST}\n{SECOND}\n"
+    assert [segment["text"] for segment in json.loads(path.read_text())["segments"]] == [FIRST, SECOND]
+
+
+def test_a_pipe_of_another_rate_with_two_channels(model, samples, capsys, monkeypatch):
+    pytest.importorskip("soxr")
+    twice = samples.repeat_interleave(2)  # 32 kHz
+    pipe(monkeypatch, torch.stack([twice, twice], 1).numpy().tobytes())
+    options = ["--rate", "32000", "--channels", "2", "--endpoint", "energy"]
+    assert cli.main(["run", "speech", "-", *options]) == 0
+    assert len(capsys.readouterr().out.split()) == 12
+
+
+def test_interrupted_it_finishes_with_what_was_heard(model, samples, capsys, monkeypatch):
+    def stopped(*_):
+        yield samples[: round(4.0 * scripted.RATE)].numpy().tobytes()
+        raise KeyboardInterrupt
+
+    pipe(monkeypatch, b"")
+    monkeypatch.setattr(run_commands, "_whole_samples", stopped)
+    assert cli.main(["run", "speech", "-", "--endpoint", "energy"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{FIRST}\nw6 w7") and "w11" not in out and out.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    (
+        (["missing.wav"], "missing.wav"),
+        (["WAV", "-o", "talk.txt"], ".srt, .vtt, .json"),
+        (["WAV", "--update-interval", "0", "--live"], "update_interval"),
+        (["WAV", "--silence", "0"], "silence"),
+        (["WAV", "--policy", "append-only"], "LocalAgreement"),
+        (["-", "--channels", "0"], "--channels"),
+    ),
+)
+def test_what_cannot_be_done(model, wav, arguments, says, capsys, monkeypatch):
+    pipe(monkeypatch, b"")
+    assert cli.main(["run", "speech", *(str(wav) if part == "WAV" else part for part in arguments)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_no_pipe(model, capsys, monkeypatch):
+    pipe(monkeypatch, b"", terminal=True)
+    assert cli.main(["run", "speech", "-"]) == 2
+    assert "| mmaccel run speech -" in capsys.readouterr().err
+
+
+def test_live_text_in_a_pipe():
+    out = io.StringIO()
+    live = LiveText(out)
+    live.show([Partial("try", " a", "try"), Partial("try again", " fell", " again")])
+    assert out.getvalue() == "try again"
+    live.show([Final("Try again, fail again.", (), 0, 1), Final("No matter.", (), 1, 2)])
+    assert out.getvalue() == "try again fail again.\nNo matter.\n"
+    live.show([Partial("fell", "", "fell"), Final("Fail better.", (), 2, 3)])
+    assert out.getvalue().endswith("fell better.\n= Fail better.\n")
+
+
+def test_live_text_on_a_terminal():
+    out = io.StringIO()
+    out.isatty = lambda: True
+    live = LiveText(out, width=12)
+    live.show([Partial("a long stable text", " open", "")])
+    assert out.getvalue() == f"{CLEAR}e text\x1b[2m open\x1b[0m"
+    live.show([Final("A long stable text.", (), 0, 1)])
+    assert out.getvalue().endswith(f"{CLEAR}A long stable text.\n")
+
+
+@pytest.fixture(scope="module")
+def moonshine():
+    for package in ("moonshine_voice", "silero_vad"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs the package {package}")
+    return speech.load("moonshine-tiny")
+
+
+@pytest.fixture(scope="module")
+def voice():
+    return Path(importlib.util.find_spec("moonshine_voice").origin).parent / "assets" / "beckett.wav"
+
+
+def test_real_speech(moonshine, voice):
+    """Six sentences; the stream's finals are those of the recording, token for token, and of a plain decode."""
+    asr = speech.StreamingRecognizer(*moonshine)
+    made = speech.transcribe(voice, asr)
+    heard, known = (text.lower().replace(".", "").split() for text in (made.text, TEXT))
+    assert len(heard) == len(known) and sum(a != b for a, b in zip(heard, known, strict=True)) <= 1
+    samples = speech.read_audio(voice)
+    with asr.stream() as stream:
+        events = [event for chunk in samples.split(1600) for event in stream.push(chunk)] + stream.finish()
+    finals = [event for event in events if isinstance(event, Final)]
+    assert finals == list(made.segments)
+    assert stream.stats.committed >= 6 and stream.stats.retracted <= 1
+    assert stream.stats.decoder_calls < stream.stats.tokens * 1.2
+    final = finals[-1]
+    piece = samples[round(final.start * 16_000) : round(final.end * 16_000)]
+    plain = speech.decode(asr.adapter, asr.adapter.encode(piece), asr.adapter.prompt())
+    assert plain.tokens == final.tokens
+    words = made.words
+    assert all(0 <= a.start <= a.end <= b.end <= 10 for a, b in zip(words, words[1:], strict=False))
+
+
+def test_real_speech_by_alignment(moonshine, voice):
+    asr = speech.StreamingRecognizer(*moonshine, policy=speech.AlignAtt())
+    samples = speech.read_audio(voice)[: round(4.6 * 16_000)]
+    with asr.stream() as stream:
+        events = stream.push(samples) + stream.finish()
+    assert [event.text for event in events if isinstance(event, Final)] == ["Ever tried.", "Ever failed.", "No matter."]
+    assert stream.stats.committed >= 3

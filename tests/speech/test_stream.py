@@ -1,0 +1,550 @@
+"""Streams: what comes out follows from the audio alone, nothing is lost, and nothing grows."""
+
+import asyncio
+import importlib.util
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
+
+from mmaccel.errors import AudioError, SettingError, StreamFinishedError, UnsupportedTargetError
+from mmaccel.speech.append_only import AppendOnly
+from mmaccel.speech.endpoint import EnergyEndpoint
+from mmaccel.speech.events import Endpoint, Final, Partial
+from mmaccel.speech.local_agreement import LocalAgreement
+from mmaccel.speech.recognizer import StreamingRecognizer
+from mmaccel.speech.redecode import decode
+from mmaccel.speech.sample_buffer import SampleBuffer
+from mmaccel.speech.stats import Clock, Lags, StreamStats, quantile
+from mmaccel.speech.stream import last_words
+from mmaccel.speech.transcribe import transcribe, transcript
+from mmaccel.speech.wrappers import BackgroundStream, stream_events
+
+_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
+scripted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(scripted)
+RATE, ScriptedAdapter, silence, spoken = scripted.RATE, scripted.ScriptedAdapter, scripted.silence, scripted.spoken
+
+
+def recognizer(**settings):
+    return StreamingRecognizer(ScriptedAdapter(), **{"endpoint": EnergyEndpoint(), **settings})
+
+
+def talk():
+    """Two sentences and 25 s of speech without a pause; all words differ."""
+    return torch.cat(
+        [silence(0.5), spoken(range(8)), silence(0.9), spoken(range(8, 86)), silence(0.7), spoken([90, 91])]
+    )
+
+
+WORDS = [*range(86), 90, 91]
+
+
+def run(asr, samples, size=1600, **settings):
+    with asr.stream(**settings) as stream:
+        events = [event for chunk in samples.split(size) for event in stream.push(chunk)]
+        events += stream.finish()
+    return events, stream.stats
+
+
+def finals(events):
+    return [event for event in events if isinstance(event, Final)]
+
+
+def said(events):
+    return [int(word[1:]) for final in finals(events) for word in final.text.split()]
+
+
+def test_every_word_is_in_one_final_in_order():
+    events, _ = run(recognizer(), talk())
+    assert said(events) == WORDS
+    assert [word.text for final in finals(events) for word in final.words] == [f"w{word}" for word in WORDS]
+    assert len(finals(events)) >= 4 and sum(isinstance(event, Endpoint) for event in events) == 2
+
+
+@pytest.mark.parametrize("size", (160, 1280, 80_000, 10**9, "ragged"))
+def test_chunks_of_any_size_give_the_same_events(size):
+    """10 ms, 80 ms, 5 s, all at once, and 0 to 0.4 s by chance, against 0.5 s."""
+    samples = talk()
+    expected, _ = run(recognizer(), samples, 8000)
+    if size == "ragged":
+        chance, sizes = random.Random(0), []
+        while sum(sizes) < samples.numel():
+            sizes.append(min(chance.randrange(0, 6400), samples.numel() - sum(sizes)))
+        with recognizer().stream() as stream:
+            events = [event for chunk in samples.split(sizes) for event in stream.push(chunk)] + stream.finish()
+    else:
+        events, _ = run(recognizer(), samples, size)
+    assert events == expected
+
+
+@pytest.mark.parametrize("rate", (8_000, 44_100, 48_000))
+def test_other_rates(rate):
+    pytest.importorskip("soxr")
+    import soxr
+
+    samples = torch.from_numpy(soxr.resample(talk()[: 20 * RATE].numpy(), RATE, rate)).clamp(-1, 1)
+    small, _ = run(recognizer(), samples, rate // 100, sample_rate=rate)
+    large, _ = run(recognizer(), samples, rate * 5, sample_rate=rate)
+    assert said(small)[:8] == list(range(8))
+    assert small == large
+
+
+def test_committed_text_only_grows():
+    """Also across the cuts of speech that is longer than a segment."""
+    events, stats = run(recognizer(), talk())
+    stable, before = "", ""
+    for event in events:
+        if isinstance(event, Partial):
+            assert event.stable == stable + event.delta
+            stable = event.stable
+        if isinstance(event, Final):
+            before, stable = f"{before} {event.text}".strip(), ""
+        shown = f"{before} {stable}".strip().split()
+        assert shown == [f"w{word}" for word in WORDS[: len(shown)]]
+    assert stats.retracted == 0 and stats.committed >= len(WORDS) - 6
+
+
+def test_finals_are_what_one_decode_of_their_audio_gives():
+    asr, samples = recognizer(), talk()
+    events, _ = run(asr, samples)
+    for final in finals(events):
+        piece = samples[round(final.start * RATE) : round(final.end * RATE)]
+        plain = decode(asr.adapter, asr.adapter.encode(piece), asr.adapter.prompt())
+        assert plain.tokens == final.tokens
+
+
+def test_without_partials_the_finals_are_the_same():
+    """Also where some pushes leave out hypotheses to catch up."""
+    expected, stats = run(recognizer(), talk())
+    plain, offline = run(recognizer(), talk(), update_interval=None)
+    assert finals(plain) == finals(expected) and not any(isinstance(event, Partial) for event in plain)
+    assert offline.partial_decodes == 0 and offline.decoder_calls < stats.decoder_calls
+    with recognizer().stream() as stream:
+        chunks = enumerate(talk().split(1600))
+        mixed = [event for place, chunk in chunks for event in stream.push(chunk, partials=place % 3 == 0)]
+        mixed += stream.finish()
+    assert finals(mixed) == finals(expected)
+
+
+def test_words_have_times_of_the_stream():
+    events, _ = run(recognizer(), talk())
+    words = [word for final in finals(events) for word in final.words]
+    for place, word in enumerate(words[:8]):
+        begin = 0.5 + place * (scripted.WORD + scripted.GAP)
+        assert abs(word.start - begin) < 0.03 and abs(word.end - begin - scripted.WORD) < 0.03
+    assert all(a.end <= b.start + 1e-6 for a, b in zip(words, words[1:], strict=False))
+
+
+def test_silence_and_noise_are_never_decoded():
+    asr = recognizer()
+    noise = 0.02 * torch.randn(5 * RATE, generator=torch.Generator().manual_seed(0))
+    for samples in (silence(5), noise):
+        events, stats = run(asr, samples)
+        assert events == [] and stats.decoded_seconds == 0
+    assert asr.adapter.target.calls == 0 and asr.adapter.encoded == []
+
+
+def test_a_pause_is_decoded_once_and_its_final_for_nothing():
+    """When the pause suffices for the final, it is decoded; the final itself takes no call."""
+    asr = recognizer()
+    with asr.stream() as stream:
+        events = stream.push(torch.cat([silence(0.5), spoken(range(6)), silence(0.4)]))
+        calls = asr.adapter.target.calls
+        assert events[-1].unstable or events[-1].stable
+        (end, final) = stream.push(silence(20))
+    assert isinstance(end, Endpoint) and final.text == "w0 w1 w2 w3 w4 w5"
+    assert asr.adapter.target.calls == calls > 0
+
+
+def test_drafts_save_calls():
+    """Ten words anew every half second: a call each, and not one for each word."""
+    _, stats = run(recognizer(), talk())
+    assert stats.accepted > stats.tokens / 2
+    assert stats.decoder_calls < stats.tokens / 3
+
+
+def test_ten_streams_on_one_model_stay_apart():
+    asr = recognizer()
+    talks = [torch.cat([silence(0.1 * n), spoken(range(10 * n, 10 * n + 10)), silence(0.8)]) for n in range(10)]
+    alone = [run(recognizer(), samples)[0] for samples in talks]
+    streams = [asr.stream() for _ in talks]
+    mixed = [[] for _ in talks]
+    for place in range(0, max(map(len, talks)), 1600):
+        for stream, events, samples in zip(streams, mixed, talks, strict=True):
+            events += stream.push(samples[place : place + 1600])
+    for stream, events in zip(streams, mixed, strict=True):
+        events += stream.finish()
+    assert mixed == alone
+
+
+def test_threads_take_turns_with_the_model():
+    asr, running, most = recognizer(), [0], [0]
+    encode = asr.adapter.encode
+
+    def watched(samples):
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        result = encode(samples)
+        threading.Event().wait(0.001)
+        running[0] -= 1
+        return result
+
+    asr.adapter.encode = watched
+    samples, results = torch.cat([spoken(range(20)), silence(1)]), [None] * 4
+
+    def one(place):
+        results[place] = run(asr, samples)[0]
+
+    threads = [threading.Thread(target=one, args=(place,)) for place in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert most == [1] and all(result == results[0] and result for result in results)
+
+
+def test_memory_is_bounded_over_ten_minutes():
+    """Speech, silence and noise by turns; what a stream holds does not grow, and no word is lost."""
+    asr = recognizer(context=50)
+    noise = 0.005 * torch.randn(3 * RATE, generator=torch.Generator().manual_seed(0))
+    block = torch.cat([spoken(range(60)), silence(3), noise, silence(2)])
+    held, capacity, words = [], [], 0
+    with asr.stream(update_interval=2.0) as stream:
+        for _ in range(round(600 * RATE / block.numel())):
+            for chunk in block.split(8000):
+                words += len(said(stream.push(chunk)))
+                held.append(stream._buffer.end - stream._buffer.start)
+                capacity.append(stream._buffer.capacity)
+                assert len(stream._work) == 0 and len(stream._events) == 0 and len(stream._history) <= 50
+        assert stream.time >= 580
+        words += len(said(stream.finish()))
+    assert max(held) <= 16.5 * RATE and max(capacity) <= 2 * 17.5 * RATE
+    assert max(capacity) == max(capacity[: len(capacity) // 4])
+    assert words == 60 * round(600 * RATE / block.numel())
+    assert max(asr.adapter.encoded) <= 16 * RATE
+
+
+def test_context_is_the_last_words_of_the_same_speech():
+    """As many whole words as fit, where speech was cut; nothing behind a pause."""
+    asr = recognizer(context=20)
+    events, _ = run(asr, talk(), update_interval=None)
+    before = [final.text for final in finals(events)]
+    assert asr.adapter.contexts[:3] == ["", "", " ".join(before[1].split()[-5:])]
+    assert asr.adapter.contexts[-1] == "" and len(before) == 5
+    apart = recognizer(context=0)
+    run(apart, talk(), update_interval=None)
+    assert set(apart.adapter.contexts) == {""}
+    assert last_words("it was the best of times", 15) == "best of times"
+
+
+BAD = {
+    "nan": np.array([0.1, np.nan] * 80, np.float32),
+    "infinite": torch.tensor([0.1, torch.inf] * 80),
+    "shape": np.zeros((2, 3, 4), np.float32),
+    "kind": np.zeros(160, np.complex64),
+    "words": ["a", "b"],
+    "another scale": 3000 * np.ones(160, np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_chunk_is_refused_and_nothing_is_lost(kind):
+    samples = talk()[: 10 * RATE]
+    expected, _ = run(recognizer(), samples)
+    events = []
+    with recognizer().stream() as stream:
+        for place, chunk in enumerate(samples.split(1600)):
+            if place % 7 == 3:
+                with pytest.raises(AudioError):
+                    stream.push(BAD[kind])
+            events += stream.push(chunk)
+        events += stream.finish()
+    assert events == expected
+
+
+def test_int16_bytes_stereo_and_empty_chunks():
+    samples = (talk()[: 8 * RATE] * 32767).to(torch.int16)
+    expected, _ = run(recognizer(), samples)
+    with recognizer().stream(channels=2) as stream:
+        events = stream.push(b"")
+        for chunk in samples.split(1600):
+            events += stream.push(torch.stack([chunk, chunk], 1).numpy().tobytes())
+        events += stream.finish()
+    assert expected and events == expected
+
+
+def test_an_error_of_the_model_loses_nothing():
+    """The push that failed is taken up by the next one, at a final too."""
+    samples = talk()[: 12 * RATE]
+    expected, _ = run(recognizer(), samples)
+    asr, events, errors = recognizer(), [], 0
+    with asr.stream() as stream:
+        for place, chunk in enumerate(samples.split(1600)):
+            asr.adapter.target.fail = int(place % 5 == 0)
+            try:
+                events += stream.push(chunk)
+            except RuntimeError:
+                errors += 1
+        asr.adapter.target.fail = 1
+        with pytest.raises(RuntimeError, match="out of memory"):
+            stream.finish()
+        events += stream.finish()
+    assert errors > 3
+    assert finals(events) == finals(expected)
+
+
+def test_after_the_end():
+    stream = recognizer().stream()
+    stream.push(talk()[:RATE])
+    stream.finish()
+    assert stream.finish() == [] and stream.time == 1.0
+    with pytest.raises(StreamFinishedError, match="recognizer.stream()"):
+        stream.push(silence(1))
+    with recognizer().stream() as closed:
+        closed.push(talk()[: 3 * RATE])
+    assert closed.finish() == []
+    with pytest.raises(StreamFinishedError):
+        closed.push(silence(1))
+
+
+def test_nothing_and_very_little_audio():
+    for samples in (torch.empty(0), torch.zeros(1), spoken([3])[:200]):
+        events, stats = run(recognizer(), samples)
+        assert events == [] and str(stats).count("\n") < 8
+
+
+def test_the_rate_may_change():
+    pytest.importorskip("soxr")
+    import soxr
+
+    first, second = torch.cat([spoken(range(6)), silence(1)]), torch.cat([spoken(range(6, 12)), silence(1)])
+    with recognizer().stream() as stream:
+        events = stream.push(first)
+        faster = soxr.resample(second.numpy(), RATE, 48_000).clip(-1, 1)
+        for chunk in np.array_split(faster, 50):
+            events += stream.push(chunk, sample_rate=48_000)
+        assert stream.sample_rate == 48_000
+        with pytest.raises(SettingError):
+            stream.push(first, sample_rate=0)
+        events += stream.finish()
+    assert said(events) == list(range(12))
+
+
+def test_a_final_takes_back_what_was_wrong():
+    """Half words are promised under a policy that commits at once; their finals correct them, and it is counted."""
+    events, stats = run(recognizer(policy=LocalAgreement(1)), talk())
+    assert said(events) == WORDS
+    assert 0 < stats.retracted < stats.committed
+    assert stats.retracted_share == stats.retracted / stats.committed
+
+
+def test_statistics_by_hand():
+    """Half a second of computing for each reading of the timer, which a stream does at its steps."""
+    times = iter(range(10**6))
+    asr = recognizer(timer=lambda: 0.01 * next(times))
+    events, stats = run(asr, torch.cat([silence(1), spoken(range(10)), silence(1)]), 1600)
+    assert stats.words == 10 and stats.finals == 1 and stats.tokens >= 10
+    assert stats.audio_seconds == pytest.approx(5.2, abs=0.01)
+    (since,) = stats.finalisation.heard
+    assert 0.5 <= since <= 0.5 + 0.032 + 0.1 + 0.03  # silence, a frame, a chunk, the script's grid
+    assert 0.5 <= stats.first_partial.heard[0] <= 0.8
+    assert len(stats.word_lag.heard) == 10
+    pairs = zip(stats.word_lag.heard, stats.word_lag.ready, strict=True)
+    assert all(0 < heard < ready for heard, ready in pairs)
+    assert stats.real_time_factor == stats.compute_seconds / stats.audio_seconds > 0
+    assert str(stats).count("\n") + 1 <= 8
+    assert stats.to_dict()["word_lag"]["heard_p50"] == quantile(stats.word_lag.heard, 0.5)
+    assert isinstance(events[0], Partial)
+
+
+def test_the_compute_aware_clock_waits_for_work_before():
+    clock = Clock()
+    assert [clock.spend(1.0, 0.5), clock.spend(1.2, 0.5), clock.spend(5.0, 0.25)] == [1.5, 2.0, 5.25]
+
+
+def test_lags_are_bounded():
+    lags = Lags()
+    assert str(lags) == "none" and lags.to_dict()["heard_p50"] is None
+    for place in range(11_000):
+        lags.add(0.0, float(place), float(place))
+    assert len(lags.heard) == 10_000
+    assert quantile([4.0], 0.9) == 4.0 and quantile([0.0, 10.0], 0.9) == pytest.approx(9.0)
+    assert str(StreamStats())
+
+
+def test_bad_settings():
+    with pytest.raises(SettingError, match="update_interval"):
+        recognizer().stream(update_interval=0)
+    with pytest.raises(SettingError, match="sample_rate"):
+        recognizer().stream(sample_rate=-1)
+    with pytest.raises(SettingError, match="context"):
+        recognizer(context=-1)
+    with pytest.raises(SettingError, match="LocalAgreement"):
+        recognizer(policy="local agreement")
+    with pytest.raises(SettingError, match=r"EnergyEndpoint\(longest=29.5\)"):
+        recognizer(endpoint=EnergyEndpoint(longest=40))
+    with pytest.raises(UnsupportedTargetError):
+        StreamingRecognizer(torch.nn.Linear(1, 1))
+    adapter = ScriptedAdapter()
+    adapter.processor = None
+    with pytest.raises(SettingError, match="processor"):
+        StreamingRecognizer(adapter)
+
+
+def test_transcribe_is_the_stream(tmp_path):
+    wavfile = pytest.importorskip("scipy.io.wavfile")
+    path = tmp_path / "talk.wav"
+    samples = (talk() * 32767).to(torch.int16)
+    wavfile.write(path, RATE, samples.numpy())
+    made = transcribe(path, recognizer(), progress=False)
+    events, stats = run(recognizer(), samples)
+    assert list(made.segments) == finals(events)
+    assert made.text.split() == [f"w{word}" for word in WORDS] == [word.text for word in made.words]
+    assert made == transcript(events, stats)
+    made.save(tmp_path / "talk.srt")
+    assert "w91" in (tmp_path / "talk.srt").read_text()
+
+
+def test_an_async_source():
+    async def chunks(samples):
+        for chunk in samples.split(1600):
+            yield chunk
+            await asyncio.sleep(0)
+
+    async def collect(asr, samples):
+        return [event async for event in stream_events(asr.stream(), chunks(samples))]
+
+    async def stop_early(asr):
+        stream = asr.stream()
+        events = stream_events(stream, chunks(talk()))
+        await anext(events)
+        await events.aclose()
+        return stream
+
+    assert asyncio.run(collect(recognizer(), talk())) == run(recognizer(), talk())[0]
+    with pytest.raises(StreamFinishedError):
+        asyncio.run(stop_early(recognizer())).push(silence(1))
+    with pytest.raises(AudioError):
+        asyncio.run(collect(recognizer(), torch.full((16_000,), torch.nan)))
+
+
+def test_a_thread_calls_back():
+    events = []
+    with BackgroundStream(recognizer().stream(), events.append) as background:
+        for chunk in talk().split(1600):
+            background.push(chunk)
+    assert finals(events) == finals(run(recognizer(), talk())[0])
+    with pytest.raises(StreamFinishedError):
+        background.push(silence(1))
+
+
+def test_a_thread_leaves_out_partials_when_behind():
+    """All chunks wait while the model is held: only finals are decoded, and they are the same."""
+    asr, events = recognizer(), []
+    with asr.lock:
+        background = BackgroundStream(asr.stream(), events.append)
+        for chunk in talk().split(1600):
+            background.push(chunk)
+    background.finish()
+    assert finals(events) == finals(run(recognizer(), talk())[0])
+    assert background.stream.stats.partial_decodes <= 4 < run(recognizer(), talk())[1].partial_decodes
+
+
+def test_errors_in_a_thread_are_told():
+    told, events = [], []
+    with BackgroundStream(recognizer().stream(), events.append, told.append) as background:
+        background.push(torch.full((160,), torch.nan))
+        background.push(torch.cat([spoken(range(4)), silence(1)]))
+    assert [type(error) for error in told] == [AudioError] and said(events) == [0, 1, 2, 3]
+    background = BackgroundStream(recognizer().stream(), events.append)
+    background.push(torch.full((160,), torch.nan))
+    with pytest.raises(AudioError, match="NaN"):
+        background.finish()
+
+    def broken(event):
+        raise ValueError("no screen")
+
+    background = BackgroundStream(recognizer().stream(), broken)
+    background.push(torch.cat([spoken(range(4)), silence(1)]))
+    with pytest.raises(ValueError, match="no screen"):
+        background.finish()
+
+
+def test_a_thread_that_is_closed_stops():
+    asr, events = recognizer(), []
+    with (
+        pytest.raises(KeyError),
+        asr.lock,
+        BackgroundStream(asr.stream(), events.append, waiting=100_000) as background,
+    ):
+        raise KeyError
+    assert not background._thread.is_alive() and events == []
+    with pytest.raises(SettingError):
+        BackgroundStream(asr.stream(), print, waiting=0)
+
+
+def test_the_buffer():
+    buffer, chance = SampleBuffer(), random.Random(1)
+    numbers = torch.arange(200_000.0)
+    place = 0
+    while place < 200_000:
+        count = chance.randrange(0, 3000)
+        buffer.append(numbers[place : place + count])
+        place += count
+        buffer.drop_before(buffer.end - 5000)
+        assert torch.equal(buffer.read(buffer.start, buffer.end), numbers[buffer.start : buffer.end])
+    assert buffer.end == 200_000 and buffer.start == 195_000 and buffer.capacity <= 32_000
+    with pytest.raises(IndexError):
+        buffer.read(0, 10)
+
+
+class Letters:
+    """A processor of a model that was never trained: each token is a word."""
+
+    all_special_ids: tuple[int, ...] = ()
+
+    @property
+    def tokenizer(self):
+        return self
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return "".join(self.convert_ids_to_tokens(tokens)).replace("▁", " ")
+
+    def convert_ids_to_tokens(self, tokens):
+        return [f"▁{token}" for token in tokens]
+
+
+def moonshine_v2():
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+    sizes = {"hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = MoonshineStreamingConfig(encoder_config=sizes, vocab_size=64, num_hidden_layers=2, **sizes, **ids)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = MoonshineStreamingForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(24.0)  # no near-ties
+    return model
+
+
+def test_an_encoder_that_appends_hears_each_frame_once():
+    """Moonshine v2 with random weights: finals are those of a plain decode, chunks do not matter, text only grows."""
+    model, samples = moonshine_v2(), torch.cat([spoken(range(12)), silence(0.8), spoken(range(4)), silence(0.8)])
+    asr = StreamingRecognizer(model, Letters(), policy=AppendOnly(), endpoint=EnergyEndpoint())
+    encode, whole = asr.adapter.encode, []
+    asr.adapter.encode = lambda piece: whole.append(piece) or encode(piece)
+    events, stats = run(asr, samples)
+    assert whole == [] and stats.partial_decodes > 6  # only ever by GrowingAudio
+    assert run(asr, samples, 160)[0] == run(asr, samples, 80_000)[0] == events
+    assert len(finals(events)) == 2
+    for final in finals(events):
+        piece = samples[round(final.start * RATE) : round(final.end * RATE)]
+        assert decode(asr.adapter, encode(piece), asr.adapter.prompt()).tokens == final.tokens
+    stable = ""
+    for event in events:
+        if isinstance(event, Partial):
+            assert event.stable == stable + event.delta
+        stable = event.stable if isinstance(event, Partial) else ""

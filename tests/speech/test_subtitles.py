@@ -1,0 +1,112 @@
+"""Subtitles that can be read, and read back."""
+
+import json
+import re
+
+import pytest
+
+from mmaccel.errors import SettingError
+from mmaccel.speech.adapter import Word
+from mmaccel.speech.events import Final
+from mmaccel.speech.subtitles import Cue, SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
+
+
+def said(text, start=0.0, pace=0.4):
+    words = tuple(
+        Word(word, start + place * pace, start + (place + 0.9) * pace) for place, word in enumerate(text.split())
+    )
+    return Final(text, words, start, start + len(words) * pace)
+
+
+LONG = said(
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of"
+    " foolishness, it was the epoch of belief, it was the epoch of incredulity."
+)
+
+
+def test_no_word_is_lost_and_lines_are_readable():
+    layout = SubtitleLayout()
+    shown = cues([LONG, said("Try again.", 40.0)], layout)
+    assert " ".join(line for cue in shown for line in cue.lines) == LONG.text + " Try again."
+    assert all(len(line) <= 42 for cue in shown for line in cue.lines)
+    assert all(len(cue.lines) <= 2 and cue.end - cue.start <= 7.0 for cue in shown)
+    assert all(before.end <= after.start for before, after in zip(shown, shown[1:], strict=False))
+    assert len(shown) >= 3
+
+
+def test_short_ones_stay_until_they_are_read():
+    (alone,) = cues([said("No.", 3.0, pace=0.2)])
+    assert (alone.start, alone.end) == (3.0, 4.0)
+    fast, following = cues([said("unbelievably quickly spoken words", 0.0, pace=0.1), said("Next one.", 1.2)])
+    assert fast.end == 1.2 == following.start  # 33 characters would want 1.65 s
+
+
+def test_sentences_and_pauses_part_subtitles():
+    first = said("This is the end of a sentence. Here is another.")
+    assert [cue.lines for cue in cues([first])] == [("This is the end of a sentence.",), ("Here is another.",)]
+    paused = Final("one two", (Word("one", 0, 1), Word("two", 3, 4)), 0, 4)
+    assert [cue.lines for cue in cues([paused])] == [("one",), ("two",)]
+
+
+def test_lines_are_of_about_the_same_length():
+    (cue,) = cues([said("there are about forty five characters in this", pace=0.2)])
+    assert len(cue.lines) == 2 and abs(len(cue.lines[0]) - len(cue.lines[1])) <= 8
+
+
+def test_text_without_times_is_spread_over_its_segment():
+    shown = cues([Final(LONG.text, (), 0.0, 12.0)])
+    assert " ".join(line for cue in shown for line in cue.lines) == LONG.text
+    assert shown[0].start == 0.0 and 12.0 <= shown[-1].end < 13.0
+    assert cues([Final("", (), 0.0, 1.0)]) == []
+
+
+def test_a_word_longer_than_a_line_is_broken():
+    shown = cues([said("a" * 100)])
+    assert "".join(line for cue in shown for line in cue.lines) == "a" * 100
+    assert all(len(line) <= 42 for cue in shown for line in cue.lines)
+
+
+def test_srt():
+    text = to_srt([Cue(0.0, 1.5, ("Try", "again.")), Cue(3661.2345, 3662.9999, ("a --> b",))])
+    assert text == "1\n00:00:00,000 --> 00:00:01,500\nTry\nagain.\n\n2\n01:01:01,234 --> 01:01:03,000\na -> b\n"
+
+
+def test_vtt_escapes():
+    text = to_vtt([Cue(59.9996, 61.0, ("<b> & --> x",))])
+    assert text == "WEBVTT\n\n00:01:00.000 --> 00:01:01.000\n&lt;b&gt; &amp; --&gt; x\n"
+    assert to_vtt([]) == "WEBVTT\n"
+
+
+def test_json():
+    made = json.loads(to_json([said("Fail better.", 1.0), said("caf\u00e9", 5.0)]))
+    assert made["text"] == "Fail better. caf\u00e9"
+    assert made["segments"][0]["words"][1] == {"text": "better.", "start": 1.4, "end": 1.76}
+
+
+@pytest.mark.parametrize("suffix", (".srt", ".vtt", ".json", ".SRT"))
+def test_files(tmp_path, suffix):
+    path = tmp_path / f"talk{suffix}"
+    write_subtitles(path, [said("caf\u00e9 ol\u00e9")])
+    assert "caf\u00e9" in path.read_text(encoding="utf-8")
+
+
+def test_other_files_are_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(SettingError, match=r"\.srt, \.vtt, \.json"):
+        write_subtitles(tmp_path / "talk.txt", [LONG])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "setting", ({"width": 5}, {"lines": 0}, {"longest": 0.5}, {"shortest": 8.0}, {"reading_speed": 0})
+)
+def test_bad_layouts(setting):
+    (name,) = setting
+    with pytest.raises(SettingError, match=rf"SubtitleLayout\({name}=.*such as"):
+        SubtitleLayout(**setting)
+
+
+def test_scripts_without_spaces_are_joined_without():
+    text = "\u4f60\u597d\u5417\u3002"
+    words = tuple(Word(unit, place, place + 1) for place, unit in enumerate(("\u4f60", "\u597d", "\u5417\u3002")))
+    assert cues([Final(text, words, 0, 3)])[0].lines == (text,)
+    assert not re.search(r"\s", cues([Final(text, (), 0, 3)])[0].lines[0])
