@@ -23,7 +23,15 @@ VOCABULARY, NEW_TOKENS, SAMPLES = 64, 8, 16_000
 START, END = 1, 2
 # Sharp enough that greedy decoding has no near-ties, does not stay at one token, and differs for other sounds: what
 # weights are multiplied by, the first part of a name that fits counts.
-MOONSHINE_SCALES = {"conv": 1.0, "encoder_attn.o_proj": 8.0, "self_attn.o_proj": 6.0, "": 2.0}
+MOONSHINE_SCALES = {
+    "conv": 1.0,
+    "encoder_attn.o_proj": 8.0,
+    "self_attn.o_proj": 12.0,
+    "q_proj": 12.0,
+    "mlp": 6.0,
+    "embed": 20.0,
+    "": 4.0,
+}
 WHISPER_SCALES = {"conv": 20.0, "encoder.embed_positions": 1.0, "decoder.embed_positions": 60.0, "": 6.0}
 MEL_BINS, POSITIONS = 16, 250  # of the tiny Whisper: 5 seconds
 
