@@ -25,11 +25,11 @@ START, END = 1, 2
 # weights are multiplied by, the first part of a name that fits counts.
 MOONSHINE_SCALES = {
     "conv": 1.0,
-    "encoder_attn.o_proj": 8.0,
-    "self_attn.o_proj": 12.0,
-    "q_proj": 12.0,
-    "mlp": 6.0,
-    "embed": 20.0,
+    "encoder_attn.o_proj": 20.0,
+    "self_attn.o_proj": 8.0,
+    "q_proj": 16.0,
+    "mlp": 10.0,
+    "embed": 40.0,
     "": 4.0,
 }
 WHISPER_SCALES = {"conv": 20.0, "encoder.embed_positions": 1.0, "decoder.embed_positions": 60.0, "": 6.0}

