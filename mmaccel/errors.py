@@ -46,6 +46,10 @@ class VideoFileError(MmaccelError, OSError):
     """A video file is missing, cut off or damaged, or holds no frames."""
 
 
+class AudioError(MmaccelError, ValueError):
+    """Audio is missing, damaged, empty, or holds numbers that cannot be samples."""
+
+
 class PromptError(MmaccelError, ValueError):
     """A prompt is empty, or outside what a small model knows."""
 

@@ -331,5 +331,5 @@ def _words_of(adapter, encoded, reference):
     assert len(words) == len(reference.split())
     assert " ".join(word.text for word in words) == adapter.text(tokens)
     times = [time for word in words for time in (word.start, word.end)]
-    assert times == sorted(times) and times[0] > 0 and times[-1] <= encoded.seconds
+    assert times == sorted(times) and times[0] >= 0 and times[-1] <= encoded.seconds
     return tokens
