@@ -1,0 +1,168 @@
+"""Tiny untrained recognisers for the contract tests: real classes, a few thousand weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2Processor,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
+
+from mmaccel.testing import Example
+
+VOCABULARY, NEW_TOKENS, SAMPLES = 64, 8, 16_000
+START, END = 1, 2
+# Sharp enough that greedy decoding has no near-ties, does not stay at one token, and differs for other sounds: what
+# weights are multiplied by, the first part of a name that fits counts.
+MOONSHINE_SCALES = {
+    "conv": 1.0,
+    "encoder_attn.o_proj": 20.0,
+    "self_attn.o_proj": 8.0,
+    "q_proj": 16.0,
+    "mlp": 10.0,
+    "embed": 40.0,
+    "": 4.0,
+}
+WHISPER_SCALES = {"conv": 20.0, "encoder.embed_positions": 1.0, "decoder.embed_positions": 60.0, "": 6.0}
+MEL_BINS, POSITIONS = 16, 250  # of the tiny Whisper: 5 seconds
+
+
+def examples() -> list[Example]:
+    """One recogniser of each family."""
+    common: dict[str, Any] = {"module": _decoder, "takes_generator": False}
+    return [Example(name, build, variants=variants, **common) for name, (build, variants) in BUILDERS.items()]
+
+
+def _decoder(model: Any) -> torch.nn.Module:
+    return model.get_decoder()  # type: ignore[no-any-return]
+
+
+def seeded(build: Callable[[], Any], seed: int, scales: dict[str, float]) -> Any:
+    """An untrained model with sharp attention, a pure function of the seed, that never ends a text of itself."""
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = build().eval()
+    torch.set_rng_state(state)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2:
+            parameter.data.mul_(next(scale for part, scale in scales.items() if part in name))
+    model.generation_config.suppress_tokens = [END]
+    return model
+
+
+def sound(batch: int = 1, samples: int = SAMPLES, seed: int = 0) -> torch.Tensor:
+    """Tones that change every tenth of a second, and some noise, `[batch, samples]` at 16,000 a second."""
+    generator = torch.Generator().manual_seed(seed)
+    pitch = torch.rand(batch, samples // 1600 + 1, generator=generator) * 0.3 + 0.02
+    phase = pitch.repeat_interleave(1600, 1)[:, :samples].cumsum(1)
+    return 0.3 * torch.sin(phase) + 0.01 * torch.randn(batch, samples, generator=generator)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Tokens that are words of their own, `w3`, but for every fourth, which goes on with the word before."""
+    from tokenizers import Tokenizer, decoders, models
+
+    words = [f"w{number}" if number % 4 == 0 else f"▁w{number}" for number in range(3, VOCABULARY)]
+    names = {name: number for number, name in enumerate(["<unk>", "<s>", "</s>", *words])}
+    inner = Tokenizer(models.WordLevel(names, unk_token="<unk>"))
+    inner.decoder = decoders.Metaspace()
+    marks = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **marks)
+
+
+class Processor:
+    """A feature extractor and a tokenizer, as far as adapters use a processor."""
+
+    def __init__(self, feature_extractor: Any, tokenizer: Any) -> None:
+        self.feature_extractor, self.tokenizer = feature_extractor, tokenizer
+
+
+def moonshine(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
+    """A `MoonshineForConditionalGeneration`, and `arguments(batch, samples, max_new_tokens, **more)` of a call."""
+    config = MoonshineConfig(
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "encoder_num_hidden_layers": 2,
+            "decoder_num_hidden_layers": 3,
+            "encoder_num_attention_heads": 4,
+            "decoder_num_attention_heads": 4,
+            "pad_token_id": 0,
+            "bos_token_id": START,
+            "decoder_start_token_id": START,
+            "eos_token_id": END,
+            "tie_word_embeddings": False,
+            **sizes,
+        }
+    )
+
+    def arguments(batch: int = 1, samples: int = SAMPLES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+        values = sound(batch, samples)
+        call = {"input_values": values, "attention_mask": torch.ones(values.shape, dtype=torch.long)}
+        return {**call, "max_new_tokens": max_new_tokens, "do_sample": False, **more}
+
+    return seeded(lambda: MoonshineForConditionalGeneration(config), seed, MOONSHINE_SCALES), arguments
+
+
+def moonshine_processor() -> Any:
+    """What belongs to the tiny Moonshine."""
+    return Wav2Vec2Processor(Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True), tokenizer())
+
+
+def whisper(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
+    """A `WhisperForConditionalGeneration` of 5 seconds, and `arguments(batch, samples, max_new_tokens, **more)`."""
+    config = WhisperConfig(
+        **{
+            "vocab_size": VOCABULARY,
+            "num_mel_bins": MEL_BINS,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 3,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 64,
+            "decoder_ffn_dim": 64,
+            "max_source_positions": POSITIONS,
+            "max_target_positions": 96,
+            "pad_token_id": 0,
+            "bos_token_id": START,
+            "decoder_start_token_id": START,
+            "eos_token_id": END,
+            "tie_word_embeddings": False,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+            **sizes,
+        }
+    )
+    extractor = whisper_processor().feature_extractor
+
+    def arguments(batch: int = 1, samples: int = SAMPLES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+        features = extractor(list(sound(batch, samples).numpy()), sampling_rate=16_000, return_tensors="pt")
+        call = {"input_features": features.input_features, "max_new_tokens": max_new_tokens, "do_sample": False}
+        return {**call, **more}
+
+    model = seeded(lambda: WhisperForConditionalGeneration(config), seed, WHISPER_SCALES)
+    model.generation_config.begin_suppress_tokens = [3, 4]
+    return model, arguments
+
+
+def whisper_processor() -> Any:
+    """What belongs to the tiny Whisper; `WhisperProcessor` itself takes no other tokenizer than Whisper's."""
+    return Processor(WhisperFeatureExtractor(feature_size=MEL_BINS, chunk_length=POSITIONS // 50), tokenizer())
+
+
+# family -> how to build it, and further shapes of calls
+BUILDERS: dict[str, tuple[Callable[..., tuple[Any, Any]], tuple[dict[str, Any], ...]]] = {
+    "moonshine": (moonshine, ({"samples": 9_000, "max_new_tokens": 4}, {"samples": 30_000})),
+    "whisper": (whisper, ({"samples": 9_000, "max_new_tokens": 4}, {"samples": 30_000})),
+}

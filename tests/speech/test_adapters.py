@@ -1,0 +1,335 @@
+"""Adapters of Whisper and Moonshine: the model's own encoder and tokens, prompts, times of words."""
+
+import importlib.util
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmaccel.errors import AudioError, MissingExtraError, SettingError, UnknownNameError
+from mmaccel.speech import alignment, encoder_decoder, examples, weights
+from mmaccel.speech.adapter import Encoded, Word
+from mmaccel.speech.audio import read_audio
+from mmaccel.speech.moonshine import MoonshineAdapter
+from mmaccel.speech.whisper import WhisperAdapter, shortened
+from mmaccel.testing import snapshot
+
+MODELS = {
+    "moonshine": (MoonshineAdapter, examples.moonshine, examples.moonshine_processor),
+    "whisper": (WhisperAdapter, examples.whisper, examples.whisper_processor),
+}
+BECKETT = "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better."
+TWO_CITIES = (
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness,"
+    " it was the epoch of belief, it was the epoch of incredulity, it was the season of light, it was the season of"
+    " darkness"
+)
+
+
+@pytest.fixture(params=MODELS)
+def tiny(request):
+    """A tiny adapter that pads nothing away, and the arguments of `generate`."""
+    adapter_class, build, processor = MODELS[request.param]
+    model, arguments = build()
+    adapter = adapter_class(model) if request.param == "moonshine" else adapter_class(model, context_frames=None)
+    adapter.processor = processor()
+    return adapter, arguments
+
+
+def _greedy(adapter, encoded, count, prompt=None):
+    """Tokens one by one, each by a forward of everything, as `generate` would choose them."""
+    prompt = adapter.prompt() if prompt is None else prompt
+    tokens = []
+    with torch.no_grad():
+        for step in range(count):
+            hidden = adapter._decoded(encoded, [*prompt, *tokens])[-1:]
+            logits = adapter.target.get_output_embeddings()(hidden)[0].float()
+            logits[list(adapter.banned(step))] = -torch.inf
+            best = int(logits.argmax())
+            if best in adapter.end_tokens:
+                break
+            tokens.append(best)
+    return tokens
+
+
+def test_encoder_states_are_the_models_own(tiny):
+    adapter, arguments = tiny
+    for samples in (9_000, 16_000):
+        call = arguments(1, samples)
+        inputs = {key: call[key] for key in ("input_values", "input_features", "attention_mask") if key in call}
+        with torch.no_grad():
+            expected = adapter.target.get_encoder()(**inputs).last_hidden_state
+        encoded = adapter.encode(examples.sound(1, samples)[0])
+        assert torch.equal(encoded.hidden_states, expected) and encoded.seconds == samples / 16_000
+
+
+def test_tokens_are_those_of_generate(tiny):
+    adapter, arguments = tiny
+    expected = adapter.target.generate(**arguments(1, max_new_tokens=12))[0].tolist()
+    tokens = _greedy(adapter, adapter.encode(examples.sound(1)[0]), 12)
+    assert tokens == (expected[1:] if adapter.family == "moonshine" else expected)
+    assert len(tokens) == 12 and len(set(tokens)) > 1
+
+
+def test_words_leave_the_model_alone_and_follow_each_other(tiny):
+    adapter, _ = tiny
+    before = snapshot(adapter.target)
+    encoded = adapter.encode(examples.sound(1, 30_000)[0])
+    words = adapter.words(encoded, [3, 9, 8, 10, 2], adapter.prompt())
+    assert [word.text.strip() for word in words] == ["w3", "w9w8", "w10"]
+    times = [time for word in words for time in (word.start, word.end)]
+    assert times == sorted(times) and times[0] >= 0 and times[-1] <= 30_000 / 16_000
+    assert adapter.words(encoded, [], adapter.prompt()) == [] == adapter.words(encoded, [2], adapter.prompt())
+    assert snapshot(adapter.target) == before
+
+
+def test_attention_is_what_eager_attention_returns(tiny):
+    adapter, _ = tiny
+    model = adapter.target
+    encoded = adapter.encode(examples.sound(1)[0])
+    modules = [layer.encoder_attn for layer in model.get_decoder().layers]
+    with torch.no_grad(), alignment.captured_attention(modules) as maps:
+        adapter._decoded(encoded, [1, 5, 9])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        ids = torch.tensor([[1, 5, 9]])
+        outputs = model.get_decoder()(
+            input_ids=ids, encoder_hidden_states=encoded.hidden_states, output_attentions=True, use_cache=False
+        )
+    assert len(maps) == 3
+    for found, expected in zip(maps, outputs.cross_attentions, strict=True):
+        assert torch.allclose(found, expected[0], atol=1e-5)
+
+
+def test_hooks_go_when_the_decoder_raises(tiny):
+    adapter, _ = tiny
+    before = snapshot(adapter.target)
+    with (
+        pytest.raises(ZeroDivisionError),
+        alignment.captured_attention([adapter.target.get_decoder().layers[0].encoder_attn]),
+    ):
+        raise ZeroDivisionError
+    assert snapshot(adapter.target) == before
+
+
+def test_very_short_none_and_too_long(tiny):
+    adapter, _ = tiny
+    assert adapter.encode(torch.zeros(1)).hidden_states.shape[1] >= 1
+    for wrong in (torch.zeros(0), torch.zeros(2, 100)):
+        with pytest.raises(AudioError, match=r"pass \[samples\], at least one"):
+            adapter.encode(wrong)
+    with pytest.raises(AudioError, match="31.0 s in one call, where 30 s fit"):
+        adapter.encode(torch.zeros(31 * 16_000))
+
+
+def test_without_a_processor(tiny):
+    adapter, _ = tiny
+    adapter.processor = None
+    with pytest.raises(SettingError, match="set adapter.processor = processor"):
+        adapter.encode(torch.zeros(16_000))
+
+
+def test_limits_and_frames():
+    moonshine, whisper = MoonshineAdapter(examples.moonshine()[0]), WhisperAdapter(examples.whisper()[0])
+    assert moonshine.limit(10) == 69 and whisper.limit(10) == 96 // 2 - 4
+    assert moonshine.frame_seconds == 384 / 16_000 and whisper.frame_seconds == 0.02
+    assert moonshine.end_tokens == whisper.end_tokens == {2}
+    assert list(whisper.banned(0)) == [2, 3, 4] and list(whisper.banned(1)) == [2] == list(moonshine.banned(0))
+
+
+def test_a_short_context_is_the_encoder_of_fewer_positions():
+    """The class itself, built for fewer positions with the same weights, gives the same."""
+    model, _ = examples.whisper()
+    adapter = WhisperAdapter(model, context_frames=100)
+    adapter.processor = examples.whisper_processor()
+    before, sound = snapshot(model), examples.sound(1, 50_000)[0]
+    encoded = adapter.encode(sound)
+    assert encoded.hidden_states.shape[1] == (313 + 100 + 1) // 2
+    smaller, _ = examples.whisper(max_source_positions=207)
+    state = model.state_dict()
+    state["model.encoder.embed_positions.weight"] = state["model.encoder.embed_positions.weight"][:207]
+    smaller.load_state_dict(state)
+    features = adapter.processor.feature_extractor(sound.numpy(), sampling_rate=16_000, return_tensors="pt")
+    with torch.no_grad():
+        expected = smaller.get_encoder()(features.input_features[:, :, :414]).last_hidden_state
+    assert torch.allclose(encoded.hidden_states, expected, atol=1e-5)
+    assert snapshot(model) == before
+    encoder = model.get_encoder()
+    assert shortened(encoder, 250) is encoder and shortened(encoder, 100).layers is encoder.layers
+    # at least 4 s, and never more than there are
+    assert adapter.encode(sound[:1_000]).hidden_states.shape[1] == 200
+    adapter.context_frames = 3_000
+    assert adapter.encode(sound).hidden_states.shape[1] == 250
+
+
+@pytest.mark.parametrize("frames", (-1, 2.5, True, "200"))
+def test_bad_contexts(frames):
+    with pytest.raises(SettingError, match=r"context_frames=.*such as 200, or None"):
+        WhisperAdapter(None, context_frames=frames)
+
+
+def _multilingual():
+    model, arguments = examples.whisper()
+    settings = model.generation_config
+    settings.is_multilingual, settings.no_timestamps_token_id, settings.prev_sot_token_id = True, 63, 41
+    settings.lang_to_id = {"<|en|>": 20, "<|de|>": 21, "<|fr|>": 22}
+    settings.task_to_id = {"transcribe": 30, "translate": 31}
+    adapter = WhisperAdapter(model, context_frames=None, language="de")
+    adapter.processor = examples.whisper_processor()
+    return adapter, arguments
+
+
+def test_prompts():
+    assert MoonshineAdapter(examples.moonshine()[0]).prompt("text before") == [1]
+    assert WhisperAdapter(examples.whisper()[0]).prompt() == [1]
+    adapter, _ = _multilingual()
+    assert adapter.prompt() == [1, 21, 30, 63]
+    adapter.processor.tokenizer = lambda text, add_special_tokens: types.SimpleNamespace(input_ids=[5] * 60 + [6])
+    assert adapter.prompt("text before") == [41, *[5] * 46, 6, 1, 21, 30, 63]  # half of 96 positions, less the mark
+    assert adapter.prompt("  ") == adapter.prompt()
+    adapter.language = "xx"
+    with pytest.raises(UnknownNameError, match="language 'xx': choose from 'en', 'de', 'fr'"):
+        adapter.prompt()
+
+
+def test_multilingual_tokens_and_the_language_are_those_of_transformers():
+    adapter, arguments = _multilingual()
+    encoded = adapter.encode(examples.sound(1)[0])
+    call = arguments(1, max_new_tokens=8)
+    expected = adapter.target.generate(**call, language="de", task="transcribe")[0].tolist()
+    assert _greedy(adapter, encoded, 8) == expected
+    detected = adapter.target.detect_language(
+        call["input_features"], generation_config=adapter.target.generation_config
+    )
+    known = adapter.target.generation_config.lang_to_id
+    assert known[f"<|{adapter.detect_language(encoded)}|>"] == int(detected)
+
+
+def test_times_of_timestamp_tokens():
+    adapter, _ = _multilingual()
+    adapter.target.generation_config.no_timestamps_token_id = 40
+    assert [adapter.timestamp(token) for token in (39, 40, 41, 42, 63)] == [None, None, 0.0, 0.02, pytest.approx(0.44)]
+    assert adapter.text([5, 41, 6, 42, 2]).split() == adapter.text([5, 6]).split()
+
+
+def test_warping_is_that_of_transformers():
+    from transformers.models.whisper.generation_whisper import _dynamic_time_warping
+
+    for rows, frames, seed in ((5, 17, 0), (12, 40, 1), (7, 7, 2), (1, 9, 3), (9, 4, 4)):
+        scores = np.random.default_rng(seed).standard_normal((rows, frames))
+        row, frame = _dynamic_time_warping(-scores)
+        jumps = np.pad(np.diff(row), (1, 0), constant_values=1).astype(bool)
+        assert alignment.warp(scores).tolist() == frame[jumps].tolist()
+
+
+def test_sharpened_maps_are_those_of_transformers():
+    from transformers.models.whisper.generation_whisper import _median_filter
+
+    attention = torch.softmax(torch.randn(3, 6, 40, generator=torch.Generator().manual_seed(0)) * 3, -1)
+    deviation, mean = torch.std_mean(attention, dim=-2, keepdim=True, unbiased=False)
+    expected = _median_filter((attention - mean) / deviation, 7).mean(0)
+    assert torch.allclose(alignment.sharpened(attention), expected, atol=1e-6)
+    assert alignment.sharpened(attention[:, :, :3]).shape == (6, 3)  # too short for the filter
+
+
+def test_words_end_before_their_punctuation(tiny):
+    adapter, _ = tiny
+    names = {10: "▁Yes", 11: ",", 12: "▁in", 13: "deed", 14: "."}
+    texts = {number: name.replace("▁", " ") for number, name in names.items()}
+    tokenizer = types.SimpleNamespace(
+        convert_ids_to_tokens=lambda ids: [names[number] for number in ids],
+        decode=lambda ids, **_: "".join(texts[number] for number in ids),
+        all_special_ids=[0, 1, 2],
+    )
+    adapter.processor = types.SimpleNamespace(tokenizer=tokenizer)
+    adapter._boundaries = lambda *_: [0.0, 0.4, 1.0, 1.2, 1.5, 1.9]
+    words = adapter.words(Encoded(torch.zeros(1, 1, 1), 2.0), [10, 11, 12, 13, 14], [1])
+    assert words == [Word("Yes,", 0.0, 0.4), Word("indeed.", 1.0, 1.5)]
+
+
+def test_silence_before_the_first_word_is_not_part_of_it():
+    later = [Word("b", 2.0, 2.3), Word("c", 2.3, 2.5)]
+    trimmed = encoder_decoder.without_leading_silence([Word("a", 0.0, 2.0), *later])
+    assert trimmed == [Word("a", pytest.approx(1.7), 2.0), *later]
+    kept = [Word("a", 1.5, 2.0), *later]
+    assert encoder_decoder.without_leading_silence(kept) == kept and encoder_decoder.without_leading_silence([]) == []
+
+
+@pytest.fixture(scope="module", params=weights.names())
+def real(request, tmp_path_factory):
+    """A model of the extra, converted anew, and its adapter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MMACCEL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        try:
+            model, processor = weights.load(request.param)
+        except MissingExtraError:
+            pytest.skip("needs the speech extra")
+    adapter = MoonshineAdapter(model) if request.param == "moonshine-tiny" else WhisperAdapter(model)
+    adapter.processor = processor
+    return adapter
+
+
+def _recording(name, seconds):
+    found = importlib.util.find_spec("moonshine_voice")
+    if found is None:
+        pytest.skip("needs the speech extra")
+    path = Path(found.submodule_search_locations[0]) / "assets" / name
+    return read_audio(path)[: int(seconds * 16_000)]
+
+
+def _error_rate(reference, text):
+    jiwer = pytest.importorskip("jiwer")
+    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+    normalise = EnglishTextNormalizer({})
+    return jiwer.wer(normalise(reference), normalise(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "reference"), [("beckett.wav", 10, BECKETT), ("two_cities.wav", 16.9, TWO_CITIES)]
+)
+def test_human_speech(real, name, seconds, reference):
+    samples = _recording(name, seconds)
+    encoded = real.encode(samples)
+    inputs = real.processor(samples.numpy(), sampling_rate=16_000, return_tensors="pt")
+    with torch.no_grad():
+        expected = real.target.generate(**inputs)[0].tolist()
+    if real.family == "whisper":  # a short context first, then the whole one, which is exact
+        assert _error_rate(reference, real.text(_words_of(real, encoded, reference))) == 0
+        full = WhisperAdapter(real.target, context_frames=None)
+        full.processor = real.processor
+        real, encoded = full, full.encode(samples)
+    tokens = _words_of(real, encoded, reference)
+    assert tokens == [token for token in expected if token not in (*real.end_tokens, 1)]
+    assert _error_rate(reference, real.text(tokens)) == 0
+    assert real.text(tokens) == real.processor.decode(expected, skip_special_tokens=True).strip()
+
+
+def _words_of(adapter, encoded, reference):
+    """Greedy tokens with a cache, and their words checked: all of them, one after the other, inside the file."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    tokens, ids = [], adapter.prompt()
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    with torch.no_grad():
+        while len(tokens) < adapter.limit(encoded.seconds):
+            hidden = adapter.target.get_decoder()(
+                input_ids=torch.tensor([ids]),
+                encoder_hidden_states=encoded.hidden_states,
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
+            logits = adapter.target.get_output_embeddings()(hidden[0, -1])
+            logits[list(adapter.banned(len(tokens)))] = -torch.inf
+            ids = [int(logits.argmax())]
+            if ids[0] in adapter.end_tokens:
+                break
+            tokens += ids
+    words = adapter.words(encoded, tokens, adapter.prompt())
+    assert len(words) == len(reference.split())
+    assert " ".join(word.text for word in words) == adapter.text(tokens)
+    times = [time for word in words for time in (word.start, word.end)]
+    assert times == sorted(times) and times[0] >= 0 and times[-1] <= encoded.seconds
+    return tokens

@@ -1,0 +1,189 @@
+"""Samples from chunks, streams and files."""
+
+import sys
+import wave
+
+import numpy as np
+import pytest
+import torch
+
+from mmaccel.errors import AudioError, MissingExtraError, SettingError
+from mmaccel.speech.audio import Resampler, read_audio, to_samples
+
+TONE = (0.5 * np.sin(np.arange(9_600) * 0.05)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "expected"),
+    [
+        (np.array([0.5, -1.2], np.float64), [0.5, -1.2]),
+        (np.array([1.0, -1.0, 0.0], np.float16), [1.0, -1.0, 0.0]),
+        (np.array([16_384, -32_768], np.int16), [0.5, -1.0]),
+        (np.array([16_384, -32_768], ">i2"), [0.5, -1.0]),
+        (np.array([0, 128, 192], np.uint8), [-1.0, 0.0, 0.5]),
+        (np.array([2**30, -(2**31)], np.int32), [0.5, -1.0]),
+        (torch.tensor([0.5, 0.25], dtype=torch.bfloat16, requires_grad=True), [0.5, 0.25]),
+        (b"\x00\x40\x00\x80", [0.5, -1.0]),
+        ([0.5, 0.0], [0.5, 0.0]),
+        (np.zeros((0, 2), np.float32), []),
+        (np.array([[0.5], [0.25]]), [0.5, 0.25]),
+    ],
+)
+def test_kinds_of_chunks(chunk, expected):
+    samples = to_samples(chunk)
+    assert samples.dtype is torch.float32 and samples.tolist() == pytest.approx(expected)
+
+
+def test_several_channels_are_averaged_whichever_way_round():
+    stereo = np.stack([TONE, np.zeros_like(TONE)])
+    for chunk in (stereo, stereo.T, np.ascontiguousarray(stereo.T)):
+        assert torch.equal(to_samples(chunk), torch.from_numpy(TONE / 2))
+    assert to_samples(np.array([[1.0, 0.0], [0.0, 0.0]]), channels=2).tolist() == [0.5, 0.0]
+    assert to_samples(b"\x00\x40\x00\x00" * 3, channels=2).tolist() == [0.25] * 3
+
+
+def test_a_chunk_is_copied():
+    chunk = TONE.copy()
+    samples = to_samples(chunk)
+    chunk[:] = 0
+    assert torch.equal(samples, torch.from_numpy(TONE))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (np.array([0.0, np.nan, 0.1]), "1 of 3 samples are NaN or infinite, the first at 1: pass numpy.nan_to_num"),
+        (np.array([np.inf]), "NaN or infinite"),
+        (np.array([120.0, -7.5]), "samples up to 120, .* pass chunk / 32768"),
+        (np.array([3.0, -2.0]), "samples up to 3, "),
+        (np.array([1, 2]), "int64: pass float32"),
+        (np.array([True]), "bool: pass float32"),
+        (np.array([1j]), "complex128: pass float32"),
+        ("talk.wav", "pass float32"),
+        (None, "pass float32"),
+        ([[0.1, 0.2], [0.3]], "a chunk of list that is no array"),
+        (np.float32(0.5), r"shape \(\): pass \[samples\]"),
+        (np.zeros((2, 3, 100)), r"shape \(2, 3, 100\)"),
+        (np.zeros((3, 2)), r"shape \(3, 2\): pass \[samples, channels\]"),
+        (np.zeros((100, 100)), r"shape \(100, 100\): pass"),
+        (b"\x00\x00\x01", "3 bytes are no whole number"),
+    ],
+)
+def test_what_cannot_be_sound(chunk, message):
+    with pytest.raises(AudioError, match=message):
+        to_samples(chunk)
+
+
+def _resampled(rate, samples, size):
+    resampler = Resampler(rate)
+    out = [resampler.push(samples[start : start + size]) for start in range(0, len(samples), size)]
+    return torch.cat([*out, resampler.finish()]), resampler
+
+
+@pytest.mark.parametrize("rate", (8_000, 11_025, 16_000, 22_050, 44_100, 48_000))
+def test_a_stream_does_not_depend_on_how_it_is_cut(rate):
+    generator = torch.Generator().manual_seed(0)
+    sound = torch.randn(6 * rate, generator=generator) * 0.1
+    short, resampler = _resampled(rate, sound, rate // 100)  # 10 ms
+    for size in (5 * rate, 777, len(sound)):
+        assert torch.equal(_resampled(rate, sound, size)[0], short)
+    assert abs(len(short) - 6 * 16_000) <= 1
+    assert len(resampler.finish()) == 0
+    with pytest.raises(AudioError, match="finished: make a new one"):
+        resampler.push(sound)
+
+
+@pytest.mark.parametrize("rate", (8_000, 44_100, 48_000))
+def test_a_tone_keeps_its_pitch_and_loudness(rate):
+    seconds = torch.arange(2 * rate) / rate
+    made, _ = _resampled(rate, torch.sin(2 * torch.pi * 440 * seconds), 480)
+    expected = torch.sin(2 * torch.pi * 440 * torch.arange(32_000) / 16_000)
+    inside = slice(1_000, -1_000)
+    assert torch.allclose(made[inside], expected[inside], atol=2e-3)
+
+
+@pytest.mark.parametrize("rate", (0, -1, 10, float("nan"), float("inf"), "48000", True, None))
+def test_bad_rates(rate):
+    with pytest.raises(SettingError, match="such as sample_rate=48_000"):
+        Resampler(rate)
+
+
+def test_without_soxr_only_other_rates_fail(monkeypatch):
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    assert torch.equal(Resampler(16_000).push(torch.ones(3)), torch.ones(3))
+    with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[speech\]"'):
+        Resampler(8_000)
+
+
+def _write_wav(path, values, rate=16_000):
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1 if values.ndim == 1 else values.shape[1])
+        file.setsampwidth(values.dtype.itemsize)
+        file.setframerate(rate)
+        file.writeframes(values.tobytes())
+    return path
+
+
+def test_a_file_is_what_was_written(tmp_path):
+    sixteen = (TONE * 32_767).astype(np.int16)
+    assert torch.equal(read_audio(_write_wav(tmp_path / "mono.wav", sixteen)), to_samples(sixteen))
+    stereo = np.stack([sixteen, np.zeros_like(sixteen)], 1)
+    assert torch.allclose(read_audio(_write_wav(tmp_path / "stereo.wav", stereo)), to_samples(stereo), atol=1e-7)
+    eight = (TONE * 127 + 128).astype(np.uint8)
+    assert torch.equal(read_audio(_write_wav(tmp_path / "eight.wav", eight)), to_samples(eight))
+
+
+def test_a_file_of_another_rate_is_resampled_as_a_stream_is(tmp_path):
+    values = (TONE * 32_767).astype(np.int16)
+    read = read_audio(_write_wav(tmp_path / "talk.wav", values, 48_000))
+    assert torch.equal(read, _resampled(48_000, to_samples(values), 480)[0])
+
+
+def test_a_compressed_file(tmp_path):
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "talk.flac"), "w") as container:
+        stream = container.add_stream("flac", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray((TONE * 32_767).astype(np.int16)[None], format="s16", layout="mono")
+        frame.sample_rate = 16_000
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+    assert torch.equal(read_audio(tmp_path / "talk.flac"), to_samples((TONE * 32_767).astype(np.int16)))
+
+
+def test_bad_files(tmp_path):
+    (tmp_path / "empty.wav").touch()
+    (tmp_path / "text.wav").write_text("no sound at all " * 50)
+    (tmp_path / "noise.mp3").write_bytes(np.random.default_rng(0).bytes(4_000))
+    _write_wav(tmp_path / "nothing.wav", np.empty(0, np.int16))
+    for name, message in {
+        ".": "is a folder",
+        "missing.wav": "does not exist",
+        "empty.wav": "is empty",
+        "text.wav": "no audio file that FFmpeg knows",
+        "noise.mp3": "no audio file that FFmpeg knows|holds no s|is damaged",
+        "nothing.wav": "holds no samples|no audio file",
+    }.items():
+        with pytest.raises(AudioError, match=message):
+            read_audio(tmp_path / name)
+
+
+def test_a_cut_off_file_is_an_error_unless_asked_for(tmp_path):
+    whole = _write_wav(tmp_path / "talk.wav", (TONE * 32_767).astype(np.int16))
+    part = tmp_path / "part.wav"
+    part.write_bytes(whole.read_bytes()[:-8_000])
+    with pytest.raises(AudioError, match=r"cut off after 0.35 s: .*skip_damaged=True"):
+        read_audio(part)
+    assert torch.equal(read_audio(part, skip_damaged=True), read_audio(whole)[:5_600])
+
+
+def test_a_picture_holds_no_sound(tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (32, 32)).save(tmp_path / "picture.png")
+    with pytest.raises(AudioError, match="holds no sound: pass a file with an audio track"):
+        read_audio(tmp_path / "picture.png")
+
+
+def test_without_pyav(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[speech\]"'):
+        read_audio(_write_wav(tmp_path / "talk.wav", np.zeros(10, np.int16)))

