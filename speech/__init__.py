@@ -21,12 +21,24 @@ from .append_only import AppendOnly
 from .audio import Resampler, read_audio, to_samples
 from .cached_encoder import EncoderStream
 from .cross_cache import CrossCache
+from .emission_latency import (
+    Emission,
+    EmissionLatency,
+    Utterance,
+    emission_latency,
+    emissions_of,
+    partial_recognition_latency,
+    word_delays,
+)
 from .endpoint import EndpointPolicy, EnergyEndpoint, SileroEndpoint
 from .events import Endpoint, Event, Final, Partial
+from .fast_emit import lattice_loss, transducer_loss
 from .first_byte_meter import FirstByteMeter
 from .growing_audio import GrowingAudio
 from .growing_blocks import growing_blocks
 from .local_agreement import LocalAgreement
+from .merge_audio_tokens import MergeAudioTokens
+from .nemotron import NemotronStream
 from .recognizer import StreamingRecognizer
 from .redecode import Hypothesis, decode
 from .stats import StreamStats
@@ -43,6 +55,8 @@ __all__ = [
     "AppendOnly",
     "BackgroundStream",
     "CrossCache",
+    "Emission",
+    "EmissionLatency",
     "EncoderStream",
     "Endpoint",
     "EndpointPolicy",
@@ -53,6 +67,8 @@ __all__ = [
     "GrowingAudio",
     "Hypothesis",
     "LocalAgreement",
+    "MergeAudioTokens",
+    "NemotronStream",
     "Partial",
     "Resampler",
     "SileroEndpoint",
@@ -63,11 +79,16 @@ __all__ = [
     "SubtitleLayout",
     "SuffixDraft",
     "Transcript",
+    "Utterance",
     "Word",
     "cues",
     "decode",
+    "emission_latency",
+    "emissions_of",
     "growing_blocks",
+    "lattice_loss",
     "load",
+    "partial_recognition_latency",
     "read_audio",
     "stream_events",
     "to_json",
@@ -76,5 +97,7 @@ __all__ = [
     "to_vtt",
     "transcribe",
     "transcribe_samples",
+    "transducer_loss",
+    "word_delays",
     "write_subtitles",
 ]
