@@ -41,7 +41,8 @@ class HeterogeneousSteps(Method):
         ``"refresh"`` (default, measured to be better), or ``"groups"``: the paper's step divisors 1, 2, 4 and 8 for
         groups of tokens by the heat of their velocity.
     forecast
-        Share of the velocity's slope to trust, 0 to 1; default 0.5, measured to be better than 0 and 1.
+        Share of the velocity's slope to trust, 0 to 1; default 0.5, measured to be the safest: level with 0 or
+        better where no prompt tips over (docs/benchmarks/video.md), and better than 1 over long gaps.
     correct
         Make up for what forecasts missed (default), with samplers that make Euler steps, as
         `FlowMatchEulerDiscreteScheduler`. Others go on without; with those of second order fewer steps do as well
