@@ -41,7 +41,9 @@ It exists to test and measure acceleration without a download; it is no general 
   too, at the positions of the whole clip and at positions without gaps; parts of frames were never dropped in training.
 - **Recipe**: `python -m mmaccel.demos.train_tiny_onevision --output runs/tiny-onevision`; seed {seed}; {minutes:g}
   minutes on 2 cores with bfloat16 arithmetic, {tower_minutes:g} of them for the tower; {steps:,} steps of the language
-  model.
+  model. The shipped weights were trained in parts: for the first 68 minutes of the language model without the softening
+  of scores, and what things they mean was not told at words, so that questions about several things were guessed; the
+  whole recipe from the start should need less.
 - **Time**: {seconds:.2f} s for an answer on {threads} threads, float32.
 - **Limits**: one question at a time, in the chat template; pictures alone and other frame counts than 4 to 32 were not
   trained.

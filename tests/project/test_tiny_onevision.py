@@ -310,6 +310,28 @@ def test_words_of_a_question_mean_the_thing_they_ask_about(clips):
         assert way == (track if len(takers) == 1 else tiny_onevision_parts.IGNORED)
 
 
+def test_soften_brings_only_sharp_heads_down_to_the_spread(tokenizer):
+    torch.manual_seed(0)
+    trained = tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
+    language = trained.model.model.language_model
+    sharp = language.layers[2].self_attn
+    with torch.no_grad():
+        sharp.q_proj.weight[: sharp.head_dim] *= 40  # the first head
+    features, tokens = torch.randn(1, 4 * 64 + 1, tiny_onevision.WIDTH), torch.randint(6, 20, (1, 3, 8))
+
+    @torch.no_grad()
+    def spreads():
+        trained(features, tokens)
+        return torch.stack([layer.self_attn.spread for layer in language.layers])
+
+    before = spreads()
+    weights = sharp.q_proj.weight.clone()
+    assert before[2, 0] > tiny_onevision_parts.SPREAD > before[2, 1:].max()
+    tiny_onevision_parts.soften(language)
+    assert torch.equal(sharp.q_proj.weight[sharp.head_dim :], weights[sharp.head_dim :])
+    torch.testing.assert_close(spreads()[2, 0], torch.tensor(tiny_onevision_parts.SPREAD), rtol=1e-3, atol=0)
+
+
 def test_gapped_positions_are_those_of_the_whole_clip():
     tokens, times = torch.zeros(1, 2, 5, dtype=torch.long), torch.tensor([[0, 7]])
     positions = tiny_onevision_parts.Trained._positions(2, 129, tokens, times)[0].tolist()
