@@ -104,8 +104,8 @@ def rows(full: bool = False) -> Iterator[dict[str, Any]]:
     clips = [list(group) for _, group in groupby(questions, key=lambda q: id(q.frames))]
     field = contestants() if full else contestants((0.15, 0.1))
     rounds = 8 if full else 3
-    times = _times(model, processor, field, [clip[0] for clip in clips[:rounds]])
     right = _accuracy(model, processor, field, clips)
+    times = _times(model, processor, field, [clip[0] for clip in clips[:rounds]])
     plain = Contestant("plain", 1.0)
     for contestant in field:
         yield _row(contestant, times[contestant], times[plain], right[contestant], right[plain], len(questions))
