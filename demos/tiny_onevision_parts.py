@@ -270,23 +270,36 @@ class Trained(torch.nn.Module):
         return loss, right, where
 
     def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, times: torch.Tensor | None = None
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        times: torch.Tensor | None = None,
+        kept: torch.Tensor | None = None,
+        late: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits `[B, K, L, V]`; hidden states of visual tokens after `TRACKING_LAYER` layers, of words after one more.
 
-        `times` puts each frame at the position that it has in the whole clip; without, positions have no gaps.
+        `times` puts each frame at the position that it has in the whole clip; without, positions have no gaps. `kept`
+        are the visual tokens that are seen, and `late` those of them that are still there behind `TRACKING_LAYER`.
         """
+        if kept is not None:
+            index = torch.cat([kept, torch.full_like(kept[:, :1], features.shape[1] - 1)], 1)
+            features = features.gather(1, index[..., None].expand(-1, -1, features.shape[2]))
         language = self.model.model.language_model
         start = torch.tensor(self.opening).expand(len(tokens), -1)
         embed = language.embed_tokens
         hidden = torch.cat([embed(start), features.to(embed.weight.dtype), embed(tokens.flatten(1))], 1)
         opening, visual = start.shape[1], features.shape[1]
-        positions = self._positions(opening, visual, tokens, times)
+        positions = self._positions(opening, visual, tokens, times, kept)
         rotary = language.rotary_emb(hidden, positions)
         options = {"prefix": opening + visual, "block": tokens.shape[2]}
         for i, layer in enumerate(language.layers):
             if i == TRACKING_LAYER:
                 tracked = hidden[:, opening : opening + visual - 1]
+                if late is not None:
+                    hidden, rotary = _without(hidden, rotary, opening, visual, late)
+                    visual = late.shape[1] + 1
+                    options["prefix"] = opening + visual
             if i == TRACKING_LAYER + 1:
                 asked = hidden[:, opening + visual :]
             hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, **options)
@@ -294,16 +307,20 @@ class Trained(torch.nn.Module):
         return self.model.lm_head(answers).unflatten(1, tokens.shape[1:]), tracked, asked
 
     @staticmethod
-    def _positions(opening: int, visual: int, tokens: torch.Tensor, times: torch.Tensor | None) -> torch.Tensor:
+    def _positions(
+        opening: int, visual: int, tokens: torch.Tensor, times: torch.Tensor | None, kept: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Those of the prefix, and again and again those behind it, `[B, N]`."""
         count, questions, length = tokens.shape
         if times is None:
-            times = torch.arange((visual - 1) // SIDE**2).expand(count, -1)
-        frames = opening + times[..., None] * SIDE**2 + torch.arange(SIDE**2)
-        newline = frames[:, -1, -1:] + 1
+            frames = opening + torch.arange(visual - 1).expand(count, -1)
+        else:
+            frames = (opening + times[..., None] * SIDE**2 + torch.arange(SIDE**2)).flatten(1)
+            frames = frames if kept is None else frames.gather(1, kept)
+        newline = frames[:, -1:] + 1
         behind = (newline + 1 + torch.arange(length)).repeat(1, questions)
         start = torch.arange(opening).expand(count, -1)
-        return torch.cat([start, frames.flatten(1), newline, behind], 1)
+        return torch.cat([start, frames, newline, behind], 1)
 
     def tracks_loss(self, tracked: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Cross entropy and share of right labels of thing and motion at each visual token."""
@@ -332,6 +349,22 @@ def answer_loss(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tenso
     right = ((logits.argmax(-1) == labels) | (labels == IGNORED)).all(-1)
     asked = (labels != IGNORED).any(-1)
     return loss, right[asked].float().mean()
+
+
+def _without(
+    hidden: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], opening: int, visual: int, late: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Hidden states and their rotations with only the visual tokens at `late`."""
+    count, length = hidden.shape[:2]
+    ends = [torch.arange(opening), torch.arange(opening + visual - 1, length)]
+    before, behind = (end.expand(count, -1) for end in ends)
+    index = torch.cat([before, opening + late, behind], 1)[..., None]
+
+    def taken(values: torch.Tensor) -> torch.Tensor:
+        values = values.expand(count, -1, -1)
+        return values.gather(1, index.expand(-1, -1, values.shape[2]))
+
+    return taken(hidden), (taken(rotary[0]), taken(rotary[1]))
 
 
 def _classified(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

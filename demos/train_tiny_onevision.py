@@ -28,6 +28,7 @@ from .optimizer import Muon, trapezoid
 from .tiny_onevision_check import accuracy
 from .tiny_onevision_parts import Packer, Trained, answer_loss, draw, soften
 from .tiny_onevision_save import save
+from .tiny_onevision_thinning import thin
 from .tiny_wan_parts import LOG_STEPS, UNITS, Average, Clock
 from .train_tiny_janus import Checkpoint
 
@@ -35,6 +36,7 @@ CHECK_SECONDS = 300
 FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))
 # until this share of the time: frames a clip, clips a step, what happens in them
 CURRICULUM = ((0.12, 4, 16, FEW), (0.5, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
+WHOLE = 0.85  # share of the time after which random tokens are left out
 QUESTIONS = 12
 TRACK_WEIGHT, WORD_WEIGHT, PLACE_WEIGHT = 0.5, 0.5, 0.1
 
@@ -138,7 +140,10 @@ def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
         batch = draw(packer, [args.seed, 1, stage.step], clips, frames, QUESTIONS, footage)
         times = batch.times if stage.step % 2 else None  # with gaps where frames are left out, and without
         with torch.autocast("cpu", torch.bfloat16):
-            logits, tracked, asked = module(module.features(batch.frames), batch.tokens, times)
+            features, kept, late = module.features(batch.frames), None, None
+            if share > WHOLE:
+                kept, late, batch = thin(batch, [args.seed, 2, stage.step])
+            logits, tracked, asked = module(features, batch.tokens, times, kept, late)
             answers, right = answer_loss(logits, batch.labels)
             tracks, tracked_right = module.tracks_loss(tracked, batch)
             words, named = module.words_loss(tracked, batch)
