@@ -9,7 +9,14 @@ import torch
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.demos import moving_questions, moving_world, tiny_onevision, tiny_onevision_parts, tiny_onevision_save
+from mmaccel.demos import (
+    moving_questions,
+    moving_world,
+    tiny_onevision,
+    tiny_onevision_parts,
+    tiny_onevision_save,
+    tiny_onevision_thinning,
+)
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.zoo import tiny_onevision as shipped
 
@@ -308,6 +315,34 @@ def test_words_of_a_question_mean_the_thing_they_ask_about(clips):
         takers = [a for a in actors if a.motion == actor.motion]
         (way,) = tiny_onevision_parts.meant(clip, [actor.motion.split()[-1]])
         assert way == (track if len(takers) == 1 else tiny_onevision_parts.IGNORED)
+
+
+def test_leaving_no_token_out_changes_nothing(tokenizer):
+    torch.manual_seed(0)
+    trained = tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
+    batch = tiny_onevision_parts.draw(tiny_onevision_parts.Packer(tokenizer), [3], count=2, length=4, asked=3)
+    everything = torch.arange(4 * 64).expand(2, -1)
+    with torch.no_grad():
+        features = trained.features(batch.frames)
+        for times in (None, batch.times):
+            whole = trained(features, batch.tokens, times)
+            for same, other in zip(whole, trained(features, batch.tokens, times, everything, everything), strict=True):
+                assert torch.equal(same, other)
+
+
+def test_thinning_keeps_labels_with_their_tokens(tokenizer):
+    batch = tiny_onevision_parts.draw(tiny_onevision_parts.Packer(tokenizer), [4], count=3, length=8, asked=3)
+    sizes = set()
+    for seed in range(12):
+        kept, late, thinned = tiny_onevision_thinning.thin(batch, [seed])
+        assert torch.equal(kept, tiny_onevision_thinning.thin(batch, [seed])[0])
+        assert (kept.diff(dim=1) > 0).all() and (late.diff(dim=1) > 0).all() and late.max() < kept.shape[1]
+        for row in range(3):
+            assert torch.equal(thinned.things[row, 0], batch.things[row].flatten()[kept[row]])
+            assert torch.equal(thinned.tracks[row, 0], batch.tracks[row].flatten()[kept[row]])
+        sizes.add((kept.shape[1], late.shape[1]))
+    assert min(size for size, _ in sizes) < 0.2 * 8 * 64 and max(size for size, _ in sizes) > 0.5 * 8 * 64
+    assert any(late < kept for kept, late in sizes) and any(late == kept for kept, late in sizes)
 
 
 def test_soften_brings_only_sharp_heads_down_to_the_spread(tokenizer):

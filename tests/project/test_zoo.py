@@ -19,7 +19,7 @@ def loaded():
 
 
 def test_names_and_unknown_name():
-    assert zoo.names()[:2] == ("tiny-janus", "tiny-wan")
+    assert zoo.names() == ("tiny-janus", "tiny-wan", "tiny-onevision")
     with pytest.raises(UnknownNameError, match="tiny-janus"):
         zoo.load("tiny-janis")
 
