@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from .tiny_onevision_parts import THINGS, Batch
+from .tiny_onevision_data import THINGS, Batch
 
 LEAST = 0.08  # share of the tokens that is always left
 LATE_LEAST = 0.4  # and of these inside the language model

@@ -26,7 +26,8 @@ from . import tiny_onevision as shape
 from .moving_world import ONEVISION, Footage
 from .optimizer import Muon, trapezoid
 from .tiny_onevision_check import accuracy
-from .tiny_onevision_parts import Packer, Trained, answer_loss, draw, soften
+from .tiny_onevision_data import Packer, draw
+from .tiny_onevision_parts import Trained, answer_loss, soften
 from .tiny_onevision_save import save
 from .tiny_onevision_thinning import thin
 from .tiny_wan_parts import LOG_STEPS, UNITS, Average, Clock

@@ -13,6 +13,7 @@ from mmaccel.demos import (
     moving_questions,
     moving_world,
     tiny_onevision,
+    tiny_onevision_data,
     tiny_onevision_parts,
     tiny_onevision_save,
     tiny_onevision_thinning,
@@ -266,7 +267,7 @@ def test_packed_questions_are_answered_as_lone_ones(module, folder, tokenizer, c
     """Same logits as the real model gives to each question alone, so nothing leaks from one to the next."""
     model, processor = shipped.load(folder)
     model.load_state_dict(module.model.state_dict())
-    clip, packer = clips[0], tiny_onevision_parts.Packer(tokenizer)
+    clip, packer = clips[0], tiny_onevision_data.Packer(tokenizer)
     asked = moving_questions.choose(clip, np.random.default_rng(0), 3)
     frames, (tokens, labels) = clip.frames[:9], packer([asked])
     with torch.no_grad():
@@ -285,42 +286,42 @@ def test_packed_questions_are_answered_as_lone_ones(module, folder, tokenizer, c
 def test_dense_labels_are_where_the_things_are(clips):
     for clip in clips[:20]:
         times = np.array([0, 4, 15, 31])
-        things, tracks, arrivals = tiny_onevision_parts.dense_labels(clip, times)
-        ground = tiny_onevision_parts.GROUNDS[clip.scene.background]
+        things, tracks, arrivals = tiny_onevision_data.dense_labels(clip, times)
+        ground = tiny_onevision_data.GROUNDS[clip.scene.background]
         for row, time in enumerate(times):
             visible = {actor.name for actor in clip.scene.actors if actor.appears <= time}
-            seen = {name for name, label in tiny_onevision_parts.THINGS.items() if label in things[row]}
+            seen = {name for name, label in tiny_onevision_data.THINGS.items() if label in things[row]}
             assert seen == visible and ground in things[row]
         latest = max(actor.appears for actor in clip.scene.actors)
-        shown = {tiny_onevision_parts.THINGS[a.name]: a.appears for a in clip.scene.actors}
+        shown = {tiny_onevision_data.THINGS[a.name]: a.appears for a in clip.scene.actors}
         for label, thing in zip(arrivals[arrivals >= 0].tolist(), things[arrivals >= 0].tolist(), strict=True):
             assert latest and shown[thing] == (latest if label else 0)
         assert latest or (arrivals < 0).all()
         told = set(tracks[-1][tracks[-1] >= 0].tolist())
-        names, motions = tiny_onevision_parts.THINGS, tiny_onevision_parts.MOTIONS
+        names, motions = tiny_onevision_data.THINGS, tiny_onevision_data.MOTIONS
         assert (tracks[0] < 0).all()
         assert told == {names[a.name] * len(motions) + motions[a.motion] for a in clip.scene.actors if a.appears <= 15}
 
 
 def test_words_of_a_question_mean_the_thing_they_ask_about(clips):
-    names, motions = tiny_onevision_parts.THINGS, tiny_onevision_parts.MOTIONS
+    names, motions = tiny_onevision_data.THINGS, tiny_onevision_data.MOTIONS
     for clip in clips[:20]:
         actors = clip.scene.actors
         actor = actors[0]
         track = names[actor.name] * len(motions) + motions[actor.motion]
         others = [name for name in names if name not in {a.name for a in actors}]
         words = ["is", "there", "a", actor.name.split()[-1], others[0].split()[-1]]
-        found = tiny_onevision_parts.meant(clip, words).tolist()
-        assert found == [tiny_onevision_parts.IGNORED] * 3 + [track, tiny_onevision_parts.IGNORED]
+        found = tiny_onevision_data.meant(clip, words).tolist()
+        assert found == [tiny_onevision_data.IGNORED] * 3 + [track, tiny_onevision_data.IGNORED]
         takers = [a for a in actors if a.motion == actor.motion]
-        (way,) = tiny_onevision_parts.meant(clip, [actor.motion.split()[-1]])
-        assert way == (track if len(takers) == 1 else tiny_onevision_parts.IGNORED)
+        (way,) = tiny_onevision_data.meant(clip, [actor.motion.split()[-1]])
+        assert way == (track if len(takers) == 1 else tiny_onevision_data.IGNORED)
 
 
 def test_leaving_no_token_out_changes_nothing(tokenizer):
     torch.manual_seed(0)
     trained = tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
-    batch = tiny_onevision_parts.draw(tiny_onevision_parts.Packer(tokenizer), [3], count=2, length=4, asked=3)
+    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [3], count=2, length=4, asked=3)
     everything = torch.arange(4 * 64).expand(2, -1)
     with torch.no_grad():
         features = trained.features(batch.frames)
@@ -331,7 +332,7 @@ def test_leaving_no_token_out_changes_nothing(tokenizer):
 
 
 def test_thinning_keeps_labels_with_their_tokens(tokenizer):
-    batch = tiny_onevision_parts.draw(tiny_onevision_parts.Packer(tokenizer), [4], count=3, length=8, asked=3)
+    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [4], count=3, length=8, asked=3)
     sizes = set()
     for seed in range(12):
         kept, late, thinned = tiny_onevision_thinning.thin(batch, [seed])
