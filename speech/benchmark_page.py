@@ -1,0 +1,269 @@
+"""The page and the plot of `mmaccel bench speech`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mmaccel import bench
+
+INTRO = """
+Measured by `mmaccel bench speech` on {seconds:.0f} s of human speech, {files} of the wheel `moonshine-voice`, whose
+text is known, with Moonshine tiny and Whisper tiny.en from the `[speech]` extra, in float32. One thread, and **CPU
+seconds** throughout, since the machine was shared: a ratio of them is what a quiet machine would show in time, up to
+the caches. Recordings are pushed in chunks of 0.1 s, with an update every 0.5 s. So little speech is a check and no
+leaderboard: one word is {word:.1f} points of the error rate. The raw rows, with every text, are in [{json}]({json}).
+
+![lag of words against what is computed]({png})
+"""
+STREAMS = """
+*WER* is by jiwer with transformers' `EnglishTextNormalizer`, *to offline* its difference to the same model's offline
+transcript, in points. *RTF* is CPU seconds for each second of audio. Lags are in seconds of audio that had to come,
+and in brackets with the computing on top, as a listener notices them. *first text* counts from the first word; *final*
+from the end of speech to its final text; *promised* from the end of a word until it is shown as one that stays, and
+*shown* until it is shown at all, in both cases for good and after all the words before it. When a word ends is what
+Moonshine tiny's offline transcript says. *back* is the share of promised words that their final does not have, and
+*calls* are passes of the decoder.
+"""
+DRAFTS = """
+The same stream with every hypothesis decoded from its start. All events are equal: words, tokens, times, and what was
+shown on the way; a row that was not would have no figures. *all* has encoder, endpointing and times of words too,
+which drafts do not change.
+"""
+ENCODER = """
+Untrained weights of the default size, {seconds:g} s of audio that grows in {updates} updates, all frames asked for at
+each. *error* is the largest, of the largest value.
+"""
+CODEC = """
+Untrained weights of the default size, 8 codebooks, CPU time for each frame of 80 ms. *stock* is `model.decode` of the
+same blocks with its own cache, whose sound is wrong at the seams; errors are the largest, of the loudest sample, to
+decoding all at once.
+"""
+GENERATE = """
+`model.generate` on the segments of the recordings, plainly and with a method.
+"""
+
+
+def write_page(result: dict[str, Any], path: Path) -> None:
+    """The Markdown page of a result, and its plot."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = path.with_suffix(".png")
+    plot(result["rows"], picture)
+    path.write_text(page(result, path.with_suffix(".json").name, picture.name), encoding="utf-8")
+
+
+def page(result: dict[str, Any], json: str, png: str) -> str:
+    """The page, with links to the raw rows and the plot."""
+    rows = result["rows"]
+    first = next(r for r in rows if r["method"] == "offline")
+    intro = INTRO.format(
+        seconds=first["audio_seconds"],
+        files=" and ".join(f"`{name}`" for name in first["recordings"]),
+        word=100 / first["said"],
+        json=json,
+        png=png,
+    )
+    sections = {"Targets": targets(rows)}
+    for name, (heading, text, table) in TABLES.items():
+        group = [r for r in rows if r["table"] == name]
+        if group:
+            sections[heading] = f"{text.format(**group[0]['settings']).strip()}\n\n{table(group)}"
+    return bench.page(result, "Streaming speech", intro, sections)
+
+
+def targets(rows: list[dict[str, Any]]) -> str:
+    """What was asked for, what was measured, and whether the one is the other."""
+    lines = []
+    for wanted, of, figure, form, holds in TARGETS:
+        for r in rows:
+            if of(r) and r["refused"] is None:
+                value = figure(r)
+                name = f"{r['model'].split(',')[0]}, {_name(r)}"
+                lines.append([wanted, name, form.format(value), "yes" if holds(value) else "**no**"])
+    return bench.markdown(("target", "of", "measured", "met"), lines)
+
+
+def _is_stream(r: dict[str, Any]) -> bool:
+    return r["table"] == "streams" and r["method"] in ("LocalAgreement", "AlignAtt")
+
+
+def _points(r: dict[str, Any]) -> float:
+    return 100 * (r["quality"] - r["baseline_quality"])
+
+
+# what, of which rows, the figure, how it is written, and when it is met
+TARGETS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], float], str, Callable[[float], bool]], ...] = (
+    ("WER within 1 point of offline", _is_stream, _points, "{:+.1f} points", lambda x: x <= 1),
+    (
+        "real-time factor below 0.5",
+        lambda r: _is_stream(r) and r["model"] == "moonshine-tiny",
+        lambda r: float(r["real_time_factor"]),
+        "{:.2f}",
+        lambda x: x < 0.5,
+    ),
+    (
+        "3 times fewer decoder calls",
+        lambda r: r["table"] == "drafts",
+        lambda r: 1 / r["work_ratio"],
+        "{:.2f}x",
+        lambda x: x >= 3,
+    ),
+    (
+        "2 times less CPU than re-decoding",
+        lambda r: r["table"] == "drafts",
+        lambda r: float(r["speedup"]),
+        "{:.2f}x",
+        lambda x: x >= 2,
+    ),
+    (
+        "cached encoder 3 times cheaper",
+        lambda r: r["table"] == "encoder",
+        lambda r: float(r["speedup"]),
+        "{:.2f}x",
+        lambda x: x >= 3,
+    ),
+    (
+        "Mimi 1.5 times faster for each frame",
+        lambda r: r["table"] == "codec",
+        lambda r: float(r["speedup"]),
+        "{:.2f}x",
+        lambda x: x >= 1.5,
+    ),
+)
+
+
+def _name(r: dict[str, Any]) -> str:
+    """Method with the settings that tell its rows apart."""
+    if r["method"] == "fixed chunks":
+        return f"fixed chunks of {r['settings']['seconds']:g} s"
+    return f"{r['method']}, block {r['settings']['block']}" if r["table"] == "codec" else str(r["method"])
+
+
+def _streams(group: list[dict[str, Any]]) -> str:
+    headings = ("model", "way", "WER", "to offline", "RTF", "first text", "final p50", "final p90", "promised p50")
+    headings += ("promised p90", "shown p50", "shown p90", "back", "calls")
+    return bench.markdown(headings, [_stream(r) for r in group])
+
+
+def _stream(r: dict[str, Any]) -> list[str]:
+    cells = [r["model"], _name(r), f"{r['quality']:.1%}"]
+    cells += ["" if r["method"] == "offline" else f"{_points(r):+.1f}", f"{r['real_time_factor']:.3f}"]
+    first = r.get("first_text") or {}
+    cells.append(both(first.get("heard"), first.get("ready")))
+    for lag in ("finalisation", "promised_lag", "shown_lag"):
+        found = r.get(lag) or {}
+        cells += [both(found.get(f"heard_p{p}"), found.get(f"ready_p{p}")) for p in (50, 90)]
+    back, calls = r.get("retracted_share"), r.get("decoder_calls")
+    return [*cells, "" if back is None else f"{back:.1%}", "" if calls is None else str(calls)]
+
+
+def both(heard: float | None, ready: float | None) -> str:
+    """A lag on both clocks.
+
+    Examples
+    --------
+    >>> both(0.8444, 0.95)
+    '0.84 (0.95)'
+    """
+    return "" if heard is None or ready is None else f"{heard:.2f} ({ready:.2f})"
+
+
+def _drafts(group: list[dict[str, Any]]) -> str:
+    lines = [_refusal(r, 7) or _draft(r) for r in group]
+    headings = ("model", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
+    return bench.markdown(headings, lines)
+
+
+def _draft(r: dict[str, Any]) -> list[str]:
+    calls = [str(r["decoder_calls"]), str(r["baseline_decoder_calls"]), f"{1 / r['work_ratio']:.2f}x"]
+    seconds = [f"{r['decoding_seconds']:.2f}", f"{r['baseline_decoding_seconds']:.2f}", f"{r['decoding_speedup']:.2f}x"]
+    return [r["model"], *calls, *seconds, f"{r['speedup']:.2f}x"]
+
+
+def _refusal(r: dict[str, Any], columns: int) -> list[str] | None:
+    """A row whose check failed has no figures and says why."""
+    return None if r["refused"] is None else [r["model"], r["refused"], *[""] * (columns - 1)]
+
+
+def _encoder(group: list[dict[str, Any]]) -> str:
+    lines = [
+        _refusal(r, 4)
+        or [
+            r["model"],
+            f"{r['cpu_seconds']:.2f}",
+            f"{r['baseline_cpu_seconds']:.2f}",
+            f"{r['speedup']:.2f}x",
+            f"{r['error']:.1e}",
+        ]
+        for r in group
+    ]
+    return bench.markdown(("model", "cached, CPU s", "anew at each update", "cheaper", "error"), lines)
+
+
+def _codec(group: list[dict[str, Any]]) -> str:
+    lines = [
+        _refusal(r, 5)
+        or [
+            str(r["settings"]["block"]),
+            f"{1000 * r['cpu_seconds']:.0f} ms",
+            f"{1000 * r['baseline_cpu_seconds']:.0f} ms",
+            f"{r['speedup']:.2f}x",
+            f"{r['error']:.1e}",
+            f"{r['baseline_error']:.1e}",
+        ]
+        for r in group
+    ]
+    headings = ("frames in a block", "StreamingCodecDecoder", "stock", "faster", "error", "error of stock")
+    return bench.markdown(headings, lines)
+
+
+def _generate(group: list[dict[str, Any]]) -> str:
+    lines = [
+        _refusal(r, 6)
+        or [
+            r["method"],
+            "yes" if r["exact"] else "no",
+            f"{r['decoder_calls']} of {r['baseline_decoder_calls']}",
+            f"{r['cpu_seconds']:.2f}",
+            f"{r['baseline_cpu_seconds']:.2f}",
+            f"{r['speedup']:.2f}x",
+            f"{r['quality']:.1%} (plain {r['baseline_quality']:.1%})",
+        ]
+        for r in group
+    ]
+    return bench.markdown(("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER"), lines)
+
+
+TABLES: dict[str, tuple[str, str, Callable[[list[dict[str, Any]]], str]]] = {
+    "streams": ("Streams", STREAMS, _streams),
+    "drafts": ("What drafts save", DRAFTS, _drafts),
+    "encoder": ("The encoder of Moonshine v2", ENCODER, _encoder),
+    "codec": ("Mimi in blocks", CODEC, _codec),
+    "generate": ("Methods of generate", GENERATE, _generate),
+}
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """When words are shown as ones that stay, against the real-time factor."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    found = [r for r in rows if r["table"] == "streams" and (r.get("promised_lag") or {}).get("ready_p50") is not None]
+    colours = dict(zip(dict.fromkeys(r["model"] for r in found), ("#26547c", "#e07a5f", "#888888"), strict=False))
+    for r in found:
+        low, high = r["promised_lag"]["ready_p50"], r["promised_lag"]["ready_p90"]
+        axes.plot([r["real_time_factor"]] * 2, [low, high], color=colours[r["model"]], marker="_")
+        axes.scatter(r["real_time_factor"], low, color=colours[r["model"]], zorder=3)
+        label = f"{_name(r)}, WER {r['quality']:.1%}"
+        axes.annotate(label, (r["real_time_factor"], low), xytext=(6, 3), textcoords="offset points", fontsize=8)
+    for name, colour in colours.items():
+        axes.scatter([], [], color=colour, label=name)
+    axes.set_xlabel("CPU seconds for each second of audio")
+    axes.set_ylabel("seconds from the end of a word until it stays,\nwith computing: p50 (dot) to p90")
+    axes.set_xlim(left=0)
+    axes.margins(x=0.25)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
