@@ -39,6 +39,7 @@ from .emission_latency import Utterance, emission_latency
 from .endpoint import RATE
 from .local_agreement import LocalAgreement
 from .policy import StreamingPolicy
+from .redecode import decode
 from .stats import Lags
 from .transcribe import Transcript, transcribe_samples
 from .weights import load
@@ -59,6 +60,7 @@ TEXTS = {
         " received, for good or for evil, in the superlative degree of comparison only."
     ),
 }
+SEGMENT = 15  # seconds of the longest segment of a stream
 CHUNKS = (1.0, 3.0)  # seconds of the pieces of the simple alternative
 
 
@@ -98,11 +100,11 @@ def _all(recordings: list[Recording], full: bool) -> Iterator[dict[str, Any]]:
     yield from _model_rows("moonshine-tiny", adapter, recordings)
     yield _moonshine_voice_row(recordings)
     yield from encoder_rows(rounds=3 if full else 1)
-    yield from codec_rows(frames=32 if full else 8)
+    yield from codec_rows(frames=32 if full else 16)
     texts = [recording.text for recording in recordings]
     yield from generate_rows("moonshine-tiny", adapter, _segments(adapter, recordings), texts, word_errors)
     whisper, processor = load("whisper-tiny.en")
-    for context in (200, None):
+    for context in (None, 200):
         adapter = WhisperAdapter(whisper, context_frames=context)
         adapter.processor = processor
         name = "whisper-tiny.en" if context else "whisper-tiny.en, 30 s context"
@@ -153,6 +155,8 @@ def _policy_rows(
     if isinstance(policy, LocalAgreement):
         plain, plainly = _stream(adapter, policy, recordings, drafts=False)
         yield draft_row(name, heard, drafted, plainly, plain)
+        longest = max((recording.samples for recording in recordings), key=len)
+        yield growing_row(name, adapter, longest[: SEGMENT * RATE])
 
 
 def _stream(
@@ -172,7 +176,7 @@ def _segments(adapter: SpeechAdapter, recordings: list[Recording]) -> list[list[
     """The speech between pauses, of each recording."""
     recognizer = MeasuredRecognizer(adapter)
     found = [transcribe_samples(recording.samples, recognizer) for recording in recordings]
-    return [
+    return [  # seconds of the stream are those of the recording
         [recording.samples[round(s.start * RATE) : round(s.end * RATE)] for s in transcript.segments]
         for recording, transcript in zip(recordings, found, strict=True)
     ]
@@ -246,9 +250,10 @@ def lags(recordings: list[Recording], takes: list[Take]) -> dict[str, Any]:
     """Seconds from speech to text, each on both clocks: `heard` counts audio only, `ready` has computing too."""
     found: dict[str, Any] = {}
     pooled = Lags()
-    for take in takes:
-        pooled.heard.extend(take.finalisation.heard)
-        pooled.ready.extend(take.finalisation.ready)
+    for take, recording in zip(takes, recordings, strict=True):
+        one = take.finalisation(recording.words)
+        pooled.heard.extend(one.heard)
+        pooled.ready.extend(one.ready)
     found["finalisation"] = pooled.to_dict()
     for kind, place in (("promised", 2), ("shown", 3)):
         found[f"{kind}_lag"] = {}
@@ -283,7 +288,7 @@ def draft_row(
     name: str, heard: Heard, drafted: MeasuredRecognizer, plainly: Heard, plain: MeasuredRecognizer
 ) -> dict[str, Any]:
     """What drafts save; refused if one event differs, which has the tokens, the partials and the times of words."""
-    identity = {"table": "drafts", "model": name, "method": "draft-and-verify", "exact": True}
+    identity = {"table": "drafts", "model": name, "method": "drafts in the stream", "exact": True}
     if [one.events for one in heard.listeners] != [one.events for one in plainly.listeners]:
         return _row(**identity, refused="refused: the stream with drafts tells something else than without")
     calls, plain_calls = (_streamed(each, one)["decoder_calls"] for each, one in ((heard, drafted), (plainly, plain)))
@@ -298,6 +303,38 @@ def draft_row(
         decoder_calls=calls,
         baseline_decoder_calls=plain_calls,
         work_ratio=calls / plain_calls,
+    )
+
+
+def growing_row(name: str, adapter: SpeechAdapter, samples: torch.Tensor) -> dict[str, Any]:
+    """What drafts save in one segment `[n]` without a pause, decoded at every update; refused if a token differs."""
+    settings = {"seconds": len(samples) / RATE, "updates": len(samples) // round(UPDATE * RATE)}
+    identity = {"table": "drafts", "model": name, "method": "drafts in one segment", "exact": True}
+    prompt, draft = adapter.prompt(), ()
+    calls, seconds = [0, 0], [0.0, 0.0]
+    for end in range(round(UPDATE * RATE), len(samples) + 1, round(UPDATE * RATE)):
+        encoded = adapter.encode(samples[:end])
+        made = []
+        for way, guess in enumerate((draft, ())):
+            began = time.process_time()
+            made.append(decode(adapter, encoded, prompt, guess))
+            seconds[way] += time.process_time() - began
+            calls[way] += made[-1].forwards
+        if made[0].tokens != made[1].tokens:
+            return _row(**identity, settings=settings, refused=f"refused: other tokens after {end / RATE:g} s")
+        draft = made[0].tokens
+    return _row(
+        **identity,
+        settings=settings,
+        cpu_seconds=seconds[0],
+        baseline_cpu_seconds=seconds[1],
+        speedup=seconds[1] / seconds[0],
+        decoding_seconds=seconds[0],
+        baseline_decoding_seconds=seconds[1],
+        decoding_speedup=seconds[1] / seconds[0],
+        decoder_calls=calls[0],
+        baseline_decoder_calls=calls[1],
+        work_ratio=calls[0] / calls[1],
     )
 
 

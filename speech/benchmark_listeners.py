@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .adapter import Encoded, SpeechAdapter
+from .adapter import Encoded, SpeechAdapter, Word
 from .emission_latency import Emission, emissions_of
 from .endpoint import RATE
 from .events import Endpoint, Event, Final, Partial
@@ -181,15 +181,15 @@ class Take:
     history
         After each push that changed something: seconds of audio that had come, seconds at which it was there with
         computing, words that were promised, and all words.
-    finalisation
-        From the end of speech to its final text.
+    finals
+        For each pause: seconds at which speech ended, as the listener says, and both clocks when its final text came.
     """
 
     audio_seconds: float
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
     history: list[tuple[float, float, list[str], list[str]]] = field(default_factory=list)
-    finalisation: Lags = field(default_factory=Lags)
+    finals: list[tuple[float, float, float]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -198,6 +198,18 @@ class Take:
     def emissions(self, clock: int, kind: int) -> list[Emission]:
         """When each word came for good: `clock` 0 or 1, and `kind` 2 or 3, are places in :attr:`history`."""
         return emissions_of((step[clock], step[kind]) for step in self.history)
+
+    def finalisation(self, words: Sequence[Word]) -> Lags:
+        """From the end of speech to its final text.
+
+        Speech ends with the last of `words` that began before the pause: where a pause begins, each listener says
+        with a padding of its own.
+        """
+        lags = Lags()
+        for end, heard, ready in self.finals:
+            before = [word.end for word in words if word.start < end]
+            lags.add(before[-1] if before else end, heard, ready)
+        return lags
 
     def first(self, clock: int) -> float | None:
         """Seconds of the stream at which the first word was shown."""
@@ -222,6 +234,5 @@ def _note(take: Take, listener: Listener, heard: float, ready: float) -> None:
     before = take.history[-1][2:] if take.history else ([], [])
     if (listener.promised, listener.shown) != before:
         take.history.append((heard, ready, list(listener.promised), list(listener.shown)))
-    for end in listener.ended:
-        take.finalisation.add(end, heard, ready)
+    take.finals += [(end, heard, ready) for end in listener.ended]
     listener.ended.clear()

@@ -27,12 +27,14 @@ Moonshine tiny's offline transcript says. *back* is the share of promised words 
 *calls* are passes of the decoder.
 """
 DRAFTS = """
-The same stream with every hypothesis decoded from its start. All events are equal: words, tokens, times, and what was
-shown on the way; a row that was not would have no figures. *all* has encoder, endpointing and times of words too,
-which drafts do not change.
+The same with every hypothesis decoded from its start. *In the stream*, which is cut at pauses, so that many segments
+here are a second or two long and have little to draft from; all events are equal: words, tokens, times, and what was
+shown on the way. *In one segment*: {seconds} s of speech, decoded every 0.5 s without regard to pauses; all
+tokens are equal. A row whose check failed would have no figures. *all* has encoder, endpointing and times of words
+too, which drafts do not change.
 """
 ENCODER = """
-Untrained weights of the default size, {seconds:g} s of audio that grows in {updates} updates, all frames asked for at
+Untrained weights of the default size, {seconds} s of audio that grows in {updates} updates, all frames asked for at
 each. *error* is the largest, of the largest value.
 """
 CODEC = """
@@ -68,7 +70,8 @@ def page(result: dict[str, Any], json: str, png: str) -> str:
     for name, (heading, text, table) in TABLES.items():
         group = [r for r in rows if r["table"] == name]
         if group:
-            sections[heading] = f"{text.format(**group[0]['settings']).strip()}\n\n{table(group)}"
+            settings = {key: f"{value:.3g}" for r in group for key, value in r["settings"].items() if _is_number(value)}
+            sections[heading] = f"{text.format_map(settings).strip()}\n\n{table(group)}"
     return bench.page(result, "Streaming speech", intro, sections)
 
 
@@ -82,6 +85,10 @@ def targets(rows: list[dict[str, Any]]) -> str:
                 name = f"{r['model'].split(',')[0]}, {_name(r)}"
                 lines.append([wanted, name, form.format(value), "yes" if holds(value) else "**no**"])
     return bench.markdown(("target", "of", "measured", "met"), lines)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _is_stream(r: dict[str, Any]) -> bool:
@@ -170,15 +177,15 @@ def both(heard: float | None, ready: float | None) -> str:
 
 
 def _drafts(group: list[dict[str, Any]]) -> str:
-    lines = [_refusal(r, 7) or _draft(r) for r in group]
-    headings = ("model", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
+    lines = [_refusal(r, 8) or _draft(r) for r in group]
+    headings = ("model", "what", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
     return bench.markdown(headings, lines)
 
 
 def _draft(r: dict[str, Any]) -> list[str]:
     calls = [str(r["decoder_calls"]), str(r["baseline_decoder_calls"]), f"{1 / r['work_ratio']:.2f}x"]
     seconds = [f"{r['decoding_seconds']:.2f}", f"{r['baseline_decoding_seconds']:.2f}", f"{r['decoding_speedup']:.2f}x"]
-    return [r["model"], *calls, *seconds, f"{r['speedup']:.2f}x"]
+    return [r["model"], r["method"].removeprefix("drafts "), *calls, *seconds, f"{r['speedup']:.2f}x"]
 
 
 def _refusal(r: dict[str, Any], columns: int) -> list[str] | None:
