@@ -294,6 +294,7 @@ def draft_row(
     calls, plain_calls = (_streamed(each, one)["decoder_calls"] for each, one in ((heard, drafted), (plainly, plain)))
     return _row(
         **identity,
+        audio_seconds=sum(take.audio_seconds for take in heard.takes),
         cpu_seconds=heard.cpu_seconds,
         baseline_cpu_seconds=plainly.cpu_seconds,
         speedup=plainly.cpu_seconds / heard.cpu_seconds,
@@ -326,6 +327,7 @@ def growing_row(name: str, adapter: SpeechAdapter, samples: torch.Tensor) -> dic
     return _row(
         **identity,
         settings=settings,
+        audio_seconds=settings["seconds"],
         cpu_seconds=seconds[0],
         baseline_cpu_seconds=seconds[1],
         speedup=seconds[1] / seconds[0],

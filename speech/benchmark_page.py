@@ -29,7 +29,7 @@ Moonshine tiny's offline transcript says. *back* is the share of promised words 
 DRAFTS = """
 The same with every hypothesis decoded from its start. *In the stream*, which is cut at pauses, so that many segments
 here are a second or two long and have little to draft from; all events are equal: words, tokens, times, and what was
-shown on the way. *In one segment*: {seconds} s of speech, decoded every 0.5 s without regard to pauses; all
+shown on the way. *In one segment*: at most 15 s of speech, decoded every 0.5 s without regard to pauses; all
 tokens are equal. A row whose check failed would have no figures. *all* has encoder, endpointing and times of words
 too, which drafts do not change.
 """
@@ -82,8 +82,7 @@ def targets(rows: list[dict[str, Any]]) -> str:
         for r in rows:
             if of(r) and r["refused"] is None:
                 value = figure(r)
-                name = f"{r['model'].split(',')[0]}, {_name(r)}"
-                lines.append([wanted, name, form.format(value), "yes" if holds(value) else "**no**"])
+                lines.append([wanted, _of(r), form.format(value), "yes" if holds(value) else "**no**"])
     return bench.markdown(("target", "of", "measured", "met"), lines)
 
 
@@ -147,14 +146,31 @@ def _name(r: dict[str, Any]) -> str:
     return f"{r['method']}, block {r['settings']['block']}" if r["table"] == "codec" else str(r["method"])
 
 
+def _of(r: dict[str, Any]) -> str:
+    """What a target is about."""
+    audio = f" on {r['audio_seconds']:.0f} s" if "audio_seconds" in r else ""
+    return f"{r['model'].split(',')[0]}, {_name(r)}{audio}"
+
+
 def _streams(group: list[dict[str, Any]]) -> str:
-    headings = ("model", "way", "WER", "to offline", "RTF", "first text", "final p50", "final p90", "promised p50")
+    headings = (
+        "model",
+        "way",
+        "audio",
+        "WER",
+        "to offline",
+        "RTF",
+        "first text",
+        "final p50",
+        "final p90",
+        "promised p50",
+    )
     headings += ("promised p90", "shown p50", "shown p90", "back", "calls")
     return bench.markdown(headings, [_stream(r) for r in group])
 
 
 def _stream(r: dict[str, Any]) -> list[str]:
-    cells = [r["model"], _name(r), f"{r['quality']:.1%}"]
+    cells = [r["model"], _name(r), f"{r['audio_seconds']:.0f} s", f"{r['quality']:.1%}"]
     cells += ["" if r["method"] == "offline" else f"{_points(r):+.1f}", f"{r['real_time_factor']:.3f}"]
     first = r.get("first_text") or {}
     cells.append(both(first.get("heard"), first.get("ready")))
@@ -185,7 +201,8 @@ def _drafts(group: list[dict[str, Any]]) -> str:
 def _draft(r: dict[str, Any]) -> list[str]:
     calls = [str(r["decoder_calls"]), str(r["baseline_decoder_calls"]), f"{1 / r['work_ratio']:.2f}x"]
     seconds = [f"{r['decoding_seconds']:.2f}", f"{r['baseline_decoding_seconds']:.2f}", f"{r['decoding_speedup']:.2f}x"]
-    return [r["model"], r["method"].removeprefix("drafts "), *calls, *seconds, f"{r['speedup']:.2f}x"]
+    what = f"{r['method'].removeprefix('drafts ')}, {r['audio_seconds']:.0f} s"
+    return [r["model"], what, *calls, *seconds, f"{r['speedup']:.2f}x"]
 
 
 def _refusal(r: dict[str, Any], columns: int) -> list[str] | None:
