@@ -256,4 +256,5 @@ def test_the_page_says_what_was_measured_and_hides_nothing(result, tmp_path):
     assert "block 2 |" not in text and "refused: differs by 1.0e+00" in text
     assert "scripted | LocalAgreement | 6 s | 0.0% | +0.0" in text and "fixed chunks of 3 s" in text
     assert "one word is 7.1 points" in text  # 14 words
+    assert "## As the streams count" in text and "| 0 of " in text
     assert bench.table(result)  # the command line's own table takes the rows
