@@ -311,7 +311,8 @@ def growing_row(name: str, adapter: SpeechAdapter, samples: torch.Tensor) -> dic
     """What drafts save in one segment `[n]` without a pause, decoded at every update; refused if a token differs."""
     settings = {"seconds": len(samples) / RATE, "updates": len(samples) // round(UPDATE * RATE)}
     identity = {"table": "drafts", "model": name, "method": "drafts in one segment", "exact": True}
-    prompt, draft = adapter.prompt(), ()
+    prompt = adapter.prompt()
+    draft: tuple[int, ...] = ()
     calls, seconds = [0, 0], [0.0, 0.0]
     for end in range(round(UPDATE * RATE), len(samples) + 1, round(UPDATE * RATE)):
         encoded = adapter.encode(samples[:end])

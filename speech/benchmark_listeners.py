@@ -188,7 +188,7 @@ class Take:
     audio_seconds: float
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
-    history: list[tuple[float, float, list[str], list[str]]] = field(default_factory=list)
+    history: list[tuple[Any, ...]] = field(default_factory=list)
     finals: list[tuple[float, float, float]] = field(default_factory=list)
 
     @property
