@@ -30,11 +30,12 @@ EXAMPLES = """examples:
 """
 
 
-# Each has `rows(full)` and `write_page(result, path)`.
+# Each has `rows(full)` and `write_page(result, path)`; `THREADS` where it is not 2.
 BENCHMARKS = {
     "image": "mmaccel.image.benchmark",
     "kernels": "mmaccel.kernels.benchmark",
     "language": "mmaccel.vlm.language_benchmark",
+    "speech": "mmaccel.speech.benchmark",
     "video": "mmaccel.video.benchmark",
     "vlm": "mmaccel.vlm.benchmark",
 }
@@ -156,7 +157,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("kind", choices=sorted(BENCHMARKS))
     bench.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     bench.add_argument("--full", action="store_true", help="all settings of docs/benchmarks (40 minutes on 2 cores)")
-    bench.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    bench.add_argument("--threads", type=int, help="CPU threads (default 2; 1 for speech, whose figures are of 1)")
     bench.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
     bench.set_defaults(run=_bench)
     return parser
@@ -229,7 +230,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     from . import bench
 
     benchmark = importlib.import_module(BENCHMARKS[arguments.kind])
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(arguments.threads or getattr(benchmark, "THREADS", 2))
     with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
         result = bench.result(benchmark.rows(full=arguments.full))
     if arguments.page:

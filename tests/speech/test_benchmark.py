@@ -1,0 +1,260 @@
+"""The speech benchmark: its figures on scripted results, and its page from made-up rows."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from mmaccel import bench
+from mmaccel.speech import benchmark, benchmark_page, benchmark_parts, examples
+from mmaccel.speech.adapter import Word
+from mmaccel.speech.benchmark import MeasuredRecognizer, Recording
+from mmaccel.speech.benchmark_listeners import ChunkListener, Listener, MoonshineVoiceListener, StreamListener, play
+from mmaccel.speech.endpoint import EnergyEndpoint
+from mmaccel.speech.moonshine import MoonshineAdapter
+from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
+
+pytest.importorskip("jiwer")
+_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
+scripted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(scripted)
+
+
+def talk():
+    return torch.cat(
+        [scripted.silence(0.5), scripted.spoken(range(12)), scripted.silence(1), scripted.spoken([20, 21])]
+    )
+
+
+TEXT = " ".join(f"w{word}" for word in [*range(12), 20, 21])
+
+
+def recordings():
+    words = (Word("w0", 0.5, 0.74), Word("w1", 0.82, 1.06))
+    return [Recording("talk", talk(), TEXT, words)]
+
+
+def recognizer(**settings):
+    return MeasuredRecognizer(scripted.ScriptedAdapter(), endpoint=EnergyEndpoint(), **settings)
+
+
+def streamed(**settings):
+    asr = recognizer(**settings)
+    return asr, benchmark.listen(lambda: StreamListener(asr.stream()), recordings())
+
+
+class Scripted(Listener):
+    """Shows word `n` after `n` chunks, and promises it two later; takes no time."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def push(self, chunk):
+        self.count += 1
+        self.shown = [f"w{n}" for n in range(self.count)]
+        self.promised = self.shown[:-2]
+        self.ended += [0.25] if self.count == 5 else []
+
+    def finish(self):
+        self.promised = self.shown
+
+
+def test_lags_on_a_script():
+    """Words end at 0.1, 0.2, ... and are shown then; promised 0.2 s later, the last two at the end."""
+    words = tuple(Word(f"w{n}", 0.1 * n, 0.1 * n + 0.1) for n in range(5))
+    take = play(Scripted(), torch.zeros(8000))
+    found = benchmark.lags([Recording("made up", torch.zeros(8000), "", words)], [take])
+    assert found["shown_lag"]["heard_p50"] == pytest.approx(0) and found["shown_lag"]["heard_p90"] == pytest.approx(0)
+    # 0.2 for w0, w1, w2, then 0.1 and 0 at the end
+    assert found["promised_lag"]["heard_p50"] == pytest.approx(0.2)
+    assert found["first_text"]["heard"] == pytest.approx(0.1)
+    # w2 began last before the pause at 0.25 and ended at 0.3; its final came at 0.5
+    assert found["finalisation"]["heard_p50"] == pytest.approx(0.2)
+    assert found["finalisation"]["ready_p50"] >= 0.2
+
+
+def test_rows_of_streams():
+    asr, heard = streamed()
+    row = benchmark.stream_row(
+        "scripted", "LocalAgreement", recordings(), heard, 0.0, {}, **benchmark._streamed(heard, asr)
+    )
+    assert row["quality"] == 0 and row["texts"] == [TEXT] and row["retracted_share"] == 0
+    assert row["decoder_calls"] == asr.adapter.target.calls > 0
+    assert row["real_time_factor"] == pytest.approx(row["cpu_seconds"] / row["audio_seconds"])
+    assert json.loads(json.dumps(row)) == row and set(bench.COLUMNS) <= set(row)
+
+
+def test_drafts_save_calls_and_change_nothing():
+    drafted, heard = streamed(drafts=True)
+    plain, plainly = streamed(drafts=False)
+    row = benchmark.draft_row("scripted", heard, drafted, plainly, plain)
+    assert row["refused"] is None and row["work_ratio"] < 0.6
+    assert row["decoder_calls"] == drafted.adapter.target.calls
+    assert row["baseline_decoder_calls"] == plain.adapter.target.calls
+
+
+def test_a_row_whose_check_fails_has_no_figures():
+    drafted, heard = streamed()
+    plain, plainly = streamed(drafts=False)
+    plainly.listeners[0].events.pop()
+    row = benchmark.draft_row("scripted", heard, drafted, plainly, plain)
+    assert "refused" in row["refused"] and row["speedup"] is None and row["cpu_seconds"] is None
+    part = benchmark_parts.part_row(1.0, 2.0, 1e-3, table="codec", model="m", method="c")
+    assert "1.0e-03" in part["refused"] and part["speedup"] is None
+    for error in (float("nan"), float("inf")):
+        assert benchmark_parts.part_row(1.0, 2.0, error, table="codec", model="m", method="c")["refused"]
+
+
+def test_one_growing_segment(monkeypatch):
+    asr = recognizer()
+    samples = scripted.spoken(range(20))
+    row = benchmark.growing_row("scripted", asr.adapter, samples)
+    assert row["refused"] is None and row["work_ratio"] < 0.5
+    assert row["decoder_calls"] + row["baseline_decoder_calls"] == asr.adapter.target.calls
+    plain = benchmark.decode
+
+    def wrong(adapter, encoded, prompt, draft):
+        found = plain(adapter, encoded, prompt, draft)
+        return type(found)((*found.tokens, 3), found.forwards, True) if draft else found
+
+    monkeypatch.setattr(benchmark, "decode", wrong)
+    row = benchmark.growing_row("scripted", asr.adapter, samples)
+    assert (
+        "other tokens" in row["refused"] and row["decoder_calls"] is None if "decoder_calls" in row else row["refused"]
+    )
+
+
+def test_fixed_chunks_decode_pieces_apart():
+    adapter = scripted.ScriptedAdapter()
+    listener = ChunkListener(adapter, 1.0)
+    take = play(listener, talk())
+    assert adapter.encoded[:-1] == [16_000] * (len(adapter.encoded) - 1)
+    assert sum(adapter.encoded) == len(talk()) and listener.decoder_calls == adapter.target.calls
+    assert take.text != TEXT  # words at the seams are lost
+
+
+def test_moonshine_voice_lines_become_words():
+    class Stream:
+        def add_listener(self, listener):
+            self.tell = listener
+
+        def start(self):
+            self.count = 0
+
+        def add_audio(self, samples, rate):
+            assert rate == 16_000 and isinstance(samples, list)
+            self.count += 1
+            if self.count == 1:
+                self.tell(event("LineTextChanged", "hello", False))
+            if self.count == 3:
+                self.tell(event("LineCompleted", "hello world", True))
+
+        def stop(self):
+            pass
+
+        close = stop
+
+    def event(kind, text, complete):
+        line = SimpleNamespace(line_id=7, text=text, is_complete=complete, start_time=0.0, duration=0.15)
+        return type(kind, (), {"line": line})()
+
+    take = play(MoonshineVoiceListener(SimpleNamespace(create_stream=lambda interval: Stream())), torch.zeros(6400))
+    assert [(round(step[0], 3), step[2], step[3]) for step in take.history] == [
+        (0.1, [], ["hello"]),
+        (0.3, ["hello", "world"], ["hello", "world"]),
+    ]
+    assert take.text == "hello world" and [end for end, *_ in take.finals] == [0.15]
+
+
+def test_word_errors_ignore_case_and_punctuation():
+    assert benchmark.word_errors(["Try again.", "Fail better."], ["try again", "Fell better"]) == 0.25
+
+
+def test_encoder_and_generate_on_small_models():
+    from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = MoonshineStreamingConfig(encoder_config=sizes, vocab_size=64, num_hidden_layers=2, **sizes)
+    model = benchmark_parts.seeded(lambda: MoonshineStreamingForConditionalGeneration(config))
+    samples = examples.sound(1, 16_000)[0]
+    with torch.no_grad():
+        row = benchmark_parts.compare_encoders(MoonshineStreamingAdapter(model), samples, [8000, 16_000], 1)
+    assert row["refused"] is None and row["error"] < 1e-5
+
+    adapter = MoonshineAdapter(examples.moonshine()[0])
+    adapter.processor = examples.moonshine_processor()
+    pieces = [[samples, samples], [samples[:8000]]]
+    before = set(vars(adapter.target))
+    exact, lossy = benchmark_parts.generate_rows("tiny", adapter, pieces, ["a b", "c"], benchmark.word_errors)
+    assert exact["refused"] is None and exact["quality"] == exact["baseline_quality"]
+    # the second piece is the first again
+    assert exact["decoder_calls"] < exact["baseline_decoder_calls"] and not lossy["exact"]
+    assert set(vars(adapter.target)) == before
+
+
+def test_codec_blocks():
+    from transformers import MimiConfig, MimiModel
+
+    sizes = {"hidden_size": 32, "num_filters": 4, "codebook_size": 64, "codebook_dim": 8, "num_quantizers": 4}
+    sizes |= {"vector_quantization_hidden_dimension": 8, "upsample_groups": 32, "num_hidden_layers": 2}
+    sizes |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+    model = benchmark_parts.seeded(lambda: MimiModel(MimiConfig(**sizes)))
+    for module in model.modules():
+        if hasattr(module, "embed_sum"):
+            module.embed_sum.normal_()
+    codes = torch.randint(0, 64, (1, 4, 8), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model.decode(codes, decoder_past_key_values=DynamicCache(config=model.config)).audio_values
+        row = benchmark_parts.compare_codecs(model, codes, whole, 2)
+    assert row["refused"] is None and row["error"] < 1e-5 < 0.01 < row["baseline_error"]
+
+
+@pytest.fixture
+def result():
+    drafted, heard = streamed()
+    plain, plainly = streamed(drafts=False)
+    more = benchmark._streamed(heard, drafted)
+    transcript = benchmark.transcribe_samples(talk(), recognizer())
+    rows = [
+        benchmark._offline_row("scripted", recordings(), [transcript], 0.0),
+        benchmark.stream_row("scripted", "LocalAgreement", recordings(), heard, 0.0, {"n": 2}, **more),
+        benchmark.stream_row("scripted", "fixed chunks", recordings(), heard, 0.0, {"seconds": 3.0}),
+        benchmark.draft_row("scripted", heard, drafted, plainly, plain),
+        benchmark_parts.part_row(
+            1.0, 4.0, 1e-7, table="encoder", model="v2", method="cached encoder", settings={"seconds": 8, "updates": 16}
+        ),
+        *(
+            benchmark_parts.part_row(
+                0.04,
+                0.05,
+                0.0 if block == 1 else 1.0,
+                table="codec",
+                model="Mimi, untrained",
+                method="blocks",
+                settings={"block": block},
+                baseline_error=0.5,
+            )
+            for block in (1, 2)
+        ),
+    ]
+    return bench.result(rows)
+
+
+def test_the_page_says_what_was_measured_and_hides_nothing(result, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert json.loads(json.dumps(result)) == result
+    benchmark_page.write_page(result, tmp_path / "speech.md")
+    text = (tmp_path / "speech.md").read_text()
+    assert (tmp_path / "speech.png").stat().st_size > 1000
+    assert "| cached encoder 3 times cheaper | v2, cached encoder | 4.00x | yes |" in text
+    assert "| Mimi 1.5 times faster for each frame | Mimi, blocks, block 1 | 1.25x | **no** |" in text
+    assert "block 2 |" not in text and "refused: differs by 1.0e+00" in text
+    assert "scripted | LocalAgreement | 6 s | 0.0% | +0.0" in text and "fixed chunks of 3 s" in text
+    assert "one word is 7.1 points" in text  # 14 words
+    assert "## As the streams count" in text and "| 0 of " in text
+    assert bench.table(result)  # the command line's own table takes the rows
