@@ -12,11 +12,13 @@ import torch
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
+from mmaccel.session import Session
 
 from .adapter import Encoded, SpeechAdapter, Word
 from .endpoint import RATE, EndpointPolicy, find_endpoint
 from .growing_audio import GrowingAudio, Incremental
 from .local_agreement import LocalAgreement
+from .merge_audio_tokens import refuse_merged
 from .policy import StreamingPolicy
 from .redecode import Hypothesis, decode
 from .stream import SpeechStream
@@ -34,7 +36,8 @@ class StreamingRecognizer:
     Parameters
     ----------
     model
-        A recogniser that mmaccel has an adapter for, or its adapter. It is not changed.
+        A recogniser that mmaccel has an adapter for, its adapter, or a session of it. It is not changed. Words need
+        times, so that it is refused while a session merges its audio tokens.
     processor
         Its processor: tokenizer and feature extractor.
     policy
@@ -85,6 +88,7 @@ class StreamingRecognizer:
         if not isinstance(self.policy, StreamingPolicy):
             raise SettingError(f"policy={self.policy!r}: pass one such as speech.LocalAgreement(2)")
         self.policy.check(self.adapter)
+        refuse_merged(self.adapter.target)
         if not is_count(self.context, 0, 10_000):
             raise SettingError(f"context={self.context!r}: pass between 0 and 10000 characters, such as 200")
         if self.adapter.sample_rate != RATE:
@@ -132,6 +136,7 @@ class StreamingRecognizer:
         `draft` is verified, and changes nothing but the work; `audio` knows what was made of their beginning.
         """
         with self.lock:
+            refuse_merged(self.adapter.target)
             encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
             return encoded, decode(self.adapter, encoded, prompt, draft, None if audio is None else audio.cache)
 
@@ -147,6 +152,7 @@ class StreamingRecognizer:
 
 
 def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
+    model = model.target if isinstance(model, Session) else model
     adapter = model if isinstance(model, SpeechAdapter) else find_adapter(model)
     if not isinstance(adapter, SpeechAdapter):
         raise UnsupportedTargetError(
