@@ -121,6 +121,8 @@ class StreamingRecognizer:
         """
         if update_interval is not None and not is_number(update_interval, 0.1, 60):
             raise SettingError(f"update_interval={update_interval!r}: pass between 0.1 and 60 seconds, or None")
+        if channels is not None and not is_count(channels, 1, 64):
+            raise SettingError(f"channels={channels!r}: pass how many there are, such as 2, or None")
         return SpeechStream(self, sample_rate, update_interval, channels)
 
     @torch.no_grad()

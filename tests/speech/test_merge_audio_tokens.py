@@ -120,7 +120,7 @@ def test_ragged_rows_are_shortened_apart_and_padding_is_never_seen():
     ]
     for row, single in enumerate(alone):
         kept = merged.size[row] > 0
-        assert torch.equal(merged.index[row][kept], single.index[0]) and torch.equal(
+        assert torch.equal(merged.first[row][kept], single.first[0]) and torch.equal(
             merged.size[row][kept], single.size[0]
         )
         assert torch.allclose(merged.features[row][kept], single.features[0], atol=1e-6)
