@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from mmaccel.adapter import find_adapter
+from mmaccel.adapter import adapters, find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
 from mmaccel.session import Session
@@ -155,11 +156,7 @@ class StreamingRecognizer:
 
 def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
     model = model.target if isinstance(model, Session) else model
-    adapter = model if isinstance(model, SpeechAdapter) else find_adapter(model)
-    if not isinstance(adapter, SpeechAdapter):
-        raise UnsupportedTargetError(
-            f"{type(model).__name__} recognises no speech: load one such as speech.load('moonshine-tiny')"
-        )
+    adapter = model if isinstance(model, SpeechAdapter) else _find(model)
     if processor is not None:
         adapter.processor = processor
     if adapter.processor is None:
@@ -168,3 +165,16 @@ def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
             " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
         )
     return adapter
+
+
+def _find(model: Any) -> SpeechAdapter:
+    """The adapter for a recogniser; those of other models are no help here, and are not listed."""
+    with suppress(UnsupportedTargetError):
+        adapter = find_adapter(model)
+        if isinstance(adapter, SpeechAdapter):
+            return adapter
+    known = ", ".join(sorted(name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes))
+    raise UnsupportedTargetError(
+        f"no recogniser for {type(model).__name__}; supported are {known}: load one such as"
+        " model, processor = speech.load('moonshine-tiny')"
+    )

@@ -389,8 +389,10 @@ def test_bad_settings():
         recognizer(policy="local agreement")
     with pytest.raises(SettingError, match=r"EnergyEndpoint\(longest=29.5\)"):
         recognizer(endpoint=EnergyEndpoint(longest=40))
-    with pytest.raises(UnsupportedTargetError):
-        StreamingRecognizer(torch.nn.Linear(1, 1))
+    for model, name in ((torch.nn.Linear(1, 1), "Linear"), ("moonshine-tiny", "str"), (None, "NoneType")):
+        with pytest.raises(UnsupportedTargetError, match=f"no recogniser for {name}; .*Whisper.*speech.load") as error:
+            StreamingRecognizer(model)
+        assert "Pipeline" not in str(error.value)
     adapter = ScriptedAdapter()
     adapter.processor = None
     with pytest.raises(SettingError, match="processor"):
