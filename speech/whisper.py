@@ -17,7 +17,7 @@ from .adapter import Encoded
 from .encoder_decoder import EncoderDecoderAdapter
 
 CONTEXT_FRAMES = 200  # 2 s of silence behind the speech; with half of it texts break off or loop
-SHORTEST_FRAMES = 400  # 4 s
+SHORTEST_FRAMES = 800  # 8 s; with 4 s single phrases of a second, such as "No matter.", are said again and again
 FRAME_SAMPLES = 160  # of the log-mel spectrogram, 10 ms
 
 
@@ -32,7 +32,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
     Attributes
     ----------
     context_frames
-        Frames of 10 ms of silence behind the speech, at least 4 s in all; default 200, None for the full 30 s, which
+        Frames of 10 ms of silence behind the speech, at least 8 s in all; default 200, None for the full 30 s, which
         is exact.
     language
         Of multilingual models, such as ``"de"``; default ``"en"``. :meth:`detect_language` finds out.
