@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -141,9 +142,10 @@ class Resampler:
     """
 
     def __init__(self, rate: float) -> None:
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not RATES[0] <= rate <= RATES[1]:
+        # numpy's integers are no int, and other libraries tell a rate in them
+        if isinstance(rate, bool) or not isinstance(rate, Real) or not RATES[0] <= rate <= RATES[1]:
             raise SettingError(f"sample_rate={rate!r}: pass samples a second, such as sample_rate=48_000")
-        self.rate = rate
+        self.rate = rate = float(rate)
         self._finished = False
         self._inner = None if rate == SAMPLE_RATE else _soxr().ResampleStream(rate, SAMPLE_RATE, 1, "float32", "HQ")
 

@@ -17,14 +17,14 @@ class MergedTokens(NamedTuple):
     ----------
     features : `[B, K, D]`
         Weighted means of runs; 0 in the padding at the end of rows with fewer.
-    index : int64 `[B, K]`
+    first : int64 `[B, K]`
         First token of each run; 0 in the padding.
     size : int64 `[B, K]`
         Tokens of each run; 0 in the padding.
     """
 
     features: torch.Tensor
-    index: torch.Tensor
+    first: torch.Tensor
     size: torch.Tensor
 
 

@@ -14,10 +14,9 @@ from mmaccel.errors import AudioError, SettingError
 
 from .adapter import Encoded, SpeechAdapter, Word
 from .alignment import captured_attention, sharpened, warp
+from .merge_audio_tokens import refuse_merged
 
 WORD_STARTS = ("Ġ", "▁")  # how byte-level and SentencePiece tokens say that a space comes before
-
-
 LONGEST_MEDIAN = 0.7  # seconds of a word, as in OpenAI's Whisper
 
 
@@ -127,8 +126,9 @@ class EncoderDecoderAdapter(SpeechAdapter):
         """Where the speech of each token is: scores `[tokens + 1, frames]`, the last row for what follows them.
 
         One forward of the decoder; row `i` is of the position that draws token `i`. Frames past the end of the audio
-        are left out.
+        are left out. `UnsupportedTargetError` while a session merges the audio tokens of the model.
         """
+        refuse_merged(self.target)
         heads = self.heads()
         layers = self.target.get_decoder().layers
         with torch.no_grad(), captured_attention([layers[layer].encoder_attn for layer in heads]) as maps:

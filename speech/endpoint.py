@@ -16,9 +16,11 @@ import torch
 from mmaccel.errors import MissingExtraError, SettingError, unknown_name
 from mmaccel.method import is_number
 
+from .audio import SAMPLE_RATE
+
 # Samples that are judged at a time: 32 ms at 16 kHz, the only block that Silero's network takes.
 FRAME = 512
-RATE = 16_000
+RATE = SAMPLE_RATE
 
 
 class Listener(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,13 +12,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import Method, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session, override
 
 from .audio_tokens import MergedTokens, merge_tokens
 from .private import last_self_attention, rotated
+
+# Models whose encoders give merged tokens now, so that nobody takes their places for times.
+_merged: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @register("speech")
@@ -32,8 +36,8 @@ class MergeAudioTokens(Method):
     Published for audio language models: at 60 % of the tokens the word error rate of Qwen2-Audio goes from 4.06 to
     5.39. On 54 s of human speech Moonshine tiny has far fewer runs than that: at a threshold of 0.85 they are 12 % of
     the tokens and 0.8 % of the words change, at 0.80 they are 9 % and 16 % change; a decoder step is about a tenth
-    cheaper on a CPU, of which merging takes half or more back. Gains need long audio and large decoders. Times of
-    words that are read off cross-attention no longer hold.
+    cheaper on a CPU, of which merging takes half or more back. Gains need long audio and large decoders. Merged tokens
+    have no times: recognisers refuse a model while it merges.
 
     Parameters
     ----------
@@ -75,6 +79,8 @@ class MergeAudioTokens(Method):
         counts = _Counts()
         if self.keep < 1:
             stack.enter_context(_merging(self, session.target.get_encoder(), counts))
+            _merged.add(session.target)
+            stack.callback(_merged.discard, session.target)
         _replace_generate(self, session, counts, stack)
 
     def merge(
@@ -169,6 +175,15 @@ def _merging(method: MergeAudioTokens, encoder: Any, counts: _Counts) -> Iterato
             yield
         finally:
             handle.remove()
+
+
+def refuse_merged(model: Any) -> None:
+    """Raise `UnsupportedTargetError` while a session merges the audio tokens of `model`."""
+    if any(model is one for one in _merged):
+        raise UnsupportedTargetError(
+            f"this {type(model).__name__} is under a session with MergeAudioTokens; merged tokens have no times, and"
+            " words would get wrong ones: call .remove() on that session, or use its generate(), which gives text alone"
+        )
 
 
 def _replaced(output: Any, merged: MergedTokens, has_mask: bool, mask: torch.Tensor | None) -> Any:

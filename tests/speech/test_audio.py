@@ -108,6 +108,12 @@ def test_bad_rates(rate):
         Resampler(rate)
 
 
+def test_rates_of_numpy():
+    for rate in (np.int64(16_000), np.float32(16_000)):
+        assert torch.equal(Resampler(rate).push(torch.ones(3)), torch.ones(3))
+    assert torch.equal(_resampled(np.int32(8_000), torch.ones(800), 80)[0], _resampled(8_000, torch.ones(800), 80)[0])
+
+
 def test_without_soxr_only_other_rates_fail(monkeypatch):
     monkeypatch.setitem(sys.modules, "soxr", None)
     assert torch.equal(Resampler(16_000).push(torch.ones(3)), torch.ones(3))

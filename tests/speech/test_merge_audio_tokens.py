@@ -84,7 +84,7 @@ def test_merged_features_are_weighted_means_in_order():
     features = torch.stack([base[0], base[0] * 2, base[1], base[2], base[2] * 3, base[2]])[None]
     importance = torch.tensor([[1.0, 3.0, 1.0, 2.0, 1.0, 1.0]])
     merged = merge_tokens(features, importance, keep=1.0, threshold=0.9)
-    assert merged.index.tolist() == [[0, 2, 3]] and merged.size.tolist() == [[2, 1, 3]]
+    assert merged.first.tolist() == [[0, 2, 3]] and merged.size.tolist() == [[2, 1, 3]]
     expected = torch.stack([base[0] * 7 / 4, base[1], base[2] * 6 / 4])
     assert torch.allclose(merged.features[0], expected, atol=1e-6)
     assert torch.equal(merged.features[0, 1], features[0, 2])  # alone: as it was
@@ -96,7 +96,7 @@ def test_keep_bounds_the_number_and_chooses_the_telling():
     telling = [2, 3, 7, 11, 19]
     importance[0, telling] = 1.0
     merged = merge_tokens(features, importance, keep=0.25, threshold=1.0)
-    assert merged.index[0].tolist() == telling and torch.equal(merged.features[0], features[0, telling])
+    assert merged.first[0].tolist() == telling and torch.equal(merged.features[0], features[0, telling])
     assert merge_tokens(features, importance, keep=0.01).features.shape == (1, 1, 32)
 
 
@@ -104,7 +104,7 @@ def test_of_two_that_are_alike_one_is_chosen():
     base = unit(random(3, 16))
     features = torch.stack([base[0], base[1], base[0], base[2]])[None]  # not neighbours: they do not merge
     merged = merge_tokens(features, torch.tensor([[1.0, 0.5, 0.9, 0.5]]), keep=0.75, threshold=0.9)
-    assert merged.index.tolist() == [[0, 1, 3]]
+    assert merged.first.tolist() == [[0, 1, 3]]
 
 
 def test_ragged_rows_are_shortened_apart_and_padding_is_never_seen():
@@ -120,7 +120,7 @@ def test_ragged_rows_are_shortened_apart_and_padding_is_never_seen():
     ]
     for row, single in enumerate(alone):
         kept = merged.size[row] > 0
-        assert torch.equal(merged.index[row][kept], single.index[0]) and torch.equal(
+        assert torch.equal(merged.first[row][kept], single.first[0]) and torch.equal(
             merged.size[row][kept], single.size[0]
         )
         assert torch.allclose(merged.features[row][kept], single.features[0], atol=1e-6)

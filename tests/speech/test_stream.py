@@ -21,7 +21,7 @@ from mmaccel.speech.redecode import decode
 from mmaccel.speech.sample_buffer import SampleBuffer
 from mmaccel.speech.stats import Clock, Lags, StreamStats, quantile
 from mmaccel.speech.stream import last_words
-from mmaccel.speech.transcribe import transcribe, transcript
+from mmaccel.speech.transcribe import transcribe, transcribe_samples, transcript
 from mmaccel.speech.wrappers import BackgroundStream, stream_events
 
 _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
@@ -380,14 +380,19 @@ def test_bad_settings():
         recognizer().stream(update_interval=0)
     with pytest.raises(SettingError, match="sample_rate"):
         recognizer().stream(sample_rate=-1)
+    for channels in (0, -1, 2.5, True):
+        with pytest.raises(SettingError, match="channels=.*such as 2, or None"):
+            recognizer().stream(channels=channels)
     with pytest.raises(SettingError, match="context"):
         recognizer(context=-1)
     with pytest.raises(SettingError, match="LocalAgreement"):
         recognizer(policy="local agreement")
     with pytest.raises(SettingError, match=r"EnergyEndpoint\(longest=29.5\)"):
         recognizer(endpoint=EnergyEndpoint(longest=40))
-    with pytest.raises(UnsupportedTargetError):
-        StreamingRecognizer(torch.nn.Linear(1, 1))
+    for model, name in ((torch.nn.Linear(1, 1), "Linear"), ("moonshine-tiny", "str"), (None, "NoneType")):
+        with pytest.raises(UnsupportedTargetError, match=f"no recogniser for {name}; .*Whisper.*speech.load") as error:
+            StreamingRecognizer(model)
+        assert "Pipeline" not in str(error.value)
     adapter = ScriptedAdapter()
     adapter.processor = None
     with pytest.raises(SettingError, match="processor"):
@@ -403,7 +408,7 @@ def test_transcribe_is_the_stream(tmp_path):
     events, stats = run(recognizer(), samples)
     assert list(made.segments) == finals(events)
     assert made.text.split() == [f"w{word}" for word in WORDS] == [word.text for word in made.words]
-    assert made == transcript(events, stats)
+    assert made == transcript(events, stats) == transcribe_samples(samples.numpy(), recognizer(), progress=False)
     made.save(tmp_path / "talk.srt")
     assert "w91" in (tmp_path / "talk.srt").read_text()
 
