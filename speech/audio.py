@@ -116,6 +116,13 @@ def _channel_side(first: int, second: int, channels: int | None) -> int:
     raise AudioError(f"a chunk of shape ({first}, {second}){wanted}: pass [samples, channels], and channels=")
 
 
+def _checked_rate(rate: Any) -> float:
+    # numpy's integers are no int, and other libraries tell a rate in them
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not RATES[0] <= float(rate) <= RATES[1]:
+        raise SettingError(f"sample_rate={rate!r}: pass samples a second, such as sample_rate=48_000")
+    return float(rate)
+
+
 class Resampler:
     """Brings a stream to 16,000 samples a second; what comes out does not depend on how it was cut up.
 
@@ -142,10 +149,7 @@ class Resampler:
     """
 
     def __init__(self, rate: float) -> None:
-        # numpy's integers are no int, and other libraries tell a rate in them
-        if isinstance(rate, bool) or not isinstance(rate, Real) or not RATES[0] <= rate <= RATES[1]:
-            raise SettingError(f"sample_rate={rate!r}: pass samples a second, such as sample_rate=48_000")
-        self.rate = rate = float(rate)
+        self.rate = rate = _checked_rate(rate)
         self._finished = False
         self._inner = None if rate == SAMPLE_RATE else _soxr().ResampleStream(rate, SAMPLE_RATE, 1, "float32", "HQ")
 

@@ -115,8 +115,12 @@ def _streams(group: list[dict[str, Any]]) -> str:
         "final p50",
         "final p90",
         "promised p50",
+        "promised p90",
+        "shown p50",
+        "shown p90",
+        "back",
+        "calls",
     )
-    headings += ("promised p90", "shown p50", "shown p90", "back", "calls")
     return bench.markdown(headings, [_stream(r) for r in group])
 
 

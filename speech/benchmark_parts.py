@@ -80,7 +80,8 @@ def _moonshine_v2() -> Any:
     from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
 
     # the default asks for no number of key and value heads, and cannot be built without
-    return MoonshineStreamingForConditionalGeneration(MoonshineStreamingConfig(num_key_value_heads=8))
+    given: dict[str, Any] = {"num_key_value_heads": 8}
+    return MoonshineStreamingForConditionalGeneration(MoonshineStreamingConfig(**given))
 
 
 def codec_rows(frames: int) -> Iterator[dict[str, Any]]:
@@ -131,7 +132,7 @@ def _mimi() -> Any:
     model = MimiModel(MimiConfig())
     for module in model.modules():
         if hasattr(module, "embed_sum"):  # zeros in an untrained model: every code would sound the same
-            module.embed_sum.normal_()
+            torch.nn.init.normal_(module.get_buffer("embed_sum"))
     return model
 
 

@@ -56,7 +56,8 @@ class CrossCache:
 
     def nbytes(self) -> int:
         """Bytes held, by count."""
-        held = [x for layer in self._cache.layers for x in (layer.keys, layer.values)] + [self._states]
+        layers: Any = self._cache.layers
+        held = [x for layer in layers for x in (layer.keys, layer.values)] + [self._states]
         return sum(x.numel() * x.element_size() for x in held if x is not None)
 
     def reset(self) -> None:

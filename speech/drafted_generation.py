@@ -124,9 +124,8 @@ def _search(
     run.tokens += ids.shape[1] - input_ids.shape[1]
     if not generation_config.return_dict_in_generate:
         return ids
-    return GenerateEncoderDecoderOutput(
-        sequences=ids, scores=search.scores, logits=search.logits, past_key_values=search.cache
-    )
+    found: dict[str, Any] = {"sequences": ids, "scores": search.scores, "logits": search.logits}
+    return GenerateEncoderDecoderOutput(**found, past_key_values=search.cache)
 
 
 class _Search:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -15,7 +15,7 @@ from .cross_cache import CrossCache
 class Incremental(Protocol):
     """An adapter whose encoder can go on from where it was."""
 
-    sample_rate: int
+    sample_rate: ClassVar[int]
 
     def begin(self) -> EncoderStream:
         """A stream that takes in samples and returns frames."""

@@ -30,7 +30,8 @@ class CodecState:
     def nbytes(self) -> int:
         """Bytes held: ends of blocks, and keys and values of the sliding window."""
         held = [carry for carry in self.carries.values() if carry is not None]
-        for layer in self.cache.layers:
+        layers: Any = self.cache.layers
+        for layer in layers:
             held += [x for x in (layer.keys, layer.values) if x is not None]
         return sum(x.numel() * x.element_size() for x in held)
 
@@ -79,8 +80,8 @@ class StreamingCodecDecoder:
     @property
     def frame_samples(self) -> int:
         """Samples of audio that one frame of codes makes."""
-        strides = (m.conv.stride[0] for m in [self.upsample, *self.layers] if _is(m, "MimiConvTranspose1d"))
-        return math.prod(strides)
+        modules: list[Any] = [self.upsample, *self.layers]
+        return math.prod(int(m.conv.stride[0]) for m in modules if _is(m, "MimiConvTranspose1d"))
 
     def stream(self, batch: int = 1, blocks: Iterable[int] | None = None) -> CodecStream:
         """Begin a stream of `batch` signals that grow together.
@@ -139,7 +140,7 @@ class CodecStream:
     def __init__(self, decoder: StreamingCodecDecoder, batch: int, blocks: Iterator[int] | None) -> None:
         self.decoder, self.batch, self.frames = decoder, batch, 0
         self._blocks, self._pending, self._size = blocks, list[torch.Tensor](), 0
-        self._state: CodecState | None = CodecState(DynamicCache(config=decoder.transformer.config))
+        self._state: CodecState | None = CodecState(DynamicCache(config=decoder.model.config))
 
     def __enter__(self) -> Self:
         return self
