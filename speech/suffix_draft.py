@@ -52,7 +52,7 @@ class SuffixDraft(Method):
     shortest: int = 2
     remember: int = 4096
 
-    paper: ClassVar[str] = "SuffixDecoding: A Model-Free Approach to Speeding Up LLM Inference (Oliaro et al., 2024)"
+    paper: ClassVar[str] = "SuffixDecoding: A Model-Free Approach to Speeding Up LLM Inference by Oliaro et al., 2024"
     lossless: ClassVar[bool] = True
     families: ClassVar[frozenset[str] | None] = frozenset({"whisper", "moonshine", "moonshine_streaming"})
     neutral: ClassVar[dict[str, Any]] = {"block": 0}
