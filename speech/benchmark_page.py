@@ -36,9 +36,9 @@ LIMITS = """
 - **Drafts** save what a hypothesis shares with the one before. Segments of a second or two have one or two updates and
   little to share, so that *in the stream* saves less than *in one segment*; the encoder, which hears a growing segment
   anew at each update, and endpointing cost the same with and without.
-- **Whisper with a short context** (the default, for a quarter of the encoder's work) repeats itself on segments of a
-  second or two, such as those of `beckett.wav`, offline as in a stream; with the whole 30 s (`context_frames=None`) it
-  does not. Agreement on a loop is agreement: within 1 point of offline says nothing good there.
+- **Whisper with a short context** (the default, for a third of the encoder's work) hears at least 8 s. With 4 s it
+  repeated single phrases of a second or two again and again, offline as in a stream; agreement on a loop is agreement,
+  so that within 1 point of offline alone says nothing good.
 - **Fixed chunks** are early and lose the words at their seams.
 - **moonshine-voice** runs the same model with weights of 8 bits in its own engine, with endpointing of its own; all its
   threads are counted. Its lines are final once complete, and text before may change, so that *promised* is the end of
