@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.cache.layers import tensor_bytes
 from mmaccel.errors import SettingError
 
 from .private import sliding_window
@@ -89,7 +90,7 @@ class WindowedLayer:
         return attention.o_proj(output.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def nbytes(self) -> int:
-        return _bytes(self.key, self.value, self.waiting)
+        return tensor_bytes([self.key, self.value, self.waiting])
 
 
 class EncoderStream:
@@ -169,7 +170,7 @@ class EncoderStream:
     def nbytes(self) -> int:
         """Bytes held between pushes, by count."""
         contexts = [part.context for part in self._convolutions]
-        return _bytes(self._rest, *contexts) + sum(layer.nbytes() for layer in self._layers)
+        return tensor_bytes([self._rest, *contexts]) + sum(layer.nbytes() for layer in self._layers)
 
     def _check(self, samples: torch.Tensor) -> None:
         if self.finished:
@@ -210,7 +211,3 @@ class EncoderStream:
 def _heads(states: torch.Tensor, attention: Any) -> torch.Tensor:
     """`[1, t, heads * head_dim]` as `[1, heads, t, head_dim]`."""
     return states.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-
-
-def _bytes(*tensors: torch.Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from transformers import DynamicCache
 
+from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import UnsupportedTargetError
 
 from .adapter import SpeechAdapter
@@ -56,9 +57,7 @@ class CrossCache:
 
     def nbytes(self) -> int:
         """Bytes held, by count."""
-        layers: Any = self._cache.layers
-        held = [x for layer in layers for x in (layer.keys, layer.values)] + [self._states]
-        return sum(x.numel() * x.element_size() for x in held if x is not None)
+        return layer_bytes(self._cache.layers) + tensor_bytes([self._states])
 
     def reset(self) -> None:
         """Forget the audio: a new segment begins."""

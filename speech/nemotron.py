@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import SettingError
 
 from .private import encoder_frame, transducer_state
@@ -92,8 +93,7 @@ class NemotronStream:
     def nbytes(self) -> int:
         """Bytes of keys, values and audio that waits, by count."""
         cache = self._caches.get("past_key_values")
-        held = [x for layer in cache.layers for x in (layer.keys, layer.values)] if cache is not None else []
-        return sum(x.numel() * x.element_size() for x in [*held, self._samples] if x is not None)
+        return tensor_bytes([self._samples]) + (0 if cache is None else layer_bytes(cache.layers))
 
     def _chunk(self) -> int:
         """Mel frames that the encoder takes next."""

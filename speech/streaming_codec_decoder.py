@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
+from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.method import is_count
 
@@ -29,11 +30,7 @@ class CodecState:
 
     def nbytes(self) -> int:
         """Bytes held: ends of blocks, and keys and values of the sliding window."""
-        held = [carry for carry in self.carries.values() if carry is not None]
-        layers: Any = self.cache.layers
-        for layer in layers:
-            held += [x for x in (layer.keys, layer.values) if x is not None]
-        return sum(x.numel() * x.element_size() for x in held)
+        return tensor_bytes(self.carries.values()) + layer_bytes(self.cache.layers)
 
 
 class StreamingCodecDecoder:

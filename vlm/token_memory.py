@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mmaccel.cache.layers import tensor_bytes
+
 POLICIES = ("peak_end", "budget")
 RECENT = 0.5  # share of the memory that the newest frames have for themselves
 
@@ -84,4 +86,4 @@ class TokenMemory:
         return torch.cat([frame.tokens for frame in self.frames])
 
     def nbytes(self) -> int:
-        return sum(frame.tokens.numel() * frame.tokens.element_size() for frame in self.frames)
+        return tensor_bytes(frame.tokens for frame in self.frames)

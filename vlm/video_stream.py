@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.adapter import find_adapter
+from mmaccel.cache.layers import layer_bytes
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, unknown_name
 
 from .answering import prepare
@@ -247,10 +248,7 @@ class VideoStream:
         return self._cache
 
     def _cache_bytes(self) -> int:
-        if self._cache is None:
-            return 0
-        layers: Any = self._cache[0].layers
-        return sum(x.numel() * x.element_size() for layer in layers for x in (layer.keys, layer.values))
+        return 0 if self._cache is None else layer_bytes(self._cache[0].layers)
 
 
 def _is_several(frames: Any) -> bool:
