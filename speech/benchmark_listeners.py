@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from .adapter import Encoded, SpeechAdapter, Word
+from .cross_cache import CrossCache
 from .emission_latency import Emission, emissions_of
 from .endpoint import RATE
 from .events import Endpoint, Event, Final, Partial
-from .growing_audio import GrowingAudio
 from .recognizer import StreamingRecognizer
 from .redecode import Hypothesis, decode
 from .stats import Clock, Lags
@@ -39,19 +39,13 @@ class MeasuredRecognizer(StreamingRecognizer):
         super().__init__(model, processor, timer=time.process_time, **settings)
         self.drafts, self.decoding = drafts, 0.0
 
-    @torch.no_grad()
-    def hear(
-        self,
-        samples: torch.Tensor,
-        prompt: Sequence[int],
-        draft: Sequence[int] = (),
-        audio: GrowingAudio | None = None,
-    ) -> tuple[Encoded, Hypothesis]:
-        encoded = self.adapter.encode(samples)
+    def _decode(
+        self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None
+    ) -> Hypothesis:
         began = self.timer()
-        hypothesis = decode(self.adapter, encoded, prompt, draft if self.drafts else ())
+        hypothesis = super()._decode(encoded, prompt, draft if self.drafts else (), cache)
         self.decoding += self.timer() - began
-        return encoded, hypothesis
+        return hypothesis
 
 
 class Listener(ABC):

@@ -16,6 +16,7 @@ from mmaccel.method import is_count, is_number
 from mmaccel.session import Session
 
 from .adapter import Encoded, SpeechAdapter, Word
+from .cross_cache import CrossCache
 from .endpoint import RATE, EndpointPolicy, find_endpoint
 from .growing_audio import GrowingAudio, Incremental
 from .local_agreement import LocalAgreement
@@ -141,7 +142,12 @@ class StreamingRecognizer:
         with self.lock:
             refuse_merged(self.adapter.target)
             encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
-            return encoded, decode(self.adapter, encoded, prompt, draft, None if audio is None else audio.cache)
+            return encoded, self._decode(encoded, prompt, draft, None if audio is None else audio.cache)
+
+    def _decode(
+        self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None
+    ) -> Hypothesis:
+        return decode(self.adapter, encoded, prompt, draft, cache)
 
     def growing(self) -> GrowingAudio | None:
         """What encodes a segment as it grows, for encoders that only append; None for the others."""
