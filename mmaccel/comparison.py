@@ -96,7 +96,8 @@ class Comparison:
         figures = [(row["quality"], first), (row["quality_worst"], first)]
         figures += [(row["metrics"][metric.key], metric) for metric in others]
         # beside itself the plain target is perfect, which says nothing
-        quality = ["" if row["kind"] == "plain" and m.higher_is_better else _figure(value, m) for value, m in figures]
+        perfect = [row["kind"] == "plain" and (m.higher_is_better or m.relative) for _, m in figures]
+        quality = ["" if p else _figure(value, m) for p, (value, m) in zip(perfect, figures, strict=True)]
         seconds = "{:.3g} ({:.3g} to {:.3g})".format(row["wall_seconds"], *row["wall_range"])
         return [row["label"], seconds, speed, *quality, _output(row), _memory(row)]
 
@@ -104,8 +105,7 @@ class Comparison:
         """What must be said beside the table."""
         idle = [(row["label"], row["idle"]) for row in self.rows if row["idle"]]
         found = [f"{label} did nothing: {reason.removeprefix(label + ': ')}" for label, reason in idle]
-        slower = [row for row in self.rows if row["kind"] == "method" and row["speedup"] < 1 and not row["idle"]]
-        found += [f"{row['label']} is slower than the plain run" for row in slower]
+        found += [f"{row['label']} is slower than the plain run" for row in self.rows if _slower(row)]
         found += [f"{row['label']}: {text}" for row in self.rows for text in row["warnings"] if text != row["idle"]]
         header = self.result["header"]
         found += [f"no simple alternative: {header['no_simple']}"] if header["no_simple"] else []
@@ -181,6 +181,12 @@ def _pair(trial: BaseTrial, contestant: Contestant) -> Pair:
 
 def _figure(value: float | None, metric: Metric) -> str:
     return "" if value is None else format(value, metric.form)
+
+
+def _slower(row: dict[str, Any]) -> bool:
+    """Whether a method lost time; of one that did nothing only what no round contradicts, since its times are even."""
+    low_or_all = row["speedup_range"][1] if row["idle"] else row["speedup"]
+    return row["kind"] == "method" and bool(low_or_all < 1)
 
 
 def _output(row: dict[str, Any]) -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 from PIL import Image
 
 from .comparison import Comparison, Pair
-from .difference import FACTOR, difference, words, worst_row
+from .difference import FACTOR, difference, words, worst_row, worst_texts
 from .pictures import enlarged
 
 LARGE = 2**20  # pixels from which a picture is written as WebP
-MOST_TEXTS = 20  # answers of a batch that are shown, those that differ first
+MOST_TEXTS = 20  # answers of a batch that are shown, those that differ most first
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --soft: #63636a; --line: #dcdce0; --card: #f5f5f7; --back: #fff;
@@ -38,7 +38,7 @@ td.slower { color: var(--bad) } td.faster { color: var(--good) }
 figure { margin: 0 } figcaption { font-size: .85rem; color: var(--soft); margin-top: .2rem }
 img, video { width: 100%; display: block; border-radius: 6px; background: var(--card) }
 .answers > div { background: var(--card); border-radius: 6px; padding: .6rem .8rem; margin: .5rem 0 }
-.answers p { margin: .15rem 0 } .answers b { color: var(--soft); font-weight: 500; font-size: .85rem }
+.answers h3 { font-size: .95rem; font-weight: 600; margin: 0 0 .3rem } .answers p { margin: .15rem 0 } .answers b { color: var(--soft); font-weight: 500; font-size: .85rem }
 del { color: var(--bad); text-decoration: line-through } ins { color: var(--good); text-decoration: underline }
 .controls { display: flex; gap: .7rem; align-items: center; max-width: 66rem } .controls input { flex: 1 }
 button { font: inherit; padding: .35rem 1.1rem; border: 1px solid var(--line); border-radius: 6px; color: inherit;
@@ -105,7 +105,8 @@ def _table(comparison: Comparison) -> str:
     for row, line in zip(comparison.rows, lines, strict=True):
         kinds = ["name", "", *[""] * (len(line) - 2)]
         if row["kind"] != "plain":
-            kinds[2] = "faster" if row["speedup"] >= 1 else "slower"
+            low, high = row["speedup_range"]  # no colour where rounds contradict each other
+            kinds[2] = "faster" if low > 1 else "slower" if high < 1 else ""
         cells = "".join(
             f'<td class="{kind}" data-name="{escape(heading)}">{escape(cell)}</td>'
             for kind, heading, cell in zip(kinds, headings, line, strict=True)
@@ -193,21 +194,22 @@ def _data(kind: str, content: bytes) -> str:
 
 def _answers(pair: Pair) -> str:
     """Both answers of each row, with the words that only one of them has marked."""
-    found = sorted(zip(pair.plain.texts, pair.other.texts, strict=True), key=lambda texts: texts[0] == texts[1])
+    found = worst_texts(pair.plain, pair.other)
     blocks = [_answer(pair.label, *texts) for texts in found[:MOST_TEXTS]]
     left = f"<p class=soft>and {len(found) - MOST_TEXTS} more</p>" if len(found) > MOST_TEXTS else ""
     return f'<div class="answers">{"".join(blocks)}{left}</div>'
 
 
-def _answer(label: str, plain: str, other: str) -> str:
+def _answer(label: str, name: str, plain: str, other: str) -> str:
+    head = f"<h3>{escape(name)}</h3>" if name else ""
     if plain == other:
-        return f"<div><p><b>both</b></p><p>{escape(plain) or '(nothing)'}</p></div>"
+        return f"<div>{head}<p><b>both</b></p><p>{escape(plain) or '(nothing)'}</p></div>"
     before, after = [], []
     for one, two, kind in words(plain, other):
         before.append(escape(one) if kind == "equal" else f"<del>{escape(one)}</del>" if one else "")
         after.append(escape(two) if kind == "equal" else f"<ins>{escape(two)}</ins>" if two else "")
     one, two = (" ".join(filter(None, pieces)) or "(nothing)" for pieces in (before, after))
-    return f"<div><p><b>plain</b></p><p>{one}</p><p><b>{escape(label)}</b></p><p>{two}</p></div>"
+    return f"<div>{head}<p><b>plain</b></p><p>{one}</p><p><b>{escape(label)}</b></p><p>{two}</p></div>"
 
 
 def _machine(comparison: Comparison) -> str:
