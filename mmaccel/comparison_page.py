@@ -38,7 +38,8 @@ td.slower { color: var(--bad) } td.faster { color: var(--good) }
 figure { margin: 0 } figcaption { font-size: .85rem; color: var(--soft); margin-top: .2rem }
 img, video { width: 100%; display: block; border-radius: 6px; background: var(--card) }
 .answers > div { background: var(--card); border-radius: 6px; padding: .6rem .8rem; margin: .5rem 0 }
-.answers h3 { font-size: .95rem; font-weight: 600; margin: 0 0 .3rem } .answers p { margin: .15rem 0 } .answers b { color: var(--soft); font-weight: 500; font-size: .85rem }
+.answers h3 { font-size: .95rem; font-weight: 600; margin: 0 0 .3rem }
+.answers p { margin: .15rem 0 } .answers b { color: var(--soft); font-weight: 500; font-size: .85rem }
 del { color: var(--bad); text-decoration: line-through } ins { color: var(--good); text-decoration: underline }
 .controls { display: flex; gap: .7rem; align-items: center; max-width: 66rem } .controls input { flex: 1 }
 button { font: inherit; padding: .35rem 1.1rem; border: 1px solid var(--line); border-radius: 6px; color: inherit;

@@ -35,7 +35,9 @@ CHANGED = Metric(
     higher_is_better=False,
     relative=True,
 )
-SAME = Metric("same", "same text", "share of recordings whose text is that of the plain model, letter for letter", ".0%")
+SAME = Metric(
+    "same", "same text", "share of recordings whose text is that of the plain model, letter for letter", ".0%"
+)
 SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_seconds")
 
 
@@ -135,7 +137,8 @@ class Trial(BaseTrial):
         """The most tokens that so much speech can hold, unless the user says how many."""
         if {"max_new_tokens", "max_length", "generation_config"} & self.inputs.keys():
             return {}
-        return {"max_length": 1 + self.recogniser.limit(seconds)}  # with the start; of `max_new_tokens` Whisper warns
+        start = 0 if isinstance(self.recogniser, WhisperAdapter) else 1  # Whisper does not count its prompt
+        return {"max_length": start + self.recogniser.limit(seconds)}  # of `max_new_tokens` it warns in every call
 
     def _checked(self, reference: Any) -> list[str] | None:
         if reference is None:
