@@ -10,6 +10,7 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.session import Session
 
 from .adapter import ImageAdapter
 from .generation import FAMILIES
@@ -52,10 +53,14 @@ class Trial(BaseTrial):
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
-        with seeded(seed, self.images.model.device) as generator:
+        device, call = self.images.model.device, dict(self.inputs)
+        with seeded(seed, device) as generator:
             if self.is_pipeline:
-                return target(**self.inputs, generator=generator)
-            result = target.generate(**self.inputs)
+                return target(**call, generator=generator)
+            if self.draws and isinstance(target, Session):
+                # as `mmaccel run image --seed` and the benchmark; the plain model can only draw from the global state
+                call["generator"] = torch.Generator(device).manual_seed(seed)
+            result = target.generate(**call)
         return result if isinstance(result, torch.Tensor) else result.sequences
 
     def equal(self, one: Any, other: Any) -> bool:

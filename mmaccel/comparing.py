@@ -98,6 +98,8 @@ class BaseTrial(ABC):
         The fewest of them that anyone would choose; default 1.
     no_simple
         Why there is none.
+    model
+        What the target is called, where its own name is not that.
     draws
         Whether an output is a sample, so that a method of the same law gives another one.
     seedless
@@ -110,6 +112,7 @@ class BaseTrial(ABC):
     count: int = 0
     least: int = 1
     no_simple: str = ""
+    model: str = ""
     draws: bool = False
     seedless: str = ""
 

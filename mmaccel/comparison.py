@@ -62,7 +62,7 @@ class Comparison:
         """Gather what was measured."""
         from . import bench
 
-        model = _name(trial.target)
+        model = trial.model or _name(trial.target)
         result = bench.result(c.row(trial, model, contestants[0]) for c in contestants)
         call = {name: describe(value) for name, value in trial.inputs.items()}
         result["header"].update(
@@ -105,7 +105,7 @@ class Comparison:
         """What must be said beside the table."""
         idle = [(row["label"], row["idle"]) for row in self.rows if row["idle"]]
         found = [f"{label} did nothing: {reason.removeprefix(label + ': ')}" for label, reason in idle]
-        found += [f"{row['label']} is slower than the plain run" for row in self.rows if _slower(row)]
+        found += [f"{row['label']} is {told}" for row in self.rows if (told := _pace(row))]
         found += [f"{row['label']}: {text}" for row in self.rows for text in row["warnings"] if text != row["idle"]]
         header = self.result["header"]
         found += [f"no simple alternative: {header['no_simple']}"] if header["no_simple"] else []
@@ -183,10 +183,13 @@ def _figure(value: float | None, metric: Metric) -> str:
     return "" if value is None else format(value, metric.form)
 
 
-def _slower(row: dict[str, Any]) -> bool:
-    """Whether a method lost time; of one that did nothing only what no round contradicts, since its times are even."""
-    low_or_all = row["speedup_range"][1] if row["idle"] else row["speedup"]
-    return row["kind"] == "method" and bool(low_or_all < 1)
+def _pace(row: dict[str, Any]) -> str:
+    """What must be said of a method's time: that it lost some, or that its rounds contradict each other."""
+    low, high = row["speedup_range"]
+    if row["kind"] != "method" or low >= 1 or (row["idle"] and high >= 1):  # what does nothing takes as long, by chance
+        return ""
+    pace = "slower than the plain run" if row["speedup"] < 1 else "faster than the plain run"
+    return pace if high < 1 else f"{pace}, though not in every round"
 
 
 def _output(row: dict[str, Any]) -> str:

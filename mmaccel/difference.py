@@ -46,7 +46,7 @@ def worst_texts(plain: Shown, other: Shown) -> list[tuple[str, str, str]]:
     >>> worst_texts(Shown(texts=["a", "b c"]), Shown(texts=["a", "b d"]))
     [('', 'b c', 'b d'), ('', 'a', 'a')]
     """
-    names = plain.names or [""] * len(plain.texts)
+    names = plain.names if len(plain.names) == len(plain.texts) else [""] * len(plain.texts)
     rows = list(zip(names, plain.texts, other.texts, strict=True))
     return sorted(rows, key=lambda row: (row[1] == row[2], _matcher(row[1].split(), row[2].split()).ratio()))
 

@@ -106,6 +106,8 @@ class Race:
     def _add_simple(self) -> str:
         """Let the simple alternative catch up with the first round; says why there is none."""
         unit, count, found = self.trial.unit, self.trial.count, {}
+        if count == 1:
+            return f"with one of its {unit} left out, nothing would be left"
         if count <= self.trial.least:
             return self.trial.no_simple or "this call has nothing to leave out"
         plain, *others = self.contestants

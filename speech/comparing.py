@@ -22,6 +22,7 @@ from .adapter import SpeechAdapter
 from .audio import SAMPLE_RATE, read_audio, to_samples
 from .endpoint import FRAME, EndpointPolicy, decibels, find_endpoint
 from .segmenter import Cut, Segmenter
+from .weights import names
 from .whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
 
 ERRORS = Metric(
@@ -38,6 +39,7 @@ CHANGED = Metric(
 SAME = Metric(
     "same", "same text", "share of recordings whose text is that of the plain model, letter for letter", ".0%"
 )
+SHORTEST = SAMPLE_RATE // 10  # samples of a recording
 SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_seconds")
 
 
@@ -77,6 +79,7 @@ class Trial(BaseTrial):
         if processor is None:
             raise SettingError("processor= is missing, without which tokens are no words: pass the model's own")
         self.recogniser, adapter.processor = adapter, processor
+        self.model = name_of(self.target)
         reference, endpoint = self.inputs.pop("reference", None), self.inputs.pop("endpoint", "auto")
         audio = self.inputs.pop("audio", None)
         self.names: list[str] = []
@@ -111,8 +114,8 @@ class Trial(BaseTrial):
         is_file = isinstance(item, str | PathLike)
         samples = read_audio(item) if is_file else to_samples(item)
         name = Path(item).name if is_file else f"recording {number}"
-        if not len(samples):
-            raise AudioError(f"{name} holds no samples: give one in which somebody speaks")
+        if len(samples) < SHORTEST:
+            raise AudioError(f"{name} holds {len(samples)} samples, too few for a word: give at least {SHORTEST}")
         parts = [samples] if policy is None else cut(samples, policy)
         if not parts:
             seconds = len(samples) / SAMPLE_RATE
@@ -210,6 +213,12 @@ class Trial(BaseTrial):
     def texts(self, output: Heard) -> list[str]:
         """The text of each recording."""
         return [" ".join(filter(None, map(self.recogniser.text, segments))) for segments in output.tokens]
+
+
+def name_of(model: Any) -> str:
+    """The name by which :func:`~mmaccel.speech.load` knows a model that it converted; empty for others."""
+    name = Path(str(getattr(model, "name_or_path", ""))).name.rpartition("-")[0]  # behind it stands a digest
+    return name if name in names() else ""
 
 
 def cut(samples: torch.Tensor, policy: EndpointPolicy) -> list[torch.Tensor]:

@@ -220,7 +220,7 @@ def test_the_figures_of_the_benchmark(family, request, monkeypatch):
     ("inputs", "error", "hint"),
     (
         ({"audio": []}, AudioError, "at least one recording"),
-        ({"audio": torch.zeros(0)}, AudioError, "recording 1 holds no samples"),
+        ({"audio": torch.zeros(0)}, AudioError, "recording 1 holds 0 samples"),
         ({"audio": torch.full((800,), torch.nan)}, AudioError, "800 of 800 samples are NaN"),
         ({"audio": "missing.wav"}, AudioError, "missing.wav does not exist"),
         ({"audio": torch.zeros(RATE), "endpoint": EnergyEndpoint()}, AudioError, "no speech in recording 1, 1.0 s"),
