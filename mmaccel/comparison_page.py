@@ -74,15 +74,16 @@ POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-
 def page(comparison: Comparison) -> str:
     """The whole page; everything that came from a user or a model is escaped."""
     header = comparison.result["header"]
-    seeds = ", ".join(str(seed) for seed in header["seeds"])
-    runs = len(comparison.rows[0]["takes"])
+    runs, seeds = len(comparison.rows[0]["takes"]), header["seeds"]
+    made = f"Medians of {runs} runs in turns (lowest to highest)" if runs > 1 else "One run of each, which says little"
+    drawn = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}"
     parts = [
         f"<h1>{escape(header['model'])}: what each method gains and costs</h1>",
         f"<p class=soft>{escape(header['target'])}, {_call(header['call'])}</p>",
         _table(comparison),
         _list(comparison.notes(), "notes"),
-        f"<p class=soft>Medians of {runs} runs in turns (lowest to highest), seeds {seeds}, warm-up left out. The"
-        f" speed-up is the median of the ratios within a round.{_simple(comparison)} {_meanings(comparison)}</p>",
+        f"<p class=soft>{made}, {drawn}, warm-up left out. The speed-up is the median of the ratios within a round."
+        f"{_simple(comparison)} {_meanings(comparison)}</p>",
         *(_pair(comparison, pair) for pair in comparison.pairs),
         _machine(comparison),
     ]

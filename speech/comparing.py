@@ -76,6 +76,7 @@ class Trial(BaseTrial):
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
         super().__init__(adapter, dict(inputs), processor)
         assert isinstance(adapter, SpeechAdapter)
+        _need_jiwer()
         if processor is None:
             raise SettingError("processor= is missing, without which tokens are no words: pass the model's own")
         self.recogniser, adapter.processor = adapter, processor
@@ -83,6 +84,8 @@ class Trial(BaseTrial):
         reference, endpoint = self.inputs.pop("reference", None), self.inputs.pop("endpoint", "auto")
         audio = self.inputs.pop("audio", None)
         self.names: list[str] = []
+        self.seconds = 0.0  # of the longest segment; 0 where nobody says
+        self.is_batch = audio is None
         self.calls = [[self._own_call()]] if audio is None else self._calls(audio, endpoint)
         self.draws = bool(self.inputs.get("do_sample"))
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
@@ -91,7 +94,6 @@ class Trial(BaseTrial):
         self._allow_simple()
         if audio is not None:  # as it is told on the page: a path can tell more than one wants to show
             self.inputs["audio"] = list(self.names)
-        _need_jiwer()
 
     def _own_call(self) -> dict[str, Any]:
         """The arguments of `generate` as they were given, a recording in each row."""
@@ -128,9 +130,9 @@ class Trial(BaseTrial):
         seconds, longest = len(samples) / SAMPLE_RATE, self.recogniser.longest
         if longest is not None and seconds > longest:
             raise AudioError(f"{seconds:.1f} s in one call, where {longest:.0f} s fit: leave out endpoint=None")
-        self.seconds = max(getattr(self, "seconds", 0.0), seconds)
-        extractor = self.processor.feature_extractor
-        made = extractor(samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="pt").to(self.target.device)
+        self.seconds = max(self.seconds, seconds)
+        prepare = self.processor if callable(self.processor) else self.processor.feature_extractor
+        made = prepare(samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="pt").to(self.target.device)
         for key in ("input_features", "input_values"):
             if key in made:
                 made[key] = made[key].to(self.target.dtype)
@@ -159,7 +161,7 @@ class Trial(BaseTrial):
         if not isinstance(self.recogniser, WhisperAdapter):
             return
         self.no_simple = "give audio=, which tells how long the speech is that a shorter window has to hold"
-        if hasattr(self, "seconds"):
+        if self.seconds:
             positions = self.target.get_encoder().config.max_source_positions
             self.count = math.floor(positions * self.recogniser.frame_seconds)
             self.least = math.ceil(self.seconds + CONTEXT_FRAMES / 100)
@@ -170,7 +172,7 @@ class Trial(BaseTrial):
         with seeded(seed, self.target.device):
             for recording in self.calls:
                 rows = [row for call in recording for row in self._generated(target, call, fewer, heard)]
-                heard.tokens.extend([rows] if self.inputs.get("audio") else [[row] for row in rows])
+                heard.tokens.extend([[row] for row in rows] if self.is_batch else [rows])
         return heard
 
     def _generated(self, target: Any, call: dict[str, Any], fewer: int | None, heard: Heard) -> list[list[int]]:
