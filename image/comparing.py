@@ -10,7 +10,6 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.session import Session
 
 from .adapter import ImageAdapter
 from .generation import FAMILIES
@@ -53,14 +52,10 @@ class Trial(BaseTrial):
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
-        device, call = self.images.model.device, dict(self.inputs)
-        with seeded(seed, device) as generator:
+        with seeded(seed, self.images.model.device) as generator:
             if self.is_pipeline:
-                return target(**call, generator=generator)
-            if self.draws and isinstance(target, Session):
-                # as `mmaccel run image --seed` and the benchmark; the plain model can only draw from the global state
-                call["generator"] = torch.Generator(device).manual_seed(seed)
-            result = target.generate(**call)
+                return target(**self.inputs, generator=generator)
+            result = target.generate(**self.inputs)
         return result if isinstance(result, torch.Tensor) else result.sequences
 
     def equal(self, one: Any, other: Any) -> bool:
