@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png
   mmaccel compare video "rocket moves up, blue background" --method video.EasyCache -o rocket.html
   mmaccel run speech talk.wav -o talk.srt
+  mmaccel compare speech talk.wav --method speech.SuffixDraft -o talk.html
   mmaccel run speech --live talk.wav
   arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -
   mmaccel plan --model tiny-janus --preset fast -o plan.json
@@ -175,7 +176,8 @@ def _add_methods(parser: argparse.ArgumentParser, default: str = "exact") -> Non
         action="append",
         default=[],
         metavar="NAME[:KEY=VALUE,...]",
-        help=f"a method with settings; `mmaccel methods` lists them (default: --preset {default})",
+        help="a method with settings; `mmaccel methods` lists them"
+        f" (default: {default if '.' in default else f'--preset {default}'})",
     )
     parser.add_argument("--preset", help="exact, balanced or fast, instead of methods")
     parser.set_defaults(default_preset=default)
