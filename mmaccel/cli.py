@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .bench_commands import add_parser as add_bench
 from .compare_commands import add_parser, run_compare
 from .errors import MmaccelError
 from .output import replacing
@@ -30,23 +28,15 @@ EXAMPLES = """examples:
 """
 
 
-# Each has `rows(full)` and `write_page(result, path)`; `THREADS` where it is not 2.
-BENCHMARKS = {
-    "image": "mmaccel.image.benchmark",
-    "kernels": "mmaccel.kernels.benchmark",
-    "language": "mmaccel.vlm.language_benchmark",
-    "speech": "mmaccel.speech.benchmark",
-    "video": "mmaccel.video.benchmark",
-    "vlm": "mmaccel.vlm.benchmark",
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 0 or 2 (what was asked cannot be done)."""
+    """Run the command line; returns the exit code.
+
+    0, 1 (a check that was asked for failed) or 2 (what was asked cannot be done).
+    """
     arguments = build_parser().parse_args(argv)
     try:
         _quiet_libraries()
-        arguments.run(arguments)
+        code: int | None = arguments.run(arguments)
         sys.stdout.flush()
     except (MmaccelError, OSError) as error:
         print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
@@ -54,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mmaccel: stopped", file=sys.stderr)
         return 130
-    return 0
+    return code or 0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -153,13 +143,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_parser(commands, _add_model, _add_methods, _compare)
 
-    bench = commands.add_parser("bench", help="measure methods against plain runs")
-    bench.add_argument("kind", choices=sorted(BENCHMARKS))
-    bench.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
-    bench.add_argument("--full", action="store_true", help="all settings of docs/benchmarks (40 minutes on 2 cores)")
-    bench.add_argument("--threads", type=int, help="CPU threads (default 2; 1 for speech, whose figures are of 1)")
-    bench.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
-    bench.set_defaults(run=_bench)
+    add_bench(commands)
     return parser
 
 
@@ -222,20 +206,6 @@ def _compare(arguments: argparse.Namespace) -> None:
     print(run_compare(arguments))
     if arguments.output:
         print(f"wrote {arguments.output}")
-
-
-def _bench(arguments: argparse.Namespace) -> None:
-    import torch
-
-    from . import bench
-
-    benchmark = importlib.import_module(BENCHMARKS[arguments.kind])
-    torch.set_num_threads(arguments.threads or getattr(benchmark, "THREADS", 2))
-    with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
-        result = bench.result(benchmark.rows(full=arguments.full))
-    if arguments.page:
-        benchmark.write_page(result, arguments.page)
-    print(json.dumps(result, indent=1) if arguments.json else bench.table(result))
 
 
 def _one_line(error: BaseException) -> str:
