@@ -1,4 +1,4 @@
-"""The command line: `mmaccel env | methods | plan | run | compare | bench`."""
+"""The command line: `mmaccel env | methods | plan | run | compare | tune | bench`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .compare_commands import add_parser, run_compare
 from .errors import MmaccelError
 from .output import replacing
 from .run_commands import POLICIES, chosen_methods, run_image, run_speech, run_video, run_vlm, target_of
+from .tune_commands import add_parser as add_tune
 from .version import __version__, versions
 
 EXAMPLES = """examples:
@@ -24,6 +25,7 @@ EXAMPLES = """examples:
   mmaccel run speech --live talk.wav
   arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -
   mmaccel plan --model tiny-janus --preset fast -o plan.json
+  mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
   mmaccel bench image --json > image.json
 """
 
@@ -143,6 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_parser(commands, _add_model, _add_methods, _compare)
 
+    add_tune(commands, _add_model)
     add_bench(commands)
     return parser
 
