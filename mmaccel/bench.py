@@ -17,6 +17,7 @@ import torch
 from .errors import WeightsError
 from .version import versions
 
+LONGEST = 90  # characters of a method with its settings
 HEADER = ("versions", "machine", "threads", "date")
 
 # Every row has these; None where a column was not measured.
@@ -221,8 +222,12 @@ def called(row: dict[str, Any]) -> str:
     from .registry import methods  # imports the modalities, which the format does not need
 
     name, label = row["method"], row.get("label")
+    full = name if "." in name else f"{row.get('modality')}.{name}"
+    short = {key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in row["settings"].items()}
     with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version, or no method of ours
-        return str(methods()[name].from_settings(row["settings"]))
+        typed = str(methods()[full].from_settings(short))
+        if len(typed) <= LONGEST:
+            return typed
     if label is not None:
         return f"{name}, {label}" if label else name
     settings = ", ".join(f"{key}={_short(value)}" for key, value in row["settings"].items() if value is not None)

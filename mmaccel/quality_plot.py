@@ -63,8 +63,12 @@ class Axes:
         Name of the metric, with the unit; upwards is better in every picture.
     plain
         Quality of the plain run; None where it is what the others are held against.
+    plain_time, plain_label
+        Where it lies and what it is called.
     target, floor
         Time and quality that were asked for.
+    is_share
+        Whether quality is written in percent.
     """
 
     title: str
@@ -73,7 +77,10 @@ class Axes:
     plain: float | None = None
     target: float | None = None
     floor: float | None = None
+    plain_time: float = 1.0
+    plain_label: str = "plain"
     time: str = "time, as a share of the plain run's"
+    is_share: bool = False
 
 
 def require_matplotlib() -> None:
@@ -85,9 +92,11 @@ def require_matplotlib() -> None:
 def draw(lines: Sequence[Line], around: Axes, path: Path) -> Any:
     """Draw all lines with labels beside them, and save the picture; returns the figure."""
     require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE)
+    FigureCanvasAgg(figure)  # which can tell how large a text is
     figure.subplots_adjust(left=0.09, right=0.98, top=0.92, bottom=0.11)
     axes = figure.subplots()
     labels = list(_lines(axes, lines))
@@ -95,7 +104,10 @@ def draw(lines: Sequence[Line], around: Axes, path: Path) -> Any:
     axes.set_title(around.title, fontsize=11)
     axes.set_xlabel(around.time)
     axes.set_ylabel(around.quality)
-    axes.xaxis.set_major_formatter("{x:.0%}")
+    if around.is_share:
+        axes.yaxis.set_major_formatter("{x:.0%}")
+    if around.plain_time == 1:
+        axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     place(axes, labels)
@@ -110,7 +122,8 @@ def _lines(axes: Any, lines: Sequence[Line]) -> Iterator[Label]:
         marks = sorted(line.marks, key=lambda mark: mark.time)
         x, y = [mark.time for mark in marks], [mark.quality for mark in marks]
         dashes = "--" if line.kind == "simple" else "-"
-        axes.plot(x, y, dashes, color=colour, linewidth=1.3, marker="o", markersize=5, alpha=0.9, zorder=3)
+        width, alpha = (0.8, 0.6) if line.kind == "other" else (1.4, 0.95)
+        axes.plot(x, y, dashes, color=colour, linewidth=width, marker="o", markersize=5, alpha=alpha, zorder=3)
         for mark in marks:
             if mark.worst is not None and mark.worst != mark.quality:
                 axes.plot([mark.time] * 2, [mark.quality, mark.worst], color=colour, linewidth=1, marker="_", alpha=0.6)
@@ -128,15 +141,15 @@ def _surroundings(axes: Any, lines: Sequence[Line], around: Axes) -> Iterator[La
     room = 0.12 * (high - low) or 0.1
     low, high = low - room, high + room
     axes.set_ylim(*((low, high) if around.higher_is_better else (high, low)))
-    axes.set_xlim(0, max([1.08, *(1.06 * mark.time for mark in found)]))
+    axes.set_xlim(0, 1.08 * max([around.plain_time, *(mark.time for mark in found)]))
     top = high if around.higher_is_better else low
     if around.plain is None:
-        axes.plot([1.0], [top], marker="^", color=INK, markersize=9, clip_on=False, zorder=5)
-        yield Label("plain: what the others are held against", [(1.0, top)], INK)
+        axes.plot([around.plain_time], [top], marker="^", color=INK, markersize=9, clip_on=False, zorder=5)
+        yield Label(f"{around.plain_label}: what the others are held against", [(around.plain_time, top)], INK)
     else:
         axes.axhline(around.plain, color=INK, linewidth=0.8, alpha=0.35)
-        axes.plot([1.0], [around.plain], marker="D", color=INK, markersize=7, zorder=5)
-        yield Label("plain", [(1.0, around.plain)], INK)
+        axes.plot([around.plain_time], [around.plain], marker="D", color=INK, markersize=7, zorder=5)
+        yield Label(around.plain_label, [(around.plain_time, around.plain)], INK)
     if around.target is not None:
         axes.axvline(around.target, color=INK, linewidth=0.9, linestyle=":")
         yield Label("asked for", [(around.target, low if around.higher_is_better else high)], INK)
@@ -192,12 +205,13 @@ def place(axes: Any, labels: Sequence[Label]) -> list[Box]:
 
 def _points(axes: Any, line: Any) -> list[tuple[float, float]]:
     """Points along a drawn line, close enough that a label between two of them is noticed."""
+    x, y = list(line.get_xdata()), list(line.get_ydata())
     if line.get_transform() != axes.transData:  # a line across the axes
-        return []
-    corners = list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        x, y = (x, list(axes.get_ylim())) if x[0] == x[-1] else (list(axes.get_xlim()), y)
+    corners = list(zip(x, y, strict=True))
     found = list(corners)
     for (x1, y1), (x2, y2) in itertools.pairwise(corners):
-        found += [(x1 + (x2 - x1) * i / 12, y1 + (y2 - y1) * i / 12) for i in range(1, 12)]
+        found += [(x1 + (x2 - x1) * i / 24, y1 + (y2 - y1) * i / 24) for i in range(1, 24)]
     return found
 
 
