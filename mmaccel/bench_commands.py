@@ -44,11 +44,11 @@ def add_parser(commands: Any) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name in BENCHMARKS:
         kind = kinds.add_parser(name, help=f"the benchmark of {name}", **looks)
-        _add_common(kind)
+        _add_common(kind, "up to 40 minutes on 2 cores")
         kind.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
         kind.set_defaults(run=run_benchmark)
     every = kinds.add_parser("all", help="all of these, one after the other", **looks)
-    _add_common(every)
+    _add_common(every, "hours on 2 cores")
     every.add_argument("--page", type=Path, metavar="FOLDER", help="write pages, plots and JSON there, as each is done")
     every.set_defaults(run=run_all)
     difference = kinds.add_parser("difference", help="two results, row by row", **looks)
@@ -64,9 +64,9 @@ def add_parser(commands: Any) -> None:
     index.set_defaults(run=run_index)
 
 
-def _add_common(kind: Any) -> None:
+def _add_common(kind: Any, duration: str) -> None:
     kind.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
-    kind.add_argument("--full", action="store_true", help="all settings of docs/benchmarks (40 minutes on 2 cores)")
+    kind.add_argument("--full", action="store_true", help=f"all settings of docs/benchmarks ({duration})")
     kind.add_argument("--threads", type=int, help="CPU threads (default 2; 1 for speech, whose figures are of 1)")
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from . import bench
-from .bench_index import Group, Row, Section, front, role_of
+from .bench_index import front, role_of
+from .bench_sections import Group, Row, Section
 from .quality_plot import Axes, Line, Mark, draw
 
 NAMES = {

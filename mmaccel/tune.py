@@ -49,6 +49,12 @@ class Tuning:
         method = self.plan.methods[0]
         return next(found for found in self.curve if _method(found) == method)
 
+    @property
+    def by_chance(self) -> bool:
+        """Whether all settings draw from the law of the plain run, so that their samples differ in quality by luck."""
+        rows = [row for row in self.comparison.rows if row["kind"] == "method" and not row["idle"]]
+        return bool(rows) and all(row["same_law"] for row in rows)
+
     def save(self, path: str | Path) -> None:
         """Write the plan with its curve (.json), a plot of the curve (.png), or the page of the comparison (.html).
 
@@ -77,7 +83,8 @@ class Tuning:
     def __str__(self) -> str:
         found = self.picked
         said = "nothing was picked" if found is None else f"picked {_method(found)}: {describe(found)}"
-        return "\n".join([str(self.comparison), *self.notes, said])
+        luck = ["every setting draws from the plain law: quality differs by chance alone"] if self.by_chance else []
+        return "\n".join([str(self.comparison), *luck, *self.notes, said])
 
 
 def tune(

@@ -79,7 +79,7 @@ def _default(base: Method) -> tuple[str, Sequence[Any]]:
         return name, SHARES[name]
     value = base.settings()[name]
     if not isinstance(value, int | float):
-        return name, WINDOWS
+        return name, (value, *WINDOWS)
     scaled = [value * factor for factor in MULTIPLES]
     return name, list(dict.fromkeys(max(1, int(each)) for each in scaled)) if isinstance(value, int) else scaled
 

@@ -11,6 +11,8 @@ from .quality_plot import Axes, Line, Mark, draw
 if TYPE_CHECKING:
     from .tune import Tuning
 
+CHANCE = "\nexact: each draws from the plain law, so that quality differs by chance alone"
+
 
 def plot(tuning: Tuning, path: Path) -> Any:
     """Quality of every setting and of the simple alternative against their time; the worst seed as a whisker."""
@@ -24,14 +26,14 @@ def plot(tuning: Tuning, path: Path) -> Any:
         _mark(row, ", ".join(str(v) for v in row["settings"].values())) for row in rows if row["kind"] == "simple"
     ]
     name = methods[0]["method"] if methods else "nothing engaged"
-    lines = [Line(name if len(marks) > 1 else "", tuple(marks))]
+    lines = [Line(name if simple else "", tuple(marks))]
     if simple:
         unit = next(row["method"] for row in rows if row["kind"] == "simple")
         lines.append(Line(unit, tuple(simple), "simple"))
     plain = made.rows[0]["quality"] if not metric.higher_is_better else None
     goal = tuning.goal
     around = Axes(
-        title=f"{name} on {made.result['header']['model']}",
+        title=f"{name} on {made.result['header']['model']}{CHANCE if tuning.by_chance else ''}",
         quality=f"{metric.title}{'' if metric.higher_is_better else ' (lower is better)'}",
         higher_is_better=metric.higher_is_better,
         plain=plain,
