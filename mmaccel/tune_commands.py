@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +82,18 @@ def run_tune(arguments: argparse.Namespace) -> None:
             raise SettingError(f"{path.name!r}: end it with {ending}; -o saves the plan, --plot draws the curve")
     if arguments.plot:
         require_matplotlib()
-    with _file(arguments.output) as plan:  # fails now, and not after minutes of work; gone again if there is no plan
-        with _file(arguments.plot) as picture:
-            found = _tune(arguments)
-            print(found)
-            if picture:
-                found.save(picture)
-        if picture:
-            print(f"wrote {arguments.plot}")
-        if plan:
-            found.save(plan)
-            print(f"saved to {arguments.output}")
-
-
-def _file(path: Path | None) -> Any:
-    return nullcontext() if path is None else replacing(path)
+    for path in filter(None, (arguments.output, arguments.plot)):  # fail now, and not after minutes of work
+        replacing(path).__enter__().unlink()
+    found = _tune(arguments)
+    print(found, flush=True)
+    if arguments.output and found.plan is not None:
+        found.save(arguments.output)
+        print(f"saved to {arguments.output}")
+    if arguments.plot:
+        found.save(arguments.plot)
+        print(f"wrote {arguments.plot}")
+    if arguments.output and found.plan is None:
+        raise SettingError(f"no plan was saved: {found.notes[0]}")
 
 
 def _tune(arguments: argparse.Namespace) -> Any:
