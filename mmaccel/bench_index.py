@@ -101,12 +101,11 @@ def _machine(header: dict[str, Any]) -> str:
 
 def verdict(section: Section, found: Found, group: Group) -> str:
     """A sentence where the simple alternative is faster than every method and no worse."""
-    ours = [(r["speedup"], score(section, r, group)) for r, role in found if role == "method"]
-    simple = [(r["speedup"], score(section, r, group)) for r, role in found if role == "simple"]
-    pairs = [(one, other) for one in simple for other in ours]
-    if not pairs or any(None in (*one, *other) for one, other in pairs):
+    ours = [_values(section, r, group) for r, role in found if role == "method"]
+    simple = [_values(section, r, group) for r, role in found if role == "simple"]
+    if not simple or not ours or None in [*ours, *simple]:
         return ""
-    if any(all(_beats(one, other) or one == other for other in ours) for one in simple):
+    if any(all(one and other and (_beats(one, other) or one == other) for other in ours) for one in simple):
         return "**Here the simple alternative is faster than every method, and no worse.**"
     return ""
 
@@ -133,17 +132,20 @@ def role_of(row: Row) -> str:
 
 def front(section: Section, rows: Group, group: Group) -> Group:
     """The rows that no other is as good as in both speed-up and quality."""
-
-    def values(row: Row) -> tuple[float, float] | None:
-        quality = score(section, row, group)
-        return None if quality is None or row["speedup"] is None else (row["speedup"], quality)
-
-    told = [(row, found) for row in _in_time(rows) if _saves(row) and (found := values(row)) is not None]
+    told = [
+        (row, found) for row in _in_time(rows) if _saves(row) and (found := _values(section, row, group)) is not None
+    ]
     best = [row for row, mine in told if not any(_beats(other, mine) for _, other in told)]
     ours = [
         row for row in rows if row.get("kind") == "ours" and row not in best
     ]  # as it comes, whatever its variants do
     return [*ours, *best]
+
+
+def _values(section: Section, row: Row, group: Group) -> tuple[float, float] | None:
+    """Speed-up and quality, both with upwards better; None where one of them was not measured."""
+    quality = score(section, row, group)
+    return None if quality is None or row["speedup"] is None else (row["speedup"], quality)
 
 
 def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:

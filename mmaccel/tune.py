@@ -9,7 +9,7 @@ from typing import Any
 
 from .compare import compare
 from .comparison import Comparison
-from .curve import Goal, Point, describe, point
+from .curve import Goal, Point, describe, point, quality_of
 from .errors import SettingError
 from .method import Method
 from .output import replacing
@@ -159,6 +159,7 @@ def tune(
     number = goal.pick(curve)
     chosen = None if number is None else replace(plan(target, measured[number][2]), measured=curve)
     notes = [*_reach(goal, curve, number), *_noise(goal, [row for _, row, _ in measured], number)]
+    notes += [] if number is None else _simpler(goal, curve[number], made.rows)
     return Tuning(made, curve, chosen, notes, goal)
 
 
@@ -193,6 +194,21 @@ def _missed(goal: Goal, curve: list[Point]) -> str:
     worst = f" (worst seed {near['worst']:.4g})" if goal.floor is not None and near["worst"] is not None else ""
     text = f"no setting reached {' with '.join(wanted)}: the closest is {_method(near)}, {describe(near)}{worst}"
     return f"{text}; widen grid=, or ask for less"
+
+
+def _simpler(goal: Goal, picked: Point, rows: list[dict[str, Any]]) -> list[str]:
+    """Whether anyone can have the same without a method."""
+    quality = quality_of(picked)
+    if quality is None or picked["exact"]:
+        return []
+    found = [row for row in rows if row["kind"] == "simple" and row["speedup"] >= picked["speedup"]]
+    found = [row for row in found if row["quality"] is not None and goal.sign * (row["quality"] - quality) >= 0]
+    best = max(found, key=lambda row: goal.sign * float(row["quality"]), default=None)
+    if best is None:
+        return []
+    return [
+        f"{best['label']} is no slower and no worse than what was picked: {best['speedup']:.2f}x, {best['quality']:.4g}"
+    ]
 
 
 def _noise(goal: Goal, rows: list[dict[str, Any]], number: int | None) -> list[str]:

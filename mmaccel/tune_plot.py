@@ -39,6 +39,7 @@ def plot(tuning: Tuning, path: Path) -> Any:
         plain=plain,
         target=None if goal.target_speedup is None else 1 / goal.target_speedup,
         floor=goal.floor,
+        is_share="%" in metric.form,
     )
     return draw(lines, around, path)
 
