@@ -103,11 +103,11 @@ def verdict(section: Section, found: Found, group: Group) -> str:
     """A sentence where the simple alternative is faster than every method and no worse."""
     ours = [_values(section, r, group) for r, role in found if role == "method"]
     simple = [_values(section, r, group) for r, role in found if role == "simple"]
-    if not simple or not ours or None in [*ours, *simple]:
+    known = [other for other in ours if other is not None]
+    if not known or len(known) < len(ours):
         return ""
-    if any(all(one and other and (_beats(one, other) or one == other) for other in ours) for one in simple):
-        return "**Here the simple alternative is faster than every method, and no worse.**"
-    return ""
+    wins = (one is not None and all(one[0] > other[0] and one[1] >= other[1] for other in known) for one in simple)
+    return "**Here the simple alternative is faster than every method, and no worse.**" if any(wins) else ""
 
 
 def select(section: Section, group: Group) -> Found:
@@ -136,9 +136,8 @@ def front(section: Section, rows: Group, group: Group) -> Group:
         (row, found) for row in _in_time(rows) if _saves(row) and (found := _values(section, row, group)) is not None
     ]
     best = [row for row, mine in told if not any(_beats(other, mine) for _, other in told)]
-    ours = [
-        row for row in rows if row.get("kind") == "ours" and row not in best
-    ]  # as it comes, whatever its variants do
+    # as it comes, whatever its variants do
+    ours = [row for row in rows if row.get("kind") == "ours" and row not in best]
     return [*ours, *best]
 
 

@@ -16,6 +16,7 @@ from .output import replacing
 from .plan import Plan, plan
 from .tune_grid import Grid, settings_of
 
+BUSY = 1.5  # slowest plain run over the fastest
 FORMATS = (".json", ".png", ".html")
 
 
@@ -158,7 +159,7 @@ def tune(
     curve = [found for found, _, _ in measured]
     number = goal.pick(curve)
     chosen = None if number is None else replace(plan(target, measured[number][2]), measured=curve)
-    notes = [*_reach(goal, curve, number), *_noise(goal, [row for _, row, _ in measured], number)]
+    notes = [*_reach(goal, curve, number), *_noise(goal, [row for _, row, _ in measured], number, made.rows[0])]
     notes += [] if number is None else _simpler(goal, curve[number], made.rows)
     return Tuning(made, curve, chosen, notes, goal)
 
@@ -211,9 +212,10 @@ def _simpler(goal: Goal, picked: Point, rows: list[dict[str, Any]]) -> list[str]
     ]
 
 
-def _noise(goal: Goal, rows: list[dict[str, Any]], number: int | None) -> list[str]:
-    """Whether the rounds of one setting differ more than the settings do."""
-    found = []
+def _noise(goal: Goal, rows: list[dict[str, Any]], number: int | None, plain: dict[str, Any]) -> list[str]:
+    """Whether the rounds of the plain run differ much, or those of one setting more than the settings do."""
+    least, most = plain["wall_range"]
+    found = [f"the machine is busy: the plain run took {least:.3g} to {most:.3g} s"] if most > BUSY * least else []
     if len(rows) > 1:
         widest = max(rows, key=_spread)
         apart = rows[-1]["speedup"] - rows[0]["speedup"]

@@ -217,6 +217,11 @@ def test_noise_is_said(measured):
     assert not measured((1.2, 40.0, 1.2, 1.3), (2.0, 30.0, 1.9, 2.1), target_speedup=1.8).notes
 
 
+def test_a_busy_machine_is_said():
+    steady = module._noise(Goal(), [], None, {"wall_range": [1.0, 1.2]})
+    assert not steady and "plain run took 8.7 to 58 s" in module._noise(Goal(), [], None, {"wall_range": [8.7, 58]})[0]
+
+
 def test_a_simple_alternative_that_does_as_well_is_said(measured):
     (note,) = measured((1.2, 18.0), (1.85, 15.0), (1.86, 14.0), target_speedup=1.8).notes
     assert "fewer steps is no slower and no worse" in note and "1.90x, 20" in note
