@@ -1,19 +1,18 @@
-"""The command line: `mmaccel env | methods | plan | run | compare | bench`."""
+"""The command line: `mmaccel env | methods | plan | run | compare | tune | bench`."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .bench_commands import add_parser as add_bench
 from .compare_commands import add_parser, run_compare
 from .errors import MmaccelError
 from .output import replacing
 from .run_commands import POLICIES, chosen_methods, run_image, run_speech, run_video, run_vlm, target_of
+from .tune_commands import add_parser as add_tune
 from .version import __version__, versions
 
 EXAMPLES = """examples:
@@ -27,27 +26,20 @@ EXAMPLES = """examples:
   mmaccel run speech --live talk.wav
   arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -
   mmaccel plan --model tiny-janus --preset fast -o plan.json
+  mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
   mmaccel bench image --json > image.json
 """
 
 
-# Each has `rows(full)` and `write_page(result, path)`; `THREADS` where it is not 2.
-BENCHMARKS = {
-    "image": "mmaccel.image.benchmark",
-    "kernels": "mmaccel.kernels.benchmark",
-    "language": "mmaccel.vlm.language_benchmark",
-    "speech": "mmaccel.speech.benchmark",
-    "video": "mmaccel.video.benchmark",
-    "vlm": "mmaccel.vlm.benchmark",
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 0 or 2 (what was asked cannot be done)."""
+    """Run the command line; returns the exit code.
+
+    0, 1 (a check that was asked for failed) or 2 (what was asked cannot be done).
+    """
     arguments = build_parser().parse_args(argv)
     try:
         _quiet_libraries()
-        arguments.run(arguments)
+        code: int | None = arguments.run(arguments)
         sys.stdout.flush()
     except (MmaccelError, OSError) as error:
         print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
@@ -55,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mmaccel: stopped", file=sys.stderr)
         return 130
-    return 0
+    return code or 0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -154,13 +146,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_parser(commands, _add_model, _add_methods, _compare)
 
-    bench = commands.add_parser("bench", help="measure methods against plain runs")
-    bench.add_argument("kind", choices=sorted(BENCHMARKS))
-    bench.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
-    bench.add_argument("--full", action="store_true", help="all settings of docs/benchmarks (40 minutes on 2 cores)")
-    bench.add_argument("--threads", type=int, help="CPU threads (default 2; 1 for speech, whose figures are of 1)")
-    bench.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
-    bench.set_defaults(run=_bench)
+    add_tune(commands, _add_model)
+    add_bench(commands)
     return parser
 
 
@@ -224,20 +211,6 @@ def _compare(arguments: argparse.Namespace) -> None:
     print(run_compare(arguments))
     if arguments.output:
         print(f"wrote {arguments.output}")
-
-
-def _bench(arguments: argparse.Namespace) -> None:
-    import torch
-
-    from . import bench
-
-    benchmark = importlib.import_module(BENCHMARKS[arguments.kind])
-    torch.set_num_threads(arguments.threads or getattr(benchmark, "THREADS", 2))
-    with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
-        result = bench.result(benchmark.rows(full=arguments.full))
-    if arguments.page:
-        benchmark.write_page(result, arguments.page)
-    print(json.dumps(result, indent=1) if arguments.json else bench.table(result))
 
 
 def _one_line(error: BaseException) -> str:

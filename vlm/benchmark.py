@@ -55,6 +55,17 @@ class Contestant:
     method: Compressor | None = None
     step: int = 1
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        if self.method is not None:
+            return self.method.settings()
+        return {"step": self.step} if self.step > 1 else {}
+
+    @property
+    def kind(self) -> str:
+        """As the rows of a comparison say it."""
+        return "method" if self.method is not None else "simple" if self.step > 1 else "plain"
+
 
 def contestants(shares: tuple[float, ...] = SHARES) -> list[Contestant]:
     """The plain model, fewer frames, and every method, at each share of the tokens."""
@@ -91,13 +102,14 @@ class TokenClock(LogitsProcessor):
 class Timed:
     """Seconds of one answer: the vision tower's, from there to the first token, and of each token after that.
 
-    `cache_bytes` are those of the keys and values at its end.
+    `cache_bytes` are those of the keys and values at its end, `extra_bytes` what the method allocated, counted.
     """
 
     tower: float
     first: float
     token: float
     cache_bytes: int
+    extra_bytes: int = 0
 
     @property
     def total(self) -> float:
@@ -190,7 +202,8 @@ def _timed(model: Any, processor: Any, contestant: Contestant, question: Any) ->
         result = target.generate(**inputs, **length, do_sample=False, logits_processor=[clock])
     first, *_, last = clock.times
     cache_bytes = sum(x.nbytes for layer in result.past_key_values.layers for x in (layer.keys, layer.values))
-    return Timed(tower.seconds, first - began - tower.seconds, (last - first) / (NEW - 1), cache_bytes)
+    extra_bytes = target.report.peak_extra_bytes if isinstance(target, Session) else 0
+    return Timed(tower.seconds, first - began - tower.seconds, (last - first) / (NEW - 1), cache_bytes, extra_bytes)
 
 
 class _TowerClock:
@@ -230,8 +243,8 @@ def _row(
         modality="vlm",
         model=MODEL,
         method=contestant.label if contestant.method is None else contestant.method.name,
-        label=contestant.label,
-        settings={} if contestant.method is None else contestant.method.settings(),
+        settings=contestant.settings,
+        kind=contestant.kind,
         share=contestant.share,
         exact=contestant.method is None and contestant.step == 1,
         seeds=[0],
@@ -243,6 +256,7 @@ def _row(
         first_token_speedup=middle([p.first / t.first for p, t in zip(plain, times, strict=True)]),
         tower_speedup=middle([p.tower / t.tower for p, t in zip(plain, times, strict=True)]),
         cache_bytes=times[0].cache_bytes,
+        peak_extra_bytes=max(t.extra_bytes for t in times),
         tokens_per_second=1 / middle([t.token for t in times]),
         quality_metric=f"share of {count} questions answered right",
         quality=sum(right) / len(right),
