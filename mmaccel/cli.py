@@ -1,4 +1,4 @@
-"""The command line: `mmaccel env | methods | plan | run | compare | bench`."""
+"""The command line: `mmaccel env | methods | plan | run | compare | bench | demo`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .compare_commands import add_parser, run_compare
+from .demo_commands import add_parser as add_demo
 from .errors import MmaccelError
 from .output import replacing
 from .run_commands import POLICIES, chosen_methods, run_image, run_speech, run_video, run_vlm, target_of
@@ -27,6 +28,7 @@ EXAMPLES = """examples:
   arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -
   mmaccel plan --model tiny-janus --preset fast -o plan.json
   mmaccel bench image --json > image.json
+  mmaccel demo --port 7860
 """
 
 
@@ -160,6 +162,8 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--threads", type=int, help="CPU threads (default 2; 1 for speech, whose figures are of 1)")
     bench.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
     bench.set_defaults(run=_bench)
+
+    add_demo(commands)
     return parser
 
 

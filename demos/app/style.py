@@ -1,0 +1,25 @@
+"""Looks of the app: system fonts only, so that no page asks another server for anything."""
+
+from __future__ import annotations
+
+import gradio as gr
+
+SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
+MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
+
+CSS = """
+.gradio-container { max-width: 1180px !important; margin: 0 auto; }
+.buttons { flex-wrap: nowrap; }
+table.stages { width: 100%; border-collapse: collapse; font-size: 0.9em; }
+table.stages caption { text-align: left; color: var(--body-text-color-subdued); padding-bottom: 4px; }
+table.stages th { font-weight: normal; text-align: left; white-space: nowrap; padding: 2px 8px 2px 0; }
+table.stages td { text-align: right; font-variant-numeric: tabular-nums; padding: 2px 0 2px 8px; }
+table.stages td.bar { width: 100%; padding: 2px 0; }
+table.stages td.bar span { display: block; height: 10px; border-radius: 3px; background: var(--color-accent); }
+.stages p.empty { color: var(--body-text-color-subdued); margin: 0; }
+"""
+
+
+def theme() -> gr.Theme:
+    """Gradio's own, without fonts from elsewhere."""
+    return gr.themes.Default(primary_hue="blue", font=SANS, font_mono=MONO)
