@@ -11,7 +11,7 @@ if find_spec("gradio") is None:
 
 import gradio as gr
 
-from . import image_tab, style, video_tab
+from . import image_tab, question_tab, style, video_tab
 from .frame import Frame
 from .limits import Limits
 from .models import Models
@@ -20,7 +20,7 @@ __all__ = ["Frame", "Limits", "Models", "build", "launch"]
 
 TITLE = "mmaccel"
 INTRODUCTION = "# mmaccel\nExisting multimodal models, faster, without retraining: try a preset, and compare."
-TABS = {"Image": image_tab.build, "Video": video_tab.build}
+TABS = {"Image": image_tab.build, "Video": video_tab.build, "Video chat": question_tab.build}
 
 
 def build(frame: Frame | None = None) -> gr.Blocks:

@@ -50,10 +50,10 @@ class Advanced:
     method: gr.Textbox
 
 
-def advanced(frame: Frame, kind: str, example: str) -> Advanced:
-    """Seed, model and own methods; called inside the tab's own accordion, which may have more."""
+def advanced(frame: Frame, kind: str, example: str, seeded: bool = True) -> Advanced:
+    """Seed (unless nothing is drawn), model and own methods; called inside the tab's own accordion."""
     names = frame.models.names(kind)
-    seed = gr.Number(None, label="Seed", precision=0, minimum=0, placeholder="random")
+    seed = gr.Number(None, label="Seed", precision=0, minimum=0, placeholder="random", visible=seeded)
     model = gr.Dropdown(names, value=names[0], label="Model", allow_custom_value=frame.models.any_model)
     method = gr.Textbox(
         label="Own methods instead of the preset",
@@ -83,13 +83,13 @@ class Results:
         return [seed, report_text(report, quality), stage_table(run.stages), code]
 
 
-def results() -> Results:
+def results(seeded: bool = True) -> Results:
     """The report, the times of the stages, and the code, empty until a run ends."""
     with gr.Row():
         with gr.Column(scale=3, min_width=300):
             report = gr.Code(label="Report", language=None, interactive=False, show_line_numbers=False, lines=8)
         with gr.Column(scale=2, min_width=240):
-            seed = gr.Number(label="Used seed", precision=0, interactive=False)
+            seed = gr.Number(label="Used seed", precision=0, interactive=False, visible=seeded)
             stages = gr.HTML(stage_table({}), label="Stages", elem_classes="stages")
     code = gr.Code(label="Copy as Python", language="python", interactive=False, show_line_numbers=False)
     return Results(seed, report, stages, code)

@@ -16,6 +16,8 @@ table.stages th { font-weight: normal; text-align: left; white-space: nowrap; pa
 table.stages td { text-align: right; font-variant-numeric: tabular-nums; padding: 2px 0 2px 8px; }
 table.stages td.bar { width: 100%; padding: 2px 0; }
 table.stages td.bar span { display: block; height: 10px; border-radius: 3px; background: var(--color-accent); }
+.difference del { background: color-mix(in srgb, crimson 25%, transparent); }
+.difference ins { background: color-mix(in srgb, seagreen 30%, transparent); text-decoration: none; }
 .stages p.empty { color: var(--body-text-color-subdued); margin: 0; }
 """
 

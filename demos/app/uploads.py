@@ -83,7 +83,9 @@ def _check(file: Path, most: float, error: type[MmaccelError], kind: str) -> Non
             for packet in container.demux(streams[0]):
                 played += float((packet.duration or 0) * (packet.time_base or 0))
                 if played > most:
-                    raise error(f"{file.name} lasts longer than {most:g} s, which is the most here: upload a part of it")
+                    raise error(
+                        f"{file.name} lasts longer than {most:g} s, which is the most here: upload a part of it"
+                    )
     except (av.FFmpegError, ValueError) as problem:
         if isinstance(problem, MmaccelError):
             raise
