@@ -21,6 +21,7 @@ from .limits import Limits, number
 from .runs import Run
 
 EXAMPLES = 4
+OWN = "the model's own"
 SAME_LAW = "The pictures differ as two samples of one prompt do: the method keeps the law, not the noise."
 
 
@@ -33,17 +34,17 @@ def build(frame: Frame) -> None:
             controls = panels.controls(frame, PRESETS, "exact")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "image", "image.ZipAR:window=2,verify=true")
-                guidance = gr.Number(None, label="Guidance scale", placeholder="the model's own")
-                temperature = gr.Number(None, label="Temperature", placeholder="the model's own")
-                top_k = gr.Number(None, label="Top-k", precision=0, placeholder="the model's own")
+                guidance = panels.optional_number("Guidance scale", OWN)
+                temperature = panels.optional_number("Temperature", OWN)
+                top_k = panels.optional_number("Top-k", OWN)
         with gr.Column(scale=3, min_width=300):
-            picture = gr.Image(label="Accelerated", interactive=False, height=420, format="png")
-            slider = gr.ImageSlider(label="Plain (left), accelerated (right)", visible=False, height=420, format="png")
-            caption = gr.Markdown("", elem_classes="caption")
+            look = {"interactive": False, "height": 420, "format": "png", "buttons": ["download", "fullscreen"]}
+            picture = gr.Image(label="Accelerated", **look)
+            slider = gr.ImageSlider(label="Plain (left), accelerated (right)", visible=False, **look)
     results = panels.results()
-    computed = gr.Image(label="What was computed, token by token", interactive=False, visible=False, format="png")
+    computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), guidance, temperature, top_k]
-    outputs = [picture, slider, caption, computed, *results.outputs]
+    outputs = [picture, slider, computed, *results.outputs]
     for button, compare in ((controls.accelerated, False), (controls.compare, True)):
         triggers = [button.click] if compare else [button.click, prompt.submit]
         frame.connect(triggers, partial(_work, frame, results, compare), inputs, outputs, progress_on=[picture, slider])
@@ -52,8 +53,9 @@ def build(frame: Frame) -> None:
 def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, *values: Any) -> list[Any]:
     request = asked(frame.limits, compare, *values)
     drawn = draw(frame.models, run, request)
-    told = results.values(run, request.choice.seed, drawn.report, image_code(request), drawn.quality)
-    return [*_pictures(drawn), _caption(request, drawn), _shown(drawn.computed), *told]
+    note = SAME_LAW if compare and drawn.report.exact else ""
+    told = results.values(run, request.choice.seed, drawn.report, image_code(request), drawn.quality, note)
+    return [*_pictures(drawn), gr.update(value=drawn.computed, visible=drawn.computed is not None), *told]
 
 
 def asked(
@@ -85,11 +87,3 @@ def _pictures(drawn: Drawn) -> list[Any]:
         return [gr.update(value=enlarged(drawn.picture), visible=True), gr.update(value=None, visible=False)]
     pair = (enlarged(drawn.plain), enlarged(drawn.picture))
     return [gr.update(value=None, visible=False), gr.update(value=pair, visible=True)]
-
-
-def _caption(request: ImageRequest, drawn: Drawn) -> str:
-    return SAME_LAW if request.compare and drawn.report.exact else ""
-
-
-def _shown(computed: Any) -> Any:
-    return gr.update(value=computed, visible=computed is not None)

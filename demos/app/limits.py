@@ -67,7 +67,7 @@ class Limits:
         return text
 
 
-def number(name: str, value: Any, low: float, high: float, whole: bool = True) -> Any:
+def number(name: str, text: Any, low: float, high: float, whole: bool = True) -> Any:
     """A number that a visitor typed, None where the field is empty.
 
     Raises
@@ -77,13 +77,17 @@ def number(name: str, value: Any, low: float, high: float, whole: bool = True) -
 
     Examples
     --------
-    >>> number("steps", 4.0, 1, 100), number("steps", None, 1, 100)
+    >>> number("steps", " 4", 1, 100), number("steps", "", 1, 100)
     (4, None)
     """
-    if value is None or value == "":
+    text = "" if text is None else str(text).strip()
+    if not text:
         return None
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not low <= value <= high or (whole and value != int(value)):
+    try:
+        value = int(text[:30]) if whole else float(text[:30])
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:  # also where it is not a number
         kind = "a whole number" if whole else "a number"
-        raise SettingError(f"{name} {str(value)[:40]}: give {kind} from {low:g} to {high:g}, or leave the field empty")
-    return int(value) if whole else float(value)
+        raise SettingError(f"{name} {text[:30]}: give {kind} from {low:g} to {high:g}, or leave the field empty")
+    return value

@@ -45,7 +45,7 @@ def controls(frame: Frame, presets: Mapping[str, object], default: str) -> Contr
 class Advanced:
     """Settings that are closed by default and the same in every tab."""
 
-    seed: gr.Number
+    seed: gr.Textbox
     model: gr.Dropdown
     method: gr.Textbox
 
@@ -53,7 +53,7 @@ class Advanced:
 def advanced(frame: Frame, kind: str, example: str, seeded: bool = True) -> Advanced:
     """Seed (unless nothing is drawn), model and own methods; called inside the tab's own accordion."""
     names = frame.models.names(kind)
-    seed = gr.Number(None, label="Seed", precision=0, minimum=0, placeholder="random", visible=seeded)
+    seed = optional_number("Seed", "random", seeded)
     model = gr.Dropdown(names, value=names[0], label="Model", allow_custom_value=frame.models.any_model)
     method = gr.Textbox(
         label="Own methods instead of the preset",
@@ -65,41 +65,59 @@ def advanced(frame: Frame, kind: str, example: str, seeded: bool = True) -> Adva
     return Advanced(seed, model, method)
 
 
+def optional_number(label: str, default: str, visible: bool = True) -> gr.Textbox:
+    """A field for a number that may stay empty; Gradio's own field for numbers turns empty into 0."""
+    keyboard = {"inputmode": "decimal"}
+    return gr.Textbox(label=label, placeholder=default, max_lines=1, html_attributes=keyboard, visible=visible)
+
+
 @dataclass(frozen=True)
 class Results:
     """What every tab tells of a run, below its output."""
 
-    seed: gr.Number
     report: gr.Code
+    note: gr.Markdown
+    seed: gr.Textbox
     stages: gr.HTML
     code: gr.Code
 
     @property
     def outputs(self) -> list[gr.components.Component]:
-        return [self.seed, self.report, self.stages, self.code]
+        return [self.report, self.note, self.seed, self.stages, self.code]
 
-    def values(self, run: Run, seed: int, report: Report, code: str, quality: str = "") -> list[object]:
-        """Values of `outputs`, in their order."""
-        return [seed, report_text(report, quality), stage_table(run.stages), code]
+    def values(self, run: Run, seed: int, report: Report, code: str, quality: str = "", note: str = "") -> list[object]:
+        """Values of `outputs`, in their order: `quality` are lines below the report, and `note` a remark on them."""
+        claim = ONE_RUN_EACH if report.speedup is not None else NOT_MEASURED
+        said = f"{note} {claim}".strip()
+        return [report_text(report, quality), said, str(seed), stage_table(run.stages), code]
 
 
 def results(seeded: bool = True) -> Results:
     """The report, the times of the stages, and the code, empty until a run ends."""
     with gr.Row():
         with gr.Column(scale=3, min_width=300):
-            report = gr.Code(label="Report", language=None, interactive=False, show_line_numbers=False, lines=8)
+            report = gr.Code(
+                label="Report", language=None, interactive=False, show_line_numbers=False, lines=3, wrap_lines=True
+            )
+            note = gr.Markdown("", elem_classes="note")
         with gr.Column(scale=2, min_width=240):
-            seed = gr.Number(label="Used seed", precision=0, interactive=False, visible=seeded)
+            seed = gr.Textbox("", label="Used seed", interactive=False, placeholder="none yet", visible=seeded)
             stages = gr.HTML(stage_table({}), label="Stages", elem_classes="stages")
-    code = gr.Code(label="Copy as Python", language="python", interactive=False, show_line_numbers=False)
-    return Results(seed, report, stages, code)
+    code = gr.Code(
+        label="Copy as Python",
+        language="python",
+        interactive=False,
+        show_line_numbers=False,
+        lines=3,
+        wrap_lines=True,
+    )
+    return Results(report, note, seed, stages, code)
 
 
 def report_text(report: Report, quality: str = "") -> str:
-    """A report with the measured quality below, and with what Python users would type said for the buttons."""
+    """A report with the measured quality below; what a Python user would have to type is said by a note instead."""
     lines = [line for line in str(report).splitlines() if not line.startswith("  speed-up    not measured")]
-    compared = report.speedup is not None
-    return "\n".join([*lines, *([quality] if quality else []), "", ONE_RUN_EACH if compared else NOT_MEASURED])
+    return "\n".join([*lines, *([quality] if quality else [])])
 
 
 def stage_table(stages: Mapping[str, float]) -> str:
@@ -114,6 +132,18 @@ def stage_table(stages: Mapping[str, float]) -> str:
 def _stage(name: str, seconds: float, share: float) -> str:
     bar = f'<span style="width: {max(1.0, 100 * share):.0f}%"></span>'
     return f'<tr><th scope="row">{html.escape(name)}</th><td class="bar">{bar}</td><td>{seconds:.2f}</td></tr>'
+
+
+def heat_map() -> gr.Image:
+    """A picture of what was computed, without a label that would hide its title; invisible until there is one."""
+    return gr.Image(
+        label="What was computed",
+        show_label=False,
+        interactive=False,
+        visible=False,
+        format="png",
+        buttons=["download", "fullscreen"],
+    )
 
 
 def examples(prompt: gr.Textbox, prompts: Sequence[str]) -> None:

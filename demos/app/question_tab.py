@@ -27,6 +27,8 @@ from .runs import Run
 from .uploads import read_clip
 
 EXAMPLES, QUESTIONS_A_CLIP, EXAMPLE_SEED = 3, 4, 3
+QUESTIONS = ("what moves up?", "how many things are there?", "what color is the background?")
+KEPT_NOTE = "What the language model got: what is under white was left out, orange stands for several tokens in one."
 FRAMES, NEW_TOKENS, MOST_NEW_TOKENS = 32, 32, 512
 MOST_TURNS = 20
 TOLD = "For models that were trained on conversations. tiny-onevision was not: it answers best one by one."
@@ -66,18 +68,21 @@ def build(frame: Frame) -> None:
             controls = panels.controls(frame, PRESETS, "balanced")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "vlm", "vlm.HoliTom:keep=0.15", seeded=False)
-                frames = gr.Number(FRAMES, label="Frames", precision=0, minimum=1, maximum=frame.limits.frames)
-                tokens = gr.Number(NEW_TOKENS, label="Most new tokens", precision=0, minimum=1, maximum=MOST_NEW_TOKENS)
+                frames = panels.optional_number("Frames", str(FRAMES))
+                tokens = panels.optional_number("Most new tokens", str(NEW_TOKENS))
                 told = gr.Checkbox(False, label="The model is told the earlier questions and answers", info=TOLD)
         with gr.Column(scale=3, min_width=300):
             chat = gr.Chatbot(
                 label="Answers", height=340, render_markdown=False, buttons=["copy"], placeholder="Ask about a clip."
             )
             difference = gr.HTML("", elem_classes="difference")
-    kept = gr.Image(label="What the language model got", interactive=False, visible=False, format="webp")
+    note = gr.Markdown(KEPT_NOTE, visible=False)
+    kept = gr.Image(
+        label=KEPT_NOTE, show_label=False, interactive=False, visible=False, format="webp", buttons=["fullscreen"]
+    )
     results = panels.results(seeded=False)
     inputs = [talk, clip, question, controls.preset, *vars(advanced).values(), frames, tokens, told]
-    outputs = [talk, chat, difference, kept, *results.outputs]
+    outputs = [talk, chat, difference, note, kept, *results.outputs]
     chat.clear(Talk, None, talk, queue=False, show_progress="hidden", api_visibility="private")
     for button, compare in ((controls.accelerated, False), (controls.compare, True)):
         triggers = [button.click] if compare else [button.click, question.submit]
@@ -94,8 +99,8 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: 
     made = answer(frame.models, run, request, video)
     talk = Talk(clip, [*talk.turns, (request.question, made.answer)][-MOST_TURNS:])
     told = results.values(run, request.choice.seed, made.report, question_code(request), made.quality)
-    kept = gr.update(value=made.kept, visible=made.kept is not None)
-    return [talk, talk.messages(), _both(made), kept, *told]
+    kept = [gr.update(visible=made.kept is not None), gr.update(value=made.kept, visible=made.kept is not None)]
+    return [talk, talk.messages(), _both(made), *kept, *told]
 
 
 def asked(
@@ -151,9 +156,8 @@ def _examples(clip: gr.Video, question: gr.Textbox) -> None:
     asked = zoo.questions("tiny-onevision", EXAMPLES * QUESTIONS_A_CLIP, EXAMPLE_SEED)
     rows = []
     with TemporaryDirectory() as folder:  # gradio makes copies of its own
-        for number in range(EXAMPLES):
-            path = Path(folder) / f"clip-{number + 1}.mp4"
-            first, second, *_ = asked[number * QUESTIONS_A_CLIP : (number + 1) * QUESTIONS_A_CLIP]
-            clips.save([Image.fromarray(picture) for picture in first.frames], path)
-            rows += [[str(path), first.question], [str(path), second.question]]
-        gr.Examples(rows, [clip, question], label="Examples", api_visibility="private")
+        for number, one in enumerate(asked[1::QUESTIONS_A_CLIP], 1):
+            path = Path(folder) / f"clip-{number}.mp4"
+            clips.save([Image.fromarray(picture) for picture in one.frames], path)
+            rows.append([str(path), one.question])
+        gr.Examples(rows, [clip, question], label="Clips with a question each", api_visibility="private")

@@ -10,7 +10,9 @@ MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 CSS = """
 .gradio-container { max-width: 1180px !important; margin: 0 auto; }
 .buttons { flex-wrap: nowrap; }
+.buttons button { min-width: 0 !important; padding-left: 8px; padding-right: 8px; }
 table.stages { width: 100%; border-collapse: collapse; font-size: 0.9em; }
+table.stages :is(tr, th, td) { border: none !important; }
 table.stages caption { text-align: left; color: var(--body-text-color-subdued); padding-bottom: 4px; }
 table.stages th { font-weight: normal; text-align: left; white-space: nowrap; padding: 2px 8px 2px 0; }
 table.stages td { text-align: right; font-variant-numeric: tabular-nums; padding: 2px 0 2px 8px; }
@@ -24,4 +26,7 @@ table.stages td.bar span { display: block; height: 10px; border-radius: 3px; bac
 
 def theme() -> gr.Theme:
     """Gradio's own, without fonts from elsewhere."""
-    return gr.themes.Default(primary_hue="blue", font=SANS, font_mono=MONO)
+    found = gr.themes.Default(primary_hue="blue", font=SANS, font_mono=MONO)
+    readable = {"body_text_color_subdued": "*neutral_600", "body_text_color_subdued_dark": "*neutral_300"}
+    info = {"block_info_text_color": "*neutral_600", "block_info_text_color_dark": "*neutral_300"}
+    return found.set(**readable, **info)

@@ -11,7 +11,6 @@ from typing import Any
 from PIL import Image
 
 from mmaccel.errors import PromptError, SettingError
-from mmaccel.pictures import enlarged
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
 from mmaccel.video import clips
@@ -44,7 +43,7 @@ class Shot:
     frames
         The accelerated clip alone.
     shown
-        For people: enlarged, and beside the plain clip where that was asked for, so that both play in step.
+        For people: enlarged, and in one clip with the plain one where that was asked for, so that both play in step.
     computed
         Which step computed which tokens; None where a method keeps no trace.
     """
@@ -111,7 +110,7 @@ def _quality(plain: Filmed | None, filmed: Filmed) -> str:
 
 
 def _side_by_side(plain: Filmed | None, filmed: Filmed) -> list[Image.Image]:
-    if plain is None:
-        return [enlarged(frame) for frame in filmed.frames]
-    labels = [f"plain  {plain.seconds:.2f} s", f"accelerated  {filmed.seconds:.2f} s"]
-    return clips.side_by_side([plain.frames, filmed.frames], labels)
+    """The runs as one clip, each with its time above."""
+    runs = [("accelerated", filmed)] if plain is None else [("plain", plain), ("accelerated", filmed)]
+    labels = [f"{name}  {run.seconds:.2f} s" for name, run in runs]
+    return clips.side_by_side([run.frames for _, run in runs], labels)

@@ -24,6 +24,7 @@ from .runs import Run
 from .video_run import VideoRequest, shoot
 
 EXAMPLES = 4
+OWN = "the pipeline's own"
 
 
 def build(frame: Frame) -> None:
@@ -35,16 +36,13 @@ def build(frame: Frame) -> None:
             controls = panels.controls(frame, TRANSFORMER_PRESETS, "balanced")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4")
-                sizes = [
-                    gr.Number(None, label=label, precision=0, placeholder="the pipeline's own")
-                    for label in ("Steps", "Frames", "Height in pixels", "Width in pixels")
-                ]
-                guidance = gr.Number(None, label="Guidance scale", placeholder="the pipeline's own")
+                names = ("Steps", "Frames", "Height in pixels", "Width in pixels", "Guidance scale")
+                numbers = [panels.optional_number(name, OWN) for name in names]
         with gr.Column(scale=3, min_width=300):
-            clip = gr.Video(label="Clip", interactive=False, autoplay=True, loop=True, height=380)
+            clip = gr.Video(label="Clip", show_label=False, interactive=False, autoplay=True, loop=True, height=380)
     results = panels.results()
-    computed = gr.Image(label="What was computed, step by step and token by token", visible=False, interactive=False)
-    inputs = [prompt, controls.preset, *vars(advanced).values(), *sizes, guidance]
+    computed = panels.heat_map()
+    inputs = [prompt, controls.preset, *vars(advanced).values(), *numbers]
     outputs = [clip, computed, *results.outputs]
     for button, compare in ((controls.accelerated, False), (controls.compare, True)):
         triggers = [button.click] if compare else [button.click, prompt.submit]
@@ -58,8 +56,7 @@ def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, 
     with run.stage("draw"):
         file = playable(clip, shot.shown)
     told = results.values(run, request.choice.seed, shot.report, video_code(request), shot.quality)
-    label = "Plain (left), accelerated (right)" if compare else "Accelerated"
-    return [gr.update(value=file, label=label), gr.update(value=shot.computed, visible=bool(shot.computed)), *told]
+    return [file, gr.update(value=shot.computed, visible=bool(shot.computed)), *told]
 
 
 def asked(
