@@ -11,7 +11,7 @@ if find_spec("gradio") is None:
 
 import gradio as gr
 
-from . import image_tab, question_tab, style, video_tab
+from . import image_tab, question_tab, speech_tab, style, video_tab
 from .frame import Frame
 from .limits import Limits
 from .models import Models
@@ -20,7 +20,12 @@ __all__ = ["Frame", "Limits", "Models", "build", "launch"]
 
 TITLE = "mmaccel"
 INTRODUCTION = "# mmaccel\nExisting multimodal models, faster, without retraining: try a preset, and compare."
-TABS = {"Image": image_tab.build, "Video": video_tab.build, "Video chat": question_tab.build}
+TABS = {
+    "Image": image_tab.build,
+    "Video": video_tab.build,
+    "Video chat": question_tab.build,
+    "Speech": speech_tab.build,
+}
 
 
 def build(frame: Frame | None = None) -> gr.Blocks:
@@ -32,7 +37,7 @@ def build(frame: Frame | None = None) -> gr.Blocks:
         for name, tab in TABS.items():
             with gr.Tab(name):
                 tab(frame)
-        blocks.unload(frame.stop)
+        blocks.unload(frame.leave)
     blocks.queue(max_size=frame.limits.waiting, default_concurrency_limit=1, api_open=False)
     return blocks
 

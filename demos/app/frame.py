@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,14 +36,15 @@ class Frame:
     models: Models = field(default_factory=Models)
     limits: Limits = field(default_factory=Limits)
     runs: Runs = field(default_factory=Runs)
+    goodbyes: list[Callable[[str], Any]] = field(default_factory=list)  # what tabs do when a visitor leaves
 
     def connect(
         self, triggers: Sequence[Any], work: Work, inputs: Sequence[Any], outputs: Sequence[Any], progress_on: Any
     ) -> None:
         """Let events call ``work(run, *values of inputs)`` in the queue, and put what it returns into `outputs`.
 
-        `work` calls `run.check()` or `run.tell()` often, so that it ends when its visitor does not want it any more;
-        whatever it raises becomes a message.
+        Work that yields shows what it has so far. It calls `run.check()` or `run.tell()` often, so that it ends when
+        its visitor does not want it any more; whatever it raises becomes a message.
         """
 
         def handle(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Any:  # noqa: B008
@@ -51,7 +52,11 @@ class Frame:
                 progress(share, desc=name)
 
             with readable(), self.runs.begin(visitor(request), tell) as run:
-                return work(run, *values)
+                made = work(run, *values)
+                if isinstance(made, Iterator):
+                    yield from made
+                else:
+                    yield made
 
         gr.on(
             list(triggers),
@@ -70,8 +75,14 @@ class Frame:
         button.click(self.stop, queue=False, show_progress="hidden", api_visibility="private")
 
     def stop(self, request: gr.Request) -> None:
-        """End all runs of the visitor who asks, also when that is their browser because its tab was closed."""
+        """End all runs of the visitor who asks."""
         self.runs.stop(visitor(request))
+
+    def leave(self, request: gr.Request) -> None:
+        """A visitor has closed their tab: end their runs, and let go of what is held for them."""
+        self.stop(request)
+        for goodbye in self.goodbyes:
+            goodbye(visitor(request))
 
 
 def visitor(request: gr.Request) -> str:

@@ -57,13 +57,8 @@ def build(frame: Frame) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
             clip = gr.Video(label="Clip", sources=["upload"], height=240, loop=True)
-            question = gr.Textbox(
-                label="Question",
-                lines=1,
-                max_lines=4,
-                max_length=frame.limits.prompt_characters,
-                value="what moves up?",
-            )
+            question = gr.Textbox(label="Question", lines=1, max_lines=4, value=QUESTIONS[0])
+            panels.examples(question, QUESTIONS)
             _examples(clip, question)
             controls = panels.controls(frame, PRESETS, "balanced")
             with gr.Accordion("Advanced", open=False):

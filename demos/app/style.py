@@ -18,6 +18,10 @@ table.stages th { font-weight: normal; text-align: left; white-space: nowrap; pa
 table.stages td { text-align: right; font-variant-numeric: tabular-nums; padding: 2px 0 2px 8px; }
 table.stages td.bar { width: 100%; padding: 2px 0; }
 table.stages td.bar span { display: block; height: 10px; border-radius: 3px; background: var(--color-accent); }
+.words { min-height: 12em; max-height: 26em; overflow-y: auto; font-size: 1.1em; }
+.words p { margin: 0 0 6px; }
+.words .time, .words .unstable, .words .remark { color: var(--body-text-color-subdued); }
+.words .time { font-size: 0.8em; font-variant-numeric: tabular-nums; margin-right: 6px; }
 .difference del { background: color-mix(in srgb, crimson 25%, transparent); }
 .difference ins { background: color-mix(in srgb, seagreen 30%, transparent); text-decoration: none; }
 .stages p.empty { color: var(--body-text-color-subdued); margin: 0; }
