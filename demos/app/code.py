@@ -29,10 +29,12 @@ def image_code(request: ImageRequest) -> str:
 
 
 def video_code(request: VideoRequest) -> str:
-    """Python that films the same clip."""
+    """Python that films the same clip; another one only where a method picks its steps from times."""
     prompt = repr(request.prompt)
     plain = ["    with fast.baseline() as plain:", f"        generation.film(plain, {prompt}, settings)"]
     return _joined(
+        "from pathlib import Path",
+        "",
         *imports(request.choice, "from mmaccel.video import clips, generation"),
         "",
         f"pipe = generation.load({request.choice.model!r})",
@@ -41,7 +43,7 @@ def video_code(request: VideoRequest) -> str:
         *(plain if request.compare else []),
         f"    filmed = generation.film(fast, {prompt}, settings)",
         "    print(fast.report)",
-        'clips.save(filmed.frames, "clip.mp4")',
+        'clips.save(filmed.frames, Path("clip.mp4"))',
     )
 
 

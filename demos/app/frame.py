@@ -10,7 +10,7 @@ import gradio as gr
 
 from .limits import Limits
 from .models import Models
-from .runs import Runs, readable
+from .runs import Runs, Stopped, log, readable
 
 # All heavy work waits in one queue: two runs at once would spoil each other's times.
 QUEUE = "models"
@@ -51,12 +51,17 @@ class Frame:
             def tell(share: float | None, name: str) -> None:
                 progress(share, desc=name)
 
-            with readable(), self.runs.begin(visitor(request), tell) as run:
-                made = work(run, *values)
-                if isinstance(made, Iterator):
-                    yield from made
-                else:
-                    yield made
+            try:
+                with readable(), self.runs.begin(visitor(request), tell) as run:
+                    made = work(run, *values)
+                    if isinstance(made, Iterator):
+                        yield from made
+                    else:
+                        yield made
+            except Stopped:
+                log.info("a run was stopped by its visitor")
+                gr.Info("The run was stopped.", title="Stopped")
+                yield gr.skip() if len(outputs) == 1 else [gr.skip() for _ in outputs]
 
         gr.on(
             list(triggers),

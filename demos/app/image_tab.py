@@ -29,7 +29,7 @@ def build(frame: Frame) -> None:
     """Prompt, presets and buttons, then the picture, its report and the code; inside the tab."""
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
-            prompt = gr.Textbox(label="Prompt", value="big red heart on yellow", lines=2, max_lines=6)
+            prompt = gr.Textbox(label="Prompt", value="big red heart on yellow", max_lines=6)
             panels.examples(prompt, zoo.prompts("tiny-janus", EXAMPLES))
             controls = panels.controls(frame, PRESETS, "exact")
             with gr.Accordion("Advanced", open=False):

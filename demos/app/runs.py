@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import gradio as gr
+from torch import OutOfMemoryError
 
 from mmaccel.errors import MmaccelError
 
@@ -109,13 +110,11 @@ def readable() -> Iterator[None]:
     """Turn every error into a message for the browser: ours as they are, others into one that tells nothing."""
     try:
         yield
-    except gr.Error:
+    except (gr.Error, Stopped):
         raise
-    except Stopped:
-        raise _message("The run was stopped, and the model is free for the next one.", "Stopped") from None
     except MmaccelError as error:
         raise _message(" ".join(str(error).split()), "This cannot be done") from None
-    except MemoryError:
+    except (MemoryError, OutOfMemoryError):
         log.exception("out of memory")
         raise _message("There is not enough memory for this: make it smaller.", "This cannot be done") from None
     except Exception:

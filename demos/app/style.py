@@ -8,11 +8,13 @@ SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 CSS = """
-.gradio-container { max-width: 1180px !important; margin: 0 auto; }
+.gradio-container { width: 100%; max-width: 1180px !important; margin: 0 auto; }
+.gradio-container main { width: 100%; }
 .buttons { flex-wrap: nowrap; }
-.buttons button { min-width: 0 !important; padding-left: 8px; padding-right: 8px; }
+.buttons button { min-width: 0 !important; padding-left: 8px; padding-right: 8px; font-size: 15px; }
+@media (max-width: 480px) { .buttons { gap: 8px; } .buttons button { font-size: 13px; } }
 table.stages { width: 100%; border-collapse: collapse; font-size: 0.9em; }
-table.stages :is(tr, th, td) { border: none !important; }
+table.stages, table.stages :is(tbody, tr, th, td) { border: none !important; }
 table.stages caption { text-align: left; color: var(--body-text-color-subdued); padding-bottom: 4px; }
 table.stages th { font-weight: normal; text-align: left; white-space: nowrap; padding: 2px 8px 2px 0; }
 table.stages td { text-align: right; font-variant-numeric: tabular-nums; padding: 2px 0 2px 8px; }

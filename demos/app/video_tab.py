@@ -31,7 +31,7 @@ def build(frame: Frame) -> None:
     """Prompt, presets and buttons, then the clip, its report, the trace and the code; inside the tab."""
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
-            prompt = gr.Textbox(label="Prompt", value="rocket moves up, blue background", lines=2, max_lines=6)
+            prompt = gr.Textbox(label="Prompt", value="rocket moves up, blue background", max_lines=6)
             panels.examples(prompt, zoo.prompts("tiny-wan", EXAMPLES))
             controls = panels.controls(frame, TRANSFORMER_PRESETS, "balanced")
             with gr.Accordion("Advanced", open=False):
