@@ -22,7 +22,7 @@ from . import panels
 from .frame import Frame
 from .limits import Limits, number
 from .live_words import LiveWords, page
-from .microphone import Microphone
+from .microphone import Microphone, component
 from .runs import Run
 from .speech_run import SpeechRequest, compared, heard_once, speech_code
 from .uploads import read_recording
@@ -43,7 +43,7 @@ def build(frame: Frame) -> None:
         return
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
-            microphone = gr.Audio(label="Microphone", sources=["microphone"], streaming=True, type="numpy")
+            speak = component()
             recording = gr.Audio(label="Or a recording", sources=["upload"], type="filepath", buttons=[])
             _examples(recording)
             policy = gr.Radio(sorted(POLICIES), value="local-agreement", label="Policy", info=POLICY_NOTE)
@@ -63,7 +63,7 @@ def build(frame: Frame) -> None:
     for button, measured in ((accelerated, False), (compare, True)):
         work = partial(_transcribe, frame, measured)
         frame.connect([button.click], work, [recording, *inputs], outputs, progress_on=words)
-    Microphone(frame, asked, ended).connect(microphone, inputs, outputs)
+    Microphone(frame, asked, ended).connect(speak, inputs, outputs)
 
 
 def _advanced(frame: Frame) -> list[gr.components.Component]:

@@ -59,7 +59,7 @@ def visit(browser, url):
 
 def tab(page, name):
     """The panel of a tab, which is opened, with its advanced settings."""
-    page.get_by_role("tab", name=name).click()
+    page.get_by_role("tab", name=name, exact=True).click()
     panel = page.locator("[role=tabpanel]:visible")
     panel.get_by_text("Advanced", exact=True).click()
     return panel
