@@ -20,6 +20,7 @@ from .models import Models
 from .runs import Run
 
 RATE = 16_000
+SPOKEN = "talk.wav"  # what the code calls a recording of what was spoken
 PUSH = RATE // 2  # samples of a file that are heard at a time
 
 
@@ -128,16 +129,17 @@ def _less(label: str, unit: str, now: float, before: float) -> str:
 
 
 def speech_code(request: SpeechRequest) -> str:
-    """Python that hears the same; a microphone is for the reader to bring."""
+    """Python that hears the same recording; in place of what was spoken stands one that the reader has."""
     loaded = f"speech.load({request.model!r})"
     policy, endpoint = (call(f"speech.{type(one).__name__}", one) for one in (request.policy, request.endpoint))
-    chunks = f"speech.read_audio({request.file!r}).split({PUSH})" if request.file else "microphone"
+    chunks = f"speech.read_audio({request.file or SPOKEN!r}).split({PUSH})"
+    remark = "" if request.file else "  # or what a microphone gives"
     lines = (
         "from mmaccel import speech",
         "",
         f"asr = speech.StreamingRecognizer(*{loaded}, policy={policy}, endpoint={endpoint})",
         f"with asr.stream(update_interval={request.update_interval:g}) as stream:",
-        f"    for chunk in {chunks}:",
+        f"    for chunk in {chunks}:{remark}",
         "        for event in stream.push(chunk):",
         "            print(event)",
         "    print(stream.finish(), stream.stats)",
