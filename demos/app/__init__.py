@@ -77,5 +77,6 @@ def launch(
     )
     print(f"mmaccel demo on {url} (Ctrl+C stops it)", flush=True)
     if wait:
-        blocks.block_thread()
+        blocks.block_thread()  # until Ctrl+C
+        frame.runs.close()
     return blocks

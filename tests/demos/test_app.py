@@ -145,6 +145,10 @@ def test_stop_ends_the_runs_of_one_visitor_only():
         second.check()
     assert runs.count() == 0
     runs.stop("nobody")
+    with runs.begin("three", lambda *_: None) as third:
+        runs.close(seconds=0.01)
+        with pytest.raises(Stopped):
+            third.check()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def frame():
 def url(frame):
     blocks = app.launch(frame, wait=False)
     yield blocks.local_url
+    frame.runs.close()
     blocks.close(verbose=False)
 
 
