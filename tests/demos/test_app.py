@@ -18,6 +18,7 @@ from mmaccel.demos.app.passes import Passes, language_model
 from mmaccel.demos.app.runs import Run, Runs, Stopped, readable
 from mmaccel.demos.app.video_run import shoot
 from mmaccel.errors import MissingExtraError, PromptError, SettingError, UnknownNameError
+from mmaccel.session import accelerate
 
 LIMITS = Limits()
 
@@ -88,8 +89,6 @@ def test_passes_tell_which_tokens_were_settled_when(models):
     with models.borrow("image", "tiny-janus", Run()) as shared:
         painter = shared.loaded
         request = image_request()
-        from mmaccel.session import accelerate
-
         with accelerate(painter.target, *request.choice.methods) as session:
             passes = Passes(256)
             before = len(language_model(painter.target)._forward_pre_hooks)

@@ -178,6 +178,11 @@ def test_who_leaves_or_stops_frees_the_model(visit, frame, caplog, leave):
     panel.get_by_text("No speed-up is claimed").wait_for()
 
 
+def test_a_taken_port_is_said(url):
+    with pytest.raises(OSError, match="--port"):
+        app.launch(port=int(url.rstrip("/").rsplit(":", 1)[1]), wait=False)
+
+
 def test_no_file_of_the_machine_is_served_and_nothing_is_offered_to_programs(url):
     for path in ("/etc/passwd", __file__):
         with pytest.raises(urllib.error.HTTPError) as refused:
