@@ -20,6 +20,19 @@ __all__ = ["Frame", "Limits", "Models", "build", "launch"]
 
 TITLE = "mmaccel"
 INTRODUCTION = "# mmaccel\nExisting multimodal models, faster, without retraining: try a preset, and compare."
+# Nothing is offered to other programs, kept of a visitor, or asked of another server.
+PRIVATE = {
+    "share": False,
+    "show_error": False,
+    "footer_links": ["settings"],
+    "run_history": False,
+    "enable_monitoring": False,
+    "mcp_server": False,
+    "ssr_mode": False,
+    "pwa": False,
+    "quiet": True,
+    "prevent_thread_lock": True,
+}
 TABS = {
     "Image": image_tab.build,
     "Video": video_tab.build,
@@ -59,28 +72,23 @@ def launch(
     Raises
     ------
     OSError
-        If the port is taken.
+        If the port is taken, or the address is none of this machine.
     """
     frame = frame or Frame()
     blocks = build(frame)
-    _, url, _ = blocks.launch(
-        server_name=host,
-        server_port=port,
-        prevent_thread_lock=True,
-        share=False,
-        quiet=True,
-        show_error=False,
-        max_file_size=frame.limits.upload_bytes,
-        footer_links=["settings"],
-        run_history=False,
-        enable_monitoring=False,
-        ssr_mode=False,
-        pwa=False,
-        mcp_server=False,
-        theme=style.theme(),
-        css=style.CSS,
-    )
+    try:
+        _, url, _ = blocks.launch(
+            server_name=host,
+            server_port=port,
+            max_file_size=frame.limits.upload_bytes,
+            theme=style.theme(),
+            css=style.CSS,
+            **PRIVATE,
+        )
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}, port {port or 'any'}: choose others with --host and --port") from error
     print(f"mmaccel demo on {url} (Ctrl+C stops it)", flush=True)
     if wait:
-        blocks.block_thread()
+        blocks.block_thread()  # until Ctrl+C
+        frame.runs.close()
     return blocks

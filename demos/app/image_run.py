@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import Image
 
+from mmaccel.adapter import find_adapter
 from mmaccel.comparing import trial_of
 from mmaccel.image.generation import Painted, Painter, Settings, check_prompts
 from mmaccel.report import Report
@@ -53,8 +54,9 @@ def draw(models: Models, run: Run, request: ImageRequest) -> Drawn:
         painter: Painter = shared.loaded
         check_prompts(painter, [request.prompt])
         with accelerate(painter.target, *request.choice.methods, preset=request.choice.preset) as session:
-            # How wide a window may be is measured once for a model and plan, and not for every visitor.
-            learned = shared.memory.setdefault(str(session.plan), {})
+            # How wide a window may be is measured once for a preset, and not for every visitor.
+            preset = request.choice.preset
+            learned = shared.memory.setdefault(preset, {}) if preset else {}
             session.memory.update(learned)
             plain = _plain(run, painter, session, request) if request.compare else None
             passes = Passes(_tokens(session))
@@ -85,7 +87,7 @@ def _quality(run: Run, painter: Painter, request: ImageRequest, plain: Painted, 
     """What `mmaccel compare` measures of a picture beside the plain one."""
     with run.stage("measure"):
         inputs = painter.inputs([request.prompt], request.settings)
-        trial = trial_of(_adapter(painter), inputs, painter.processor)
+        trial = trial_of(find_adapter(painter.target), inputs, painter.processor)
         own, other = trial.judge(plain.tokens, plain.tokens), trial.judge(plain.tokens, painted.tokens)
     said = f"  same        {other['same']:.0%} of the tokens are those of the plain picture"
     if "surprise" in other:
@@ -94,9 +96,3 @@ def _quality(run: Run, painter: Painter, request: ImageRequest, plain: Painted, 
             + said
         )
     return said
-
-
-def _adapter(painter: Painter) -> Any:
-    from mmaccel.adapter import find_adapter
-
-    return find_adapter(painter.target)

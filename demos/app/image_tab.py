@@ -41,8 +41,8 @@ def build(frame: Frame) -> None:
             look = {"interactive": False, "height": 420, "format": "png", "buttons": ["download", "fullscreen"]}
             picture = gr.Image(label="Accelerated", **look)
             slider = gr.ImageSlider(label="Plain (left), accelerated (right)", visible=False, **look)
-    results = panels.results()
-    computed = panels.heat_map()
+            results = panels.results()
+            computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), guidance, temperature, top_k]
     outputs = [picture, slider, computed, *results.outputs]
     for button, compare in ((controls.accelerated, False), (controls.compare, True)):

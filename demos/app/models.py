@@ -38,7 +38,7 @@ class Shared:
         Held by whoever runs it: a second session on one model is an error, and two runs at once would spoil the
         times of both.
     memory
-        What sessions measured about the model, by plan, so that it is measured once and not for every visitor.
+        What sessions measured about the model, by preset, so that it is measured once and not for every visitor.
     """
 
     loaded: Any = None

@@ -71,11 +71,16 @@ def build(frame: Frame) -> None:
                 label="Answers", height=340, render_markdown=False, buttons=["copy"], placeholder="Ask about a clip."
             )
             difference = gr.HTML("", elem_classes="difference")
-    note = gr.Markdown(KEPT_NOTE, visible=False)
-    kept = gr.Image(
-        label=KEPT_NOTE, show_label=False, interactive=False, visible=False, format="webp", buttons=["fullscreen"]
-    )
-    results = panels.results(seeded=False)
+            results = panels.results(seeded=False)
+            note = gr.Markdown(KEPT_NOTE, visible=False)
+            kept = gr.Image(
+                label=KEPT_NOTE,
+                show_label=False,
+                interactive=False,
+                visible=False,
+                format="webp",
+                buttons=["fullscreen"],
+            )
     inputs = [talk, clip, question, controls.preset, *vars(advanced).values(), frames, tokens, told]
     outputs = [talk, chat, difference, note, kept, *results.outputs]
     chat.clear(Talk, None, talk, queue=False, show_progress="hidden", api_visibility="private")

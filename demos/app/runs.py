@@ -99,6 +99,16 @@ class Runs:
             for run in self._live.get(visitor, ()):
                 run.stop()
 
+    def close(self, seconds: float = 10.0) -> None:
+        """Stop all runs, and wait until they have ended: a process that ends in the middle of one aborts."""
+        until = time.monotonic() + seconds
+        while self.count() and time.monotonic() < until:
+            with self._guard:
+                for runs in self._live.values():
+                    for run in runs:
+                        run.stop()
+            time.sleep(PAUSE)
+
     def count(self) -> int:
         """Live runs of all visitors."""
         with self._guard:

@@ -56,7 +56,7 @@ def build(frame: Frame) -> None:
         with gr.Column(scale=3, min_width=300):
             words = gr.HTML(page(), label="Words")
             files = gr.File(label="Subtitles", interactive=False, visible=False, file_count="multiple")
-    results = panels.results(seeded=False)
+            results = panels.results(seeded=False)
     inputs = [policy, *settings]
     outputs = [words, files, *results.outputs]
     frame.connect_stop(stop)

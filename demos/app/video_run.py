@@ -87,7 +87,8 @@ def _film(run: Run, target: Any, request: VideoRequest) -> Filmed:
         run.tell(number + 1, pipe.num_timesteps)
         return values
 
-    takes = CALLBACK in inspect.signature(type(pipe).__call__).parameters or hasattr(pipe, "_callback_tensor_inputs")
+    calls = [vars(cls)["__call__"] for cls in type(pipe).__mro__ if "__call__" in vars(cls)]
+    takes = any(CALLBACK in inspect.signature(call).parameters for call in calls)
     return film(target, request.prompt, request.settings, **({CALLBACK: step} if takes else {}))
 
 

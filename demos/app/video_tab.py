@@ -40,8 +40,8 @@ def build(frame: Frame) -> None:
                 numbers = [panels.optional_number(name, OWN) for name in names]
         with gr.Column(scale=3, min_width=300):
             clip = gr.Video(label="Clip", show_label=False, interactive=False, autoplay=True, loop=True, height=380)
-    results = panels.results()
-    computed = panels.heat_map()
+            results = panels.results()
+            computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), *numbers]
     outputs = [clip, computed, *results.outputs]
     for button, compare in ((controls.accelerated, False), (controls.compare, True)):

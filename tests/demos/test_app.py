@@ -18,6 +18,7 @@ from mmaccel.demos.app.passes import Passes, language_model
 from mmaccel.demos.app.runs import Run, Runs, Stopped, readable
 from mmaccel.demos.app.video_run import shoot
 from mmaccel.errors import MissingExtraError, PromptError, SettingError, UnknownNameError
+from mmaccel.session import accelerate
 
 LIMITS = Limits()
 
@@ -88,8 +89,6 @@ def test_passes_tell_which_tokens_were_settled_when(models):
     with models.borrow("image", "tiny-janus", Run()) as shared:
         painter = shared.loaded
         request = image_request()
-        from mmaccel.session import accelerate
-
         with accelerate(painter.target, *request.choice.methods) as session:
             passes = Passes(256)
             before = len(language_model(painter.target)._forward_pre_hooks)
@@ -145,6 +144,10 @@ def test_stop_ends_the_runs_of_one_visitor_only():
         second.check()
     assert runs.count() == 0
     runs.stop("nobody")
+    with runs.begin("three", lambda *_: None) as third:
+        runs.close(seconds=0.01)
+        with pytest.raises(Stopped):
+            third.check()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def frame():
 def url(frame):
     blocks = app.launch(frame, wait=False)
     yield blocks.local_url
+    frame.runs.close()
     blocks.close(verbose=False)
 
 
@@ -175,6 +176,11 @@ def test_who_leaves_or_stops_frees_the_model(visit, frame, caplog, leave):
     say(panel, Prompt="rocket moves up", Steps="4", Frames="5", Height="32", Width="32")
     run(panel, "Accelerated")
     panel.get_by_text("No speed-up is claimed").wait_for()
+
+
+def test_a_taken_port_is_said(url):
+    with pytest.raises(OSError, match="--port"):
+        app.launch(port=int(url.rstrip("/").rsplit(":", 1)[1]), wait=False)
 
 
 def test_no_file_of_the_machine_is_served_and_nothing_is_offered_to_programs(url):
