@@ -58,6 +58,8 @@ def draw(models: Models, run: Run, request: ImageRequest) -> Drawn:
             preset = request.choice.preset
             learned = shared.memory.setdefault(preset, {}) if preset else {}
             session.memory.update(learned)
+            if request.compare and not learned:
+                _warm_up(run, painter, session, request)
             plain = _plain(run, painter, session, request) if request.compare else None
             passes = Passes(_tokens(session))
             with run.stage("accelerated"), passes.watch(painter.target, run):
@@ -69,6 +71,12 @@ def draw(models: Models, run: Run, request: ImageRequest) -> Drawn:
             computed = passes.picture(layout) if layout is not None else None
         before = plain.pictures[0] if plain else None
         return Drawn(painted.pictures[0], before, session.report, quality, computed)
+
+
+def _warm_up(run: Run, painter: Painter, session: Session, request: ImageRequest) -> None:
+    """A run that is discarded, as `mmaccel compare` has one: a session's first one also measures the model."""
+    with run.stage("warm up"), Passes(_tokens(session)).watch(painter.target, run):
+        painter.generate(session, [request.prompt], request.settings)
 
 
 def _plain(run: Run, painter: Painter, session: Session, request: ImageRequest) -> Painted:

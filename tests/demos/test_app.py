@@ -70,12 +70,14 @@ def test_the_shown_code_films_the_same_clip(models, tmp_path, monkeypatch):
 
 def test_a_speed_up_is_claimed_only_beside_a_plain_run(models):
     run = Run()
-    alone, beside = draw(models, run, image_request()), draw(models, Run(), image_request(compare=True))
+    alone, compared = draw(models, run, image_request()), Run()
+    beside = draw(models, compared, image_request(compare=True))
     assert alone.plain is None and alone.report.speedup is None
     assert "speed-up" not in panels.report_text(alone.report)
     assert "both measured" in panels.report_text(beside.report, beside.quality) and "surprise" in beside.quality
     assert beside.plain is not None and not same(beside.plain, beside.picture)
     assert set(run.stages) >= {"accelerated", "draw"} and "plain" not in run.stages
+    assert list(compared.stages)[-5:] == ["warm up", "plain", "accelerated", "measure", "draw"]
     table = panels.stage_table({"plain": 2.0, "<b>": 1.0})
     assert "100%" in table and "50%" in table and "<b>" not in table
 
