@@ -185,8 +185,8 @@ class Microphone:
 def component() -> gr.HTML:
     """A button that records; its script says why where there is no microphone."""
     script = Path(__file__).with_name("microphone.js").read_text(encoding="utf-8")
-    button = '<button class="lg secondary" type="button">Speak</button> <span role="status"></span>'
-    return gr.HTML(None, label="Microphone", show_label=True, container=True, html_template=button, js_on_load=script)
+    button = '<button class="lg secondary" type="button">Speak</button> <span role="status">into the microphone</span>'
+    return gr.HTML(None, label="Microphone", show_label=False, container=True, html_template=button, js_on_load=script)
 
 
 def _decoded(message: Any) -> tuple[float, np.ndarray]:

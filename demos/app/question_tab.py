@@ -68,7 +68,7 @@ def build(frame: Frame) -> None:
                 told = gr.Checkbox(False, label="The model is told the earlier questions and answers", info=TOLD)
         with gr.Column(scale=3, min_width=300):
             chat = gr.Chatbot(
-                label="Answers", height=340, render_markdown=False, buttons=["copy"], placeholder="Ask about a clip."
+                label="Answers", height=260, render_markdown=False, buttons=["copy"], placeholder="Ask about a clip."
             )
             difference = gr.HTML("", elem_classes="difference")
             results = panels.results(seeded=False)

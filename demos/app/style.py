@@ -12,6 +12,7 @@ CSS = """
 .gradio-container main { width: 100%; }
 .buttons { flex-wrap: nowrap; }
 .buttons button { min-width: 0 !important; padding-left: 8px; padding-right: 8px; font-size: 15px; }
+@media (max-width: 480px) { .tab-container button { padding: 0 7px !important; font-size: 14px; } }
 @media (max-width: 480px) { .buttons { gap: 8px; } .buttons button { font-size: 13px; } }
 table.stages { width: 100%; border-collapse: collapse; font-size: 0.9em; }
 table.stages, table.stages :is(tbody, tr, th, td) { border: none !important; }
