@@ -1,4 +1,4 @@
-"""The command line: `mmaccel env | methods | plan | run | compare | tune | bench`."""
+"""The command line: `mmaccel env | methods | plan | run | compare | tune | bench | demo`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .bench_commands import add_parser as add_bench
 from .compare_commands import add_parser, run_compare
+from .demo_commands import add_parser as add_demo
 from .errors import MmaccelError
 from .output import replacing
 from .run_commands import POLICIES, chosen_methods, run_image, run_speech, run_video, run_vlm, target_of
@@ -28,6 +29,7 @@ EXAMPLES = """examples:
   mmaccel plan --model tiny-janus --preset fast -o plan.json
   mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
   mmaccel bench image --json > image.json
+  mmaccel demo --port 7860
 """
 
 
@@ -148,6 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_tune(commands, _add_model)
     add_bench(commands)
+    add_demo(commands)
     return parser
 
 
