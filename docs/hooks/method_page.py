@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 import re
 from typing import Any
 
@@ -20,8 +19,6 @@ from mmaccel.registry import MODALITIES, methods
 PICTURES = ROOT / "docs" / "pictures"
 ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 TITLES = {"image": "Images", "video": "Video", "vlm": "Video questions and language models", "speech": "Speech"}
-
-logging.getLogger("griffe").setLevel(logging.ERROR)  # it misses types in docstrings, which are in the code
 
 
 def address(method: type[Method]) -> str:
@@ -46,7 +43,7 @@ def index_page() -> str:
     """All methods with a sentence each."""
     parts = [
         "# Methods",
-        "An *exact* method gives the model's own output: equal tokens, or the same law, and that is proved in the tests."
+        "An *exact* method gives the model's own output: equal tokens, or the same law, and the tests prove it."
         " A *lossy* one says so in its report, and its page has what it was measured to cost.",
     ]
     for modality in MODALITIES:
@@ -144,7 +141,7 @@ def _link(method: type[Method], page: str) -> str:
 def _docstring(method: type[Method]) -> dict[str, Any]:
     """Text, notes, parameters by name and errors of the docstring of a class."""
     found: dict[str, Any] = {"text": "", "notes": "", "parameters": {}, "raises": []}
-    for part in griffe.Docstring(inspect.getdoc(method) or "").parse("numpy"):
+    for part in griffe.Docstring(inspect.getdoc(method) or "").parse("numpy", warnings=False):  # types are in the code
         if part.kind is griffe.DocstringSectionKind.text:
             found["text"] += _plain(part.value.partition("\n\n")[2]) if not found["text"] else _plain(part.value)
         elif part.kind is griffe.DocstringSectionKind.admonition:
