@@ -55,7 +55,7 @@ def index_page() -> str:
 
 def sentence(method: type[Method]) -> str:
     """What it does, without the word that a column or a badge has."""
-    return _plain(re.sub(r"; (lossy|lossless|exact)\.$", ".", method.summary()))
+    return plain(re.sub(r"; (lossy|lossless|exact)\.$", ".", method.summary()))
 
 
 def _kind(method: type[Method]) -> str:
@@ -143,9 +143,9 @@ def _docstring(method: type[Method]) -> dict[str, Any]:
     found: dict[str, Any] = {"text": "", "notes": "", "parameters": {}, "raises": []}
     for part in griffe.Docstring(inspect.getdoc(method) or "").parse("numpy", warnings=False):  # types are in the code
         if part.kind is griffe.DocstringSectionKind.text:
-            found["text"] += _plain(part.value.partition("\n\n")[2]) if not found["text"] else _plain(part.value)
+            found["text"] += plain(part.value.partition("\n\n")[2]) if not found["text"] else plain(part.value)
         elif part.kind is griffe.DocstringSectionKind.admonition:
-            found["notes"] += _plain(part.value.description)
+            found["notes"] += plain(part.value.description)
         elif part.kind is griffe.DocstringSectionKind.parameters:
             found["parameters"] = {one.name: one.description for one in part.value}
         elif part.kind is griffe.DocstringSectionKind.raises:
@@ -153,10 +153,10 @@ def _docstring(method: type[Method]) -> dict[str, Any]:
     return found
 
 
-def _plain(text: str) -> str:
-    """References of the docstring's markup as Markdown."""
-    return ROLE.sub(lambda match: f"`{match[1].removeprefix('mmaccel.')}`", text).replace("``", "`")
+def plain(text: str) -> str:
+    """Text of a docstring with its references as Markdown has code."""
+    return ROLE.sub(lambda match: f"`{match[1].removeprefix('mmaccel.')}`", text)
 
 
 def _cell(text: str) -> str:
-    return _plain(" ".join(text.split())).replace("|", "\\|")
+    return plain(" ".join(text.split())).replace("|", "\\|")

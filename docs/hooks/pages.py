@@ -19,7 +19,7 @@ if str(HERE) not in sys.path:  # mkdocs takes it out again after loading this fi
 
 from command_page import command_page  # noqa: E402
 from included import ROOT, lead, relinked, section, text  # noqa: E402
-from method_page import address, index_page, method_page  # noqa: E402
+from method_page import address, index_page, method_page, plain  # noqa: E402
 from preset_page import preset_page  # noqa: E402
 from reference_page import reference_pages  # noqa: E402
 
@@ -65,6 +65,8 @@ def on_startup(**_: Any) -> None:
     for name, folder in project["tool"]["setuptools"]["package-dir"].items():
         target = SOURCE / name.replace(".", "/")
         shutil.copytree(ROOT / folder, target, ignore=_no_source, dirs_exist_ok=True)
+    for path in SOURCE.rglob("*.py"):
+        path.write_text(plain(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def on_config(config: Any) -> Any:
