@@ -7,7 +7,7 @@ BIN := .venv/bin
 endif
 INSTALLED := .venv/installed
 
-.PHONY: run test lint types bench clean help
+.PHONY: run test lint types bench docs clean help
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -23,8 +23,11 @@ test: $(INSTALLED) ## lint and test
 bench: $(INSTALLED) ## measure docs/benchmarks/image.json and its page anew (about 40 minutes)
 	$(BIN)/mmaccel bench image --json --full --page docs/benchmarks/image.md > docs/benchmarks/image.json
 
+docs: $(INSTALLED) ## build the documentation site into site/index.html
+	$(BIN)/mkdocs build --strict
+
 clean: ## remove the environment and everything built
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist site *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -12,7 +12,6 @@ from mmaccel.errors import UnsupportedTargetError
 
 from .adapter import ImageAdapter
 from .layout import Layout
-from .presets import PRESETS
 from .sampling import Sampling
 from .task import ImageTask
 from .vocabulary import VocabularyTask, check_room, read_prompts
@@ -61,7 +60,6 @@ class Emu3Adapter(ImageAdapter):
 
     family = "emu3"
     classes = ("Emu3ForConditionalGeneration",)
-    presets = PRESETS
 
     def makes_images(self, kwargs: dict[str, Any]) -> bool:
         if kwargs.get("pixel_values") is not None:

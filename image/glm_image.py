@@ -12,7 +12,6 @@ from mmaccel.errors import UnsupportedTargetError
 
 from .adapter import ImageAdapter
 from .layout import Layout
-from .presets import PRESETS
 from .sampling import Sampling
 from .task import ImageTask
 from .vocabulary import VocabularyTask, check_room, read_prompts
@@ -80,7 +79,6 @@ class GlmImageAdapter(ImageAdapter):
 
     family = "glm_image"
     classes = ("GlmImageForConditionalGeneration", "GlmImagePipeline")
-    presets = PRESETS
 
     @property
     def model(self) -> Any:

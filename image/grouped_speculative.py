@@ -39,6 +39,8 @@ class GroupedSpeculative(ImageMethod):
     distance
         Largest squared distance to the draft in the codebook (default 0.5), None to leave it out.
 
+    Notes
+    -----
     Lossy: an accepted draft need not be a draw from the model. The measured cost is in
     docs/benchmarks/image.md.
 

@@ -13,7 +13,6 @@ from mmaccel.private import generation_settings
 
 from .adapter import ImageAdapter, prompt_of
 from .layout import Layout
-from .presets import PRESETS
 from .sampling import Sampling
 from .task import ImageTask, as_output
 
@@ -72,7 +71,6 @@ class JanusAdapter(ImageAdapter):
 
     family = "janus"
     classes = ("JanusForConditionalGeneration",)
-    presets = PRESETS
 
     def layout(self) -> Layout:
         side = math.isqrt(self.model.config.vision_config.num_image_tokens)

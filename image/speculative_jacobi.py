@@ -44,6 +44,8 @@ class SpeculativeJacobi(ImageMethod):
     init
         First guess of a position: ``"uniform"`` over the image codes (default), or ``"repeat_left"``.
 
+    Notes
+    -----
     Exact: the same law as plain sampling; the same tokens as plain decoding where nothing is sampled
     (in float32; lower precision may break near-ties differently).
 

@@ -38,6 +38,8 @@ class ZipAR(ImageMethod):
     draft_window
         Tokens that a row verifies a pass, its last one included (default 8); used with `verify`.
 
+    Notes
+    -----
     Lossy: tokens are drawn without having seen the right part of the row above. The measured cost is in
     docs/benchmarks/image.md.
 

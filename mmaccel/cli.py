@@ -1,4 +1,4 @@
-"""The command line: `mmaccel env | methods | plan | run | compare | tune | bench | demo`."""
+"""The command line: `mmaccel env | methods | presets | plan | run | compare | tune | bench | demo`."""
 
 from __future__ import annotations
 
@@ -68,6 +68,12 @@ def build_parser() -> argparse.ArgumentParser:
     methods = commands.add_parser("methods", help="list all methods and their settings")
     methods.add_argument("--modality", help="only those of one modality")
     methods.set_defaults(run=_methods)
+
+    presets = commands.add_parser(
+        "presets", help="list what exact, balanced and fast stand for, and what they measured"
+    )
+    presets.add_argument("--modality", help="only those of one modality")
+    presets.set_defaults(run=_presets)
 
     plan = commands.add_parser("plan", help="resolve and check methods for a model, and save them")
     _add_model(plan)
@@ -169,7 +175,7 @@ def _add_methods(parser: argparse.ArgumentParser, default: str = "exact") -> Non
         help="a method with settings; `mmaccel methods` lists them"
         f" (default: {default if '.' in default else f'--preset {default}'})",
     )
-    parser.add_argument("--preset", help="exact, balanced or fast, instead of methods")
+    parser.add_argument("--preset", help="exact, balanced or fast, instead of methods; see `mmaccel presets`")
     parser.set_defaults(default_preset=default)
     parser.add_argument("--plan", type=Path, help="a plan saved before, instead of methods")
 
@@ -185,17 +191,30 @@ def _env(_: argparse.Namespace) -> None:
 
 
 def _methods(arguments: argparse.Namespace) -> None:
-    from .errors import unknown_name
-    from .registry import MODALITIES, methods
+    from .registry import methods
 
-    if arguments.modality not in (None, *MODALITIES):
-        raise unknown_name("modality", arguments.modality, MODALITIES)
+    wanted = _modalities(arguments)
     for name, method in methods().items():
-        if arguments.modality in (None, name.split(".")[0]):
+        if name.split(".")[0] in wanted:
             print(f"{name}  [{'lossless' if method.lossless else 'lossy'}]")
             print(f"    {method.summary()}")
             print(f"    settings: {', '.join(f'{k}={v!r}' for k, v in method().settings().items())}")
             print(f"    paper: {method.paper}\n")
+
+
+def _presets(arguments: argparse.Namespace) -> None:
+    from .presets import listing
+
+    print("\n\n".join(listing(modality) for modality in _modalities(arguments)))
+
+
+def _modalities(arguments: argparse.Namespace) -> tuple[str, ...]:
+    from .errors import unknown_name
+    from .registry import MODALITIES
+
+    if arguments.modality not in (None, *MODALITIES):
+        raise unknown_name("modality", arguments.modality, MODALITIES)
+    return MODALITIES if arguments.modality is None else (arguments.modality,)
 
 
 def _plan(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .adapter import Adapter, find_adapter
 from .curve import describe
-from .errors import ConflictError, UnsupportedTargetError, WeightsError, unknown_name
+from .errors import ConflictError, UnsupportedTargetError, WeightsError
 from .method import Method
 from .registry import get_method
 from .version import versions
@@ -20,6 +20,8 @@ FORMAT = 1
 @dataclass(frozen=True)
 class Plan:
     """What will be done to a target, with which versions it was made, and what was measured to choose it.
+
+    `why` is the measured row of the preset that it came from, in a sentence; empty where there was none.
 
     Examples
     --------
@@ -33,6 +35,7 @@ class Plan:
     family: str
     versions: dict[str, str] = field(default_factory=versions, compare=False)
     measured: list[dict[str, Any]] = field(default_factory=list, compare=False)
+    why: str = field(default="", compare=False)
 
     @property
     def exact(self) -> bool:
@@ -42,6 +45,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"plan for {self.family} ({_kind(self.exact)})"]
         lines += [f"  {method}: {_kind(method.exact)}" for method in self.methods]
+        lines += [f"    {self.why}"] if self.why else []
         for point in self.measured:
             method = get_method(point["name"]).from_settings(point["settings"])
             lines.append(f"    measured {method}: {describe(point)}")
@@ -54,6 +58,7 @@ class Plan:
             "family": self.family,
             "methods": [{"name": m.name, "settings": m.settings()} for m in self.methods],
             **({"measured": self.measured} if self.measured else {}),
+            **({"why": self.why} if self.why else {}),
         }
 
     def save(self, path: str | Path) -> None:
@@ -69,7 +74,7 @@ class Plan:
             )
         chosen = tuple(get_method(m["name"]).from_settings(m["settings"]) for m in data["methods"])
         measured = list(data.get("measured", []))
-        return cls(chosen, family=data["family"], versions=dict(data["versions"]), measured=measured)
+        return cls(chosen, data["family"], dict(data["versions"]), measured, str(data.get("why", "")))
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -100,7 +105,8 @@ def plan(target: Any, *methods: Method | Plan, preset: str | None = None) -> Pla
     *methods
         Methods, or plans whose methods are taken over.
     preset
-        ``"exact"``, ``"balanced"`` or ``"fast"``: the family's own choice, instead of methods.
+        ``"exact"``, ``"balanced"`` or ``"fast"``: what was measured to be good for the family, instead of methods;
+        `mmaccel presets` lists them with their rows.
 
     Raises
     ------
@@ -112,18 +118,17 @@ def plan(target: Any, *methods: Method | Plan, preset: str | None = None) -> Pla
 def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> tuple[Plan, Adapter]:
     """A plan and the adapter it was checked against."""
     adapter = find_adapter(target)
-    chosen = list(_flatten(methods, adapter))
+    chosen, why = list(_flatten(methods, adapter)), ""
     if preset is not None:
         if chosen:
             raise ConflictError("give methods or a preset, not both")
-        if preset not in adapter.presets:
-            raise unknown_name(f"preset for {adapter.family}", preset, adapter.presets)
-        chosen = list(adapter.presets[preset])
+        found = adapter.preset(preset)
+        chosen, why = list(found.methods), f"{preset}: {found}"
     if not chosen:
         presets = ", ".join(repr(name) for name in adapter.presets)
-        raise ConflictError(f"nothing to do: name a method, or a preset ({presets})")
+        raise ConflictError(f"nothing to do: name a method{f', or a preset ({presets})' if presets else ''}")
     _check(chosen, adapter)
-    return Plan(tuple(chosen), family=adapter.family), adapter
+    return Plan(tuple(chosen), family=adapter.family, why=why), adapter
 
 
 def _flatten(methods: tuple[Method | Plan, ...], adapter: Adapter) -> Any:

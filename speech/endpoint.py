@@ -154,6 +154,8 @@ class EnergyEndpoint(EndpointPolicy):
         Seconds over which the background and the loudest are looked for; 4 by default, longer than one goes without
         a breath.
 
+    Notes
+    -----
     Its other parameters are those of :class:`EndpointPolicy`.
 
     Examples

@@ -26,11 +26,8 @@ class DiffusionTransformerAdapter(Adapter):
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
-        from .presets import TRANSFORMER_PRESETS, UNET_PRESETS  # the methods need this module
-
         is_unet = any(hasattr(denoiser, "up_blocks") for denoiser in self.denoisers())
         self.family = next(iter(UNETS if is_unet else TRANSFORMERS))
-        self.presets = UNET_PRESETS if is_unet else TRANSFORMER_PRESETS
 
     def denoisers(self) -> list[torch.nn.Module]:
         """The transformers or the UNet that denoise; Wan 2.2 has two."""

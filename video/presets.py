@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from mmaccel.method import Method
+from mmaccel.presets import Preset
 
-from .encoder_reuse import EncoderReuse
 from .heterogeneous_steps import HeterogeneousSteps
 
-# The rows of docs/benchmarks/video.md that justify them have the same settings.
-TRANSFORMER_PRESETS: dict[str, tuple[Method, ...]] = {
-    "balanced": (HeterogeneousSteps(budget=0.5),),
-    "fast": (HeterogeneousSteps(budget=0.25, forecast=0.0),),  # its row is "without forecast"
+MEASURED = {"model": "tiny-wan, 40 steps"}
+
+# The settings are those of the rows, also where the solver would find them itself on that machine.
+PRESETS: dict[str, dict[str, Preset]] = {
+    "diffusion transformer": {
+        "balanced": Preset((HeterogeneousSteps(budget=0.5),), "video", MEASURED),
+        "fast": Preset((HeterogeneousSteps(budget=0.25, forecast=0.0, fraction=0.0),), "video", MEASURED),
+    }
 }
-UNET_PRESETS: dict[str, tuple[Method, ...]] = {"balanced": (EncoderReuse(),)}
+
+_EXACT = "all that makes a diffusion pipeline faster here leaves out work that its output depends on"
+_UNMEASURED = "no UNet has been measured: name video.EncoderReuse(), and see with mmaccel.compare what it gives"
+ABSENT: dict[str, dict[str, str]] = {
+    "diffusion transformer": {"exact": _EXACT},
+    "diffusion unet": {"exact": _EXACT, "balanced": _UNMEASURED, "fast": _UNMEASURED},
+}

@@ -49,6 +49,8 @@ class Hooks:
     apply
         Such as ``lambda denoiser: apply_first_block_cache(denoiser, config)``.
 
+    Notes
+    -----
     A hook on the denoiser itself would stand outside of whatever follows the pipeline's steps, where the branch is not
     known yet: :meth:`call` goes through it instead.
     """

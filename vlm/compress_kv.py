@@ -42,6 +42,8 @@ class CompressKV(DecoderMethod):
         queries than this (another turn, or a chunk of the prompt) brings the cache back to the budget; tokens of
         shorter passes are all kept.
 
+    Notes
+    -----
     Lossy: tokens that were dropped are gone. Positions go on as if they were there. Each row of a padded batch
     has its own budget and gives what it gives alone. In assisted decoding the first drafts count as prompt.
 

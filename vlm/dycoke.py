@@ -33,6 +33,8 @@ class DyCoke(Compressor):
     window
         Frames of a window, at least 2, default 4 as in the paper.
 
+    Notes
+    -----
     Lossy: what was dropped is gone; tokens are dropped in favour of their like in an earlier frame, none are
     averaged. Every second frame of a window goes by its cosine with the one before, every fourth by the one two
     before, and so on. Where the first frames alone exceed the budget, the window is doubled until they do not; where

@@ -47,6 +47,8 @@ class EarlyTom(Compressor):
     inner_layer, inner_keep
         Merging inside the language model, as in :class:`HoliTom`.
 
+    Notes
+    -----
     Lossy: what was dropped is gone. The number kept is exact, even over the frames, ends of segments first where it
     does not come out even; in the reference code ends round up and the rest to the nearest.
 

@@ -29,6 +29,8 @@ class FastV(Compressor):
     layer
         The first layer that has fewer tokens, default 2 as the paper's.
 
+    Notes
+    -----
     Positions of the tokens that stay are those that they had.
 
     Raises

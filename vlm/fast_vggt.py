@@ -63,6 +63,8 @@ class FastVGGT:
     grid
         Rows and columns of a view; None (default) takes a square.
 
+    Notes
+    -----
     Lossy; at ``merge=0`` bit-identical. The reference code draws the token of a cell at random, keeps every tenth
     token from merging, and merges query, key and value after rotary positions; here tokens merge before these are made.
 

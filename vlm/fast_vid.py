@@ -45,6 +45,8 @@ class FastVID(Compressor):
         Weight of an anchor at least against the mean of the tokens that join it, from 0 to 1, default 0.6 as in
         the reference code.
 
+    Notes
+    -----
     Lossy. The number kept is exact. A frame's feature is the mean of its tokens, and attention is what they receive;
     the reference code has both from the vision tower's pooling head. A token joins one anchor, the most similar of
     its scene; in the reference code it joins one in each frame with anchors. Anchors that find no room become

@@ -36,6 +36,8 @@ class FrameFusion(Compressor):
     layer
         The first layer that has fewer tokens, default 1.
 
+    Notes
+    -----
     Positions of the tokens that stay are those that they had.
 
     Raises

@@ -46,6 +46,8 @@ class HoliTom(Compressor):
     inner_keep
         Share of the visual tokens that the inner stage keeps, above 0 and up to 1 (inner stage off), default 0.5.
 
+    Notes
+    -----
     Lossy. The budget is met up to rounding: with ``r = min(1, keep * F * N / (F * N - saved))``, each frame of a
     segment keeps ``ceil(moving * r)`` tokens and the segment ``round(still * r)`` merged ones, at least one where
     nothing moves. A merged token is 0.6 of its centre and 0.4 of the mean of those that join it. The order is

@@ -34,6 +34,8 @@ class IDPruner(Compressor):
     step
         Tokens to choose at once, at least 1, default 1 as the reference code; more is faster and less choosy.
 
+    Notes
+    -----
     Lossy: what was dropped is gone. Importance is the attention that a token receives in the vision tower, brought
     to 0 to 1; the reference code has a trained selector there.
 

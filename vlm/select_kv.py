@@ -45,6 +45,8 @@ class SelectKV(DecoderMethod):
     dense_layers
         First layers that read everything, default 2 as in the papers.
 
+    Notes
+    -----
     Lossy: tokens that are left out may matter. Each row of a padded batch has its own budget and gives what it
     gives alone.
 

@@ -43,6 +43,8 @@ class SparsePrefill(DecoderMethod):
     always
         Attend sparsely also where dense attention is measured to be faster (default False).
 
+    Notes
+    -----
     Lossy: blocks that are left out may matter. Rows with padding on the left are computed one by one and give
     what they give alone; other masks run densely.
 

@@ -39,6 +39,8 @@ class VidCom2(Compressor):
     temperature
         How evenly frames share the budget: the higher the more even, above 0, default 0.01 as the reference code.
 
+    Notes
+    -----
     Lossy: what was dropped is gone. The number kept is exact; the reference code rounds frame by frame and leaves
     each at least one token.
 

@@ -35,6 +35,8 @@ class VisionZip(Compressor):
     dominant
         Share of those that are dominant, from 0 to 1, default 54/64 as in the paper.
 
+    Notes
+    -----
     Lossy. A contextual token is itself plus the mean of the tokens that join it, a sum and no mean, as in the
     reference code. A frame's tokens are in spatial order; the reference code has the dominant ones first. Where the
     vision tower gives no keys, the features are compared instead.

@@ -67,10 +67,7 @@ class VisualAdapter(DecoderAdapter):
     first_cut: int = 1
 
     def __init__(self, target: Any) -> None:
-        from .presets import PRESETS  # the methods need this module
-
         super().__init__(target)
-        self.presets = PRESETS
         self.last: tuple[Prompt, Cuts | None] | None = None
 
     @property

@@ -1,0 +1,38 @@
+"""The reference: everything public that is no method, from its docstring."""
+
+from __future__ import annotations
+
+import importlib
+
+from mmaccel.registry import methods
+
+MODULES = {
+    "mmaccel": "The core",
+    "mmaccel.image": "Images",
+    "mmaccel.video": "Video",
+    "mmaccel.vlm": "Video questions and language models",
+    "mmaccel.speech": "Speech",
+    "mmaccel.kernels": "Kernels",
+    "mmaccel.zoo": "The shipped models",
+}
+
+
+def reference_pages() -> dict[str, str]:
+    """A page for each module that has something public beside its methods."""
+    pages = {f"reference/{name.split('.')[-1]}.md": _page(name, title) for name, title in MODULES.items()}
+    return {place: text for place, text in pages.items() if text}
+
+
+def _page(name: str, title: str) -> str:
+    module = importlib.import_module(name)
+    public = getattr(module, "__all__", None) or [n for n in vars(module) if _is_own(module, n)]
+    classes = methods().values()
+    shown = [n for n in public if not n.startswith("_") and getattr(module, n) not in classes]
+    blocks = [f"::: {name}.{n}" for n in shown if callable(getattr(module, n))]
+    intro = f"`import {name}`" if "." not in name else f"`from mmaccel import {name.split('.')[1]}`"
+    return "\n\n".join([f"# {title}", intro, *blocks]) + "\n" if blocks else ""
+
+
+def _is_own(module: object, name: str) -> bool:
+    """Whether a module without `__all__` defines this function itself."""
+    return not name.startswith("_") and getattr(getattr(module, name), "__module__", "") == module.__name__  # type: ignore[attr-defined]

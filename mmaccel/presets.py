@@ -1,0 +1,125 @@
+"""Presets: a name for methods that were measured, with the row of the benchmark that justifies them.
+
+A modality says which ones its families have in a module `presets` with `PRESETS` and `ABSENT`, both by family: what
+``accelerate(target, preset=...)`` stands for, and why a family lacks one. The rows themselves are in `presets.json`,
+which `python -m mmaccel.demos.preset_rows` takes over from `docs/benchmarks`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .method import Method
+
+NAMES = ("exact", "balanced", "fast")
+FILE = "presets.json"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Methods, and where they were measured.
+
+    Attributes
+    ----------
+    methods
+        What the name stands for.
+    benchmark
+        The file of `docs/benchmarks` without its ending, such as ``"image"``.
+    columns
+        What tells the row from others of the same settings, such as the model.
+    note
+        What a user must know to judge the row; empty where it says enough.
+    """
+
+    methods: tuple[Method, ...]
+    benchmark: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name in `presets.json`."""
+        return f"{self.benchmark}: {' + '.join(map(str, self.methods))}"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The measured row: `model`, `speedup`, `quality_metric`, `quality`, `baseline_quality`, `machine`, ..."""
+        return dict(_rows()[self.key])
+
+    def __str__(self) -> str:
+        return describe(self.row) + (f"; {self.note}" if self.note else "")
+
+
+def presets_of(modality: str, family: str) -> Mapping[str, Preset]:
+    """The presets of one family by name; empty for families that bring none."""
+    return dict(_table(modality, "PRESETS").get(family, {}))
+
+
+def absent_of(modality: str, family: str) -> Mapping[str, str]:
+    """Names of :data:`NAMES` that a family lacks, with the reason."""
+    return dict(_table(modality, "ABSENT").get(family, {}))
+
+
+def families(modality: str) -> tuple[str, ...]:
+    """All families of a modality that have presets, or a reason why they have none."""
+    return tuple(dict.fromkeys([*_table(modality, "PRESETS"), *_table(modality, "ABSENT")]))
+
+
+def listing(modality: str) -> str:
+    """All presets of a modality as text; families with the same ones share a heading."""
+    by_text: dict[str, list[str]] = {}
+    for family in families(modality):
+        presets, absent = presets_of(modality, family), absent_of(modality, family)
+        lines = []
+        for name in NAMES:
+            if name in presets:
+                methods = " + ".join(map(str, presets[name].methods))
+                lines += [f"  {name:<10}{methods}", f"  {'':<10}{presets[name]}"]
+            elif name in absent:
+                lines.append(f"  {name:<10}none: {absent[name]}")
+        by_text.setdefault("\n".join(lines), []).append(family)
+    return "\n\n".join(f"{modality}: {', '.join(names)}\n{text}" for text, names in by_text.items())
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """A measured row in one sentence.
+
+    Examples
+    --------
+    >>> row = {"model": "tiny-wan", "speedup": 2.0, "machine": "AMD EPYC", "threads": 2, "date": "2026-11-22"}
+    >>> describe({**row, "quality_metric": "PSNR in dB", "quality": 55.0, "baseline_quality": None})
+    '2.00x; PSNR in dB: 55 (measured on tiny-wan, AMD EPYC, 2 threads, 2026-11-22)'
+    """
+    figures = [f"{row['speedup']:.2f}x"]
+    if row.get("first_token_speedup"):
+        figures = [f"{figures[0]} end to end", f"{row['first_token_speedup']:.2f}x to the first token"]
+    if row.get("quality") is not None:
+        plain = "" if row.get("baseline_quality") is None else f" (plain {row['baseline_quality']:.3g})"
+        figures.append(f"{row['quality_metric']}: {row['quality']:.3g}{plain}")
+    elif row.get("exact"):
+        figures.append("exact")
+    threads = "1 thread" if row["threads"] == 1 else f"{row['threads']} threads"
+    where = f"{row['model']}, {row['machine']}, {threads}, {row['date'][:10]}"
+    return f"{'; '.join(figures)} (measured on {where})"
+
+
+def _table(modality: str, name: str) -> Mapping[str, Mapping[str, Any]]:
+    module = f"mmaccel.{modality}.presets"
+    if importlib.util.find_spec(module) is None:
+        return {}
+    table: Mapping[str, Mapping[str, Any]] = getattr(importlib.import_module(module), name)
+    return table
+
+
+@cache
+def _rows() -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))
+    return rows

@@ -1,0 +1,114 @@
+"""What `preset=` stands for: names, promises, and the measured rows behind them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mmaccel
+from mmaccel import cli, presets, zoo
+from mmaccel.adapter import adapters
+from mmaccel.demos import preset_rows
+from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.registry import MODALITIES
+from mmaccel.video import examples as video_examples
+from mmaccel.vlm import examples as vlm_examples
+
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
+TABLE = [
+    (modality, family, name, preset)
+    for modality in MODALITIES
+    for family in presets.families(modality)
+    for name, preset in presets.presets_of(modality, family).items()
+]
+FAMILIES = {"diffusion unet"} | {adapter.family for adapter in adapters()}
+
+
+def test_the_packaged_rows_are_those_of_the_benchmarks():
+    packaged = Path(presets.__file__).with_name(presets.FILE).read_text(encoding="utf-8")
+    assert packaged == preset_rows.collect(BENCHMARKS), "run: python -m mmaccel.demos.preset_rows"
+
+
+def test_every_family_has_each_preset_or_a_reason():
+    for modality in MODALITIES:
+        for family in presets.families(modality):
+            present, absent = presets.presets_of(modality, family), presets.absent_of(modality, family)
+            assert not set(present) & set(absent)
+            assert set(present) | set(absent) == set(presets.NAMES), family
+    known = {family for modality in MODALITIES for family in presets.families(modality)}
+    assert known == FAMILIES, "a family without presets, or presets of no family"
+
+
+@pytest.mark.parametrize(("modality", "family", "name", "preset"), TABLE, ids=lambda value: str(value)[:30])
+def test_a_preset_keeps_its_promise(modality, family, name, preset):
+    assert all(method.name.split(".")[0] == modality for method in preset.methods)
+    assert all(method.families is None or family in method.families for method in preset.methods)
+    if name == "exact":
+        assert all(method.exact for method in preset.methods)
+    row = preset.row
+    assert row["speedup"] > 1 and row["model"] == preset.columns["model"]
+    assert row["exact"] or (row["quality"] is not None and row["quality_metric"])
+    assert f"measured on {row['model']}" in str(preset) and f"{row['speedup']:.2f}x" in str(preset)
+
+
+def test_fast_is_the_fastest():
+    for modality in MODALITIES:
+        for family in presets.families(modality):
+            found = presets.presets_of(modality, family)
+            times = [_shown_speed(found[name].row) for name in presets.NAMES if name in found]
+            assert times == sorted(times), f"{family}: {times}"
+
+
+def _shown_speed(row):
+    """Visual presets differ in what comes after the tower, which takes most of the time of a model so small."""
+    return row.get("first_token_speedup") or row["speedup"]
+
+
+def test_a_plan_says_the_row_and_keeps_it(tmp_path):
+    made = mmaccel.plan(zoo.load("tiny-janus")[0], preset="fast")
+    row = presets.presets_of("image", "janus")["fast"].row
+    assert f"fast: {row['speedup']:.2f}x" in str(made) and f"measured on {row['model']}" in str(made)
+    made.save(tmp_path / "plan.json")
+    loaded = mmaccel.Plan.load(tmp_path / "plan.json")
+    assert loaded.why == made.why and str(loaded) == str(made)
+    assert mmaccel.plan(zoo.load("tiny-janus")[0], *made.methods).why == ""
+
+
+def test_an_absent_preset_says_why():
+    pipe, _ = video_examples.wan_pipeline()
+    with pytest.raises(UnsupportedTargetError, match="no preset 'exact', since .*preset='balanced' or preset='fast'"):
+        mmaccel.accelerate(pipe, preset="exact")
+    unet, _ = video_examples.unet_pipeline()
+    with pytest.raises(UnsupportedTargetError, match="no UNet has been measured: name video.EncoderReuse"):
+        mmaccel.plan(unet, preset="fast")
+    with pytest.raises(ConflictError, match=r"nothing to do: name a method$"):
+        mmaccel.plan(unet)
+
+
+def test_a_language_model_has_a_preset_too():
+    model = vlm_examples.examples()[0].build()[0]
+    made = mmaccel.plan(model, preset="balanced")
+    assert made.family == "decoder" and "vlm.SparsePrefill" in str(made)
+    with pytest.raises(UnsupportedTargetError, match="no preset 'fast', since nothing faster than 'balanced'"):
+        mmaccel.plan(model, preset="fast")
+
+
+def test_the_command_lists_them(capsys):
+    assert cli.main(["presets", "--modality", "video"]) == 0
+    out = capsys.readouterr().out
+    assert "video.HeterogeneousSteps" in out and "exact     none:" in out and "image." not in out
+    assert cli.main(["presets", "--modality", "vidoe"]) == 2
+    assert "did you mean 'video'" in capsys.readouterr().err
+    assert cli.main(["plan", "--preset", "fast"]) == 0
+    assert "measured on tiny-janus" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("copies", (0, 2))
+def test_a_row_that_is_missing_or_doubtful_is_an_error(tmp_path, copies):
+    preset = presets.presets_of("image", "janus")["fast"]
+    result = json.loads((BENCHMARKS / "image.json").read_text())
+    row = next(row for row in result["rows"] if preset_rows._fits(preset, row))
+    others = [other for other in result["rows"] if other is not row]
+    (tmp_path / "image.json").write_text(json.dumps({**result, "rows": others + [row] * copies}))
+    with pytest.raises(SettingError, match=f"has {copies} rows of image"):
+        preset_rows.find(preset, tmp_path)
