@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import gradio as gr
 
+from mmaccel.presets import absent_of, presets_of
 from mmaccel.report import Report
 
 from .frame import Frame
 from .runs import Run
 
-ORDER = ("exact", "balanced", "fast")
 PRESET_NOTE = "exact keeps the model's own output or its law; the others trade a measured bit of quality for speed"
 NOT_MEASURED = "No speed-up is claimed without a plain run beside it: press Compare."
 ONE_RUN_EACH = "One run of each on this machine, in this order; `mmaccel compare` takes medians of several."
@@ -29,10 +29,11 @@ class Controls:
     stop: gr.Button
 
 
-def controls(frame: Frame, presets: Mapping[str, object], default: str) -> Controls:
+def controls(frame: Frame, modality: str, family: str, default: str) -> Controls:
     """The preset radio and the three buttons; Stop is connected already."""
-    known = [name for name in ORDER if name in presets] + [name for name in presets if name not in ORDER]
-    preset = gr.Radio(known, value=default, label="Preset", info=PRESET_NOTE)
+    known = list(presets_of(modality, family))
+    missing = "".join(f"; no {name}: {why}" for name, why in absent_of(modality, family).items())
+    preset = gr.Radio(known, value=default, label="Preset", info=PRESET_NOTE + missing)
     with gr.Row(elem_classes="buttons"):
         accelerated = gr.Button("Accelerated", variant="primary", min_width=90)
         compare = gr.Button("Compare", min_width=90)

@@ -16,7 +16,6 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.video import clips
-from mmaccel.vlm.presets import PRESETS
 
 from . import panels
 from .choice import Choice
@@ -60,7 +59,7 @@ def build(frame: Frame) -> None:
             question = gr.Textbox(label="Question", lines=1, max_lines=4, value=QUESTIONS[0])
             panels.examples(question, QUESTIONS)
             _examples(clip, question)
-            controls = panels.controls(frame, PRESETS, "balanced")
+            controls = panels.controls(frame, "vlm", "llava_onevision", "balanced")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "vlm", "vlm.HoliTom:keep=0.15", seeded=False)
                 frames = panels.optional_number("Frames", str(FRAMES))
