@@ -150,3 +150,8 @@ def heat_map() -> gr.Image:
 def examples(prompt: gr.Textbox, prompts: Sequence[str]) -> None:
     """Buttons that put an example into the prompt."""
     gr.Examples([[text] for text in prompts], [prompt], label="Examples", api_visibility="private")
+
+
+def keep_examples(component: gr.components.Component) -> None:
+    """Keep the copies that Gradio made of example files, which it would delete like those of visitors."""
+    component.keep_in_cache.update(component.temp_files)

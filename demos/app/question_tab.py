@@ -160,3 +160,4 @@ def _examples(clip: gr.Video, question: gr.Textbox) -> None:
             clips.save([Image.fromarray(picture) for picture in one.frames], path)
             rows.append([str(path), one.question])
         gr.Examples(rows, [clip, question], label="Clips with a question each", api_visibility="private")
+    panels.keep_examples(clip)

@@ -33,6 +33,7 @@ ENDPOINTS = ("auto", "silero", "energy")
 UPDATE, SILENCE, LONGEST = 0.5, 0.5, 15.0
 OTHERS = 6  # outputs beside the words
 POLICY_NOTE = "which words stay: those that two looks agree on, or those far enough from the end of the sound"
+ONE_RUN_EACH = "One run of each on this machine, without drafts first; CPU seconds are of the whole process."
 FILE_NOTE = "Heard as fast as it can be; lags are those of speech that comes in real time."
 
 
@@ -86,6 +87,7 @@ def _examples(recording: gr.Audio) -> None:
         rows = [[str(shutil.copy(sound, copies))] for sound in sounds]
         if rows:
             gr.Examples(rows, [recording], label="Examples: human speech", api_visibility="private")
+    panels.keep_examples(recording)
 
 
 def asked(
@@ -124,7 +126,7 @@ def _transcribe(frame: Frame, compare: bool, run: Run, file: Any, *values: Any) 
     for heard, told in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
         yield [heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
     report = "\n".join(filter(None, (told, str(heard.stats))))
-    note = f"{FILE_NOTE} {panels.ONE_RUN_EACH if compare else panels.NOT_MEASURED}"
+    note = f"{FILE_NOTE} {ONE_RUN_EACH if compare else panels.NOT_MEASURED}"
     yield from ended(heard.words, [report, note, "", panels.stage_table(run.stages), speech_code(request)])
 
 

@@ -2,10 +2,13 @@
 
 import contextlib
 import io
+from pathlib import Path
 
 import av
+import gradio as gr
 import numpy as np
 import pytest
+from gradio.route_utils import delete_files_created_by_app
 from PIL import Image
 
 from mmaccel import zoo
@@ -177,3 +180,12 @@ def test_uploads_have_a_largest_size_and_length(clip):
         read_clip(str(clip), 8, Limits(clip_seconds=2))
     with pytest.raises(VideoFileError, match="allowed"):
         read_clip(str(clip), 8, Limits(upload_bytes=100))
+
+
+def test_example_clips_outlive_the_files_of_visitors():
+    with gr.Blocks() as blocks:
+        question_tab.build(Frame())
+    (clip,) = (block for block in blocks.blocks.values() if isinstance(block, gr.Video) and block.label == "Clip")
+    delete_files_created_by_app(blocks, None)
+    kept = [Path(file) for file in clip.keep_in_cache]
+    assert len(kept) == question_tab.EXAMPLES and all(file.is_file() for file in kept)
