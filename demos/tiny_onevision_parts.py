@@ -9,6 +9,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from .tiny_onevision import SIDE, WIDTH
 from .tiny_onevision_data import GROUNDS, IGNORED, MOTIONS, THINGS, Batch
+from .tiny_onevision_thinning import joined
 
 TRACKING_LAYER = 4  # after so many layers, visual tokens are to know where their thing goes
 SPREAD = 10.0
@@ -121,11 +122,13 @@ class Trained(torch.nn.Module):
         times: torch.Tensor | None = None,
         kept: torch.Tensor | None = None,
         late: torch.Tensor | None = None,
+        late_own: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits `[B, K, L, V]`; hidden states of visual tokens after `TRACKING_LAYER` layers, of words after one more.
 
         `times` puts each frame at the position that it has in the whole clip; without, positions have no gaps. `kept`
-        are the visual tokens that are seen, and `late` those of them that are still there behind `TRACKING_LAYER`.
+        are the visual tokens that are seen, and `late` those of them that are still there behind `TRACKING_LAYER`,
+        merged with the others as :func:`joined` does where `late_own` is given.
         """
         if kept is not None:
             index = torch.cat([kept, torch.full_like(kept[:, :1], features.shape[1] - 1)], 1)
@@ -142,6 +145,10 @@ class Trained(torch.nn.Module):
             if i == TRACKING_LAYER:
                 tracked = hidden[:, opening : opening + visual - 1]
                 if late is not None:
+                    if late_own is not None:
+                        merged = joined(tracked, late, late_own)
+                        place = (opening + late)[..., None].expand_as(merged)
+                        hidden = hidden.scatter(1, place, merged)
                     hidden, rotary = _without(hidden, rotary, opening, visual, late)
                     visual = late.shape[1] + 1
                     options["prefix"] = opening + visual

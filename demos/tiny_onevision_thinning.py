@@ -1,4 +1,8 @@
-"""Leaving visual tokens out in training, so that `tiny-onevision` answers from a part of them, as large models do."""
+"""Leaving visual tokens out in training, so that `tiny-onevision` answers from a part of them, as large models do.
+
+Of no method in particular: which tokens stay is drawn, and in half of the steps those left out are merged into those
+that stay.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,47 @@ import dataclasses
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
+from .tiny_onevision import SIDE
 from .tiny_onevision_data import THINGS, Batch
 
 LEAST = 0.08  # share of the tokens that is always left
 LATE_LEAST = 0.4  # and of these inside the language model
 
 
-def thin(batch: Batch, seed: list[int]) -> tuple[torch.Tensor, torch.Tensor, Batch]:
-    """Leave out random tokens of each clip; a pure function of the seed.
+@dataclasses.dataclass
+class Thinned:
+    """What is left of a batch of clips.
 
-    The share is drawn between `LEAST` and 1, small ones as often as large ones. Things are preferred by a random
-    weight, as methods that go by attention do, or not at all. In half of the steps the last layers lose more.
-
-    Returns
-    -------
+    Attributes
+    ----------
+    features : `[B, T * SIDE * SIDE + 1, D]`
+        All features; those of kept tokens are means with the ones that were merged into them.
     kept : int64 `[B, K]`
         Sorted indices of the visual tokens that the language model gets.
     late : int64 `[B, M]`
         Sorted indices into these, of those that its last layers still have.
+    late_own : float or None
+        Weight of a token in the last layers against the mean of those that join it there; None to drop these.
     batch
         With the labels of the kept tokens only.
+    """
+
+    features: torch.Tensor
+    kept: torch.Tensor
+    late: torch.Tensor
+    late_own: float | None
+    batch: Batch
+
+
+def thin(features: torch.Tensor, batch: Batch, seed: list[int]) -> Thinned:
+    """Leave out tokens of each clip; a pure function of the seed.
+
+    The share is drawn between `LEAST` and 1, small ones as often as large ones. Things are preferred by a random
+    weight, as methods that go by attention do, or not at all; in half of the steps those that show what the frame
+    before showed at the same place go first, above a random similarity. In half of the steps the last layers have
+    fewer still.
     """
     rng = np.random.default_rng(seed)
     things = batch.things.flatten(1)
@@ -35,9 +59,42 @@ def thin(batch: Batch, seed: list[int]) -> tuple[torch.Tensor, torch.Tensor, Bat
     weight = rng.uniform(0, 1.5) if rng.random() < 0.7 else 0.0
     shown = ((things >= 0) & (things < len(THINGS))).float()
     scores = torch.from_numpy(rng.random((count, total))).float() + weight * shown
+    if rng.random() < 0.5:
+        scores -= 3 * repeated(features[:, :-1], rng.uniform(0.65, 0.98))
     index = scores.topk(kept).indices.sort().values
+    if rng.random() < 0.5:
+        merged = joined(features[:, :-1], index, rng.uniform(0.1, 1))
+        features = torch.cat([features[:, :-1].scatter(1, _wide(index, features), merged), features[:, -1:]], 1)
     left = round(kept * rng.uniform(LATE_LEAST, 1)) if rng.random() < 0.5 else kept
     late = torch.from_numpy(rng.random((count, kept))).topk(left).indices.sort().values
+    own = rng.uniform(0.1, 1) if rng.random() < 0.5 else None
     dense = ("things", "tracks", "arrivals")
     labels = {name: getattr(batch, name).flatten(1).gather(1, index)[:, None] for name in dense}
-    return index, late, dataclasses.replace(batch, **labels)
+    return Thinned(features, index, late, own, dataclasses.replace(batch, **labels))
+
+
+def repeated(tokens: torch.Tensor, tau: float) -> torch.Tensor:
+    """1 where a token `[B, T * SIDE * SIDE, D]` is like the one at its place in the frame before, 0 elsewhere."""
+    frames = tokens.float().unflatten(1, (-1, SIDE**2))
+    similar = F.cosine_similarity(frames[:, 1:], frames[:, :-1], dim=-1) > tau
+    return F.pad(similar.float().flatten(1), (SIDE**2, 0))
+
+
+def joined(tokens: torch.Tensor, index: torch.Tensor, own: float) -> torch.Tensor:
+    """Tokens `[B, N, D]` at `index` `[B, K]`, those left out merged into the most similar one of them, `[B, K, D]`.
+
+    `own` is the weight of a token against the mean of those that join it; without any it stays as it is.
+    """
+    kept = tokens.gather(1, _wide(index, tokens))
+    with torch.no_grad():
+        left = torch.ones(tokens.shape[:2]).scatter(1, index, 0.0)
+        similarity = F.normalize(tokens.float(), dim=-1) @ F.normalize(kept.float(), dim=-1).mT
+        nearest = similarity.argmax(-1)
+        sizes = torch.zeros(index.shape).scatter_add(1, nearest, left)
+    sums = torch.zeros_like(kept).scatter_add(1, _wide(nearest, tokens), tokens * left[..., None].to(tokens.dtype))
+    means = sums / sizes.clamp(min=1)[..., None].to(tokens.dtype)
+    return torch.where(sizes[..., None] > 0, own * kept + (1 - own) * means, kept)
+
+
+def _wide(index: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return index[..., None].expand(-1, -1, tokens.shape[2])

@@ -37,7 +37,7 @@ CHECK_SECONDS = 300
 FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))
 # until this share of the time: frames a clip, clips a step, what happens in them
 CURRICULUM = ((0.12, 4, 16, FEW), (0.5, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
-WHOLE = 0.85  # share of the time after which random tokens are left out
+WHOLE = 0.7  # share of the time after which tokens are left out
 QUESTIONS = 12
 TRACK_WEIGHT, WORD_WEIGHT, PLACE_WEIGHT = 0.5, 0.5, 0.1
 
@@ -141,10 +141,12 @@ def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
         batch = draw(packer, [args.seed, 1, stage.step], clips, frames, QUESTIONS, footage)
         times = batch.times if stage.step % 2 else None  # with gaps where frames are left out, and without
         with torch.autocast("cpu", torch.bfloat16):
-            features, kept, late = module.features(batch.frames), None, None
+            features, left = module.features(batch.frames), ()
             if share > WHOLE:
-                kept, late, batch = thin(batch, [args.seed, 2, stage.step])
-            logits, tracked, asked = module(features, batch.tokens, times, kept, late)
+                thinned = thin(features, batch, [args.seed, 2, stage.step])
+                features, batch = thinned.features, thinned.batch
+                left = (thinned.kept, thinned.late, thinned.late_own)
+            logits, tracked, asked = module(features, batch.tokens, times, *left)
             answers, right = answer_loss(logits, batch.labels)
             tracks, tracked_right = module.tracks_loss(tracked, batch)
             words, named = module.words_loss(tracked, batch)

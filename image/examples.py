@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from mmaccel.testing import Example
+from mmaccel.untrained import untrained
 
 ROWS, COLUMNS, CODES = 4, 4, 24
 # Sharp enough that greedy decoding has no near-ties, flat enough that sampling is not greedy.
@@ -44,17 +45,6 @@ def _inner(path: str) -> Any:
         return model.get_submodule(path)  # type: ignore[no-any-return]
 
     return find
-
-
-def _seeded(build: Any, seed: int) -> Any:
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    model = build().eval()
-    torch.set_rng_state(state)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(WEIGHT_SCALE)
-    return model
 
 
 def prompts(batch: int, low: int, high: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,7 +86,7 @@ def janus(seed: int = 0, rows: int = ROWS) -> tuple[Any, Any]:
         **TEXT,
     }
     config = JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=39)
-    model = _seeded(lambda: JanusForConditionalGeneration(config), seed)
+    model = untrained(lambda: JanusForConditionalGeneration(config), seed, WEIGHT_SCALE)
     settings = model.generation_config
     settings.pad_token_id, settings.bos_token_id, settings.eos_token_id = 0, 1, 2
     settings.generation_kwargs = {"boi_token_id": 3}
@@ -125,7 +115,7 @@ def emu3(seed: int = 0, rows: int = ROWS, columns: int = COLUMNS) -> tuple[Any, 
     vq.update(hidden_size=32, attn_resolutions=[], embed_dim=4, latent_channels=4)
     text = {"vocab_size": 20 + CODES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **TEXT}
     config = Emu3Config(text_config=text, vq_config=vq, vocabulary_map=vocabulary)
-    model = _seeded(lambda: Emu3ForConditionalGeneration(config), seed)
+    model = untrained(lambda: Emu3ForConditionalGeneration(config), seed, WEIGHT_SCALE)
 
     def arguments(batch: int = 1, guidance: float = 3.0, **more: Any) -> dict[str, Any]:
         ids, mask = prompts(batch, 3, 10)
@@ -183,7 +173,7 @@ def glm_image(seed: int = 0, rows: int = ROWS, columns: int = COLUMNS) -> tuple[
         image_start_token_id=start,
         image_end_token_id=end,
     )
-    model = _seeded(lambda: GlmImageForConditionalGeneration(config), seed)
+    model = untrained(lambda: GlmImageForConditionalGeneration(config), seed, WEIGHT_SCALE)
 
     def arguments(batch: int = 1, guidance: float = 1.0, **more: Any) -> dict[str, Any]:
         ids, mask = prompts(batch, 30, 59)

@@ -27,6 +27,7 @@ from .plan import Plan, plan
 from .registry import get_method, methods
 from .report import Report
 from .session import Session, accelerate
+from .tune import Tuning, tune
 from .version import __version__
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Report",
     "Session",
     "SettingError",
+    "Tuning",
     "UnknownNameError",
     "UnsupportedTargetError",
     "__version__",
@@ -48,4 +50,5 @@ __all__ = [
     "get_method",
     "methods",
     "plan",
+    "tune",
 ]

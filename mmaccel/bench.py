@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import os
 import platform
 import statistics
@@ -12,7 +14,11 @@ from typing import Any
 
 import torch
 
+from .errors import WeightsError
 from .version import versions
+
+LONGEST = 90  # characters of a method with its settings
+HEADER = ("versions", "machine", "threads", "date")
 
 # Every row has these; None where a column was not measured.
 COLUMNS = (
@@ -31,6 +37,7 @@ COLUMNS = (
     "baseline_quality",
     "peak_extra_bytes",
 )
+IDENTITY = ("modality", "model", "method", "settings", "exact")  # never None
 
 
 def row(**values: Any) -> dict[str, Any]:
@@ -41,7 +48,7 @@ def row(**values: Any) -> dict[str, Any]:
     ValueError
         If a column that identifies the row is missing.
     """
-    for name in ("modality", "model", "method", "settings", "exact"):
+    for name in IDENTITY:
         if name not in values:
             raise ValueError(f"a benchmark row needs {name!r}")
     return {**dict.fromkeys(COLUMNS), **values}
@@ -59,6 +66,53 @@ def result(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         },
         "rows": list(rows),
     }
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """Header and rows of a file that `mmaccel bench --json` or a comparison's ``save("x.json")`` wrote.
+
+    Raises
+    ------
+    WeightsError
+        If the file holds no such result; the error names what is missing.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise WeightsError(
+            f"{path} is no JSON ({error}): write one with `mmaccel bench image --json > {path}`"
+        ) from error
+    missing = faults(found)
+    if missing:
+        raise WeightsError(f"{path} is no result of `mmaccel bench --json`: {missing[0]}")
+    return dict(found)
+
+
+def faults(result: Any) -> list[str]:
+    """What a result lacks of the one format; empty where it has everything."""
+    if not isinstance(result, dict) or not isinstance(result.get("rows"), list):
+        return ["it has no rows"]
+    header = result.get("header")
+    if not isinstance(header, dict):
+        return ["it has no header"]
+    found = [f"its header has no {name}" for name in HEADER if name not in header]
+    for number, each in enumerate(result["rows"]):
+        if not isinstance(each, dict):
+            found.append(f"row {number} is no object")
+            continue
+        found += [f"row {number} has no {name}" for name in COLUMNS if name not in each]
+        found += [f"row {number} leaves {name} empty" for name in IDENTITY if name in each and each[name] is None]
+    return found
+
+
+def seconds(row: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Seconds of a row and of its baseline: by the clock on the wall, or those of the processor where a row has these.
+
+    Rows of speech count the processor's seconds, since a stream waits for its audio.
+    """
+    if row.get("cpu_seconds") is not None:
+        return row["cpu_seconds"], row.get("baseline_cpu_seconds")
+    return row["wall_seconds"], row["baseline_seconds"]
 
 
 def machine() -> dict[str, str]:
@@ -143,10 +197,44 @@ def table(result: dict[str, Any]) -> str:
         work = "" if r["work_ratio"] is None else f"{1 / r['work_ratio']:.2f}x fewer"
         speed = "" if r["speedup"] is None else f"{r['speedup']:.2f}x"
         wall = "" if r["wall_seconds"] is None else f"{r['wall_seconds']:.2f}"
-        name = r["method"] + _settings(r["settings"])
-        lines.append(f"| {name} | {'yes' if r['exact'] else 'no'} | {wall} | {speed} | {work} | {quality} |")
+        lines.append(f"| {called(r)} | {'yes' if r['exact'] else 'no'} | {wall} | {speed} | {work} | {quality} |")
     return "\n".join(lines)
 
 
-def _settings(settings: dict[str, Any]) -> str:
-    return f"({', '.join(f'{k}={v}' for k, v in settings.items())})" if settings else ""
+def aligned(lines: Iterable[Iterable[str]]) -> str:
+    """Lines of cells as columns for a terminal."""
+    cells = [list(line) for line in lines]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    drawn = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+    return "\n".join(line.rstrip() for line in drawn)
+
+
+def called(row: dict[str, Any]) -> str:
+    """The method of a row as it is typed, with what differs from its defaults.
+
+    Examples
+    --------
+    >>> called({"method": "image.ZipAR", "settings": {"window": 2, "verify": False, "draft_window": 8}})
+    'image.ZipAR(window=2)'
+    >>> called({"method": "fewer frames", "settings": {"step": 7}})
+    'fewer frames(step=7)'
+    """
+    from .registry import methods  # imports the modalities, which the format does not need
+
+    name, label = row["method"], row.get("label")
+    full = name if "." in name else f"{row.get('modality')}.{name}"
+    short = {key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in row["settings"].items()}
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version, or no method of ours
+        typed = str(methods()[full].from_settings(short))
+        if len(typed) <= LONGEST:
+            return typed
+    if label is not None:
+        return f"{name}, {label}" if label else name
+    settings = ", ".join(f"{key}={_short(value)}" for key, value in row["settings"].items() if value is not None)
+    return f"{name}({settings})" if settings else name
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 2:
+        return f"[{len(value)} numbers]"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,19 +1,19 @@
-"""The command line: `mmaccel env | methods | presets | plan | run | compare | bench`."""
+"""The command line: `mmaccel env | methods | presets | plan | run | compare | tune | bench | demo`."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .bench_commands import add_parser as add_bench
 from .compare_commands import add_parser, run_compare
+from .demo_commands import add_parser as add_demo
 from .errors import MmaccelError
 from .output import replacing
 from .run_commands import POLICIES, chosen_methods, run_image, run_speech, run_video, run_vlm, target_of
+from .tune_commands import add_parser as add_tune
 from .version import __version__, versions
 
 EXAMPLES = """examples:
@@ -23,30 +23,25 @@ EXAMPLES = """examples:
   mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png
   mmaccel compare video "rocket moves up, blue background" --method video.EasyCache -o rocket.html
   mmaccel run speech talk.wav -o talk.srt
+  mmaccel compare speech talk.wav --method speech.SuffixDraft -o talk.html
   mmaccel run speech --live talk.wav
   arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -
   mmaccel plan --model tiny-janus --preset fast -o plan.json
+  mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
   mmaccel bench image --json > image.json
+  mmaccel demo --port 7860
 """
 
 
-# Each has `rows(full)` and `write_page(result, path)`; `THREADS` where it is not 2.
-BENCHMARKS = {
-    "image": "mmaccel.image.benchmark",
-    "kernels": "mmaccel.kernels.benchmark",
-    "language": "mmaccel.vlm.language_benchmark",
-    "speech": "mmaccel.speech.benchmark",
-    "video": "mmaccel.video.benchmark",
-    "vlm": "mmaccel.vlm.benchmark",
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 0 or 2 (what was asked cannot be done)."""
+    """Run the command line; returns the exit code.
+
+    0, 1 (a check that was asked for failed) or 2 (what was asked cannot be done).
+    """
     arguments = build_parser().parse_args(argv)
     try:
         _quiet_libraries()
-        arguments.run(arguments)
+        code: int | None = arguments.run(arguments)
         sys.stdout.flush()
     except (MmaccelError, OSError) as error:
         print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
@@ -54,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mmaccel: stopped", file=sys.stderr)
         return 130
-    return 0
+    return code or 0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -159,13 +154,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_parser(commands, _add_model, _add_methods, _compare)
 
-    bench = commands.add_parser("bench", help="measure methods against plain runs")
-    bench.add_argument("kind", choices=sorted(BENCHMARKS))
-    bench.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
-    bench.add_argument("--full", action="store_true", help="all settings of docs/benchmarks (40 minutes on 2 cores)")
-    bench.add_argument("--threads", type=int, help="CPU threads (default 2; 1 for speech, whose figures are of 1)")
-    bench.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
-    bench.set_defaults(run=_bench)
+    add_tune(commands, _add_model)
+    add_bench(commands)
+    add_demo(commands)
     return parser
 
 
@@ -181,7 +172,8 @@ def _add_methods(parser: argparse.ArgumentParser, default: str = "exact") -> Non
         action="append",
         default=[],
         metavar="NAME[:KEY=VALUE,...]",
-        help=f"a method with settings; `mmaccel methods` lists them (default: --preset {default})",
+        help="a method with settings; `mmaccel methods` lists them"
+        f" (default: {default if '.' in default else f'--preset {default}'})",
     )
     parser.add_argument("--preset", help="exact, balanced or fast, instead of methods; see `mmaccel presets`")
     parser.set_defaults(default_preset=default)
@@ -241,20 +233,6 @@ def _compare(arguments: argparse.Namespace) -> None:
     print(run_compare(arguments))
     if arguments.output:
         print(f"wrote {arguments.output}")
-
-
-def _bench(arguments: argparse.Namespace) -> None:
-    import torch
-
-    from . import bench
-
-    benchmark = importlib.import_module(BENCHMARKS[arguments.kind])
-    torch.set_num_threads(arguments.threads or getattr(benchmark, "THREADS", 2))
-    with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
-        result = bench.result(benchmark.rows(full=arguments.full))
-    if arguments.page:
-        benchmark.write_page(result, arguments.page)
-    print(json.dumps(result, indent=1) if arguments.json else bench.table(result))
 
 
 def _one_line(error: BaseException) -> str:

@@ -30,8 +30,8 @@ def compare(
 
     Every contestant has one run that is discarded. Then they take turns, in an order that changes, and the speed-up
     is the median of the ratios within a round. Beside them runs the simple alternative, at about the time of each
-    method: fewer steps of a diffusion pipeline, fewer frames for a model that looks at a video. What is shown is the
-    worst seed.
+    method: fewer steps of a diffusion pipeline, fewer frames for a model that looks at a video, a shorter window of
+    Whisper. What is shown is the worst seed, and of several answers or recordings the worst first.
 
     Parameters
     ----------
@@ -49,9 +49,11 @@ def compare(
         Whether the simple alternative runs too (default True).
     processor
         What turns the tokens of an answer into words; for vision-language models also what prepares `frames` and
-        `questions`, if these are given instead of a call's own arguments.
+        `questions`, for recognisers `audio`, if these are given instead of a call's own arguments.
     **inputs
-        Arguments of the target's own call: those of `generate`, or of the pipeline. Without `generator`.
+        Arguments of the target's own call: those of `generate`, or of the pipeline. Without `generator`. For
+        recognisers also `audio` (a path, samples at 16 kHz, or a list of these; cut at pauses), `reference` (what is
+        said in each, for word errors) and `endpoint` (what finds pauses; None for none).
 
     Raises
     ------
@@ -61,12 +63,14 @@ def compare(
     Examples
     --------
     >>> import mmaccel
-    >>> from mmaccel import video, zoo
+    >>> from mmaccel import speech, video, zoo
     >>> pipe = zoo.load("tiny-wan")
     >>> found = mmaccel.compare(
     ...     pipe, video.HeterogeneousSteps(0.5), prompt="rocket moves up", seeds=range(4)
     ... )  # doctest: +SKIP
     >>> found.save("rocket.html")  # doctest: +SKIP
+    >>> model, processor = speech.load("moonshine-tiny")  # doctest: +SKIP
+    >>> mmaccel.compare(model, speech.SuffixDraft(), audio="talk.wav", processor=processor)  # doctest: +SKIP
     """
     numbers = _checked(seeds, rounds)
     plans = _plans(target, methods, preset)

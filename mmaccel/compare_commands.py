@@ -14,6 +14,12 @@ from .run_commands import chosen_methods, dtype_of, painter
 
 Add = Callable[..., None]
 SEEDS = 3
+SPEECH_METHOD = "speech.SuffixDraft"  # where none is asked for
+SPEECH_EXAMPLES = """examples:
+  mmaccel compare speech talk.wav --method speech.SuffixDraft -o talk.html
+  mmaccel compare speech one.wav two.mp3 --method speech.MergeAudioTokens --reference "what one says" \\
+      --reference "what two says" -o both.html
+"""
 
 
 def add_parser(commands: Any, add_model: Add, add_methods: Add, run: Callable[[argparse.Namespace], None]) -> None:
@@ -23,6 +29,8 @@ def add_parser(commands: Any, add_model: Add, add_methods: Add, run: Callable[[a
     image = kinds.add_parser("image", help="drawing a prompt")
     video = kinds.add_parser("video", help="filming a prompt")
     vlm = kinds.add_parser("vlm", help="answering a question about a video")
+    raw = argparse.RawDescriptionHelpFormatter
+    speech = kinds.add_parser("speech", help="writing down what is said", epilog=SPEECH_EXAMPLES, formatter_class=raw)
     for kind, model, preset in ((image, "tiny-janus", "exact"), (video, "tiny-wan", "balanced")):
         kind.add_argument("prompt")
         _add_common(kind, add_model, add_methods, run, model, preset)
@@ -35,6 +43,9 @@ def add_parser(commands: Any, add_model: Add, add_methods: Add, run: Callable[[a
     _add_common(vlm, add_model, add_methods, run, "tiny-onevision", "balanced")
     vlm.add_argument("--frames", type=int, default=32, help="frames to look at (default 32)")
     vlm.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")
+    speech.add_argument("audio", type=Path, nargs="+", help="audio or video files")
+    _add_common(speech, add_model, add_methods, run, "moonshine-tiny", SPEECH_METHOD)
+    speech.add_argument("--reference", action="append", metavar="TEXT", help="what is said; once for each file")
 
 
 def _add_common(
@@ -50,7 +61,7 @@ def _add_common(
 
 def run_compare(arguments: argparse.Namespace) -> Comparison:
     """Compare each of the methods that are given, and write what was found."""
-    prepare = {"image": _image, "video": _video, "vlm": _vlm}[arguments.kind]
+    prepare = {"image": _image, "video": _video, "vlm": _vlm, "speech": _speech}[arguments.kind]
     if arguments.output is None:
         return _compare(arguments, *prepare(arguments))
     check_format(arguments.output)
@@ -101,3 +112,12 @@ def _vlm(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     length = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
     asked = {"frames": video.frames, "questions": [arguments.question], "processor": processor}
     return model, {**asked, **length}
+
+
+def _speech(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    from .speech.weights import load
+
+    if not (arguments.method or arguments.plan or arguments.preset):
+        arguments.method = [SPEECH_METHOD]
+    model, processor = load(arguments.model, arguments.device, dtype_of(arguments))
+    return model, {"audio": arguments.audio, "reference": arguments.reference, "processor": processor}

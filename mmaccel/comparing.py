@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
+    from .session import Session
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -37,6 +39,8 @@ class Metric:
         Format of its numbers.
     higher_is_better
         Decides which seed is the worst.
+    relative
+        Whether it is a distance to the plain output, of which the plain one has none.
     """
 
     key: str
@@ -44,6 +48,7 @@ class Metric:
     meaning: str
     form: str = ".3f"
     higher_is_better: bool = True
+    relative: bool = False
 
     def worst(self, values: dict[int, float]) -> int:
         """The seed with the worst value."""
@@ -60,6 +65,8 @@ class Shown:
         Pictures of each row of the batch; a clip has several.
     texts
         Answers of each row.
+    names
+        What the rows are called; none where there is nothing to tell them apart by.
     rate
         Frames a second.
     """
@@ -67,6 +74,7 @@ class Shown:
     clips: list[list[Image.Image]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     rate: float = 8
+    names: list[str] = field(default_factory=list)
 
 
 class BaseTrial(ABC):
@@ -76,15 +84,22 @@ class BaseTrial(ABC):
     ----------------
     unit
         What the simple alternative has fewer of, such as ``"steps"``.
+    remembers
+        Whether a session begins with what the one before learned. Not where that is the output itself, such as the
+        words of a recording that is written down again.
 
     Attributes
     ----------
     metrics
         The first one is the quality of the table, and finds the worst seed.
     count
-        How many of the `unit` the call has; below 2 there is no simple alternative.
+        How many of the `unit` the call has; where it is not above `least` there is no simple alternative.
+    least
+        The fewest of them that anyone would choose; default 1.
     no_simple
         Why there is none.
+    model
+        What the target is called, where its own name is not that.
     draws
         Whether an output is a sample, so that a method of the same law gives another one.
     seedless
@@ -92,9 +107,12 @@ class BaseTrial(ABC):
     """
 
     unit: ClassVar[str] = ""
+    remembers: ClassVar[bool] = True
     metrics: tuple[Metric, ...]
     count: int = 0
+    least: int = 1
     no_simple: str = ""
+    model: str = ""
     draws: bool = False
     seedless: str = ""
 
@@ -106,6 +124,10 @@ class BaseTrial(ABC):
     @abstractmethod
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
         """Call a session or the plain target; this is what is timed. `fewer` of the unit, None for all."""
+
+    def report(self, session: Session, output: Any) -> dict[str, Any]:
+        """What a session tells of the run that gave `output`; a run of several calls adds them up."""
+        return {**session.report.to_dict(), "warnings": list(session.report.warnings)}
 
     @abstractmethod
     def equal(self, one: Any, other: Any) -> bool:

@@ -62,7 +62,7 @@ class Comparison:
         """Gather what was measured."""
         from . import bench
 
-        model = _name(trial.target)
+        model = trial.model or _name(trial.target)
         result = bench.result(c.row(trial, model, contestants[0]) for c in contestants)
         call = {name: describe(value) for name, value in trial.inputs.items()}
         result["header"].update(
@@ -96,7 +96,8 @@ class Comparison:
         figures = [(row["quality"], first), (row["quality_worst"], first)]
         figures += [(row["metrics"][metric.key], metric) for metric in others]
         # beside itself the plain target is perfect, which says nothing
-        quality = ["" if row["kind"] == "plain" and m.higher_is_better else _figure(value, m) for value, m in figures]
+        perfect = [row["kind"] == "plain" and (m.higher_is_better or m.relative) for _, m in figures]
+        quality = ["" if p else _figure(value, m) for p, (value, m) in zip(perfect, figures, strict=True)]
         seconds = "{:.3g} ({:.3g} to {:.3g})".format(row["wall_seconds"], *row["wall_range"])
         return [row["label"], seconds, speed, *quality, _output(row), _memory(row)]
 
@@ -104,8 +105,7 @@ class Comparison:
         """What must be said beside the table."""
         idle = [(row["label"], row["idle"]) for row in self.rows if row["idle"]]
         found = [f"{label} did nothing: {reason.removeprefix(label + ': ')}" for label, reason in idle]
-        slower = [row for row in self.rows if row["kind"] == "method" and row["speedup"] < 1 and not row["idle"]]
-        found += [f"{row['label']} is slower than the plain run" for row in slower]
+        found += [f"{row['label']} is {told}" for row in self.rows if (told := _pace(row))]
         found += [f"{row['label']}: {text}" for row in self.rows for text in row["warnings"] if text != row["idle"]]
         header = self.result["header"]
         found += [f"no simple alternative: {header['no_simple']}"] if header["no_simple"] else []
@@ -181,6 +181,15 @@ def _pair(trial: BaseTrial, contestant: Contestant) -> Pair:
 
 def _figure(value: float | None, metric: Metric) -> str:
     return "" if value is None else format(value, metric.form)
+
+
+def _pace(row: dict[str, Any]) -> str:
+    """What must be said of a method's time: that it lost some, or that its rounds contradict each other."""
+    low, high = row["speedup_range"]
+    if row["kind"] != "method" or low >= 1 or (row["idle"] and high >= 1):  # what does nothing takes as long, by chance
+        return ""
+    pace = "slower than the plain run" if row["speedup"] < 1 else "faster than the plain run"
+    return pace if high < 1 else f"{pace}, though not in every round"
 
 
 def _output(row: dict[str, Any]) -> str:

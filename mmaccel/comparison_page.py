@@ -12,11 +12,11 @@ from pathlib import Path
 from PIL import Image
 
 from .comparison import Comparison, Pair
-from .difference import FACTOR, difference, words, worst_row
+from .difference import FACTOR, difference, words, worst_row, worst_texts
 from .pictures import enlarged
 
 LARGE = 2**20  # pixels from which a picture is written as WebP
-MOST_TEXTS = 20  # answers of a batch that are shown, those that differ first
+MOST_TEXTS = 20  # answers of a batch that are shown, those that differ most first
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --soft: #63636a; --line: #dcdce0; --card: #f5f5f7; --back: #fff;
@@ -25,25 +25,27 @@ STYLE = """
   --back: #161618; --good: #5fd39a; --bad: #ff8a80; --mark: #ffc766 } }
 * { box-sizing: border-box }
 body { margin: 0 auto; padding: 1.2rem; max-width: 70rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink);
-  background: var(--back); overflow-wrap: anywhere }
+  background: var(--back); overflow-wrap: break-word }
 h1 { font-size: 1.5rem; margin: 0 0 .2rem } h2 { font-size: 1.1rem; margin: 2rem 0 .2rem }
 p, ul { margin: .3rem 0 } .soft { color: var(--soft); font-size: .9rem } ul { padding-left: 1.2rem }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0; font-size: .92rem; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
-th { color: var(--soft); font-weight: 500 } tr.plain, tr.simple { color: var(--soft) } td.name { font-weight: 600 }
+th { color: var(--soft); font-weight: 500 } tr.plain, tr.simple { color: var(--soft) }
+td.name { font-weight: 600; overflow-wrap: anywhere }
 tr.idle td.name::after { content: " did nothing"; color: var(--bad); font-weight: 600 }
 td.slower { color: var(--bad) } td.faster { color: var(--good) }
 .notes li { color: var(--mark) }
 .pair { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: .7rem; margin: .7rem 0; max-width: 66rem }
 figure { margin: 0 } figcaption { font-size: .85rem; color: var(--soft); margin-top: .2rem }
 img, video { width: 100%; display: block; border-radius: 6px; background: var(--card) }
-.answers > div { background: var(--card); border-radius: 6px; padding: .6rem .8rem; margin: .5rem 0 }
+.answers div { background: var(--card); border-radius: 6px; padding: .6rem .8rem; margin: .5rem 0 }
+.answers h3 { font-size: .95rem; font-weight: 600; margin: 0 0 .3rem }
 .answers p { margin: .15rem 0 } .answers b { color: var(--soft); font-weight: 500; font-size: .85rem }
 del { color: var(--bad); text-decoration: line-through } ins { color: var(--good); text-decoration: underline }
 .controls { display: flex; gap: .7rem; align-items: center; max-width: 66rem } .controls input { flex: 1 }
 button { font: inherit; padding: .35rem 1.1rem; border: 1px solid var(--line); border-radius: 6px; color: inherit;
   background: var(--card); cursor: pointer }
-details { margin-top: 2rem } summary { cursor: pointer; color: var(--soft) }
+details { margin-top: 2rem } .answers details { margin-top: .5rem } summary { cursor: pointer; color: var(--soft) }
 @media (max-width: 46rem) {
   .pair { grid-template-columns: repeat(2, minmax(0, 1fr)) } .pair figure:nth-child(3) { grid-column: 1 / 3 }
   .pair figure:nth-child(3) > :first-child { width: 50% }
@@ -72,15 +74,16 @@ POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-
 def page(comparison: Comparison) -> str:
     """The whole page; everything that came from a user or a model is escaped."""
     header = comparison.result["header"]
-    seeds = ", ".join(str(seed) for seed in header["seeds"])
-    runs = len(comparison.rows[0]["takes"])
+    runs, seeds = len(comparison.rows[0]["takes"]), header["seeds"]
+    made = f"Medians of {runs} runs in turns (lowest to highest)" if runs > 1 else "One run of each, which says little"
+    drawn = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}"
     parts = [
         f"<h1>{escape(header['model'])}: what each method gains and costs</h1>",
         f"<p class=soft>{escape(header['target'])}, {_call(header['call'])}</p>",
         _table(comparison),
         _list(comparison.notes(), "notes"),
-        f"<p class=soft>Medians of {runs} runs in turns (lowest to highest), seeds {seeds}, warm-up left out. The"
-        f" speed-up is the median of the ratios within a round.{_simple(comparison)} {_meanings(comparison)}</p>",
+        f"<p class=soft>{made}, {drawn}, warm-up left out. The speed-up is the median of the ratios within a round."
+        f"{_simple(comparison)} {_meanings(comparison)}</p>",
         *(_pair(comparison, pair) for pair in comparison.pairs),
         _machine(comparison),
     ]
@@ -105,7 +108,8 @@ def _table(comparison: Comparison) -> str:
     for row, line in zip(comparison.rows, lines, strict=True):
         kinds = ["name", "", *[""] * (len(line) - 2)]
         if row["kind"] != "plain":
-            kinds[2] = "faster" if row["speedup"] >= 1 else "slower"
+            low, high = row["speedup_range"]  # no colour where rounds contradict each other
+            kinds[2] = "faster" if low > 1 else "slower" if high < 1 else ""
         cells = "".join(
             f'<td class="{kind}" data-name="{escape(heading)}">{escape(cell)}</td>'
             for kind, heading, cell in zip(kinds, headings, line, strict=True)
@@ -193,21 +197,25 @@ def _data(kind: str, content: bytes) -> str:
 
 def _answers(pair: Pair) -> str:
     """Both answers of each row, with the words that only one of them has marked."""
-    found = sorted(zip(pair.plain.texts, pair.other.texts, strict=True), key=lambda texts: texts[0] == texts[1])
-    blocks = [_answer(pair.label, *texts) for texts in found[:MOST_TEXTS]]
+    found = worst_texts(pair.plain, pair.other)
+    shown = [(_answer(pair.label, *row), row[1] == row[2]) for row in found[:MOST_TEXTS]]
+    differing, equal = ([block for block, same in shown if same is wanted] for wanted in (False, True))
+    if len(equal) > 1:  # nobody has to read them
+        equal = [f"<details><summary>{len(equal)} of {len(found)} are the same</summary>{''.join(equal)}</details>"]
     left = f"<p class=soft>and {len(found) - MOST_TEXTS} more</p>" if len(found) > MOST_TEXTS else ""
-    return f'<div class="answers">{"".join(blocks)}{left}</div>'
+    return f'<div class="answers">{"".join([*differing, *equal])}{left}</div>'
 
 
-def _answer(label: str, plain: str, other: str) -> str:
+def _answer(label: str, name: str, plain: str, other: str) -> str:
+    head = f"<h3>{escape(name)}</h3>" if name else ""
     if plain == other:
-        return f"<div><p><b>both</b></p><p>{escape(plain) or '(nothing)'}</p></div>"
+        return f"<div>{head}<p><b>both</b></p><p>{escape(plain) or '(nothing)'}</p></div>"
     before, after = [], []
     for one, two, kind in words(plain, other):
         before.append(escape(one) if kind == "equal" else f"<del>{escape(one)}</del>" if one else "")
         after.append(escape(two) if kind == "equal" else f"<ins>{escape(two)}</ins>" if two else "")
     one, two = (" ".join(filter(None, pieces)) or "(nothing)" for pieces in (before, after))
-    return f"<div><p><b>plain</b></p><p>{one}</p><p><b>{escape(label)}</b></p><p>{two}</p></div>"
+    return f"<div>{head}<p><b>plain</b></p><p>{one}</p><p><b>{escape(label)}</b></p><p>{two}</p></div>"
 
 
 def _machine(comparison: Comparison) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from PIL import Image, ImageDraw, ImageFont
 
 from .comparison import Comparison, Pair
-from .difference import FACTOR, difference, worst_frame, worst_row
+from .difference import FACTOR, difference, worst_frame, worst_row, worst_texts
 from .pictures import BACKGROUND, GAP, INK, enlarged, headed, sheet
 
 SIZE, LINE, MARGIN, COLUMN = 15, 22, 16, 18
 SOFT = (110, 110, 116)
 LETTERS = 110  # of a line of text
+MOST_TEXTS = 20  # answers of a batch that are drawn
 
 
 def draw(comparison: Comparison) -> Image.Image:
@@ -52,8 +53,8 @@ def _pair(comparison: Comparison, pair: Pair) -> Iterator[Image.Image]:
     which = "worst seed" if len(seeds) > 1 else "seed"
     title = f"{pair.label}, {which} {pair.seed}"
     if pair.plain.texts:
-        answers = zip(pair.plain.texts, pair.other.texts, strict=True)
-        yield _text([title, *(line for one, other in answers for line in (f"plain: {one}", f"other: {other}"))])
+        found = worst_texts(pair.plain, pair.other)
+        yield _text([title, *(line for row in found[:MOST_TEXTS] for line in _answer(*row))])
     elif pair.plain.clips:
         yield _text([title])
         row = worst_row(pair.plain, pair.other)
@@ -62,6 +63,10 @@ def _pair(comparison: Comparison, pair: Pair) -> Iterator[Image.Image]:
         names = ("plain" if len(one) == 1 else f"plain, frame {frame}", pair.label, f"difference x {FACTOR}")
         pictures = (one[frame], other[frame], difference(one[frame], other[frame]))
         yield sheet([headed(enlarged(p), name) for p, name in zip(pictures, names, strict=True)], 3)
+
+
+def _answer(name: str, plain: str, other: str) -> list[str]:
+    return [*([name] if name else []), f"plain: {plain}", f"other: {other}"]
 
 
 def _text(lines: list[str]) -> Image.Image:

@@ -38,6 +38,19 @@ def worst_frame(one: Clip, other: Clip) -> int:
     return int(np.argmax(_errors(one, other)))
 
 
+def worst_texts(plain: Shown, other: Shown) -> list[tuple[str, str, str]]:
+    """Name, plain text and other text of each row, those first that share the fewest words.
+
+    Examples
+    --------
+    >>> worst_texts(Shown(texts=["a", "b c"]), Shown(texts=["a", "b d"]))
+    [('', 'b c', 'b d'), ('', 'a', 'a')]
+    """
+    names = plain.names if len(plain.names) == len(plain.texts) else [""] * len(plain.texts)
+    rows = list(zip(names, plain.texts, other.texts, strict=True))
+    return sorted(rows, key=lambda row: (row[1] == row[2], _matcher(row[1].split(), row[2].split()).ratio()))
+
+
 def words(one: str, other: str) -> Iterator[tuple[str, str, str]]:
     """What becomes of the words of a text: pieces of the one, of the other, and ``"equal"`` or what happened.
 
@@ -47,8 +60,12 @@ def words(one: str, other: str) -> Iterator[tuple[str, str, str]]:
     [('a', 'a', 'equal'), ('red', 'blue', 'replace'), ('heart', 'heart', 'equal')]
     """
     before, after = one.split(), other.split()
-    for kind, i, j, k, n in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+    for kind, i, j, k, n in _matcher(before, after).get_opcodes():
         yield " ".join(before[i:j]), " ".join(after[k:n]), kind
+
+
+def _matcher(before: list[str], after: list[str]) -> SequenceMatcher[str]:
+    return SequenceMatcher(None, before, after, autojunk=False)
 
 
 def _errors(one: Clip, other: Clip) -> list[float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .adapter import Adapter, find_adapter
+from .curve import describe
 from .errors import ConflictError, UnsupportedTargetError, WeightsError
 from .method import Method
 from .registry import get_method
@@ -47,7 +48,7 @@ class Plan:
         lines += [f"    {self.why}"] if self.why else []
         for point in self.measured:
             method = get_method(point["name"]).from_settings(point["settings"])
-            lines.append(f"    measured {method}: {point['speedup']:.2f}x, {point['psnr']:.1f} dB")
+            lines.append(f"    measured {method}: {describe(point)}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

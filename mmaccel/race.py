@@ -67,7 +67,7 @@ class Race:
         """One run; putting methods on and taking them off is not timed."""
         try:
             with self._target(contestant) as target:
-                if isinstance(target, Session):
+                if isinstance(target, Session) and self.trial.remembers:
                     target.memory.update(contestant.memory)
                 before = _start_of_memory()
                 began = time.perf_counter()
@@ -75,7 +75,7 @@ class Race:
                 bench.synchronize()
                 take = Take(seed, time.perf_counter() - began, {}, _peak_of_memory(before))
                 if isinstance(target, Session):
-                    take.report.update(target.report.to_dict(), warnings=list(target.report.warnings))
+                    take.report.update(self.trial.report(target, output))
                     contestant.memory = dict(target.memory)
         except Exception as error:
             error.add_note(f"while comparing {contestant.label}, seed {seed}")
@@ -106,7 +106,9 @@ class Race:
     def _add_simple(self) -> str:
         """Let the simple alternative catch up with the first round; says why there is none."""
         unit, count, found = self.trial.unit, self.trial.count, {}
-        if count < 2:
+        if count == 1:
+            return f"with one of its {unit} left out, nothing would be left"
+        if count <= self.trial.least:
             return self.trial.no_simple or "this call has nothing to leave out"
         plain, *others = self.contestants
         for seconds in (other.takes[0].seconds for other in others if not other.idle):
@@ -122,16 +124,16 @@ class Race:
 
     def _as_fast(self, seconds: float, plain: float) -> int | None:
         """How many steps or frames take about as long: a straight line through all of them and one guess."""
-        count = self.trial.count
+        count, least = self.trial.count, self.trial.least
         if seconds >= plain:
             return None
-        guess = min(max(round(count * seconds / plain), 1), count - 1)
+        guess = min(max(round(count * seconds / plain), least), count - 1)
         trying = Contestant("guess", "simple", fewer=guess)
         self._expect(1)
         slope = (plain - self._call(trying, self.seeds[0])[0].seconds) / (count - guess)
         if slope <= 0:  # fewer are no faster
             return guess
-        return min(max(round(count - (plain - seconds) / slope), 1), count - 1)
+        return min(max(round(count - (plain - seconds) / slope), least), count - 1)
 
 
 def _start_of_memory() -> int:

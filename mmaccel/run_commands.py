@@ -260,10 +260,19 @@ def parse_method(text: str) -> Any:
         key, equals, value = item.partition("=")
         if not equals:
             raise SettingError(f"--method {text}: write KEY=VALUE after the colon, such as {name}:window=4")
-        try:
-            values[key.strip()] = json.loads(
-                value.replace("True", "true").replace("False", "false").replace("None", "null")
-            )
-        except json.JSONDecodeError:
-            values[key.strip()] = value
+        values[key.strip()] = value_of(value)
     return get_method(name).from_settings(values)
+
+
+def value_of(text: str) -> Any:
+    """A setting as it is typed: a number, true, false, none or a word.
+
+    Examples
+    --------
+    >>> value_of("0.5"), value_of("False"), value_of("refresh")
+    (0.5, False, 'refresh')
+    """
+    try:
+        return json.loads(text.replace("True", "true").replace("False", "false").replace("None", "null"))
+    except json.JSONDecodeError:
+        return text

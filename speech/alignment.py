@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .projections import split_heads, watched_projections
+
 MEDIAN_WIDTH = 7  # frames of the filter over time, as in OpenAI's Whisper
 
 
@@ -17,8 +19,7 @@ def captured_attention(modules: Sequence[Any]) -> Iterator[list[torch.Tensor]]:
     """Record what cross-attention modules attend to in the next forward of their decoder.
 
     The list that is given holds, after the forward, `[H, L, T]` probabilities for each module, in their order. They
-    are computed from what the projections of queries and keys return, since the fast attention functions of
-    transformers keep none; hooks on the projections of this instance are all that is used, and they go again.
+    are computed from what the projections of queries and keys return.
 
     Parameters
     ----------
@@ -26,32 +27,16 @@ def captured_attention(modules: Sequence[Any]) -> Iterator[list[torch.Tensor]]:
         Modules with `q_proj`, `k_proj` and `head_dim`, without positions, such as `layer.encoder_attn`. Keys must be
         projected in the forward, so it must not use a cache of an earlier one.
     """
-    states: dict[tuple[int, str], torch.Tensor] = {}
     found: list[torch.Tensor] = []
-
-    def keep(number: int, name: str) -> Any:
-        def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
-            states[number, name] = output.detach()
-
-        return hook
-
-    handles = [
-        getattr(module, name).register_forward_hook(keep(number, name))
-        for number, module in enumerate(modules)
-        for name in ("q_proj", "k_proj")
-    ]
-    try:
+    with watched_projections(modules) as states:
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-    for number, module in enumerate(modules):
-        found.append(_probabilities(states[number, "q_proj"], states[number, "k_proj"], module.head_dim))
+    for module, projected in zip(modules, states, strict=True):
+        found.append(_probabilities(projected["q_proj"], projected["k_proj"], module.head_dim))
 
 
 def _probabilities(query: torch.Tensor, key: torch.Tensor, head_dim: int) -> torch.Tensor:
     """`[H, L, T]` of projections `[1, L, H * head_dim]` and `[1, T, K * head_dim]`."""
-    query, key = (states[0].float().unflatten(-1, (-1, head_dim)).transpose(0, 1) for states in (query, key))
+    query, key = (split_heads(states[:1], head_dim)[0].float() for states in (query, key))
     key = key.repeat_interleave(query.shape[0] // key.shape[0], 0)
     return torch.softmax(query @ key.mT * head_dim**-0.5, -1)
 

@@ -12,6 +12,7 @@ import torch
 from mmaccel import bench
 from mmaccel.method import Method
 from mmaccel.session import accelerate
+from mmaccel.untrained import untrained
 
 from .adapter import SpeechAdapter
 from .endpoint import RATE
@@ -39,7 +40,7 @@ def part_row(cpu: float, baseline: float, error: float | None, **values: Any) ->
 
 def encoder_rows(rounds: int) -> Iterator[dict[str, Any]]:
     """Moonshine v2's encoder as audio grows: cached, against all of it anew at every update; untrained weights."""
-    adapter = MoonshineStreamingAdapter(seeded(_moonshine_v2))
+    adapter = MoonshineStreamingAdapter(untrained(_moonshine_v2))
     generator = torch.Generator().manual_seed(0)
     samples = 0.1 * torch.randn(SECONDS * RATE, generator=generator)
     ends = range(round(UPDATE * RATE), len(samples) + 1, round(UPDATE * RATE))
@@ -86,7 +87,7 @@ def _moonshine_v2() -> Any:
 
 def codec_rows(frames: int) -> Iterator[dict[str, Any]]:
     """Mimi in blocks, against the model's own decoding of the same blocks; untrained weights."""
-    model = seeded(_mimi)
+    model = untrained(_mimi)
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, model.config.codebook_size, (1, 8, frames), generator=generator)
     with torch.no_grad():
@@ -134,13 +135,6 @@ def _mimi() -> Any:
         if hasattr(module, "embed_sum"):  # zeros in an untrained model: every code would sound the same
             torch.nn.init.normal_(module.get_buffer("embed_sum"))
     return model
-
-
-def seeded(build: Callable[[], Any]) -> Any:
-    """An untrained model, a pure function of nothing; the user's random state stays."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build().eval()
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -11,6 +11,7 @@ from mmaccel.cache.layers import tensor_bytes
 from mmaccel.errors import SettingError
 
 from .private import sliding_window
+from .projections import split_heads
 
 LONGEST_PIECE = 160_000  # samples encoded at once, so that a whole file in one push needs no more memory than 10 s
 
@@ -69,8 +70,8 @@ class WindowedLayer:
 
     def _append(self, hidden_states: torch.Tensor) -> None:
         attention, normed = self.layer.self_attn, self.layer.input_layernorm(hidden_states)
-        self.key = torch.cat([self.key, _heads(attention.k_proj(normed), attention)], 2)
-        self.value = torch.cat([self.value, _heads(attention.v_proj(normed), attention)], 2)
+        self.key = torch.cat([self.key, split_heads(attention.k_proj(normed), attention.head_dim)], 2)
+        self.value = torch.cat([self.value, split_heads(attention.v_proj(normed), attention.head_dim)], 2)
 
     def _forget(self, keep: int) -> None:
         """Keep the newest keys and values, as copies, so that the whole is not held by a view."""
@@ -80,7 +81,7 @@ class WindowedLayer:
     def _attend(self, states: torch.Tensor, waiting: int) -> torch.Tensor:
         """Attention of the `states` `[1, t, D]`, the first of `waiting` newest frames."""
         attention = self.layer.self_attn
-        query = _heads(attention.q_proj(self.layer.input_layernorm(states)), attention)
+        query = split_heads(attention.q_proj(self.layer.input_layernorm(states)), attention.head_dim)
         frames = torch.arange(self.key.shape[2], device=states.device)
         first = self.key.shape[2] - waiting
         mask = sliding_window(self.window, frames[first : first + states.shape[1], None], frames)
@@ -206,8 +207,3 @@ class EncoderStream:
         for layer in self._layers:
             states = layer(states, last)
         return self.encoder.final_norm(states)  # type: ignore[no-any-return]
-
-
-def _heads(states: torch.Tensor, attention: Any) -> torch.Tensor:
-    """`[1, t, heads * head_dim]` as `[1, heads, t, head_dim]`."""
-    return states.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from transformers import DynamicCache
@@ -11,6 +11,7 @@ from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import UnsupportedTargetError
 
 from .adapter import SpeechAdapter
+from .projections import split_heads
 
 
 @runtime_checkable
@@ -86,14 +87,10 @@ class CrossCache:
         states = _checked(adapter).cross_input(hidden_states, start)
         for number, layer in enumerate(adapter.target.get_decoder().layers):
             attention = layer.encoder_attn
-            key, value = (_heads(project(states), attention) for project in (attention.k_proj, attention.v_proj))
+            projected = [project(states) for project in (attention.k_proj, attention.v_proj)]
+            key, value = (split_heads(one, attention.head_dim).contiguous() for one in projected)
             self._cache.update(key, value, number)
         self.projected += hidden_states.shape[1]
-
-
-def _heads(states: torch.Tensor, attention: Any) -> torch.Tensor:
-    """`[1, t, heads * head_dim]` as `[1, heads, t, head_dim]`."""
-    return states.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2).contiguous()
 
 
 def _checked(adapter: SpeechAdapter) -> CrossInput:

@@ -10,6 +10,7 @@ import numpy as np
 from mmaccel.errors import SettingError
 
 from .adapter import Word
+from .stats import quantile
 
 Normalize = Callable[[str], str]
 
@@ -118,10 +119,10 @@ def emission_latency(utterances: Iterable[Utterance], normalize: Normalize = pla
     matched = [delay for delay in delays if delay is not None]
     known = [latency for latency in last if latency is not None]
     return EmissionLatency(
-        pr50=_percentile(known, 50),
-        pr90=_percentile(known, 90),
-        delay50=_percentile(matched, 50),
-        delay90=_percentile(matched, 90),
+        pr50=quantile(known, 0.5),
+        pr90=quantile(known, 0.9),
+        delay50=quantile(matched, 0.5),
+        delay90=quantile(matched, 0.9),
         delay_mean=float(np.mean(matched)) if matched else None,
         matched=len(matched),
         words=len(delays),
@@ -210,7 +211,3 @@ def _common(final: list[str], words: list[str], normalize: Normalize) -> int:
         if normalize(one) != normalize(two):
             return i
     return min(len(final), len(words))
-
-
-def _percentile(values: list[float], percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if values else None

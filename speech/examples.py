@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from mmaccel.testing import Example
+from mmaccel.untrained import untrained
 
 VOCABULARY, NEW_TOKENS, SAMPLES = 64, 24, 16_000  # so many tokens that texts repeat something
 START, END = 1, 2
@@ -46,12 +47,9 @@ def _decoder(model: Any) -> torch.nn.Module:
     return model.get_decoder()  # type: ignore[no-any-return]
 
 
-def seeded(build: Callable[[], Any], seed: int, scales: dict[str, float]) -> Any:
-    """An untrained model with sharp attention, a pure function of the seed, that never ends a text of itself."""
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    model = build().eval()
-    torch.set_rng_state(state)
+def sharp(build: Callable[[], Any], seed: int, scales: dict[str, float]) -> Any:
+    """An untrained model with sharp attention that never ends a text of itself."""
+    model = untrained(build, seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             parameter.data.mul_(next(scale for part, scale in scales.items() if part in name))
@@ -111,7 +109,7 @@ def moonshine(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
         call = {"input_values": values, "attention_mask": torch.ones(values.shape, dtype=torch.long)}
         return {**call, "max_new_tokens": max_new_tokens, "do_sample": False, **more}
 
-    return seeded(lambda: MoonshineForConditionalGeneration(config), seed, MOONSHINE_SCALES), arguments
+    return sharp(lambda: MoonshineForConditionalGeneration(config), seed, MOONSHINE_SCALES), arguments
 
 
 def moonshine_processor() -> Any:
@@ -151,7 +149,7 @@ def whisper(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
         call = {"input_features": features.input_features, "max_new_tokens": max_new_tokens, "do_sample": False}
         return {**call, **more}
 
-    model = seeded(lambda: WhisperForConditionalGeneration(config), seed, WHISPER_SCALES)
+    model = sharp(lambda: WhisperForConditionalGeneration(config), seed, WHISPER_SCALES)
     model.generation_config.begin_suppress_tokens = [3, 4]
     return model, arguments
 

@@ -19,6 +19,7 @@ from mmaccel.session import Session, override
 
 from .audio_tokens import MergedTokens, merge_tokens
 from .private import last_self_attention, rotated
+from .projections import NAMES, split_heads, watched_projections
 
 # Models whose encoders give merged tokens now, so that nobody takes their places for times.
 _merged: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -110,33 +111,31 @@ class _Received:
     """The attention that each token receives in one layer, from what went through that layer last."""
 
     module: Any
-    states: dict[str, Any] = field(default_factory=dict)
+    states: dict[str, torch.Tensor] = field(default_factory=dict)
+    positions: Any = None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Keep queries, keys and positions of each forward."""
 
-        def positions(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
-            self.states["positions"] = kwargs.get("position_embeddings")
+        def keep(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+            self.positions = kwargs.get("position_embeddings")
 
-        def projection(name: str) -> Any:
-            return lambda _module, _args, output: self.states.__setitem__(name, output.detach())
-
-        handles = [self.module.register_forward_pre_hook(positions, with_kwargs=True)]
-        handles += [getattr(self.module, n).register_forward_hook(projection(n)) for n in ("q_proj", "k_proj")]
+        handle = self.module.register_forward_pre_hook(keep, with_kwargs=True)
         try:
-            yield
+            with watched_projections([self.module]) as (self.states,):
+                yield
         finally:
-            for handle in handles:
-                handle.remove()
+            handle.remove()
 
     def importance(self, mask: torch.Tensor | None) -> torch.Tensor:
         """`[B, T]`: mean over heads and queries, padding left out; one head at a time, to hold one map only."""
-        query, key = (self.states[name].unflatten(-1, (-1, self.module.head_dim)).transpose(1, 2) for name in _NAMES)
-        if self.states["positions"] is not None:
-            query, key = rotated(self.module, query, key, self.states["positions"])
+        query, key = (split_heads(self.states[name], self.module.head_dim) for name in NAMES)
+        if self.positions is not None:
+            query, key = rotated(self.module, query, key, self.positions)
         self.states.clear()
-        query = query.float() * _scale(self.module)
+        self.positions = None
+        query = query.float() * self.module.head_dim**-0.5
         key = key.float()
         total = key.new_zeros(key.shape[0], key.shape[2])
         for head in range(query.shape[1]):
@@ -146,13 +145,6 @@ class _Received:
             shares = scores.softmax(-1)
             total += (shares if mask is None else shares * mask[..., None]).sum(1)
         return total / query.shape[1] / key.shape[2]
-
-
-_NAMES = ("q_proj", "k_proj")
-
-
-def _scale(module: Any) -> float:
-    return float(module.head_dim) ** -0.5
 
 
 @contextmanager

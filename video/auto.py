@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from mmaccel.curve import Goal, point
 from mmaccel.method import Method, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -26,7 +27,6 @@ from .tensors import psnr, tensors
 ROUNDS = 4  # measured budgets
 SMALLEST_BUDGET = 0.1
 THRESHOLDS = (0.05, 0.1, 0.2)  # of EasyCache
-NEAR = 0.97  # of the speed-up that was asked for: timings are noisy
 
 
 @register("video")
@@ -92,20 +92,14 @@ class Auto(Method):
         session.plan = replace(session.plan, methods=methods, measured=curve.points)
 
     def _pick(self, curve: _Curve) -> Method | None:
-        points = list(zip(curve.methods, curve.points, strict=True))
         wanted = self.target_speedup or (None if self.min_psnr else 2.0)
-        good = [
-            (method, point)
-            for method, point in points
-            if (wanted is None or point["speedup"] >= NEAR * wanted)
-            and (self.min_psnr is None or point["psnr"] >= self.min_psnr)
-        ]
-        order = "speedup" if self.min_psnr else "psnr"
-        if good:
-            return max(good, key=lambda pair: float(pair[1][order]))[0]
-        if self.min_psnr:
+        number = Goal(wanted, self.min_psnr).pick(curve.points)
+        if number is not None:
+            return curve.methods[number]
+        if self.min_psnr or not curve.points:
             return None
-        return max(points, key=lambda pair: float(pair[1]["speedup"]))[0] if points else None
+        pairs = zip(curve.methods, curve.points, strict=True)
+        return max(pairs, key=lambda pair: float(pair[1]["speedup"]))[0]
 
 
 class _Curve:
@@ -136,9 +130,9 @@ class _Curve:
                 output, seconds = self._run()
             if not self.session.report.engaged:  # the same as plainly, whatever the clock says
                 continue
-            point = {"speedup": self.plain_seconds / seconds, "psnr": psnr(self.reference, as_tensor(output))}
+            quality = psnr(self.reference, as_tensor(output))
             self.methods.append(candidate)
-            self.points.append({"name": candidate.name, "settings": candidate.settings(), **point})
+            self.points.append(point(candidate, self.plain_seconds / seconds, "psnr", "PSNR dB", quality))
 
     def _candidates(self, method: Auto) -> Iterator[Method]:
         """Settings by bisection: the next depends on what the last one gave."""

@@ -158,7 +158,7 @@ def _row(
         modality="video",
         model=f"{studio.model}, {studio.steps} steps",
         method=contestant.label,
-        settings=setup.settings() if isinstance(setup, Method) else {},
+        settings=_settings(setup),
         exact=False,
         seeds=[take["seed"] for take in takes],
         budget=budget,
@@ -179,6 +179,12 @@ def _row(
         peak_extra_bytes=max((report.get("peak_extra_bytes", 0) for report in reports), default=0),
         takes=takes,
     )
+
+
+def _settings(setup: Any) -> dict[str, Any]:
+    if isinstance(setup, int):
+        return {"steps": setup}
+    return setup.settings() if isinstance(setup, Method) else {}
 
 
 INTRO = """

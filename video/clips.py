@@ -28,7 +28,7 @@ def check_format(path: Path) -> None:
         _av()
 
 
-def save(clip: Clip, path: Path, rate: float = 8) -> None:
+def save(clip: Clip, path: str | Path, rate: float = 8) -> None:
     """Write frames as .mp4 (needs PyAV), .gif or .webp at `rate` frames a second, or .png with all of them.
 
     Raises
@@ -38,6 +38,7 @@ def save(clip: Clip, path: Path, rate: float = 8) -> None:
     MissingExtraError
         If an .mp4 is asked for and PyAV is not installed.
     """
+    path = Path(path)
     check_format(path)
     if not clip:
         raise SettingError(f"no frames to write to {path.name}")

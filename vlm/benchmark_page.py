@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from mmaccel import bench
+from mmaccel.registry import methods
 
 INTRO = """
 Measured by `mmaccel bench vlm` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
@@ -38,7 +40,7 @@ def _table(group: list[dict[str, Any]]) -> str:
     for r in sorted(group, key=lambda r: (r["share"] < 1, -r["quality"])):
         lines.append(
             [
-                r["method"].removeprefix("vlm."),
+                _label(r),
                 f"{r['quality']:.1%}",
                 f"{r['quality'] / max(r['baseline_quality'], 1e-9):.1%}",
                 f"{1000 * r['first_token_seconds']:.0f} ms",
@@ -53,6 +55,16 @@ def _table(group: list[dict[str, Any]]) -> str:
     return bench.markdown(headings, lines)
 
 
+def _label(row: dict[str, Any]) -> str:
+    """The method with the settings that are not its defaults, but for how much it keeps, which the tables tell."""
+    cls, name = methods().get(row["method"]), str(row["method"]).removeprefix("vlm.")
+    if cls is None:
+        return name
+    usual = {field.name: field.default for field in dataclasses.fields(cls)} | {"keep": row["settings"].get("keep")}
+    other = ", ".join(f"{key}={value}" for key, value in row["settings"].items() if value != usual.get(key, value))
+    return f"{name}({other})" if other else name
+
+
 def plot(found: list[dict[str, Any]], path: Path) -> None:
     """Accuracy against the time to the first token, one line a method."""
     import matplotlib
@@ -64,13 +76,13 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     plain = next(r for r in found if r["share"] == 1.0)
     axes.axhline(100 * plain["quality"], color="0.6", linewidth=1)
     axes.annotate("all tokens", (1.0, 100 * plain["quality"]), fontsize=9, va="bottom")
-    names = sorted({r["method"] for r in found if r["share"] < 1}, key=lambda n: (n == "fewer frames", n))
+    names = sorted({_label(r) for r in found if r["share"] < 1}, key=lambda n: (n == "fewer frames", n))
     colors = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
     for number, name in enumerate(names):
-        line = sorted((r for r in found if r["method"] == name), key=lambda r: r["share"])
+        line = sorted((r for r in found if _label(r) == name), key=lambda r: r["share"])
         x, y = [r["speedup"] for r in line], [100 * r["quality"] for r in line]
         style = {"color": "black", "linestyle": "--"} if name == "fewer frames" else {"color": colors[number % 20]}
-        axes.plot(x, y, marker="o", label=name.removeprefix("vlm."), **style)
+        axes.plot(x, y, marker="o", label=name, **style)
     axes.set_xlabel("speed-up to the first token, vision tower included")
     axes.set_ylabel("questions answered right (%)")
     axes.set_title("25, 20, 15 and 10 % of the visual tokens")

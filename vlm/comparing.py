@@ -29,6 +29,8 @@ class Trial(BaseTrial):
 
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
         super().__init__(adapter, inputs, processor)
+        questions = inputs.get("questions") or []
+        self.asked = [questions] if isinstance(questions, str) else list(questions)
         self.calls: dict[int | None, dict[str, Any]] = {None: self._prepared(None)}
         self.draws = bool(setting(self.target, self.calls[None], "do_sample"))
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
@@ -48,7 +50,9 @@ class Trial(BaseTrial):
             raise SettingError("frames=, questions= and processor= go together: give all three, or those of generate")
         if frames is None:
             return call if fewer is None else self._without(call, fewer)
-        asked = [questions] if isinstance(questions, str) else list(questions)
+        asked = self.asked
+        if not asked or not len(frames):
+            raise SettingError(f"{len(frames)} frames and {len(asked)} questions: give at least one of each")
         chosen = frames if fewer is None else [frames[int(i)] for i in spread(len(frames), fewer)]
         return {**prepare(self.processor, chosen, asked).to(self.target.device), **call}
 
@@ -82,7 +86,7 @@ class Trial(BaseTrial):
         }
 
     def show(self, output: torch.Tensor) -> Shown:
-        return Shown(texts=self.answers(output))
+        return Shown(texts=self.answers(output), names=self.asked)
 
     def answers(self, tokens: torch.Tensor) -> list[str]:
         """Answers in words; without a processor the numbers of their tokens."""

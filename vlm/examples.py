@@ -62,13 +62,13 @@ def _text_arguments(batch: int = 1, length: int = LENGTH, max_new_tokens: int = 
 
 def llama(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     """A `LlamaForCausalLM`, and `arguments(batch, length, max_new_tokens, **more)` of a greedy call."""
-    return visual_examples.seeded(
+    return visual_examples.sharp(
         lambda: LlamaForCausalLM(LlamaConfig(**{**TEXT, **sizes})), seed, WEIGHT_SCALE
     ), _text_arguments
 
 
 def qwen2(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     """A `Qwen2ForCausalLM`, and the arguments of a greedy call."""
-    return visual_examples.seeded(
+    return visual_examples.sharp(
         lambda: Qwen2ForCausalLM(Qwen2Config(**{**TEXT, **sizes})), seed, WEIGHT_SCALE
     ), _text_arguments

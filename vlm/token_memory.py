@@ -8,7 +8,7 @@ import torch
 
 from mmaccel.cache.layers import tensor_bytes
 
-POLICIES = ("peak_end", "budget")
+POLICIES = ("peak_end", "budget", "window")
 RECENT = 0.5  # share of the memory that the newest frames have for themselves
 
 
@@ -35,14 +35,15 @@ class TokenMemory:
 
     When it is full, the newer half stays as it is. Of the older frames one goes at a time: with ``"peak_end"`` the
     one that was least new (what people remember of the past are its peaks and its end), with ``"budget"`` the one
-    that is nearest in time to its neighbours, so that the past grows evenly thinner.
+    that is nearest in time to its neighbours, so that the past grows evenly thinner. With ``"window"``, the simple
+    alternative, all of it is for the newest frames: best for questions about just now, none about before are answered.
 
     Parameters
     ----------
     limit
         Most tokens.
     policy
-        ``"peak_end"`` (default) or ``"budget"``.
+        ``"peak_end"`` (default), ``"budget"`` or ``"window"``.
 
     Examples
     --------
@@ -67,6 +68,8 @@ class TokenMemory:
 
     def _weakest(self) -> int:
         """Which frame of the older ones goes."""
+        if self.policy == "window":
+            return 0
         older, held = len(self.frames), 0
         while older > 1 and held + len(self.frames[older - 1].tokens) <= RECENT * self.limit:
             older -= 1

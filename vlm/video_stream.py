@@ -68,7 +68,7 @@ class VideoStream:
     memory
         Most visual tokens of a prompt, default 2048.
     policy
-        Which frames are forgotten: ``"peak_end"`` (default) or ``"budget"``, see
+        Which frames are forgotten: ``"peak_end"`` (default), ``"budget"`` or ``"window"``, see
         :class:`~mmaccel.vlm.token_memory.TokenMemory`.
     gate
         When :meth:`has_news`; default :class:`~mmaccel.vlm.ResponseGate`.

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from mmaccel.testing import Example
+from mmaccel.untrained import untrained
 
 VOCABULARY, IMAGE, VIDEO, NEW_TOKENS, FRAMES = 64, 62, 63, 5, 6
 WEIGHT_SCALE = 4.0  # so that greedy decoding has no near-ties
@@ -72,15 +73,9 @@ def _decoder(model: Any) -> torch.nn.Module:
     return model.get_decoder()  # type: ignore[no-any-return]
 
 
-def seeded(build: Callable[[], Any], seed: int, scale: float = WEIGHT_SCALE) -> Any:
-    """An untrained model with sharp attention, a pure function of the seed."""
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    model = build().eval()
-    torch.set_rng_state(state)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(scale)
+def sharp(build: Callable[[], Any], seed: int, scale: float = WEIGHT_SCALE) -> Any:
+    """An untrained model with sharp attention that never ends a text of itself."""
+    model = untrained(build, seed, scale)
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = None
     return model
@@ -123,7 +118,7 @@ def onevision(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
         image_grid_pinpoints=[[side, side], [side, 2 * side]],
         tie_word_embeddings=False,
     )
-    model = seeded(lambda: LlavaOnevisionForConditionalGeneration(config), seed)
+    model = sharp(lambda: LlavaOnevisionForConditionalGeneration(config), seed)
 
     def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
         pixels = clip(batch, frames, side)
@@ -144,7 +139,7 @@ def next_video(seed: int = 0) -> tuple[Any, Any]:
         video_seq_length=16,
         image_grid_pinpoints=[[side, side]],
     )
-    model = seeded(lambda: LlavaNextVideoForConditionalGeneration(config), seed)
+    model = sharp(lambda: LlavaNextVideoForConditionalGeneration(config), seed)
 
     def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
         pixels = clip(batch, frames, side)
@@ -157,7 +152,7 @@ def qwen2_vl(seed: int = 0) -> tuple[Any, Any]:
     """A `Qwen2VLForConditionalGeneration`, and the arguments of a greedy call."""
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4}
     config = Qwen2VLConfig(text_config=_mrope(), vision_config=vision, **PLACEHOLDERS)
-    return _qwen(seeded(lambda: Qwen2VLForConditionalGeneration(config), seed))
+    return _qwen(sharp(lambda: Qwen2VLForConditionalGeneration(config), seed))
 
 
 def qwen2_5_vl(seed: int = 0) -> tuple[Any, Any]:
@@ -173,7 +168,7 @@ def qwen2_5_vl(seed: int = 0) -> tuple[Any, Any]:
         "fullatt_block_indexes": [1],
     }
     config = Qwen2_5_VLConfig(text_config=_mrope(), vision_config=vision, **PLACEHOLDERS)
-    return _qwen(seeded(lambda: Qwen2_5_VLForConditionalGeneration(config), seed))
+    return _qwen(sharp(lambda: Qwen2_5_VLForConditionalGeneration(config), seed))
 
 
 def qwen3_vl(seed: int = 0) -> tuple[Any, Any]:
@@ -190,7 +185,7 @@ def qwen3_vl(seed: int = 0) -> tuple[Any, Any]:
     }
     text = {**_mrope(), "head_dim": 8}
     config = Qwen3VLConfig(text_config=text, vision_config=vision, **PLACEHOLDERS)
-    return _qwen(seeded(lambda: Qwen3VLForConditionalGeneration(config), seed), stamp=[5, 6])
+    return _qwen(sharp(lambda: Qwen3VLForConditionalGeneration(config), seed), stamp=[5, 6])
 
 
 def _mrope() -> dict[str, Any]:
@@ -227,7 +222,7 @@ def internvl(seed: int = 0) -> tuple[Any, Any]:
         image_token_id=IMAGE,
         image_seq_length=16,
     )
-    model = seeded(lambda: InternVLForConditionalGeneration(config), seed)
+    model = sharp(lambda: InternVLForConditionalGeneration(config), seed)
     return model, _tiles(side, lambda pixels: pixels.flatten(0, 1))
 
 
@@ -240,7 +235,7 @@ def smolvlm(seed: int = 0) -> tuple[Any, Any]:
         vision_config={**VISION, "image_size": side, "patch_size": 4},
         **sizes,
     )
-    model = seeded(lambda: SmolVLMForConditionalGeneration(config), seed)
+    model = sharp(lambda: SmolVLMForConditionalGeneration(config), seed)
     return model, _tiles(side, lambda pixels: pixels)
 
 

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 import mmaccel
-from mmaccel import bench, cli, race, registry, zoo
+from mmaccel import bench, cli, comparison_page, race, registry, zoo
 from mmaccel.comparing import Shown, seeded
 from mmaccel.comparison import Comparison, Pair, describe
-from mmaccel.difference import difference, worst_frame, worst_row
+from mmaccel.difference import difference, worst_frame, worst_row, worst_texts
 from mmaccel.errors import ConflictError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
@@ -181,6 +181,11 @@ def test_simple_can_be_left_out(wan):
     assert [row["kind"] for row in found.rows] == ["plain", "method"] and "it was not asked for" in str(found)
 
 
+def test_one_step_has_no_simple_alternative(wan):
+    found = mmaccel.compare(wan[0], REUSING, rounds=1, **{**wan[1], "num_inference_steps": 1})
+    assert "with one of its steps left out, nothing would be left" in str(found) and found.rows[1]["idle"]
+
+
 def test_given_schedules_and_noise(wan):
     pipe, call = wan
     noise = video_examples.wan_pipeline()[1]()["latents"]
@@ -244,6 +249,9 @@ def test_frames_and_questions_go_together():
     model, _ = visual_examples.onevision()
     with pytest.raises(SettingError, match="frames=, questions= and processor="):
         mmaccel.compare(model, HoliTom(), frames=[1, 2], questions="what moves?")
+    for frames, questions in (([], "what moves?"), ([1, 2], [])):
+        with pytest.raises(SettingError, match="give at least one of each"):
+            mmaccel.compare(model, HoliTom(), frames=frames, questions=questions, processor=Words())
 
 
 def test_a_family_whose_frames_are_no_axis_says_so():
@@ -431,6 +439,33 @@ def test_where_pictures_differ():
     one, other = [picture(0)] * 3, [picture(0), picture(9), picture(3)]
     assert worst_frame(one, other) == 1
     assert worst_row(Shown([one, one]), Shown([one, other])) == 1
+
+
+def test_texts_that_differ_most_come_first():
+    plain = Shown(texts=["a b c d", "x", "e f", "x"], names=["one", "two", "three", "four"])
+    other = Shown(texts=["a b c y", "x", "g h", "x"])
+    assert [name for name, *_ in worst_texts(plain, other)] == ["three", "one", "two", "four"]
+    answers = comparison_page._answers(Pair("method", 0, plain, other, {}))
+    places = [answers.index(text) for text in ("three", "one", "<details>", "2 of 4 are the same", "two")]
+    assert places == sorted(places) and answers.count("<ins>") == 2
+    assert worst_texts(Shown(texts=["a"], names=["one", "too many"]), Shown(texts=["b"])) == [("", "a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "high", "idle", "told"),
+    (
+        (1.5, 1.2, 1.9, None, []),
+        (1.1, 0.9, 1.3, None, ["m is faster than the plain run, though not in every round"]),
+        (0.9, 0.8, 1.1, None, ["m is slower than the plain run, though not in every round"]),
+        (0.5, 0.4, 0.6, None, ["m is slower than the plain run"]),
+        (0.9, 0.8, 1.1, "nothing to do", ["m did nothing: nothing to do"]),
+        (0.5, 0.4, 0.6, "nothing to do", ["m did nothing: nothing to do", "m is slower than the plain run"]),
+    ),
+)
+def test_what_is_said_of_times(speedup, low, high, idle, told):
+    row = {"label": "m", "kind": "method", "speedup": speedup, "speedup_range": [low, high], "idle": idle}
+    found = Comparison({"rows": [{**row, "warnings": []}], "header": {"no_simple": ""}}, [], ())
+    assert found.notes() == told
 
 
 def test_importing_compare_loads_no_torch():

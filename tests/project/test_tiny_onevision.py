@@ -333,17 +333,42 @@ def test_leaving_no_token_out_changes_nothing(tokenizer):
 
 def test_thinning_keeps_labels_with_their_tokens(tokenizer):
     batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [4], count=3, length=8, asked=3)
-    sizes = set()
+    features = torch.randn(3, 8 * 64 + 1, 12)
+    sizes, changed = set(), set()
     for seed in range(12):
-        kept, late, thinned = tiny_onevision_thinning.thin(batch, [seed])
-        assert torch.equal(kept, tiny_onevision_thinning.thin(batch, [seed])[0])
+        left = tiny_onevision_thinning.thin(features, batch, [seed])
+        kept, late = left.kept, left.late
+        again = tiny_onevision_thinning.thin(features, batch, [seed])
+        assert torch.equal(kept, again.kept) and torch.equal(left.features, again.features)
         assert (kept.diff(dim=1) > 0).all() and (late.diff(dim=1) > 0).all() and late.max() < kept.shape[1]
         for row in range(3):
-            assert torch.equal(thinned.things[row, 0], batch.things[row].flatten()[kept[row]])
-            assert torch.equal(thinned.tracks[row, 0], batch.tracks[row].flatten()[kept[row]])
+            assert torch.equal(left.batch.things[row, 0], batch.things[row].flatten()[kept[row]])
+            assert torch.equal(left.batch.tracks[row, 0], batch.tracks[row].flatten()[kept[row]])
         sizes.add((kept.shape[1], late.shape[1]))
+        changed.add(torch.equal(left.features, features))
+        assert torch.equal(left.features[:, -1], features[:, -1])  # the end of the video is no token of it
     assert min(size for size, _ in sizes) < 0.2 * 8 * 64 and max(size for size, _ in sizes) > 0.5 * 8 * 64
     assert any(late < kept for kept, late in sizes) and any(late == kept for kept, late in sizes)
+    assert changed == {True, False}  # some are merged, some dropped
+
+
+def test_what_is_left_out_joins_the_most_similar_token():
+    tokens = torch.tensor([[[1.0, 0.0], [3.0, 0.1], [0.0, 2.0], [0.1, 4.0], [5.0, 0.0]]])
+    merged = tiny_onevision_thinning.joined(tokens, torch.tensor([[0, 3]]), own=0.25)
+    expected = torch.stack(
+        [0.25 * tokens[0, 0] + 0.75 * tokens[0, [1, 4]].mean(0), 0.25 * tokens[0, 3] + 0.75 * tokens[0, 2]]
+    )
+    assert torch.allclose(merged[0], expected)
+    alone = tiny_onevision_thinning.joined(tokens, torch.arange(5)[None], own=0.25)
+    assert torch.equal(alone, tokens)
+
+
+def test_repeated_tokens_are_like_those_at_their_place_before():
+    frames = torch.randn(1, 1, 64, 16).expand(-1, 3, -1, -1).clone()
+    frames[0, 2, 10] *= -1
+    told = tiny_onevision_thinning.repeated(frames.flatten(1, 2), tau=0.9).unflatten(1, (3, 64))
+    assert not told[0, 0].any() and told[0, 1].all()
+    assert told[0, 2].sum() == 63 and not told[0, 2, 10]
 
 
 def test_soften_brings_only_sharp_heads_down_to_the_spread(tokenizer):

@@ -17,6 +17,7 @@ from mmaccel.speech.benchmark_listeners import ChunkListener, Listener, Moonshin
 from mmaccel.speech.endpoint import EnergyEndpoint
 from mmaccel.speech.moonshine import MoonshineAdapter
 from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.untrained import untrained
 
 pytest.importorskip("jiwer")
 _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
@@ -180,7 +181,7 @@ def test_encoder_and_generate_on_small_models():
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     config = MoonshineStreamingConfig(encoder_config=sizes, vocab_size=64, num_hidden_layers=2, **sizes)
-    model = benchmark_parts.seeded(lambda: MoonshineStreamingForConditionalGeneration(config))
+    model = untrained(lambda: MoonshineStreamingForConditionalGeneration(config))
     samples = examples.sound(1, 16_000)[0]
     with torch.no_grad():
         row = benchmark_parts.compare_encoders(MoonshineStreamingAdapter(model), samples, [8000, 16_000], 1)
@@ -203,7 +204,7 @@ def test_codec_blocks():
     sizes = {"hidden_size": 32, "num_filters": 4, "codebook_size": 64, "codebook_dim": 8, "num_quantizers": 4}
     sizes |= {"vector_quantization_hidden_dimension": 8, "upsample_groups": 32, "num_hidden_layers": 2}
     sizes |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
-    model = benchmark_parts.seeded(lambda: MimiModel(MimiConfig(**sizes)))
+    model = untrained(lambda: MimiModel(MimiConfig(**sizes)))
     for module in model.modules():
         if hasattr(module, "embed_sum"):
             module.embed_sum.normal_()

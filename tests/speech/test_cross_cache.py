@@ -19,19 +19,10 @@ from mmaccel.speech.growing_audio import GrowingAudio
 from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
 from mmaccel.speech.redecode import EncoderStates, decode
 from mmaccel.speech.whisper import WhisperAdapter
+from mmaccel.untrained import untrained
 
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
 RATE = 16_000
-
-
-def sharp(build, seed, scale):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = build().eval()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(scale)
-    return model
 
 
 def streaming(size=32, **more):
@@ -47,7 +38,7 @@ def streaming(size=32, **more):
         **IDS,
         **more,
     )
-    return sharp(lambda: MoonshineStreamingForConditionalGeneration(config), 1, 24.0)
+    return untrained(lambda: MoonshineStreamingForConditionalGeneration(config), 1, 24.0)
 
 
 def whisper():
@@ -62,7 +53,7 @@ def whisper():
         max_source_positions=50,
         **IDS,
     )
-    return sharp(lambda: WhisperForConditionalGeneration(config), 1, 24.0)
+    return untrained(lambda: WhisperForConditionalGeneration(config), 1, 24.0)
 
 
 class GrowingWhisper(WhisperAdapter):

@@ -16,21 +16,11 @@ from mmaccel.errors import SettingError
 from mmaccel.speech.adapter import Encoded, SpeechAdapter
 from mmaccel.speech.realigned_draft import RealignedDraft
 from mmaccel.speech.redecode import decode, matching
+from mmaccel.untrained import untrained
 
 END, START, NEW, VOCABULARY = 2, 1, 40, 64
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
 IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": 0, "decoder_start_token_id": START}
-
-
-def sharp(build, seed, scale=24.0):
-    """An untrained model that says many different tokens, without near-ties in greedy decoding."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = build().eval()
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.data.mul_(scale)
-    return model
 
 
 def whisper():
@@ -51,7 +41,7 @@ def whisper():
         tie_word_embeddings=False,  # with tied ones it repeats the last token
         **IDS,
     )
-    model = sharp(lambda: WhisperForConditionalGeneration(config), seed=1)
+    model = untrained(lambda: WhisperForConditionalGeneration(config), seed=1, scale=24.0)
     model.generation_config.update(is_multilingual=False, max_length=64)
     model.generation_config.update(suppress_tokens=[3, 4, 5], begin_suppress_tokens=[6, END], forced_decoder_ids=None)
     return model, {"input_features": noise(1, 8, 100)}
@@ -67,7 +57,9 @@ def moonshine():
         **SIZES,
         **IDS,
     )
-    return sharp(lambda: MoonshineForConditionalGeneration(config), seed=2), {"input_values": noise(1, 16_000)}
+    return untrained(lambda: MoonshineForConditionalGeneration(config), seed=2, scale=24.0), {
+        "input_values": noise(1, 16_000)
+    }
 
 
 def moonshine_streaming():
@@ -75,7 +67,7 @@ def moonshine_streaming():
     config = MoonshineStreamingConfig(
         encoder_config=encoder, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, **SIZES, **IDS
     )
-    model = sharp(lambda: MoonshineStreamingForConditionalGeneration(config), seed=1)
+    model = untrained(lambda: MoonshineStreamingForConditionalGeneration(config), seed=1, scale=24.0)
     return model, {"input_values": noise(1, 16_000)}
 
 

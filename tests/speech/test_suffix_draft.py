@@ -24,21 +24,12 @@ from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
 from mmaccel.speech.suffix_draft import SuffixDraft
 from mmaccel.speech.suffix_index import SuffixIndex
 from mmaccel.speech.whisper import WhisperAdapter
+from mmaccel.untrained import untrained
 
 START, END, VOCABULARY, NEW = 1, 2, 80, 40
 IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": 0, "decoder_start_token_id": START}
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
 NO_TIMES = 60  # tokens from 61 on are times, 0.02 s apart
-
-
-def sharp(build, seed, scale=12.0):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = build().eval()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(scale)
-    return model
 
 
 def noise(*shape):
@@ -62,7 +53,7 @@ def whisper(seed=1):
         begin_suppress_tokens=None,
         **IDS,
     )
-    model = sharp(lambda: WhisperForConditionalGeneration(config), seed)
+    model = untrained(lambda: WhisperForConditionalGeneration(config), seed, scale=12.0)
     model.generation_config.update(
         is_multilingual=False, max_length=64, suppress_tokens=[3, 4], begin_suppress_tokens=[END]
     )
@@ -79,7 +70,7 @@ def moonshine(seed=2):
         **SIZES,
         **IDS,
     )
-    model = sharp(lambda: MoonshineForConditionalGeneration(config), seed)
+    model = untrained(lambda: MoonshineForConditionalGeneration(config), seed, scale=12.0)
     return model, lambda batch=1, **more: call({"input_values": noise(batch, 8000)}, **more)
 
 
@@ -88,7 +79,7 @@ def moonshine_streaming(seed=1):
     config = MoonshineStreamingConfig(
         encoder_config=encoder, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, **SIZES, **IDS
     )
-    model = sharp(lambda: MoonshineStreamingForConditionalGeneration(config), seed)
+    model = untrained(lambda: MoonshineStreamingForConditionalGeneration(config), seed, scale=12.0)
 
     def arguments(batch=1, **more):
         values = noise(batch, 8000)

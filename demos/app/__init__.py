@@ -1,0 +1,94 @@
+"""The demo app: what mmaccel does, in a browser, on the shipped models or on those of the operator."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from mmaccel.errors import MissingExtraError
+
+if find_spec("gradio") is None:
+    raise MissingExtraError('the demo needs gradio: pip install "mmaccel[demo]"')
+
+import gradio as gr
+
+from . import image_tab, question_tab, speech_tab, style, video_tab
+from .frame import Frame
+from .limits import Limits
+from .models import Models
+
+__all__ = ["Frame", "Limits", "Models", "build", "launch"]
+
+TITLE = "mmaccel"
+INTRODUCTION = "# mmaccel\nExisting multimodal models, faster, without retraining: try a preset, and compare."
+# Nothing is offered to other programs, kept of a visitor, or asked of another server.
+PRIVATE = {
+    "share": False,
+    "show_error": False,
+    "footer_links": ["settings"],
+    "run_history": False,
+    "enable_monitoring": False,
+    "mcp_server": False,
+    "ssr_mode": False,
+    "pwa": False,
+    "quiet": True,
+    "prevent_thread_lock": True,
+}
+TABS = {
+    "Image": image_tab.build,
+    "Video": video_tab.build,
+    "Video chat": question_tab.build,
+    "Speech": speech_tab.build,
+}
+
+
+def build(frame: Frame | None = None) -> gr.Blocks:
+    """The app as Gradio blocks; nothing is loaded before a visitor asks for it."""
+    frame = frame or Frame()
+    age = frame.limits.file_seconds
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(max(1, age // 4), age)) as blocks:
+        gr.Markdown(INTRODUCTION)
+        for name, tab in TABS.items():
+            with gr.Tab(name):
+                tab(frame)
+        blocks.unload(frame.leave)
+    blocks.queue(max_size=frame.limits.waiting, default_concurrency_limit=1, api_open=False)
+    return blocks
+
+
+def launch(
+    frame: Frame | None = None, host: str = "127.0.0.1", port: int | None = None, wait: bool = True
+) -> gr.Blocks:
+    """Serve the app.
+
+    Parameters
+    ----------
+    host
+        Address to listen on; the default is this machine alone.
+    port
+        Default: the first free one from 7860 on.
+    wait
+        Whether to return only when it is stopped (default True).
+
+    Raises
+    ------
+    OSError
+        If the port is taken, or the address is none of this machine.
+    """
+    frame = frame or Frame()
+    blocks = build(frame)
+    try:
+        _, url, _ = blocks.launch(
+            server_name=host,
+            server_port=port,
+            max_file_size=frame.limits.upload_bytes,
+            theme=style.theme(),
+            css=style.CSS,
+            **PRIVATE,
+        )
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}, port {port or 'any'}: choose others with --host and --port") from error
+    print(f"mmaccel demo on {url} (Ctrl+C stops it)", flush=True)
+    if wait:
+        blocks.block_thread()  # until Ctrl+C
+        frame.runs.close()
+    return blocks

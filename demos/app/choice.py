@@ -1,0 +1,64 @@
+"""What is run, and how it is accelerated: the same for every tab."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from mmaccel.method import Method
+from mmaccel.run_commands import parse_method
+
+from .limits import Limits, number
+
+MOST_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checked choices of a visitor.
+
+    Attributes
+    ----------
+    model
+        A name that :meth:`Models.check` allows.
+    preset
+        ``"exact"``, ``"balanced"`` or ``"fast"``; None where own methods stand.
+    methods
+        Own methods instead of a preset.
+    seed
+        Never None: drawn where the visitor gave none.
+    """
+
+    model: str
+    preset: str | None
+    methods: tuple[Method, ...]
+    seed: int
+
+    @classmethod
+    def of(cls, limits: Limits, model: Any, preset: Any, method: Any, seed: Any) -> Choice:
+        """Check what came from the browser.
+
+        Parameters
+        ----------
+        method
+            Own methods, ``NAME:KEY=VALUE,...`` as on the command line, one a line; empty for the preset.
+
+        Raises
+        ------
+        SettingError, UnknownNameError
+            If it is nothing that could run.
+        """
+        lines = limits.method(method).splitlines()
+        methods = tuple(parse_method(line.strip()) for line in lines if line.strip())
+        seed = number("seed", seed, 0, MOST_SEED)
+        seed = secrets.randbelow(MOST_SEED + 1) if seed is None else seed
+        return cls(model, None if methods else str(preset), methods, seed)
+
+    def python(self) -> str:
+        """The arguments of `mmaccel.accelerate` after the target, as code."""
+        return ", ".join(str(method) for method in self.methods) or f"preset={self.preset!r}"
+
+    def parts(self) -> list[str]:
+        """The parts of mmaccel that :meth:`python` names."""
+        return sorted({method.name.split(".")[0] for method in self.methods})

@@ -1,0 +1,93 @@
+"""What a visitor may ask for. Everything that comes from a browser is checked against this, never trusted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mmaccel.errors import PromptError, SettingError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one request, and of the app.
+
+    Attributes
+    ----------
+    prompt_characters, method_characters
+        Longest texts.
+    upload_bytes, clip_seconds, audio_seconds
+        Largest file, and longest clip and recording in it.
+    steps, frames, side
+        Denoising steps, frames, and pixels of a side of a clip.
+    waiting
+        Visitors in the queue; the next one is told to come back later.
+    models
+        Models in memory; one that nobody uses makes room for the next.
+    file_seconds
+        Age at which files made for a visitor are deleted.
+    """
+
+    prompt_characters: int = 2_000
+    method_characters: int = 500
+    upload_bytes: int = 64 * 2**20
+    clip_seconds: float = 120.0
+    audio_seconds: float = 300.0
+    steps: int = 100
+    frames: int = 129
+    side: int = 1280
+    waiting: int = 16
+    models: int = 4
+    file_seconds: int = 3_600
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise SettingError(f"Limits({name}={value!r}): it must be above 0")
+
+    def prompt(self, text: Any) -> str:
+        """The prompt, without spaces around it.
+
+        Raises
+        ------
+        PromptError
+            If it is no text, or too long.
+        """
+        text = text.strip() if isinstance(text, str) else ""
+        if len(text) > self.prompt_characters:
+            raise PromptError(f"the prompt has {len(text)} characters: shorten it to {self.prompt_characters} or fewer")
+        return text
+
+    def method(self, text: Any) -> str:
+        """The text of own methods; raises a `SettingError` where it is too long."""
+        text = text.strip() if isinstance(text, str) else ""
+        if len(text) > self.method_characters:
+            raise SettingError(f"the method has {len(text)} characters: {self.method_characters} are enough")
+        return text
+
+
+def number(name: str, text: Any, low: float, high: float, whole: bool = True) -> Any:
+    """A number that a visitor typed, None where the field is empty.
+
+    Raises
+    ------
+    SettingError
+        If it is no number between `low` and `high`, or not whole where it must be.
+
+    Examples
+    --------
+    >>> number("steps", " 4", 1, 100), number("steps", "", 1, 100)
+    (4, None)
+    """
+    text = "" if text is None else str(text).strip()
+    if not text:
+        return None
+    try:
+        value = int(text[:30]) if whole else float(text[:30])
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:  # also where it is not a number
+        kind = "a whole number" if whole else "a number"
+        raise SettingError(f"{name} {text[:30]}: give {kind} from {low:g} to {high:g}, or leave the field empty")
+    return value

@@ -1,0 +1,151 @@
+"""The controls and results that look the same in every tab."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import gradio as gr
+
+from mmaccel.report import Report
+
+from .frame import Frame
+from .runs import Run
+
+ORDER = ("exact", "balanced", "fast")
+PRESET_NOTE = "exact keeps the model's own output or its law; the others trade a measured bit of quality for speed"
+NOT_MEASURED = "No speed-up is claimed without a plain run beside it: press Compare."
+ONE_RUN_EACH = "One run of each on this machine, in this order; `mmaccel compare` takes medians of several."
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What every tab is steered with."""
+
+    preset: gr.Radio
+    accelerated: gr.Button
+    compare: gr.Button
+    stop: gr.Button
+
+
+def controls(frame: Frame, presets: Mapping[str, object], default: str) -> Controls:
+    """The preset radio and the three buttons; Stop is connected already."""
+    known = [name for name in ORDER if name in presets] + [name for name in presets if name not in ORDER]
+    preset = gr.Radio(known, value=default, label="Preset", info=PRESET_NOTE)
+    with gr.Row(elem_classes="buttons"):
+        accelerated = gr.Button("Accelerated", variant="primary", min_width=90)
+        compare = gr.Button("Compare", min_width=90)
+        stop = gr.Button("Stop", variant="stop", min_width=70)
+    frame.connect_stop(stop)
+    return Controls(preset, accelerated, compare, stop)
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """Settings that are closed by default and the same in every tab."""
+
+    seed: gr.Textbox
+    model: gr.Dropdown
+    method: gr.Textbox
+
+
+def advanced(frame: Frame, kind: str, example: str, seeded: bool = True) -> Advanced:
+    """Seed (unless nothing is drawn), model and own methods; called inside the tab's own accordion."""
+    names = frame.models.names(kind)
+    seed = optional_number("Seed", "random", seeded)
+    model = gr.Dropdown(names, value=names[0], label="Model", allow_custom_value=frame.models.any_model)
+    method = gr.Textbox(
+        label="Own methods instead of the preset",
+        info="as on the command line, one a line; mmaccel methods lists them",
+        placeholder=example,
+        lines=1,
+        max_lines=4,
+    )
+    return Advanced(seed, model, method)
+
+
+def optional_number(label: str, default: str, visible: bool = True) -> gr.Textbox:
+    """A field for a number that may stay empty; Gradio's own field for numbers turns empty into 0."""
+    keyboard = {"inputmode": "decimal"}
+    return gr.Textbox(label=label, placeholder=default, max_lines=1, html_attributes=keyboard, visible=visible)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What every tab tells of a run, below its output."""
+
+    report: gr.Code
+    note: gr.Markdown
+    seed: gr.Textbox
+    stages: gr.HTML
+    code: gr.Code
+
+    @property
+    def outputs(self) -> list[gr.components.Component]:
+        return [self.report, self.note, self.seed, self.stages, self.code]
+
+    def values(self, run: Run, seed: int, report: Report, code: str, quality: str = "", note: str = "") -> list[object]:
+        """Values of `outputs`, in their order: `quality` are lines below the report, and `note` a remark on them."""
+        claim = ONE_RUN_EACH if report.speedup is not None else NOT_MEASURED
+        said = f"{note} {claim}".strip()
+        return [report_text(report, quality), said, str(seed), stage_table(run.stages), code]
+
+
+def results(seeded: bool = True) -> Results:
+    """The report, the times of the stages, and the code, empty until a run ends."""
+    with gr.Row():
+        with gr.Column(scale=3, min_width=300):
+            report = gr.Code(
+                label="Report", language=None, interactive=False, show_line_numbers=False, lines=3, wrap_lines=True
+            )
+            note = gr.Markdown("", elem_classes="note")
+        with gr.Column(scale=2, min_width=240):
+            seed = gr.Textbox("", label="Used seed", interactive=False, placeholder="none yet", visible=seeded)
+            stages = gr.HTML(stage_table({}), label="Stages", elem_classes="stages")
+    code = gr.Code(
+        label="Copy as Python",
+        language="python",
+        interactive=False,
+        show_line_numbers=False,
+        lines=3,
+        wrap_lines=True,
+    )
+    return Results(report, note, seed, stages, code)
+
+
+def report_text(report: Report, quality: str = "") -> str:
+    """A report with the measured quality below; what a Python user would have to type is said by a note instead."""
+    lines = [line for line in str(report).splitlines() if not line.startswith("  speed-up    not measured")]
+    return "\n".join([*lines, *([quality] if quality else [])])
+
+
+def stage_table(stages: Mapping[str, float]) -> str:
+    """Seconds of each stage, with a bar for its share."""
+    if not stages:
+        return '<p class="empty">Times of the stages appear here.</p>'
+    longest = max(stages.values()) or 1.0
+    rows = "".join(_stage(name, seconds, seconds / longest) for name, seconds in stages.items() if seconds >= 0.005)
+    return f'<table class="stages"><caption>Seconds of each stage</caption>{rows}</table>'
+
+
+def _stage(name: str, seconds: float, share: float) -> str:
+    bar = f'<span style="width: {max(1.0, 100 * share):.0f}%"></span>'
+    return f'<tr><th scope="row">{html.escape(name)}</th><td class="bar">{bar}</td><td>{seconds:.2f}</td></tr>'
+
+
+def heat_map() -> gr.Image:
+    """A picture of what was computed, without a label that would hide its title; invisible until there is one."""
+    return gr.Image(
+        label="What was computed",
+        show_label=False,
+        interactive=False,
+        visible=False,
+        format="png",
+        buttons=["download", "fullscreen"],
+    )
+
+
+def examples(prompt: gr.Textbox, prompts: Sequence[str]) -> None:
+    """Buttons that put an example into the prompt."""
+    gr.Examples([[text] for text in prompts], [prompt], label="Examples", api_visibility="private")

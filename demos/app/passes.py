@@ -1,0 +1,111 @@
+"""Which tokens of a picture each pass of an image model computed, seen from outside, and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mmaccel.image.layout import Layout
+
+from .runs import Run
+
+
+class Passes:
+    """The positions that each pass fed to the language model, read off a hook on one model instance.
+
+    Works for every method alike, and for runs of one picture; the hook also ends the run when its visitor left.
+
+    Parameters
+    ----------
+    tokens
+        Tokens of a picture.
+
+    Attributes
+    ----------
+    passes
+        Positions in the picture, one tensor for each pass.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.passes: list[torch.Tensor] = []
+        self._prompt: int | None = None
+        self._count = self._furthest = 0
+
+    @contextmanager
+    def watch(self, model: Any, run: Run) -> Iterator[None]:
+        """See the passes of a model inside the block, and tell how far it is."""
+
+        def see(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._note(kwargs.get("position_ids"))
+            run.tell(self._count, self.tokens)
+
+        handle = language_model(model).register_forward_pre_hook(see, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _note(self, positions: torch.Tensor | None) -> None:
+        """A pass; without positions, as in a plain run, it is one more token."""
+        self._count += 1
+        if positions is None or positions.ndim != 2:
+            return
+        row = positions[0].cpu()
+        if int(row[0]) == 0:  # a new prompt: what came before measured how wide a window may be
+            self._prompt, self.passes, self._count = int(row[-1]) + 1, [], 0
+        elif self._prompt is not None:
+            self.passes.append(row - self._prompt)
+            self._furthest = max(self._furthest, int(self.passes[-1][-1]) + 1)
+            self._count = max(len(self.passes), self._furthest)
+
+    def maps(self, layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
+        """For each token of the largest grid, the pass that settled it and how many computed it, `[rows, columns]`.
+
+        None where passes told no positions.
+        """
+        if not self.passes:
+            return None
+        last, times = np.zeros(layout.length, int), np.zeros(layout.length, int)
+        for number, positions in enumerate(self.passes, 1):
+            inside = positions[(positions >= 0) & (positions < layout.length)].numpy()
+            last[inside] = number
+            times[inside] += 1
+        last[times == 0] = len(self.passes)  # the last token is nobody's context, and so never fed again
+        lines = [line for line in layout.lines if line.length == layout.columns]
+        rows = [slice(line.start, line.start + line.length) for line in lines]
+        return np.stack([last[row] for row in rows]), np.stack([times[row] for row in rows])
+
+    def picture(self, layout: Layout) -> Image.Image | None:
+        """Both maps side by side, None where there are none."""
+        found = self.maps(layout)
+        if found is None:
+            return None
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        titles = (f"settled by pass, of {len(self.passes)}", "times computed")
+        for axes, values, title in zip(figure.subplots(1, 2), found, titles, strict=True):
+            drawn = axes.imshow(values, cmap="viridis" if title == titles[0] else "magma", vmin=0)
+            axes.set(xticks=[], yticks=[])
+            axes.set_title(title, fontsize=11)
+            figure.colorbar(drawn, ax=axes, shrink=0.85)
+        return drawing(figure)
+
+
+def language_model(model: Any) -> Any:
+    """The part of an image model that every pass goes through."""
+    return getattr(model.model, "language_model", None) or model.model.text_model
+
+
+def drawing(figure: Any) -> Image.Image:
+    """A matplotlib figure as a picture."""
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return Image.open(file).convert("RGB")

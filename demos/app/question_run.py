@@ -1,0 +1,173 @@
+"""Answer a visitor's question about a clip, accelerated and, to compare, also plainly."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from PIL import Image
+from transformers import StoppingCriteriaList
+
+from mmaccel import vlm
+from mmaccel.errors import PromptError, SettingError
+from mmaccel.report import Report
+from mmaccel.session import accelerate
+
+from .choice import Choice
+from .models import Models, Shared
+from .runs import Run
+
+Turn = tuple[str, str]  # a question and its answer
+
+
+@dataclass(frozen=True)
+class QuestionRequest:
+    """A question that a visitor asked.
+
+    Attributes
+    ----------
+    clip
+        The file's name, for the code; the frames are read before.
+    frames
+        How many frames of it the model is shown.
+    max_side
+        Pixels to which larger frames were scaled down.
+    earlier
+        Turns that the model is told before the question; most answer best without.
+    """
+
+    question: str
+    choice: Choice
+    clip: str
+    frames: int
+    max_side: int
+    max_new_tokens: int
+    earlier: tuple[Turn, ...] = ()
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a run gave.
+
+    Attributes
+    ----------
+    plain
+        The plain model's answer, where it was asked for.
+    kept
+        The frames with what the language model did not get under white; None where a method keeps all.
+    """
+
+    answer: str
+    plain: str | None
+    report: Report
+    quality: str
+    kept: Image.Image | None
+
+
+def answer(models: Models, run: Run, request: QuestionRequest, video: vlm.VideoFrames) -> Answered:
+    """Do what a visitor asked for; everything is off the model again afterwards."""
+    if not request.question:
+        raise PromptError("the question is empty: ask something about the clip, such as 'what moves up?'")
+    with models.borrow("vlm", request.choice.model, run) as shared:
+        model, processor = shared.loaded
+        with run.stage("prepare"):
+            inputs = prepare(processor, video.images(), request).to(model.device)
+        with accelerate(model, *request.choice.methods, preset=request.choice.preset) as session:
+            plain = None
+            if request.compare:
+                _warm(run, shared, inputs)
+                with run.stage("plain"), session.baseline() as target:
+                    plain, seconds = _generate(run, target, processor, inputs, request)
+                session.report.baseline_seconds = seconds
+            with run.stage("accelerated"):
+                text, _ = _generate(run, session, processor, inputs, request)
+            with run.stage("draw"):
+                kept = _kept(session, video)
+            quality = "" if plain is None else _quality(plain, text)
+            return Answered(text, plain, session.report, quality, kept)
+
+
+def conversation(request: QuestionRequest) -> list[dict[str, Any]]:
+    """What is said, for `apply_chat_template`: the clip comes with the first question."""
+    turns: list[dict[str, Any]] = []
+    for question, answered in request.earlier:
+        turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
+        turns.append({"role": "assistant", "content": [{"type": "text", "text": answered}]})
+    turns.append({"role": "user", "content": [{"type": "text", "text": request.question}]})
+    turns[0]["content"].insert(0, {"type": "video"})
+    return turns
+
+
+def prepare(processor: Any, frames: Any, request: QuestionRequest) -> Any:
+    """Inputs of `generate`."""
+    text = processor.apply_chat_template(conversation(request), add_generation_prompt=True)
+    return processor(videos=[frames], text=[text], return_tensors="pt", padding=True)
+
+
+def _generate(run: Run, target: Any, processor: Any, inputs: Any, request: QuestionRequest) -> tuple[str, float]:
+    """The answer and its seconds; ends when its visitor left."""
+    length = inputs["input_ids"].shape[1]
+
+    def look(tokens: Any, scores: Any, **_: Any) -> Any:
+        run.tell(tokens.shape[1] - length, request.max_new_tokens)
+        return tokens.new_zeros(len(tokens), dtype=bool)
+
+    began = time.perf_counter()
+    stopping: Any = StoppingCriteriaList([look])  # type: ignore[list-item]
+    tokens = target.generate(
+        **inputs, max_new_tokens=request.max_new_tokens, do_sample=False, stopping_criteria=stopping
+    )
+    seconds = time.perf_counter() - began
+    return processor.batch_decode(tokens[:, length:], skip_special_tokens=True)[0].strip(), seconds
+
+
+def _warm(run: Run, shared: Shared, inputs: Any) -> None:
+    """The first call of a model in a process is slow: without this, the plain run would look worse than it is."""
+    model, _ = shared.loaded
+    if shared.memory.setdefault("warm", {}):
+        return
+    with run.stage("warm up"):
+        model.generate(**inputs, max_new_tokens=1, do_sample=False)
+    shared.memory["warm"]["done"] = True
+
+
+def _kept(session: Any, video: vlm.VideoFrames) -> Image.Image | None:
+    try:
+        return vlm.kept(session)[0].picture(video.frames)
+    except SettingError:  # not all methods leave visual tokens out
+        return None
+
+
+def _quality(plain: str, text: str) -> str:
+    if plain == text:
+        return "  answer      the same as the plain one, word for word"
+    shared = SequenceMatcher(None, plain.split(), text.split(), autojunk=False).ratio()
+    return f"  answer      {shared:.0%} of the words are those of the plain one, in their order"
+
+
+def question_code(request: QuestionRequest) -> str:
+    """Python that gives the same answer."""
+    parts = sorted({*request.choice.parts(), "vlm"})
+    options = f"max_new_tokens={request.max_new_tokens}, do_sample=False"
+    plain = ["    with fast.baseline() as plain:", f"        plain.generate(**inputs, {options})"]
+    lines = (
+        "import mmaccel",
+        f"from mmaccel import {', '.join(parts)}",
+        "from mmaccel.vlm import answering",
+        "",
+        f"video = vlm.read_video({request.clip!r}, frames={request.frames}, max_side={request.max_side})",
+        f"model, processor = answering.load({request.choice.model!r})",
+        f"conversation = {conversation(request)!r}",
+        "text = processor.apply_chat_template(conversation, add_generation_prompt=True)",
+        'inputs = processor(videos=[video.images()], text=[text], return_tensors="pt", padding=True).to(model.device)',
+        f"with mmaccel.accelerate(model, {request.choice.python()}) as fast:",
+        *(plain if request.compare else []),
+        f"    tokens = fast.generate(**inputs, {options})",
+        "    print(fast.report)",
+        'new = tokens[:, inputs["input_ids"].shape[1] :]',
+        "print(processor.batch_decode(new, skip_special_tokens=True)[0].strip())",
+    )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,163 @@
+"""The video chat tab."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+from mmaccel import zoo
+from mmaccel.video import clips
+from mmaccel.vlm.presets import PRESETS
+
+from . import panels
+from .choice import Choice
+from .frame import Frame
+from .limits import Limits, number
+from .question_run import Answered, QuestionRequest, Turn, answer, question_code
+from .runs import Run
+from .uploads import read_clip
+
+EXAMPLES, QUESTIONS_A_CLIP, EXAMPLE_SEED = 3, 4, 3
+QUESTIONS = ("what moves up?", "how many things are there?", "what color is the background?")
+KEPT_NOTE = "What the language model got: what is under white was left out, orange stands for several tokens in one."
+FRAMES, NEW_TOKENS, MOST_NEW_TOKENS = 32, 32, 512
+MOST_TURNS = 20
+TOLD = "For models that were trained on conversations. tiny-onevision was not: it answers best one by one."
+
+
+@dataclass
+class Talk:
+    """What one visitor has asked about a clip, and what was answered; in their own `gr.State`."""
+
+    clip: str = ""
+    turns: list[Turn] = field(default_factory=list)
+
+    def about(self, clip: str) -> Talk:
+        """This talk, or a new one if it was about another clip."""
+        return self if clip == self.clip else Talk(clip)
+
+    def messages(self) -> list[dict[str, str]]:
+        """What `gr.Chatbot` shows."""
+        roles = ("user", "assistant")
+        return [{"role": role, "content": said} for turn in self.turns for role, said in zip(roles, turn, strict=True)]
+
+
+def build(frame: Frame) -> None:
+    """Clip, question, presets and buttons, then the answers, the patches that were kept, the report and the code."""
+    talk = gr.State(Talk())
+    with gr.Row():
+        with gr.Column(scale=2, min_width=300):
+            clip = gr.Video(label="Clip", sources=["upload"], height=240, loop=True)
+            question = gr.Textbox(label="Question", lines=1, max_lines=4, value=QUESTIONS[0])
+            panels.examples(question, QUESTIONS)
+            _examples(clip, question)
+            controls = panels.controls(frame, PRESETS, "balanced")
+            with gr.Accordion("Advanced", open=False):
+                advanced = panels.advanced(frame, "vlm", "vlm.HoliTom:keep=0.15", seeded=False)
+                frames = panels.optional_number("Frames", str(FRAMES))
+                tokens = panels.optional_number("Most new tokens", str(NEW_TOKENS))
+                told = gr.Checkbox(False, label="The model is told the earlier questions and answers", info=TOLD)
+        with gr.Column(scale=3, min_width=300):
+            chat = gr.Chatbot(
+                label="Answers", height=260, render_markdown=False, buttons=["copy"], placeholder="Ask about a clip."
+            )
+            difference = gr.HTML("", elem_classes="difference")
+            results = panels.results(seeded=False)
+            note = gr.Markdown(KEPT_NOTE, visible=False)
+            kept = gr.Image(
+                label=KEPT_NOTE,
+                show_label=False,
+                interactive=False,
+                visible=False,
+                format="webp",
+                buttons=["fullscreen"],
+            )
+    inputs = [talk, clip, question, controls.preset, *vars(advanced).values(), frames, tokens, told]
+    outputs = [talk, chat, difference, note, kept, *results.outputs]
+    chat.clear(Talk, None, talk, queue=False, show_progress="hidden", api_visibility="private")
+    for button, compare in ((controls.accelerated, False), (controls.compare, True)):
+        triggers = [button.click] if compare else [button.click, question.submit]
+        frame.connect(triggers, partial(_work, frame, results, compare), inputs, outputs, progress_on=chat)
+
+
+def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: Talk, *values: Any) -> list[Any]:
+    clip = str(values[0] or "")
+    talk = talk.about(clip)
+    request = asked(frame.limits, talk, compare, *values)
+    with run.stage("read"):
+        video = read_clip(clip, request.frames, frame.limits)
+    request = replace(request, frames=len(video))
+    made = answer(frame.models, run, request, video)
+    talk = Talk(clip, [*talk.turns, (request.question, made.answer)][-MOST_TURNS:])
+    told = results.values(run, request.choice.seed, made.report, question_code(request), made.quality)
+    kept = [gr.update(visible=made.kept is not None), gr.update(value=made.kept, visible=made.kept is not None)]
+    return [talk, talk.messages(), _both(made), *kept, *told]
+
+
+def asked(
+    limits: Limits,
+    talk: Talk,
+    compare: bool,
+    clip: Any,
+    question: Any,
+    preset: Any,
+    seed: Any,
+    model: Any,
+    method: Any,
+    frames: Any,
+    tokens: Any,
+    told: Any,
+) -> QuestionRequest:
+    """A checked request from the values of the tab."""
+    return QuestionRequest(
+        question=limits.prompt(question),
+        choice=Choice.of(limits, model, preset, method, seed),
+        clip=Path(clip or "").name,
+        frames=number("frames", frames, 1, limits.frames) or FRAMES,
+        max_side=limits.side,
+        max_new_tokens=number("most new tokens", tokens, 1, MOST_NEW_TOKENS) or NEW_TOKENS,
+        earlier=tuple(talk.turns) if told else (),
+        compare=compare,
+    )
+
+
+def _both(made: Answered) -> str:
+    """Both answers with what differs marked, or that they are the same."""
+    if made.plain is None:
+        return ""
+    if made.plain == made.answer:
+        return f"<p>Same answer, word for word: <b>{html.escape(made.answer)}</b></p>"
+    gone, new = _marked(made.plain.split(), made.answer.split())
+    return f"<p>Plain: {gone}</p><p>Accelerated: {new}</p>"
+
+
+def _marked(plain: Sequence[str], fast: Sequence[str]) -> tuple[str, str]:
+    """Two texts with the words that only one of them has in `del` and `ins`."""
+    sides: tuple[list[str], list[str]] = ([], [])
+    for kind, *places in SequenceMatcher(None, plain, fast, autojunk=False).get_opcodes():
+        parts = (plain[places[0] : places[1]], fast[places[2] : places[3]])
+        for side, part, tag in zip(sides, parts, ("del", "ins"), strict=True):
+            words = html.escape(" ".join(part))
+            side += [words if kind == "equal" else f"<{tag}>{words}</{tag}>"] if part else []
+    return " ".join(sides[0]), " ".join(sides[1])
+
+
+def _examples(clip: gr.Video, question: gr.Textbox) -> None:
+    """A few clips of the world that tiny-onevision knows, with questions that it was never asked in training."""
+    asked = zoo.questions("tiny-onevision", EXAMPLES * QUESTIONS_A_CLIP, EXAMPLE_SEED)
+    rows = []
+    with TemporaryDirectory() as folder:  # gradio makes copies of its own
+        for number, one in enumerate(asked[1::QUESTIONS_A_CLIP], 1):
+            path = Path(folder) / f"clip-{number}.mp4"
+            clips.save([Image.fromarray(picture) for picture in one.frames], path)
+            rows.append([str(path), one.question])
+        gr.Examples(rows, [clip, question], label="Clips with a question each", api_visibility="private")

@@ -1,0 +1,147 @@
+"""Write down what a visitor says or uploads, while it is heard, and compare with decoding anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel import speech
+from mmaccel.speech.benchmark_listeners import MeasuredRecognizer
+from mmaccel.speech.policy import StreamingPolicy
+from mmaccel.speech.stats import StreamStats
+from mmaccel.speech.weights import cache_folder, names
+
+from .code import call
+from .live_words import LiveWords
+from .models import Models
+from .runs import Run
+
+RATE = 16_000
+SPOKEN = "talk.wav"  # what the code calls a recording of what was spoken
+PUSH = RATE // 2  # samples of a file that are heard at a time
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """How a visitor wants to be heard.
+
+    Attributes
+    ----------
+    file
+        The recording's name, for the code; empty for a microphone.
+    """
+
+    model: str
+    policy: StreamingPolicy
+    endpoint: speech.EndpointPolicy
+    update_interval: float
+    file: str = ""
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What was heard so far."""
+
+    words: LiveWords
+    stats: StreamStats
+    events: list[speech.Event]
+
+
+def recognizer(models: Models, run: Run, request: SpeechRequest, **measured: Any) -> speech.StreamingRecognizer:
+    """A recogniser of the shared model; with `measured` settings one that counts its seconds.
+
+    All recognisers of one model take turns with it, so that any number of visitors may be heard at once.
+    """
+    if request.model in names() and not any((cache_folder() / "speech").glob(f"{request.model}-*")):
+        with run.stage("convert weights, once"):
+            models.check("speech", request.model)
+            speech.load(request.model)
+    with models.borrow("speech", request.model, run) as shared:
+        kind: Any = MeasuredRecognizer if measured else speech.StreamingRecognizer
+        made = kind(*shared.loaded, policy=request.policy, endpoint=request.endpoint, **measured)
+        made.lock = shared.memory.setdefault("speech", {}).setdefault("lock", made.lock)
+    return made  # type: ignore[no-any-return]
+
+
+def listen(
+    run: Run, listener: speech.StreamingRecognizer, samples: torch.Tensor, request: SpeechRequest
+) -> Iterator[Heard]:
+    """Push a recording as a microphone would, as fast as it can be heard; what is known after each piece with news."""
+    heard = 0
+    with listener.stream(update_interval=request.update_interval) as stream:
+        words, events = LiveWords(), list[speech.Event]()
+        for piece in samples.split(PUSH):
+            new = stream.push(piece)
+            heard += len(piece)
+            run.tell(heard, len(samples))
+            words.take(new)
+            events += new
+            if new:
+                yield Heard(words, stream.stats, events)
+        rest = stream.finish()
+        words.take(rest)
+        yield Heard(words, stream.stats, events + rest)
+
+
+def heard_once(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Iterator[tuple[Heard, str]]:
+    """Hear a recording; what is known as it goes on, with nothing to report beside it."""
+    listener = recognizer(models, run, request)
+    with run.stage("accelerated"):
+        for heard in listen(run, listener, samples, request):
+            yield heard, ""
+
+
+def compared(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Iterator[tuple[Heard, str]]:
+    """Hear a recording without drafts, then with them; the second as it goes on, with a report at the end."""
+    plain = recognizer(models, run, request, drafts=False)
+    with run.stage("warm up"):  # the first call of a model in a process is slow
+        plain.hear(samples[:RATE], plain.adapter.prompt())
+        plain.decoding = 0.0  # type: ignore[attr-defined]
+    with run.stage("plain"):
+        *_, before = listen(run, plain, samples, request)
+    drafted = recognizer(models, run, request, drafts=True)
+    with run.stage("accelerated"):
+        for heard in listen(run, drafted, samples, request):
+            yield heard, ""
+    yield heard, _report(before, plain.decoding, heard, drafted.decoding)  # type: ignore[attr-defined]
+
+
+def _report(before: Heard, plain_decoding: float, heard: Heard, decoding: float) -> str:
+    """What the drafts saved; seconds are of all cores."""
+    plain, fast = before.stats, heard.stats
+    same = "the same, event for event" if before.events == heard.events else "NOT the same"
+    pairs = (
+        ("decoder", "calls", fast.decoder_calls, plain.decoder_calls),
+        ("decoding", "CPU s", decoding, plain_decoding),
+        ("in all", "CPU s", fast.compute_seconds, plain.compute_seconds),
+    )
+    lines = [_less(*pair) for pair in pairs if pair[2]]
+    return "\n".join(("hypotheses as drafts of the next: exact", *lines, f"  text        {same}"))
+
+
+def _less(label: str, unit: str, now: float, before: float) -> str:
+    shown = "d" if isinstance(now, int) else ".2f"
+    return f"  {label:<11} {now:{shown}} {unit} instead of {before:{shown}}, {before / now:.2f}x less"
+
+
+def speech_code(request: SpeechRequest) -> str:
+    """Python that hears the same recording; in place of what was spoken stands one that the reader has."""
+    loaded = f"speech.load({request.model!r})"
+    policy, endpoint = (call(f"speech.{type(one).__name__}", one) for one in (request.policy, request.endpoint))
+    chunks = f"speech.read_audio({request.file or SPOKEN!r}).split({PUSH})"
+    remark = "" if request.file else "  # or what a microphone gives"
+    lines = (
+        "from mmaccel import speech",
+        "",
+        f"asr = speech.StreamingRecognizer(*{loaded}, policy={policy}, endpoint={endpoint})",
+        f"with asr.stream(update_interval={request.update_interval:g}) as stream:",
+        f"    for chunk in {chunks}:{remark}",
+        "        for event in stream.push(chunk):",
+        "            print(event)",
+        "    print(stream.finish(), stream.stats)",
+    )
+    return "\n".join(lines) + "\n"

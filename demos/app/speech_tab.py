@@ -1,0 +1,135 @@
+"""The live speech tab."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gradio as gr
+
+from mmaccel import speech
+from mmaccel.errors import unknown_name
+from mmaccel.run_commands import POLICIES
+from mmaccel.speech.endpoint import find_endpoint
+
+from . import panels
+from .frame import Frame
+from .limits import Limits, number
+from .live_words import LiveWords, page
+from .microphone import Microphone, component
+from .runs import Run
+from .speech_run import SpeechRequest, compared, heard_once, speech_code
+from .uploads import read_recording
+
+PACKAGES = ("av", "soxr")  # a model whose weights are missing says so when it is asked for
+MISSING = 'Speech needs packages that are not here: `pip install "mmaccel[speech]"`, then start the demo again.'
+ENDPOINTS = ("auto", "silero", "energy")
+UPDATE, SILENCE, LONGEST = 0.5, 0.5, 15.0
+OTHERS = 6  # outputs beside the words
+POLICY_NOTE = "which words stay: those that two looks agree on, or those far enough from the end of the sound"
+FILE_NOTE = "Heard as fast as it can be; lags are those of speech that comes in real time."
+
+
+def build(frame: Frame) -> None:
+    """Microphone or recording, policies and buttons, then the words while they come, figures, files and code."""
+    if not all(map(importlib.util.find_spec, PACKAGES)):
+        gr.Markdown(MISSING)
+        return
+    with gr.Row():
+        with gr.Column(scale=2, min_width=300):
+            speak = component()
+            recording = gr.Audio(label="Or a recording", sources=["upload"], type="filepath", buttons=[])
+            _examples(recording)
+            policy = gr.Radio(sorted(POLICIES), value="local-agreement", label="Policy", info=POLICY_NOTE)
+            with gr.Row(elem_classes="buttons"):
+                accelerated = gr.Button("Accelerated", variant="primary", min_width=90)
+                compare = gr.Button("Compare", min_width=90)
+                stop = gr.Button("Stop", variant="stop", min_width=70)
+            with gr.Accordion("Advanced", open=False):
+                settings = _advanced(frame)
+        with gr.Column(scale=3, min_width=300):
+            words = gr.HTML(page(), label="Words")
+            files = gr.File(label="Subtitles", interactive=False, visible=False, file_count="multiple")
+            results = panels.results(seeded=False)
+    inputs = [policy, *settings]
+    outputs = [words, files, *results.outputs]
+    frame.connect_stop(stop)
+    for button, measured in ((accelerated, False), (compare, True)):
+        work = partial(_transcribe, frame, measured)
+        frame.connect([button.click], work, [recording, *inputs], outputs, progress_on=words)
+    Microphone(frame, asked, ended).connect(speak, inputs, outputs)
+
+
+def _advanced(frame: Frame) -> list[gr.components.Component]:
+    names = frame.models.names("speech")
+    return [
+        gr.Dropdown(names, value=names[0], label="Model", allow_custom_value=frame.models.any_model),
+        panels.optional_number("Seconds between looks", f"{UPDATE:g}"),
+        gr.Radio(ENDPOINTS, value=ENDPOINTS[0], label="What finds pauses"),
+        panels.optional_number("Seconds of silence that end a segment", f"{SILENCE:g}"),
+        panels.optional_number("Seconds after which a segment is cut", f"{LONGEST:g}"),
+    ]
+
+
+def _examples(recording: gr.Audio) -> None:
+    """The human speech that comes in the package of the small model."""
+    found = importlib.util.find_spec("moonshine_voice")
+    folder = Path(str(found and found.origin)).parent / "assets"
+    sounds = [file for file in (folder / "beckett.wav", folder / "two_cities.wav") if file.is_file()]
+    with TemporaryDirectory() as copies:  # gradio makes copies of its own, and only of files from here
+        rows = [[str(shutil.copy(sound, copies))] for sound in sounds]
+        if rows:
+            gr.Examples(rows, [recording], label="Examples: human speech", api_visibility="private")
+
+
+def asked(
+    limits: Limits,
+    compare: bool,
+    file: Any,
+    policy: Any,
+    model: Any,
+    update: Any,
+    endpoint: Any,
+    silence: Any,
+    longest: Any,
+) -> SpeechRequest:
+    """A checked request from the values of the tab; `file` is empty for a microphone."""
+    if policy not in POLICIES:
+        raise unknown_name("policy", str(policy)[:40], POLICIES)
+    pauses = find_endpoint(str(endpoint)[:40])
+    seconds = number("seconds of silence", silence, 0.1, 10, whole=False) or SILENCE
+    most = number("seconds of a segment", longest, 2, 60, whole=False) or LONGEST
+    return SpeechRequest(
+        model=model,
+        policy=getattr(speech, POLICIES[policy][1])(),
+        endpoint=dataclasses.replace(pauses, silence=seconds, longest=most, padding=min(pauses.padding, seconds)),
+        update_interval=number("seconds between looks", update, 0.1, 60, whole=False) or UPDATE,
+        file=Path(file or "").name,
+        compare=compare,
+    )
+
+
+def _transcribe(frame: Frame, compare: bool, run: Run, file: Any, *values: Any) -> Iterator[list[Any]]:
+    """Words of a recording as they become known, then all about it."""
+    request = asked(frame.limits, compare, file, *values)
+    with run.stage("read"):
+        samples = read_recording(file, frame.limits)
+    steps = compared if compare else heard_once
+    for heard, told in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
+        yield [heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
+    report = "\n".join(filter(None, (told, str(heard.stats))))
+    note = f"{FILE_NOTE} {panels.ONE_RUN_EACH if compare else panels.NOT_MEASURED}"
+    yield from ended(heard.words, [report, note, "", panels.stage_table(run.stages), speech_code(request)])
+
+
+def ended(words: LiveWords, told: list[Any]) -> Iterator[list[Any]]:
+    """The last values of the outputs; the files are copied by gradio before this goes on."""
+    with TemporaryDirectory() as folder:
+        files = words.save(Path(folder))
+        yield [words.page(over=True), gr.update(value=files or None, visible=bool(files)), *told]

@@ -1,0 +1,117 @@
+"""Film one prompt for a visitor, accelerated and, to compare, also plainly."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from PIL import Image
+
+from mmaccel.errors import PromptError, SettingError
+from mmaccel.report import Report
+from mmaccel.session import Session, accelerate
+from mmaccel.video import clips
+from mmaccel.video.generation import Filmed, Settings, film
+from mmaccel.video.trace import trace_of
+
+from .choice import Choice
+from .models import Models
+from .runs import Run
+
+CALLBACK = "callback_on_step_end"
+
+
+@dataclass(frozen=True)
+class VideoRequest:
+    """A clip that a visitor asked for; `settings` has the seed of `choice`."""
+
+    prompt: str
+    choice: Choice
+    settings: Settings
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class Shot:
+    """What a run gave.
+
+    Attributes
+    ----------
+    frames
+        The accelerated clip alone.
+    shown
+        For people: enlarged, and in one clip with the plain one where that was asked for, so that both play in step.
+    computed
+        Which step computed which tokens; None where a method keeps no trace.
+    """
+
+    frames: list[Image.Image]
+    shown: list[Image.Image]
+    report: Report
+    quality: str
+    computed: Image.Image | None
+
+
+def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
+    """Do what a visitor asked for; everything is off the pipeline again afterwards."""
+    if not request.prompt:
+        raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
+    with models.borrow("video", request.choice.model, run) as shared:
+        pipe = shared.loaded
+        pipe.set_progress_bar_config(disable=True)
+        with accelerate(pipe, *request.choice.methods, preset=request.choice.preset) as session:
+            plain = None
+            if request.compare:
+                with run.stage("plain"), session.baseline() as target:
+                    plain = _film(run, target, request)
+                session.report.baseline_seconds = plain.seconds
+            with run.stage("accelerated"):
+                filmed = _film(run, session, request)
+            with run.stage("draw"):
+                computed = _trace(session)
+        with run.stage("measure"):
+            quality = _quality(plain, filmed)
+        with run.stage("draw"):
+            shown = _side_by_side(plain, filmed)
+        return Shot(filmed.frames, shown, session.report, quality, computed)
+
+
+def _film(run: Run, target: Any, request: VideoRequest) -> Filmed:
+    """A clip whose progress is told after every step, and that ends when its visitor left."""
+    pipe = target.target if isinstance(target, Session) else target
+
+    def step(pipe: Any, number: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        run.tell(number + 1, pipe.num_timesteps)
+        return values
+
+    calls = [vars(cls)["__call__"] for cls in type(pipe).__mro__ if "__call__" in vars(cls)]
+    takes = any(CALLBACK in inspect.signature(call).parameters for call in calls)
+    return film(target, request.prompt, request.settings, **({CALLBACK: step} if takes else {}))
+
+
+def _trace(session: Session) -> Image.Image | None:
+    try:
+        trace = trace_of(session)
+    except SettingError:  # not all methods choose tokens
+        return None
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.png"
+        trace.save(path)
+        return Image.open(path).convert("RGB")
+
+
+def _quality(plain: Filmed | None, filmed: Filmed) -> str:
+    if plain is None:
+        return ""
+    psnr, ssim = clips.psnr(plain.frames, filmed.frames), clips.ssim(plain.frames, filmed.frames)
+    return f"  quality     {psnr:.1f} dB PSNR, {ssim:.3f} SSIM to the plain clip, measured"
+
+
+def _side_by_side(plain: Filmed | None, filmed: Filmed) -> list[Image.Image]:
+    """The runs as one clip, each with its time above."""
+    runs = [("accelerated", filmed)] if plain is None else [("plain", plain), ("accelerated", filmed)]
+    labels = [f"{name}  {run.seconds:.2f} s" for name, run in runs]
+    return clips.side_by_side([run.frames for _, run in runs], labels)

@@ -1,0 +1,94 @@
+"""The video tab."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+from mmaccel import zoo
+from mmaccel.video import clips
+from mmaccel.video.generation import Settings
+from mmaccel.video.presets import TRANSFORMER_PRESETS
+
+from . import panels
+from .choice import Choice
+from .code import video_code
+from .frame import Frame
+from .limits import Limits, number
+from .runs import Run
+from .video_run import VideoRequest, shoot
+
+EXAMPLES = 4
+OWN = "the pipeline's own"
+
+
+def build(frame: Frame) -> None:
+    """Prompt, presets and buttons, then the clip, its report, the trace and the code; inside the tab."""
+    with gr.Row():
+        with gr.Column(scale=2, min_width=300):
+            prompt = gr.Textbox(label="Prompt", value="rocket moves up, blue background", max_lines=6)
+            panels.examples(prompt, zoo.prompts("tiny-wan", EXAMPLES))
+            controls = panels.controls(frame, TRANSFORMER_PRESETS, "balanced")
+            with gr.Accordion("Advanced", open=False):
+                advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4")
+                names = ("Steps", "Frames", "Height in pixels", "Width in pixels", "Guidance scale")
+                numbers = [panels.optional_number(name, OWN) for name in names]
+        with gr.Column(scale=3, min_width=300):
+            clip = gr.Video(label="Clip", show_label=False, interactive=False, autoplay=True, loop=True, height=380)
+            results = panels.results()
+            computed = panels.heat_map()
+    inputs = [prompt, controls.preset, *vars(advanced).values(), *numbers]
+    outputs = [clip, computed, *results.outputs]
+    for button, compare in ((controls.accelerated, False), (controls.compare, True)):
+        triggers = [button.click] if compare else [button.click, prompt.submit]
+        work = partial(_work, frame, results, clip, compare)
+        frame.connect(triggers, work, inputs, outputs, progress_on=clip)
+
+
+def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, run: Run, *values: Any) -> list[Any]:
+    request = asked(frame.limits, compare, *values)
+    shot = shoot(frame.models, run, request)
+    with run.stage("draw"):
+        file = playable(clip, shot.shown)
+    told = results.values(run, request.choice.seed, shot.report, video_code(request), shot.quality)
+    return [file, gr.update(value=shot.computed, visible=bool(shot.computed)), *told]
+
+
+def asked(
+    limits: Limits,
+    compare: bool,
+    prompt: Any,
+    preset: Any,
+    seed: Any,
+    model: Any,
+    method: Any,
+    steps: Any,
+    frames: Any,
+    height: Any,
+    width: Any,
+    guidance: Any,
+) -> VideoRequest:
+    """A checked request from the values of the tab."""
+    choice = Choice.of(limits, model, preset, method, seed)
+    settings = Settings(
+        seed=choice.seed,
+        steps=number("steps", steps, 1, limits.steps),
+        frames=number("frames", frames, 1, limits.frames),
+        height=number("height", height, 16, limits.side),
+        width=number("width", width, 16, limits.side),
+        guidance=number("guidance scale", guidance, 0, 100, whole=False),
+    )
+    return VideoRequest(limits.prompt(prompt), choice, settings, compare)
+
+
+def playable(player: gr.Video, frames: list[Image.Image]) -> str | None:
+    """A clip as a file in the player's own cache, from where it is deleted by age."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        clips.save(frames, path)
+        return player.move_resource_to_block_cache(path)

@@ -1,0 +1,108 @@
+"""Feed a stream an hour of speech, silence and noise, and write down whether anything drifts.
+
+    python -m mmaccel.demos.hour_of_speech --minutes 60 --output docs/benchmarks/speech_hour
+
+Each round is both recordings of the benchmark with silence and noise behind them. What is wanted: rounds that take
+the same CPU time, memory that stays, and as many word errors at the end as at the start, so that nothing is lost or
+said again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from mmaccel import bench, speech
+from mmaccel.speech.benchmark import TEXTS, load_recordings, word_errors
+from mmaccel.speech.endpoint import RATE
+
+CHUNK = RATE // 10
+SILENCE, NOISE, LOUDNESS = 5, 6, 0.01  # seconds, seconds, standard deviation
+
+
+def one_round() -> torch.Tensor:
+    """Samples `[n]`: each recording, then silence, then noise."""
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for recording in load_recordings(list(TEXTS)):
+        noise = LOUDNESS * torch.randn(NOISE * RATE, generator=generator)
+        parts += [recording.samples, torch.zeros(SILENCE * RATE), noise]
+    return torch.cat(parts)
+
+
+def resident_bytes() -> int:
+    """Memory of this process (Linux), 0 elsewhere."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+
+def listen(stream: Any, samples: torch.Tensor, text: str) -> dict[str, Any]:
+    """Push one round, in chunks of 0.1 s, and measure it."""
+    began, finals, before = time.process_time(), [], len(stream.stats.finalisation.ready)
+    for chunk in samples.split(CHUNK):
+        finals += [event for event in stream.push(chunk) if isinstance(event, speech.Final)]
+    seconds = time.process_time() - began
+    heard = " ".join(final.text for final in finals)
+    lags = sorted(list(stream.stats.finalisation.ready)[before:])
+    return {
+        "audio_seconds": len(samples) / RATE,
+        "cpu_seconds": seconds,
+        "real_time_factor": seconds * RATE / len(samples),
+        "final_lag_p90": lags[int(0.9 * (len(lags) - 1))] if lags else None,
+        "words": len(heard.split()),
+        "word_error_rate": word_errors([text], [heard]),
+        "resident_bytes": resident_bytes(),
+    }
+
+
+def page(result: dict[str, Any]) -> str:
+    rows = result["rows"]
+    shown = sorted({round(i * (len(rows) - 1) / 11) for i in range(12)})
+    lines = [
+        (
+            f"{sum(r['audio_seconds'] for r in rows[: i + 1]) / 60:.0f}",
+            f"{rows[i]['real_time_factor']:.3f}",
+            f"{rows[i]['final_lag_p90']:.2f}",
+            str(rows[i]["words"]),
+            f"{rows[i]['word_error_rate']:.1%}",
+            f"{rows[i]['resident_bytes'] / 2**20:.0f}",
+        )
+        for i in shown
+    ]
+    headings = ("minute", "CPU s per s", "final lag p90, s", "words", "WER", "memory, MiB")
+    intro = (
+        "One stream of Moonshine tiny with LocalAgreement, by `python -m mmaccel.demos.hour_of_speech`: 54 s of speech,"
+        " with silence and noise between, again and again. Nothing may drift. On one thread, in CPU seconds; lags count"
+        f" computing. All {len(rows)} rounds are in [speech_hour.json](speech_hour.json)."
+    )
+    return bench.page(result, "An hour of speech", intro, {"Round by round": bench.markdown(headings, lines)})
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    samples, text = one_round(), " ".join(TEXTS.values())
+    recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"), timer=time.process_time)
+    count = max(1, round(args.minutes * 60 * RATE / len(samples)))
+    with recognizer.stream() as stream:
+        result = bench.result(listen(stream, samples, text) for _ in tqdm(range(count), unit="round"))
+        stream.finish()
+    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    args.output.with_suffix(".md").write_text(page(result))
+    tqdm.write(page(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What `mmaccel demo` takes, and what it does with that."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .errors import SettingError
+from .run_commands import dtype_of
+
+
+def add_parser(commands: Any) -> None:
+    """Add `demo` to the command line."""
+    demo = commands.add_parser("demo", help="try it in a browser")
+    demo.add_argument("--port", type=int, help="default: the first free one from 7860 on")
+    demo.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    demo.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="KIND=ID_OR_PATH",
+        help="one more model that visitors may choose, such as image=deepseek-community/Janus-Pro-1B",
+    )
+    demo.add_argument("--allow-models", action="store_true", help="let visitors type any hub id (they are large)")
+    demo.add_argument("--device", default="cpu")
+    demo.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored")
+    demo.set_defaults(run=run_demo)
+
+
+def run_demo(arguments: argparse.Namespace) -> None:
+    """Serve the demo until it is stopped."""
+    from .demos import app  # says what to install where gradio is missing
+
+    models = app.Models(_by_kind(arguments.model), arguments.allow_models, arguments.device, dtype_of(arguments))
+    app.launch(app.Frame(models), arguments.host, arguments.port)
+
+
+def _by_kind(given: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in given:
+        kind, equals, name = text.partition("=")
+        if not equals or not name:
+            raise SettingError(f"--model {text}: write KIND=ID_OR_PATH, such as image=deepseek-community/Janus-Pro-1B")
+        found.setdefault(kind, []).append(name)
+    return found

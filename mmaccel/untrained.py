@@ -1,0 +1,36 @@
+"""Untrained models for examples, tests and benchmarks of work that does not depend on what a model knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+def untrained(build: Callable[[], Module], seed: int = 0, scale: float = 1.0) -> Module:
+    """A model in evaluation mode without gradients, a pure function of the seed; the global random state stays.
+
+    Parameters
+    ----------
+    build
+        Makes the model, such as ``lambda: MimiModel(config)``.
+    seed
+        Of its weights, default 0.
+    scale
+        What all matrices are multiplied by, default 1. Above it attention is sharp, and outputs differ clearly.
+
+    Examples
+    --------
+    >>> untrained(lambda: torch.nn.Linear(2, 2), seed=1).training
+    False
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build().eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(scale)
+    return model

@@ -1,0 +1,253 @@
+"""How `compare` runs, judges and shows a recogniser; of Whisper, the simple alternative is a shorter window."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from numbers import Number
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from mmaccel.adapter import Adapter
+from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
+from mmaccel.errors import AudioError, MissingExtraError, SettingError
+from mmaccel.report import Report
+from mmaccel.session import Session
+
+from .adapter import SpeechAdapter
+from .audio import SAMPLE_RATE, read_audio, to_samples
+from .endpoint import FRAME, EndpointPolicy, decibels, find_endpoint
+from .segmenter import Cut, Segmenter
+from .weights import names
+from .whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
+
+ERRORS = Metric(
+    "errors", "word errors", "word error rate against what was said, normalised as leaderboards do", ".1%", False
+)
+CHANGED = Metric(
+    "changed",
+    "words changed",
+    "word error rate against the text of the plain model, normalised as leaderboards do",
+    ".1%",
+    higher_is_better=False,
+    relative=True,
+)
+SAME = Metric(
+    "same", "same text", "share of recordings whose text is that of the plain model, letter for letter", ".0%"
+)
+SHORTEST = SAMPLE_RATE // 10  # samples of a recording
+SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_seconds")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one run made of all recordings.
+
+    Attributes
+    ----------
+    tokens
+        Of each recording, for each of its segments.
+    reports
+        Of each call of `generate` of a session.
+    """
+
+    tokens: list[list[list[int]]] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+
+
+class Trial(BaseTrial):
+    """Recordings that are written down: `audio` for the processor to prepare, or the arguments of one `generate`.
+
+    Recordings are cut at pauses first, as :func:`~mmaccel.speech.transcribe` does, and `generate` writes down one
+    segment after the other; cutting and preparing are not timed. One session hears all recordings, and the next run
+    begins without what that one remembers: the same words would come again, as they do in no other recording.
+
+    Its own inputs are `audio` (samples `[n]` at 16 kHz, a path, or a list of these), `reference` (what was said, for
+    each recording) and `endpoint` (as of :class:`~mmaccel.speech.StreamingRecognizer`; None leaves recordings whole).
+    """
+
+    unit: ClassVar[str] = "window seconds"
+    remembers: ClassVar[bool] = False
+
+    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
+        super().__init__(adapter, dict(inputs), processor)
+        assert isinstance(adapter, SpeechAdapter)
+        _need_jiwer()
+        if processor is None:
+            raise SettingError("processor= is missing, without which tokens are no words: pass the model's own")
+        self.recogniser, adapter.processor = adapter, processor
+        self.model = name_of(self.target)
+        reference, endpoint = self.inputs.pop("reference", None), self.inputs.pop("endpoint", "auto")
+        audio = self.inputs.pop("audio", None)
+        self.names: list[str] = []
+        self.seconds = 0.0  # of the longest segment; 0 where nobody says
+        self.is_batch = audio is None
+        self.calls = [[self._own_call()]] if audio is None else self._calls(audio, endpoint)
+        self.draws = bool(self.inputs.get("do_sample"))
+        self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
+        self.references = self._checked(reference)
+        self.metrics = (CHANGED, SAME) if self.references is None else (ERRORS, CHANGED, SAME)
+        self._allow_simple()
+        if audio is not None:  # as it is told on the page: a path can tell more than one wants to show
+            self.inputs["audio"] = list(self.names)
+
+    def _own_call(self) -> dict[str, Any]:
+        """The arguments of `generate` as they were given, a recording in each row."""
+        rows = [len(value) for name, value in self.inputs.items() if name.startswith("input_")]
+        if not rows:
+            raise SettingError("nothing to write down: give audio='talk.wav', samples, or the arguments of generate")
+        self.names = [f"row {number + 1}" for number in range(rows[0])] if rows[0] > 1 else [""]
+        return dict(self.inputs)
+
+    def _calls(self, audio: Any, endpoint: str | EndpointPolicy | None) -> list[list[dict[str, Any]]]:
+        """Arguments of `generate` for each segment of each recording."""
+        many = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], Number))
+        recordings = list(audio) if many else [audio]
+        if not recordings:
+            raise AudioError("audio is empty: give at least one recording, such as audio='talk.wav'")
+        policy = None if endpoint is None else find_endpoint(endpoint)
+        return [self._segments(item, policy, number) for number, item in enumerate(recordings, 1)]
+
+    def _segments(self, item: Any, policy: EndpointPolicy | None, number: int) -> list[dict[str, Any]]:
+        is_file = isinstance(item, str | PathLike)
+        samples = read_audio(item) if is_file else to_samples(item)
+        name = Path(item).name if is_file else f"recording {number}"
+        if len(samples) < SHORTEST:
+            raise AudioError(f"{name} holds {len(samples)} samples, too few for a word: give at least {SHORTEST}")
+        parts = [samples] if policy is None else cut(samples, policy)
+        if not parts:
+            seconds = len(samples) / SAMPLE_RATE
+            raise AudioError(f"no speech in {name}, {seconds:.1f} s: give a recording in which somebody speaks")
+        self.names.append(f"{name}, {len(samples) / SAMPLE_RATE:.1f} s")
+        return [self._prepared(part) for part in parts]
+
+    def _prepared(self, samples: torch.Tensor) -> dict[str, Any]:
+        """Arguments of `generate` for samples `[n]`; greedy and no longer than speech can be, unless asked for."""
+        seconds, longest = len(samples) / SAMPLE_RATE, self.recogniser.longest
+        if longest is not None and seconds > longest:
+            raise AudioError(f"{seconds:.1f} s in one call, where {longest:.0f} s fit: leave out endpoint=None")
+        self.seconds = max(self.seconds, seconds)
+        prepare = self.processor if callable(self.processor) else self.processor.feature_extractor
+        made = prepare(samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="pt").to(self.target.device)
+        for key in ("input_features", "input_values"):
+            if key in made:
+                made[key] = made[key].to(self.target.dtype)
+        return {**made, "do_sample": False, **self._limit(seconds), **self.inputs}
+
+    def _limit(self, seconds: float) -> dict[str, Any]:
+        """The most tokens that so much speech can hold, unless the user says how many."""
+        if {"max_new_tokens", "max_length", "generation_config"} & self.inputs.keys():
+            return {}
+        start = 0 if isinstance(self.recogniser, WhisperAdapter) else 1  # Whisper does not count its prompt
+        return {"max_length": start + self.recogniser.limit(seconds)}  # of `max_new_tokens` it warns in every call
+
+    def _checked(self, reference: Any) -> list[str] | None:
+        if reference is None:
+            return None
+        texts = [reference] if isinstance(reference, str) else list(reference)
+        if len(texts) != len(self.names) or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise SettingError(
+                f"reference={reference!r}: give what is said in each of {len(self.names)} recordings, as words"
+            )
+        return texts
+
+    def _allow_simple(self) -> None:
+        """Whisper's encoder hears 30 s however little is said, which can be cut; others hear no more than there is."""
+        self.no_simple = "the plain run is it; every token of a text has to be decoded, and no audio can be left out"
+        if not isinstance(self.recogniser, WhisperAdapter):
+            return
+        self.no_simple = "give audio=, which tells how long the speech is that a shorter window has to hold"
+        if self.seconds:
+            positions = self.target.get_encoder().config.max_source_positions
+            self.count = math.floor(positions * self.recogniser.frame_seconds)
+            self.least = math.ceil(self.seconds + CONTEXT_FRAMES / 100)
+            self.no_simple = "the speech fills the window, so that no seconds of it can be left out"
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Heard:
+        heard = Heard()
+        with seeded(seed, self.target.device):
+            for recording in self.calls:
+                rows = [row for call in recording for row in self._generated(target, call, fewer, heard)]
+                heard.tokens.extend([[row] for row in rows] if self.is_batch else [rows])
+        return heard
+
+    def _generated(self, target: Any, call: dict[str, Any], fewer: int | None, heard: Heard) -> list[list[int]]:
+        result = target.generate(**(call if fewer is None else self._shorter(call, fewer)))
+        if isinstance(target, Session):
+            told = target.report  # starts anew with the next call
+            kept = {name: getattr(told, name) for name in (*SUMMED, "peak_extra_bytes", "engaged")}
+            heard.reports.append(Report(told.methods, told.exact, **kept, warnings=list(told.warnings)))
+        tokens: torch.Tensor = result if isinstance(result, torch.Tensor) else result["sequences"]
+        return tokens.tolist()
+
+    @torch.no_grad()
+    def _shorter(self, call: dict[str, Any], seconds: int) -> dict[str, Any]:
+        """The same call with an encoder that hears so many seconds of its window."""
+        assert isinstance(self.recogniser, WhisperAdapter)
+        positions = round(seconds / self.recogniser.frame_seconds)
+        encoder = self.target.get_encoder()
+        features = call["input_features"][..., : positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]]
+        states = shortened(encoder, positions)(features).last_hidden_state
+        rest = {name: value for name, value in call.items() if name != "input_features"}
+        return {**rest, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+
+    def report(self, session: Session, output: Heard) -> dict[str, Any]:
+        return _total(output.reports).to_dict()
+
+    def equal(self, one: Heard, other: Heard) -> bool:
+        return one.tokens == other.tokens
+
+    def judge(self, plain: Heard, other: Heard) -> dict[str, float]:
+        from .benchmark import word_errors  # the one that the benchmark counts with
+
+        before, after = self.texts(plain), self.texts(other)
+        found = {} if self.references is None else {ERRORS.key: word_errors(self.references, after)}
+        same = sum(one == two for one, two in zip(before, after, strict=True)) / len(before)
+        return {**found, CHANGED.key: word_errors(before, after), SAME.key: same}
+
+    def show(self, output: Heard) -> Shown:
+        return Shown(texts=self.texts(output), names=self.names)
+
+    def texts(self, output: Heard) -> list[str]:
+        """The text of each recording."""
+        return [" ".join(filter(None, map(self.recogniser.text, segments))) for segments in output.tokens]
+
+
+def name_of(model: Any) -> str:
+    """The name by which :func:`~mmaccel.speech.load` knows a model that it converted; empty for others."""
+    name = Path(str(getattr(model, "name_or_path", ""))).name.rpartition("-")[0]  # behind it stands a digest
+    return name if name in names() else ""
+
+
+def cut(samples: torch.Tensor, policy: EndpointPolicy) -> list[torch.Tensor]:
+    """The speech of samples `[n]` at 16 kHz, cut where a stream would cut it; none where nobody speaks."""
+    segmenter, listener = Segmenter(policy, None), policy.listen()
+    padded = torch.nn.functional.pad(samples, (0, -len(samples) % FRAME))
+    told = [task for frame in padded.split(FRAME) for task in segmenter.feed(listener(frame), decibels(frame))]
+    told += segmenter.flush(len(samples))
+    return [samples[task.start : task.end] for task in told if isinstance(task, Cut)]
+
+
+def _total(reports: list[Report]) -> Report:
+    """One report of all calls of a run."""
+    first = reports[0]
+    total = Report(first.methods, first.exact, **{name: sum(getattr(r, name) for r in reports) for name in SUMMED})
+    total.peak_extra_bytes = max(report.peak_extra_bytes for report in reports)
+    total.engaged = any(report.engaged for report in reports)
+    total.warnings = list(dict.fromkeys(text for r in reports if r.engaged for text in r.warnings))
+    idle = [report for report in reports if not report.engaged]
+    if idle:
+        reason = next((text for report in idle for text in report.warnings), "it did not engage")
+        total.warnings.append(reason if len(reports) == 1 else f"in {len(idle)} of {len(reports)} calls {reason}")
+    return total
+
+
+def _need_jiwer() -> None:
+    try:
+        import jiwer  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError('counting word errors needs jiwer: pip install "mmaccel[metrics]"') from error

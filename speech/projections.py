@@ -1,0 +1,43 @@
+"""What attention modules of transformers project: split into heads, or watched while a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+NAMES = ("q_proj", "k_proj")
+
+
+def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """`[B, T, heads * head_dim]` as `[B, heads, T, head_dim]`, a view."""
+    return states.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+@contextmanager
+def watched_projections(modules: Sequence[Any]) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Keep what the projections of queries and keys returned last, ``"q_proj"`` and ``"k_proj"`` for each module.
+
+    The fast attention functions of transformers keep no probabilities. Hooks on the projections of these instances
+    are all that is used, and they go again.
+    """
+    states: list[dict[str, torch.Tensor]] = [{} for _ in modules]
+
+    def keep(number: int, name: str) -> Any:
+        def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+            states[number][name] = output.detach()
+
+        return hook
+
+    handles = [
+        getattr(module, name).register_forward_hook(keep(number, name))
+        for number, module in enumerate(modules)
+        for name in NAMES
+    ]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()

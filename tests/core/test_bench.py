@@ -1,0 +1,283 @@
+"""The one format of results, several benchmarks in one go, two results beside each other, and the page over all."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmaccel import bench, bench_commands, bench_index, cli
+from mmaccel.bench_difference import difference
+from mmaccel.bench_plots import plot
+from mmaccel.errors import SettingError, WeightsError
+from mmaccel.quality_plot import Axes, Label, Line, Mark, draw, place
+
+FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+COMMITTED = sorted(FOLDER.glob("*.json"))
+
+
+def row(method="a", **more):
+    values = {
+        "settings": {},
+        "exact": False,
+        "seeds": [0],
+        "wall_seconds": 1.0,
+        "baseline_seconds": 2.0,
+        "speedup": 2.0,
+    }
+    return bench.row(**{"modality": "image", "model": "m", "method": method, **values, **more})
+
+
+def result(*rows, **header):
+    made = bench.result(rows)
+    made["header"].update(header)
+    return made
+
+
+def written(path, made):
+    path.write_text(json.dumps(made))
+    return str(path)
+
+
+# The format
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_results_are_of_the_one_format(path):
+    found = bench.load(path)
+    assert {"mmaccel", "python", "torch"} <= set(found["header"]["versions"]) and found["rows"]
+    for each in found["rows"]:
+        assert each["speedup"] is None or each["speedup"] > 0
+        assert isinstance(each["seeds"], list) and isinstance(each["exact"], bool)
+        assert each["quality"] is None or each["quality_metric"], "a figure without a name"
+
+
+def test_there_is_something_committed():
+    assert {"image", "kernels", "language", "speech", "video", "vlm"} <= {path.stem for path in COMMITTED}
+
+
+@pytest.mark.parametrize(
+    "change, hint",
+    [
+        (lambda r: r.pop("rows"), "no rows"),
+        (lambda r: r.pop("header"), "no header"),
+        (lambda r: r["header"].pop("threads"), "header has no threads"),
+        (lambda r: r["rows"][0].pop("speedup"), "row 0 has no speedup"),
+        (lambda r: r["rows"][0].update(model=None), "row 0 leaves model empty"),
+        (lambda r: r["rows"].append(3), "row 1 is no object"),
+    ],
+)
+def test_what_is_no_result_is_said(tmp_path, change, hint):
+    made = result(row())
+    change(made)
+    with pytest.raises(WeightsError, match=hint):
+        bench.load(written(tmp_path / "x.json", made))
+
+
+def test_a_file_that_is_no_json_is_said(tmp_path):
+    (tmp_path / "x.json").write_text("| method |")
+    with pytest.raises(WeightsError, match="no JSON"):
+        bench.load(tmp_path / "x.json")
+
+
+def test_methods_are_called_as_they_are_typed():
+    jacobi = row("image.SpeculativeJacobi", settings={"window": 16, "coupling": "maximal", "init": "uniform"})
+    assert bench.called(jacobi) == "image.SpeculativeJacobi(window=16)"
+    assert bench.called(row("EasyCache", modality="video", settings={"threshold": 0.31563})) == (
+        "video.EasyCache(threshold=0.316)"
+    )
+    assert bench.called(row("image.Gone", settings={"x": 1})) == "image.Gone(x=1)"
+    assert bench.called(row("fewer steps", label="20 steps")) == "fewer steps, 20 steps"
+    assert bench.called(row("plain")) == "plain"
+
+
+def test_seconds_are_the_processors_where_a_row_has_them():
+    assert bench.seconds(row()) == (1.0, 2.0)
+    assert bench.seconds(row(cpu_seconds=0.5, baseline_cpu_seconds=0.7)) == (0.5, 0.7)
+
+
+# Two results
+
+
+def test_rows_are_matched_and_compared():
+    one = result(row("a", batch=1), row("a", batch=4, speedup=3.0), row("b", quality=0.5))
+    two = result(row("a", batch=4, speedup=1.5, wall_seconds=0.5), row("a", batch=1), row("c"))
+    found = difference(one, two)
+    assert [(p.row["method"], p.row.get("batch")) for p in found.matched] == [("a", 4), ("a", 1)]
+    assert [p.speedup_share for p in found.matched] == [0.5, 1.0] and found.matched[0].time_ratio == 0.5
+    text = str(found)
+    assert "3.00x to 1.50x" in text and "only in the old" in text and "only in the new" in text and not found.warnings
+    data = json.loads(json.dumps(found.to_dict()))
+    assert [r["in"] for r in data["rows"]] == ["both", "both", "new", "old"]
+    assert data["rows"][0]["speedup"] == {"old": 3.0, "new": 1.5}
+    assert [p.row["batch"] for p in found.fallen(0.9)] == [4] and not found.fallen(0.5)
+
+
+def test_tuned_settings_match_where_there_is_one_row_of_each():
+    one, two = result(row(settings={"t": 0.1}, budget=0.5)), result(row(settings={"t": 0.2}, budget=0.5))
+    (pair,) = difference(one, two).pairs
+    assert pair.old and pair.new and not pair.same_settings
+    several = result(row(settings={"t": 0.3}), row(settings={"t": 0.4}))
+    with pytest.raises(SettingError, match="no row in common"):
+        difference(result(row(settings={"t": 0.1})), several)
+
+
+@pytest.mark.parametrize("name", ["machine", "threads", "versions"])
+def test_what_differs_between_the_runs_is_said(name):
+    one, two = result(row()), result(row())
+    if name == "threads":
+        two["header"]["threads"] += 1
+    else:
+        two["header"][name] = {**two["header"][name], next(iter(two["header"][name])): "another"}
+    found = difference(one, two)
+    assert len(found.warnings) == 1 and ("seconds are not compared" in str(found)) == (name != "versions")
+    assert (found.to_dict()["rows"][0]["time_ratio"] is None) == (name != "versions")
+    assert found.pairs[0].speedup_share == 1.0
+
+
+def test_a_speed_up_that_is_gone_has_fallen():
+    found = difference(result(row()), result(row(speedup=None)))
+    assert len(found.fallen(0.1)) == 1
+    with pytest.raises(SettingError, match="nothing can be checked"):
+        difference(result(row(speedup=None)), result(row())).fallen(0.9)
+
+
+def test_difference_on_the_command_line(tmp_path, capsys):
+    old = written(tmp_path / "old.json", result(row(speedup=2.0)))
+    new = written(tmp_path / "new.json", result(row(speedup=1.5)))
+    assert cli.main(["bench", "difference", old, new]) == 0 and "75%" in capsys.readouterr().out
+    assert cli.main(["bench", "difference", old, new, "--fail-below", "0.9", "--json"]) == 1
+    out = capsys.readouterr()
+    assert json.loads(out.out)["rows"][0]["speedup_share"] == 0.75 and "less than 90%" in out.err
+    assert cli.main(["bench", "difference", old, new, "--fail-below", "0.7"]) == 0
+    assert cli.main(["bench", "difference", old, new, "--fail-below", "nan"]) == 2
+    assert cli.main(["bench", "difference", old, str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err
+
+
+# All of them
+
+FAKE = """
+import sys, json
+kind = sys.argv[sys.argv.index("bench") + 1]
+if kind == "speech":
+    sys.exit("no microphone")
+if kind == "video":
+    import os; os.kill(os.getpid(), 9)
+rows = json.loads({rows!r})
+print(json.dumps(rows))
+sys.exit(1 if kind == "vlm" else 0)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """The interpreter that is started: answers at once, fails for speech, is killed for video, and late for vlm."""
+    script = tmp_path / "fake.py"
+    script.write_text(
+        FAKE.format(rows=json.dumps(result(row(batch=1, guidance=3.0, baseline_quality=1.0, quality=1.0))))
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(bench_commands.sys, "executable", str(python))
+    monkeypatch.setattr(bench_index, "write", lambda folder: [(folder / "index.md").write_text("x")])
+    return python
+
+
+def test_one_crash_loses_nothing(tmp_path, capfd, stand_in):
+    folder = tmp_path / "results"
+    assert cli.main(["bench", "all", "--json", "--page", str(folder)]) == 2
+    out = capfd.readouterr()
+    assert len([json.loads(line) for line in out.out.splitlines()]) == 4
+    kept = {path.stem for path in folder.glob("*.json")}
+    assert kept == {"image", "kernels", "language", "vlm"}, "what came through, and what failed after it had measured"
+    assert all(bench.load(path)["rows"] for path in folder.glob("*.json")) and (folder / "index.md").is_file()
+    assert "speech failed: exit code 1" in out.err and "video failed: exit code -9" in out.err
+    last = out.err.strip().splitlines()[-1]
+    assert "3 of 6 benchmarks failed" in last and "`mmaccel bench speech`" in last
+
+
+def test_all_passes_its_options_on():
+    arguments = argparse.Namespace(full=True, threads=1, page=Path("results"))
+    words = list(bench_commands._words("vlm", arguments))
+    parsed = cli.build_parser().parse_args(words)
+    assert (parsed.kind, parsed.full, parsed.threads, parsed.json) == ("vlm", True, 1, True)
+    assert parsed.page == Path("results/vlm.md")
+
+
+# The page over all
+
+
+def test_the_committed_page_is_that_of_the_committed_rows():
+    text = bench_index.page(bench_index.read(FOLDER))
+    assert (FOLDER / "index.md").read_text() == text, "run `mmaccel bench index`"
+    for name in bench_index.read(FOLDER):
+        assert f"({name}.md)" in text and (FOLDER / f"{name}.md").is_file()
+    pictures = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
+    assert len(pictures) >= 4 and all((FOLDER / picture).is_file() for picture in pictures)
+
+
+SECTION = next(section for section in bench_index.SECTIONS if section.kind == "vlm")
+
+
+def questions(method, speedup, quality, **more):
+    more = {"modality": "vlm", "share": 0.1, "baseline_quality": 0.9, "quality_metric": "right", **more}
+    return row(method, speedup=speedup, quality=quality, **more)
+
+
+def shown(*rows):
+    return [r["method"] for r, _ in bench_index.select(SECTION, list(rows))]
+
+
+def test_rows_that_another_beats_are_left_out():
+    best, fast, worse = questions("best", 2.0, 0.9), questions("fast", 3.0, 0.7), questions("worse", 1.9, 0.8)
+    assert shown(worse, fast, best) == ["best", "fast"]
+    assert shown(best, questions("as fast", 2.05, 0.8)) == ["best"], "3 % of time are noise"
+    assert shown(best, questions("slower than plain", 0.9, 0.95)) == ["best"]
+    assert shown(best, questions("neutral", 3.0, 0.9, exact=True, work_ratio=1.0)) == ["best"]
+    assert shown(best, questions("fewer frames", 9.0, 0.1)) == ["best", "fewer frames"], "always there"
+
+
+def test_a_simple_alternative_that_wins_is_said():
+    rows = [questions("m", 2.0, 0.8), questions("fewer frames", 3.0, 0.8)]
+    assert "simple alternative is faster" in bench_index.verdict(SECTION, bench_index.select(SECTION, rows), rows)
+    rows[1]["quality"] = 0.7
+    assert not bench_index.verdict(SECTION, bench_index.select(SECTION, rows), rows)
+
+
+def test_a_folder_without_results_is_said(tmp_path, capsys):
+    assert cli.main(["bench", "index", str(tmp_path)]) == 2
+    assert "mmaccel bench all" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+# Plots
+
+
+def test_labels_do_not_hide_each_other(tmp_path):
+    crowd = [
+        Line(f"method number {i}", (Mark(0.5 + i / 200, 0.9 - i / 300), Mark(0.52, 0.8 - i / 200))) for i in range(9)
+    ]
+    lines = [*crowd, Line("fewer frames", (Mark(0.1, 0.9),), "simple")]
+    figure = draw(lines, Axes("title", "quality", plain=0.9), tmp_path / "x.png")
+    axes = figure.axes[0]
+    texts = [text for text in axes.texts if text.get_text()]
+    assert {text.get_text() for text in texts} == {line.label for line in lines} | {"plain"}
+    boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in texts]
+    apart = [a.x1 <= b.x0 or b.x1 <= a.x0 or a.y1 <= b.y0 or b.y1 <= a.y0 for a in boxes for b in boxes if a is not b]
+    assert all(apart) and (tmp_path / "x.png").stat().st_size > 5000
+    assert any(line.get_linestyle() == "--" for line in axes.lines), "the simple alternative"
+
+
+def test_a_label_that_has_no_room_goes_over_marks_and_not_over_labels(tmp_path):
+    figure = draw([], Axes("t", "q", plain=0.5), tmp_path / "x.png")
+    same = [Label(f"label {i}", [(0.5, 0.5)], "black") for i in range(5)]
+    boxes = place(figure.axes[0], same)
+    assert len(set(boxes)) == 5
+
+
+def test_a_benchmark_is_drawn(tmp_path):
+    rows = [questions("plain", 1.0, 0.9, share=1.0), questions("vlm.HoliTom", 2.0, 0.8, settings={"keep": 0.1})]
+    figure = plot(SECTION, result(*rows, questions("fewer frames", 3.0, 0.7)), tmp_path / "x.png")
+    assert {"HoliTom", "fewer frames", "plain"} == {t.get_text() for t in figure.axes[0].texts}

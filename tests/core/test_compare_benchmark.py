@@ -1,0 +1,86 @@
+"""`mmaccel.compare` and the benchmarks, on the same work: what is not time agrees exactly.
+
+For speech see tests/speech/test_comparing.py.
+"""
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import zoo
+from mmaccel.adapter import find_adapter
+from mmaccel.comparing import trial_of
+from mmaccel.image import SpeculativeJacobi, ZipAR, generation
+from mmaccel.image import benchmark as image_benchmark
+from mmaccel.image import examples as image_examples
+from mmaccel.video import EasyCache
+from mmaccel.video import benchmark as video_benchmark
+from mmaccel.video.contestants import Contestant
+from mmaccel.vlm import HoliTom
+from mmaccel.vlm import benchmark as vlm_benchmark
+
+SAME = ("method", "settings", "exact", "work_ratio", "peak_extra_bytes", "seeds")
+
+
+class TinyPainter(generation.JanusPainter):
+    """The tiny Janus, whose prompt is always the same, and greedy: with a generator of its own, as the benchmark
+    gives it, a session would draw other tokens than from the global state."""
+
+    def __init__(self):
+        model, self.arguments = image_examples.janus()
+        super().__init__("tiny", model, None)
+
+    def inputs(self, prompts, settings):
+        return {**self.arguments(guidance=settings.guidance), "do_sample": False}
+
+
+def test_image():
+    painter, methods = TinyPainter(), (SpeculativeJacobi(window=8), ZipAR(window=2))
+    group = image_benchmark.Group(1, 3.0, 1, methods)
+    table = list(image_benchmark.measure(painter, group))
+    call = painter.inputs([], generation.Settings(guidance=3.0))
+    found = mmaccel.compare(painter.target, *methods, rounds=1, **call)
+    for theirs, ours in zip(table, found.rows[1:], strict=True):
+        assert {name: theirs[name] for name in SAME} == {name: ours[name] for name in SAME}
+        assert ours["work_ratio"] < 1
+    trial = trial_of(find_adapter(painter.target), call, None)
+    settings = generation.Settings(seed=0, guidance=3.0)
+    with mmaccel.accelerate(painter.target, methods[0]) as session:
+        assert torch.equal(trial.run(session, 0), painter.generate(session, ["any"], settings))
+    assert torch.equal(trial.run(painter.target, 0), painter.generate(painter.target, ["any"], settings))
+
+
+def test_video():
+    studio = video_benchmark.Studio(steps=4)
+    method = EasyCache(threshold=1e6, warmup=2)
+    scene = video_benchmark.scenes_of(studio.model, 2)[1]
+    rival = Contestant("video.EasyCache", "rival", lambda _: method)
+    (theirs,) = video_benchmark.judge(studio, 0.5, [(rival, method)], [scene])
+    call = {"prompt": scene.prompt, "num_inference_steps": studio.steps, "output_type": "pil"}
+    found = mmaccel.compare(studio.pipe, method, seeds=[scene.seed], rounds=1, simple=False, **call)
+    ours = found.rows[1]
+    assert {name: theirs[name] for name in SAME} == {name: ours[name] for name in SAME} and ours["work_ratio"] < 1
+    # both clips went through the decoder once more there, a batch of latents at a time
+    assert ours["quality"] == pytest.approx(theirs["quality"], abs=0.05) and ours["quality"] < 100
+    assert ours["metrics"].get("ssim", theirs["ssim"]) == pytest.approx(theirs["ssim"], abs=1e-3)
+
+
+def test_vlm():
+    model, processor = zoo.load(vlm_benchmark.MODEL)
+    questions = zoo.questions(vlm_benchmark.MODEL, 4, seed=0)
+    clip = [q._replace(frames=questions[0].frames[::4]) for q in questions]
+    method = HoliTom(keep=0.15)
+    field = [vlm_benchmark.Contestant("plain", 1.0), vlm_benchmark.Contestant(method.name, 0.15, method)]
+    right = vlm_benchmark._accuracy(model, processor, field, [clip])
+    asked = {"frames": clip[0].frames, "questions": [q.question for q in clip], "processor": processor}
+    call = {"max_new_tokens": vlm_benchmark.NEW, "do_sample": False}
+    found = mmaccel.compare(model, method, rounds=1, simple=False, **asked, **call)
+    pair = found.pairs[0]
+    for contestant, texts in zip(field, (pair.plain.texts, pair.other.texts), strict=True):
+        assert [text == q.answer for text, q in zip(texts, clip, strict=True)] == right[contestant]
+    assert pair.plain.names == [q.question for q in clip]
+    times = vlm_benchmark._times(model, processor, field, clip[:1])
+    theirs = vlm_benchmark._row(field[1], times[field[1]], times[field[0]], right[field[1]], right[field[0]], 4)
+    ours = found.rows[1]
+    assert {name: theirs[name] for name in SAME[:3]} == {name: ours[name] for name in SAME[:3]}
+    assert theirs["speedup"] > 0 and ours["speedup"] > 0

@@ -1,0 +1,309 @@
+"""Tuning: which settings run, which one is picked, what is warned of, and the files."""
+
+import importlib
+import json
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import bench, cli
+from mmaccel.comparing import Metric
+from mmaccel.comparison import Comparison
+from mmaccel.curve import Goal, describe, point
+from mmaccel.errors import ConflictError, SettingError, UnknownNameError
+from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR
+from mmaccel.image import examples as image_examples
+from mmaccel.testing import snapshot
+from mmaccel.tune_commands import grid_of
+from mmaccel.tune_grid import settings_of
+from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache
+from mmaccel.video import examples as video_examples
+from mmaccel.vlm import DyCoke, visual_examples
+
+module = importlib.import_module("mmaccel.tune")
+PSNR = Metric("psnr", "PSNR dB", "PSNR in dB", ".1f")
+SURPRISE = Metric("surprise", "surprise", "nats per token", higher_is_better=False)
+
+
+@pytest.fixture(scope="module")
+def janus():
+    return image_examples.janus()
+
+
+@pytest.fixture(scope="module")
+def wan():
+    pipe, arguments = video_examples.wan_pipeline()
+    return pipe, {name: value for name, value in arguments(1, steps=8).items() if name != "latents"}
+
+
+# The grid
+
+
+def test_the_main_setting_is_varied(wan, janus):
+    assert [m.budget for m in settings_of(wan[0], HeterogeneousSteps(forecast=0.0), None)] == [0.2, 0.35, 0.5, 0.7]
+    assert all(m.forecast == 0 for m in settings_of(wan[0], HeterogeneousSteps(forecast=0.0), None)), "others stay"
+    assert [m.threshold for m in settings_of(wan[0], EasyCache, None)] == [0.025, 0.05, 0.1, 0.2]
+    assert [m.window for m in settings_of(janus[0], GroupedSpeculative, None)] == [8, 16], "as much as there are tokens"
+    jacobi = settings_of(janus[0], SpeculativeJacobi, None)
+    assert [m.window for m in jacobi][:2] == ["auto", 8]
+
+
+def test_values_that_a_target_refuses_are_left_out_of_our_own_grid(janus):
+    found = settings_of(janus[0], ZipAR(window=8), None)
+    assert found and max(m.window for m in found) <= 16, "a row of the picture has no more columns"
+    with pytest.raises(SettingError):
+        mmaccel.tune(janus[0], ZipAR, grid={"window": (2, 99)}, target_speedup=1.1, **janus[1]())
+
+
+def test_a_grid_is_all_combinations_or_methods(wan):
+    found = settings_of(wan[0], HeterogeneousSteps, {"budget": (0.5, 0.7), "forecast": (0.0, 1.0)})
+    assert [(m.budget, m.forecast) for m in found] == [(0.5, 0.0), (0.5, 1.0), (0.7, 0.0), (0.7, 1.0)]
+    assert settings_of(wan[0], EasyCache, [EasyCache(), TeaCache()]) == [EasyCache(), TeaCache()]
+
+
+@pytest.mark.parametrize(
+    "method, grid, error, hint",
+    [
+        (HeterogeneousSteps, {"budgt": (0.5,)}, UnknownNameError, "did you mean 'budget'"),
+        (HeterogeneousSteps, {"budget": 0.5}, SettingError, "give several values"),
+        (HeterogeneousSteps, {"budget": ()}, SettingError, "grid is empty"),
+        (HeterogeneousSteps, {"budget": (3,)}, SettingError, "budget"),
+        (HeterogeneousSteps, [3], SettingError, "give methods"),
+        (Auto, None, SettingError, "no setting that is known"),
+        (str, None, TypeError, "not a method"),
+    ],
+)
+def test_grids_that_cannot_be(wan, method, grid, error, hint):
+    with pytest.raises(error, match=hint):
+        settings_of(wan[0], method, grid)
+
+
+def test_the_command_line_reads_values():
+    assert grid_of(["budget=0.25,0.5", "tokens=hottest,random"]) == {
+        "budget": [0.25, 0.5],
+        "tokens": ["hottest", "random"],
+    }
+    for words in (["budget"], ["budget="], ["a=1", "a=2"]):
+        with pytest.raises(SettingError, match="--setting"):
+            grid_of(words)
+
+
+# What is picked
+
+
+def points(*pairs, metric="psnr", exact=False):
+    method = SpeculativeJacobi() if exact else EasyCache()
+    return [point(method, speedup, metric, metric, quality) for speedup, quality in pairs]
+
+
+@pytest.mark.parametrize(
+    "goal, picked",
+    [
+        (Goal(target_speedup=1.5), 1),
+        (Goal(target_speedup=2.05), 2),
+        (Goal(target_speedup=2.2), None),
+        (Goal(floor=30), 1),
+        (Goal(floor=20), 2),
+        (Goal(floor=50), None),
+        (Goal(target_speedup=1.5, floor=20), 2),
+        (Goal(target_speedup=2.0, floor=30), None),
+    ],
+)
+def test_the_best_that_reaches_the_goal(goal, picked):
+    assert goal.pick(points((1.2, 40.0), (1.6, 35.0), (2.0, 25.0))) == picked
+
+
+def test_a_metric_that_is_better_lower():
+    curve = points((1.2, 3.0), (1.6, 4.0), (2.0, 6.0))
+    assert Goal(floor=5, higher_is_better=False).pick(curve) == 1
+    assert Goal(target_speedup=1.5, higher_is_better=False).pick(curve) == 1
+
+
+def test_what_is_exact_keeps_every_floor():
+    assert Goal(floor=99).pick(points((1.2, 40.0), (1.6, 35.0), exact=True)) == 1
+    assert Goal(target_speedup=1.1).pick(points((1.2, 40.0), (1.6, 35.0), exact=True)) == 1
+
+
+def test_the_worst_seed_keeps_the_floor():
+    assert Goal(floor=30).pick([point(EasyCache(), 2.0, "psnr", "PSNR dB", 35.0, worst=20.0)]) is None
+
+
+@pytest.mark.parametrize("values", [{"target_speedup": 1.0}, {"target_speedup": "fast"}, {"floor": float("nan")}])
+def test_goals_are_checked(values):
+    with pytest.raises(SettingError, match=next(iter(values))):
+        Goal(**values)
+
+
+# What is said of a measured curve
+
+
+def made(methods, figures, metric=PSNR):
+    """A comparison as if measured: speed-up and quality of each method, and its slowest and fastest round."""
+    rows = [_row("plain", "plain", {}, True, (1.0, 100.0), metric)]
+    for method, found in zip(methods, figures, strict=True):
+        row = _row(method.name, "method", method.settings(), method.exact, found, metric)
+        rows.append({**row, "label": str(method), "idle": "threshold never fell" if found[0] == 0.99 else None})
+    rows.append(_row("fewer steps", "simple", {"steps": 4}, False, (1.9, 20.0), metric))
+    header = {**bench.result([])["header"], "model": "a model", "no_simple": ""}
+    return Comparison({"header": header, "rows": rows}, [], (metric,))
+
+
+def _row(name, kind, settings, exact, found, metric):
+    speedup, quality, low, high = found if len(found) == 4 else (*found, found[0], found[0])
+    more = {"wall_range": [1 / speedup] * 2, "speedup_range": [low, high], "quality_worst": quality, "warnings": []}
+    more |= {"metrics": {metric.key: quality}, "equal": False, "same_law": False, "peak_bytes": None, "idle": None}
+    return bench.row(
+        modality="video", model="a model", method=name, settings=settings, exact=exact, wall_seconds=1 / speedup,
+        speedup=speedup, quality=quality, peak_extra_bytes=0, label=name, kind=kind, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def measured(monkeypatch, wan):
+    """Tunes HeterogeneousSteps over made-up measurements."""
+
+    def tune(*figures, metric=PSNR, **goal):
+        def compare(target, *methods, **_):
+            return made(methods, figures, metric)
+
+        monkeypatch.setattr(module, "compare", compare)
+        budgets = [round(1 - 0.1 * i, 1) for i in range(1, len(figures) + 1)]
+        return mmaccel.tune(wan[0], HeterogeneousSteps, grid={"budget": budgets}, prompt="x", **goal)
+
+    return tune
+
+
+def test_the_plan_holds_the_curve(measured, tmp_path):
+    found = measured((1.2, 40.0), (2.0, 25.0), (1.6, 35.0), target_speedup=1.5)
+    assert found.plan.methods == (HeterogeneousSteps(budget=0.7),) and not found.notes
+    assert [p["speedup"] for p in found.curve] == [1.2, 1.6, 2.0]
+    assert "picked video.HeterogeneousSteps(budget=0.7): 1.60x, PSNR dB 35" in str(found)
+    found.save(tmp_path / "plan.json")
+    again = mmaccel.Plan.load(tmp_path / "plan.json")
+    assert again == found.plan and again.measured == found.curve and again.versions == found.plan.versions
+    assert "measured video.HeterogeneousSteps(budget=0.9): 1.20x, PSNR dB 40" in str(again)
+
+
+def test_a_goal_out_of_reach_has_no_plan(measured, tmp_path):
+    found = measured((1.2, 40.0), (1.6, 35.0), target_speedup=5)
+    assert found.plan is None and found.picked is None
+    (note,) = found.notes
+    assert "no setting reached 5x: the closest is video.HeterogeneousSteps(budget=0.8), 1.60x" in note
+    with pytest.raises(SettingError, match="no plan to save: no setting reached 5x"):
+        found.save(tmp_path / "plan.json")
+    assert not list(tmp_path.iterdir())
+    assert "closest is video.HeterogeneousSteps(budget=0.9)" in measured((1.2, 40.0), (1.6, 35.0), floor=60).notes[0]
+
+
+def test_a_goal_below_what_was_observed(measured):
+    found = measured((2.0, 40.0), (2.6, 35.0), target_speedup=1.2)
+    assert found.plan.methods == (HeterogeneousSteps(budget=0.9),) and "a milder one" in found.notes[0]
+    assert "one that saves more" in measured((2.0, 40.0), (2.6, 35.0), floor=10).notes[0]
+
+
+def test_a_setting_that_did_nothing_is_no_candidate(measured):
+    found = measured((0.99, 100.0), (1.5, 30.0), (2.0, 20.0), target_speedup=1.4)
+    assert [p["speedup"] for p in found.curve] == [1.5, 2.0] and found.picked["psnr"] == 30.0
+    assert "video.HeterogeneousSteps(budget=0.9) did nothing: threshold never fell" in str(found)
+    nothing = measured((0.99, 100.0), target_speedup=1.4)
+    assert nothing.plan is None and "no setting engaged" in nothing.notes[0]
+
+
+def test_noise_is_said(measured):
+    found = measured((1.5, 40.0, 1.1, 2.4), (1.7, 30.0, 1.6, 1.8), target_speedup=1.45)
+    assert any("the clock says little" in note for note in found.notes)
+    assert any("its rounds gave 1.10x to 2.40x" in note for note in found.notes)
+    assert not measured((1.2, 40.0, 1.2, 1.3), (2.0, 30.0, 1.9, 2.1), target_speedup=1.8).notes
+
+
+def test_a_busy_machine_is_said():
+    steady = module._noise(Goal(), [], None, {"wall_range": [1.0, 1.2]})
+    assert not steady and "plain run took 8.7 to 58 s" in module._noise(Goal(), [], None, {"wall_range": [8.7, 58]})[0]
+
+
+def test_a_simple_alternative_that_does_as_well_is_said(measured):
+    (note,) = measured((1.2, 18.0), (1.85, 15.0), (1.86, 14.0), target_speedup=1.8).notes
+    assert "fewer steps is no slower and no worse" in note and "1.90x, 20" in note
+    assert not measured((1.2, 40.0), (1.85, 25.0), target_speedup=1.8).notes, "it is faster, and worse"
+
+
+def test_something_must_be_asked_of_a_lossy_method(wan, janus):
+    with pytest.raises(SettingError, match="say what is enough"):
+        mmaccel.tune(wan[0], HeterogeneousSteps, prompt="x")
+    with pytest.raises(ConflictError, match="twice"):
+        mmaccel.tune(janus[0], ZipAR, grid={"window": (2, 2)}, floor=5, **janus[1]())
+
+
+def test_files(measured, tmp_path):
+    found = measured((1.2, 40.0), (2.0, 25.0), (1.6, 35.0), target_speedup=1.5)
+    found.save(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SettingError, match="end it with"):
+        found.save(tmp_path / "curve.gif")
+    from mmaccel.tune_plot import plot
+
+    drawn = {text.get_text() for text in plot(found, tmp_path / "x.png").axes[0].texts}
+    assert {"budget 0.9", "budget 0.7 (picked)", "fewer steps", "4", "asked for"} <= drawn
+    lower = measured((1.2, 3.0), (2.0, 5.0), metric=SURPRISE, floor=4)
+    axes = plot(lower, tmp_path / "y.png").axes[0]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1], "better is up"
+
+
+def test_old_plans_are_still_read():
+    assert describe({"speedup": 2.0, "psnr": 31.0}) == "2.00x, PSNR dB 31"
+
+
+# For real
+
+
+def test_a_pipeline_is_tuned(wan, tmp_path):
+    pipe, call = wan
+    before, state = snapshot(pipe.transformer), torch.get_rng_state()
+    found = mmaccel.tune(
+        pipe, HeterogeneousSteps, grid={"budget": (0.5, 0.75)}, floor=1, rounds=1, simple=False, **call
+    )
+    assert torch.equal(torch.get_rng_state(), state) and snapshot(pipe.transformer).keys() == before.keys()
+    assert {p["settings"]["budget"] for p in found.curve} == {0.5, 0.75} and all(p["psnr"] > 1 for p in found.curve)
+    assert found.picked == found.curve[-1], "the fastest that keeps so little"
+    found.save(tmp_path / "page.html")
+    assert "video.HeterogeneousSteps(budget=0.75)" in (tmp_path / "page.html").read_text()
+    with mmaccel.accelerate(pipe, found.plan) as fast:
+        fast(**call)
+        assert fast.report.engaged
+
+
+def test_an_exact_method_needs_no_goal(janus):
+    model, arguments = janus
+    found = mmaccel.tune(model, SpeculativeJacobi, grid={"window": (4, 8)}, rounds=1, **arguments())
+    assert found.plan.exact and found.picked == found.curve[-1] and len(found.curve) == 2
+    assert found.curve[0]["metric"] == "surprise" and not found.goal.higher_is_better
+
+
+def test_answers_are_tuned(tmp_path):
+    model, arguments = visual_examples.examples()[0].build(0)
+    grid = {"keep": (0.5, 0.9)}
+    found = mmaccel.tune(model, DyCoke, grid=grid, target_speedup=1.01, rounds=1, simple=False, **arguments())
+    assert {p["metric"] for p in found.curve} == {"agreed"} and json.dumps(found.curve)
+
+
+def test_the_command_line(tmp_path, capsys, monkeypatch, wan):
+    from mmaccel import tune_commands
+
+    monkeypatch.setitem(tune_commands.PREPARE, "video", lambda arguments: (wan[0], {"prompt": arguments.prompt}))
+    figures = [(1.2, 40.0), (2.0, 25.0)]
+    monkeypatch.setattr(module, "compare", lambda target, *methods, **_: made(methods, figures))
+    plan, plot = tmp_path / "plan.json", tmp_path / "curve.png"
+    words = ["tune", "video", "x", "--method", "HeterogeneousSteps", "--setting", "budget=0.7,0.5", "-o", str(plan)]
+    assert cli.main([*words, "--target-speedup", "1.8", "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out
+    assert f"saved to {plan}" in out and f"wrote {plot}" in out and plot.is_file()
+    assert mmaccel.Plan.load(plan).methods == (HeterogeneousSteps(budget=0.5),)
+    plan.unlink()
+    plot.unlink()
+    assert cli.main([*words, "--target-speedup", "9", "--plot", str(plot)]) == 2
+    out = capsys.readouterr()
+    assert "no plan" in out.err and "closest" in out.err and plot.is_file() and not plan.exists()
+    for more in (["-o", "plan.txt"], ["--plot", "x.svg"], ["--seeds", "0"], ["--setting", "x"], []):
+        assert cli.main([*words, *more]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1

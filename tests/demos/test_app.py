@@ -1,0 +1,235 @@
+"""The demo app without a browser: requests, limits, shared models, stopping, and the code that it shows."""
+
+import importlib.util
+import sys
+import threading
+
+import gradio as gr
+import pytest
+import torch
+from PIL import Image, ImageChops
+
+from mmaccel import cli
+from mmaccel.demos.app import Limits, Models, image_tab, panels, video_tab
+from mmaccel.demos.app.code import image_code, video_code
+from mmaccel.demos.app.image_run import draw
+from mmaccel.demos.app.limits import number
+from mmaccel.demos.app.passes import Passes, language_model
+from mmaccel.demos.app.runs import Run, Runs, Stopped, readable
+from mmaccel.demos.app.video_run import shoot
+from mmaccel.errors import MissingExtraError, PromptError, SettingError, UnknownNameError
+from mmaccel.session import accelerate
+
+LIMITS = Limits()
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models()
+
+
+def image_request(prompt="red heart", method="image.ZipAR:window=2", compare=False, preset="exact", seed="3", **more):
+    values = {"model": "tiny-janus", "guidance": "", "temperature": "", "top_k": "", **more}
+    return image_tab.asked(LIMITS, compare, prompt, preset, seed, method=method, **values)
+
+
+def video_request(prompt="rocket moves up", compare=False, method="", seed="5", steps="6"):
+    size = {"frames": "5", "height": "32", "width": "32", "guidance": ""}
+    return video_tab.asked(LIMITS, compare, prompt, "balanced", seed, "tiny-wan", method, steps, **size)
+
+
+CACHED = video_request(method="video.EasyCache", steps="8")
+
+
+def same(one, other):
+    return one.size == other.size and ImageChops.difference(one.convert("RGB"), other.convert("RGB")).getbbox() is None
+
+
+def test_the_shown_code_draws_the_same_picture(models, tmp_path, monkeypatch):
+    request = image_request(temperature="0.8")
+    drawn = draw(models, Run(), request)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(image_code(request), "shown", "exec"), names)
+    assert same(Image.open(tmp_path / "picture.png"), drawn.picture)
+    other = draw(models, Run(), image_request(temperature="0.8", seed="4"))
+    assert not same(other.picture, drawn.picture), "the seed changes nothing"
+
+
+def test_the_shown_code_films_the_same_clip(models, tmp_path, monkeypatch):
+    request = video_request(compare=True, method="video.EasyCache")  # the preset picks steps from measured times
+    shot = shoot(models, Run(), request)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(video_code(request), "shown", "exec"), names)
+    assert len(shot.frames) == 5
+    assert all(same(one, two) for one, two in zip(names["filmed"].frames, shot.frames, strict=True))
+    assert (tmp_path / "clip.mp4").stat().st_size > 0
+    assert names["fast"].report.speedup is not None
+
+
+def test_a_speed_up_is_claimed_only_beside_a_plain_run(models):
+    run = Run()
+    alone, compared = draw(models, run, image_request()), Run()
+    beside = draw(models, compared, image_request(compare=True))
+    assert alone.plain is None and alone.report.speedup is None
+    assert "speed-up" not in panels.report_text(alone.report)
+    assert "both measured" in panels.report_text(beside.report, beside.quality) and "surprise" in beside.quality
+    assert beside.plain is not None and not same(beside.plain, beside.picture)
+    assert set(run.stages) >= {"accelerated", "draw"} and "plain" not in run.stages
+    assert list(compared.stages)[-5:] == ["warm up", "plain", "accelerated", "measure", "draw"]
+    table = panels.stage_table({"plain": 2.0, "<b>": 1.0})
+    assert "100%" in table and "50%" in table and "<b>" not in table
+
+
+def test_a_method_without_trace_has_no_heat_map(models):
+    shot = shoot(models, Run(), video_request(method="video.EasyCache"))
+    assert shot.computed is None and shoot(models, Run(), video_request()).computed is not None
+
+
+def test_passes_tell_which_tokens_were_settled_when(models):
+    with models.borrow("image", "tiny-janus", Run()) as shared:
+        painter = shared.loaded
+        request = image_request()
+        with accelerate(painter.target, *request.choice.methods) as session:
+            passes = Passes(256)
+            before = len(language_model(painter.target)._forward_pre_hooks)
+            with passes.watch(painter.target, Run()):
+                painter.generate(session, ["red heart"], request.settings)
+            last, times = passes.maps(session.adapter.layout())
+            report = session.report
+    assert last.shape == times.shape == (16, 16)
+    # ZipAR of window 2: a row follows two passes behind the row above, one token a pass.
+    assert (last[1:, 4] > last[:-1, 4]).all() and (last[:, 5] == last[:, 4] + 1).all()
+    assert last.max() == len(passes.passes) == report.forwards - 1  # the prompt's own pass is not one of the picture's
+    assert (times.reshape(-1)[:-1] >= 1).all()
+    assert len(language_model(painter.target)._forward_pre_hooks) == before
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_stopped_run_ends_at_once_and_the_next_one_works(models, kind):
+    calls = []
+
+    def progress(share, name):
+        calls.append((share, name))
+        if name == "accelerated" and share and share > 0:
+            run.stop()
+
+    run = Run(progress)
+    request, work = (image_request(), draw) if kind == "image" else (CACHED, shoot)
+    with pytest.raises(Stopped):
+        work(models, run, request)
+    assert max(share for share, name in calls if name == "accelerated") < 1
+    clean = work(models, Run(), request)
+    again = work(models, Run(), request)
+    pictures = [[run.picture] if kind == "image" else run.frames for run in (clean, again)]
+    assert all(same(one, two) for one, two in zip(*pictures, strict=True))
+    target = models._shared[kind, request.choice.model].loaded
+    assert "generate" not in vars(getattr(target, "target", target))
+
+
+def test_who_waits_for_a_model_may_leave(models):
+    run = Run()
+    with models.borrow("image", "tiny-janus", Run()):
+        threading.Timer(0.3, run.stop).start()
+        with pytest.raises(Stopped), models.borrow("image", "tiny-janus", run):
+            raise AssertionError("two runs at once")
+
+
+def test_stop_ends_the_runs_of_one_visitor_only():
+    runs = Runs()
+    with runs.begin("one", lambda *_: None) as first, runs.begin("two", lambda *_: None) as second:
+        runs.stop("one")
+        assert runs.count() == 2
+        with pytest.raises(Stopped):
+            first.check()
+        second.check()
+    assert runs.count() == 0
+    runs.stop("nobody")
+    with runs.begin("three", lambda *_: None) as third:
+        runs.close(seconds=0.01)
+        with pytest.raises(Stopped):
+            third.check()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "hint"),
+    [
+        ({"prompt": "x" * 100_000}, PromptError, "100000 characters"),
+        ({"prompt": None}, PromptError, "empty"),
+        ({"prompt": "spaceship"}, PromptError, "spaceship"),
+        ({"method": "image.ZipRA"}, UnknownNameError, "ZipAR"),
+        ({"method": "image.ZipAR:window=0"}, SettingError, "window"),
+        ({"method": "video.EasyCache"}, TypeError, "does not work on"),
+        ({"method": "x" * 10_000}, SettingError, "10000 characters"),
+        ({"method": "", "preset": "../../etc"}, UnknownNameError, "preset"),
+        ({"model": "someone/huge-model"}, UnknownNameError, "tiny-janus"),
+        ({"model": ["a"]}, SettingError, "tiny-janus"),
+        ({"seed": "-1"}, SettingError, "seed"),
+        ({"seed": "1e400"}, SettingError, "seed"),
+        ({"temperature": "nan"}, SettingError, "temperature"),
+        ({"top_k": "9" * 5000}, SettingError, "top-k"),
+    ],
+)
+def test_bad_input_is_an_error_of_ours(models, change, error, hint):
+    with pytest.raises(error, match=hint):
+        draw(models, Run(), image_request(**change))
+
+
+def test_numbers_and_seeds():
+    assert number("steps", "7", 1, 9) == 7 and number("scale", "0.5", 0, 1, whole=False) == 0.5
+    seeds = {image_request(seed="").choice.seed for _ in range(4)}
+    assert len(seeds) == 4, "an empty field always draws the same seed"
+    with pytest.raises(SettingError, match="from 1 to 100"):
+        video_request(steps="101")
+    with pytest.raises(SettingError, match="above 0"):
+        Limits(steps=0)
+
+
+def test_only_what_the_operator_allows_is_loaded():
+    models = Models({"image": ["folder/own"]})
+    assert models.names("image")[0] == "folder/own" and models.names("speech")
+    models.check("image", "folder/own")
+    for name in ("tiny-wan", "folder/else", ""):
+        with pytest.raises((UnknownNameError, SettingError)):
+            models.check("image", name)
+    Models(any_model=True).check("image", "folder/else")
+    with pytest.raises(UnknownNameError, match="image"):
+        Models({"images": ["x"]})
+
+
+def test_unused_models_make_room():
+    models = Models(most=1)
+    first = models._find("image", "a")
+    with first.lock:
+        models._find("image", "b")
+        assert ("image", "a") in models._shared, "a model in use was dropped"
+    models._find("image", "c")
+    assert list(models._shared) == [("image", "c")]
+
+
+def test_errors_for_the_browser_tell_nothing_and_are_no_markup(caplog):
+    with pytest.raises(gr.Error) as shown, readable():
+        raise PromptError("no <script>alert(1)</script>")
+    assert "<" not in shown.value.message and "script" in shown.value.message
+    with pytest.raises(gr.Error) as shown, readable():
+        raise RuntimeError("/secret/path")
+    assert "secret" not in shown.value.message and "secret" in caplog.text
+    with pytest.raises(gr.Error) as shown, readable():
+        raise torch.OutOfMemoryError("x")
+    assert "memory" in shown.value.message
+
+
+def test_command_line(capsys, monkeypatch):
+    assert cli.main(["demo", "--model", "own"]) == 2
+    assert "KIND=ID_OR_PATH" in capsys.readouterr().err
+    assert cli.main(["demo", "--model", "picture=own"]) == 2
+    assert "image" in capsys.readouterr().err
+
+
+def test_without_gradio_the_error_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("mmaccel.demos.app")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[demo\]"'):
+        importlib.import_module("mmaccel.demos.app")

@@ -1,0 +1,192 @@
+"""The demo app in a browser: each tab generates, compares and reports; visitors never mix, and may leave."""
+
+import logging
+import shutil
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from mmaccel.demos import app
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+PATIENCE = 120_000  # milliseconds, for a busy machine
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return app.Frame()
+
+
+@pytest.fixture(scope="module")
+def url(frame):
+    blocks = app.launch(frame, wait=False)
+    yield blocks.local_url
+    frame.runs.close()
+    blocks.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("no Chromium or Chrome on the PATH")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, url):
+    """Opens the page as one more visitor."""
+    contexts = []
+
+    def open_page(width=1280):
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(url)
+        page.get_by_role("button", name="Compare").first.wait_for()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def tab(page, name):
+    """The panel of a tab, which is opened, with its advanced settings."""
+    page.get_by_role("tab", name=name, exact=True).click()
+    panel = page.locator("[role=tabpanel]:visible")
+    panel.get_by_text("Advanced", exact=True).click()
+    return panel
+
+
+def say(panel, **fields):
+    for label, text in fields.items():
+        panel.get_by_label(label.replace("_", " "), exact=False).first.fill(text)
+
+
+def run(panel, button):
+    panel.get_by_role("button", name=button, exact=True).click()
+
+
+def wait_until(holds, seconds=60.0):
+    began = time.monotonic()
+    while not holds() and time.monotonic() - began < seconds:
+        time.sleep(0.05)
+    assert holds()
+
+
+def test_the_image_tab_generates_compares_and_reports(visit, url):
+    page, asked = visit(), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.reload()
+    panel = tab(page, "Image")
+    say(panel, Prompt="red heart", Seed="7", Own_methods="image.ZipAR:window=2")
+    run(panel, "Accelerated")
+    panel.get_by_text("No speed-up is claimed").wait_for()
+    assert "speed-up" not in panel.locator(".cm-content").first.inner_text()
+    assert panel.get_by_label("Used seed").input_value() == "7"
+    say(panel, Seed="")
+    run(panel, "Compare")
+    panel.get_by_text("both measured").wait_for()
+    panel.get_by_text("One run of each").wait_for()
+    assert panel.get_by_role("slider").count() or panel.locator(".slider-wrap, .slider").count()
+    assert panel.get_by_label("Used seed").input_value().isdigit()
+    shown = panel.locator(".cm-content").last.inner_text()
+    assert "image.ZipAR(window=2)" in shown and "fast.baseline()" in shown
+    wait_until(
+        lambda: all(size > 0 for size in page.eval_on_selector_all("img", "all => all.map(i => i.naturalWidth)"))
+    )
+    foreign = [address for address in asked if not address.startswith((url, "data:", "blob:"))]
+    assert foreign == [], "the page asks others for something"
+
+
+def test_the_video_tab_compares_and_reports_at_phone_width(visit):
+    page = visit(width=390)
+    panel = tab(page, "Video")
+    say(panel, Prompt="rocket moves up", Steps="6", Frames="5", Height="32", Width="32")
+    run(panel, "Compare")
+    panel.get_by_text("SSIM to the plain clip").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    clip = panel.locator("video")
+    wait_until(lambda: clip.evaluate("v => v.videoWidth") > 2 * 250)  # both clips side by side
+    assert "generation.film(fast, 'rocket moves up', settings)" in panel.locator(".cm-content").last.inner_text()
+
+
+def test_two_visitors_get_their_own_pictures(visit):
+    prompts = {"red heart": "11", "big pizza on blue": "12"}
+    panels = {}
+    for prompt, seed in prompts.items():
+        panels[prompt] = tab(visit(), "Image")
+        say(panels[prompt], Prompt=prompt, Seed=seed, Own_methods="image.ZipAR:window=2")
+    for panel in panels.values():  # by keyboard
+        panel.get_by_label("Prompt").press("Enter")
+    sources = set()
+    for prompt, panel in panels.items():
+        panel.get_by_text("No speed-up is claimed").wait_for()
+        assert panel.get_by_label("Used seed").input_value() == prompts[prompt]
+        shown = panel.locator(".cm-content").last.inner_text()
+        assert prompt in shown and not any(other in shown for other in prompts if other != prompt)
+        sources.add(panel.locator("img").first.get_attribute("src"))
+    assert len(sources) == 2
+
+
+def test_bad_input_is_answered_and_the_next_run_works(visit):
+    page = visit()
+    panel = tab(page, "Image")
+    say(panel, Prompt="x" * 100_000)
+    run(panel, "Accelerated")
+    page.get_by_text("the prompt has 100000 characters").wait_for()
+    say(panel, Prompt="red <img src=x onerror='document.title=1'>")
+    run(panel, "Accelerated")
+    page.get_by_text("does not know").first.wait_for()
+    assert page.title() != "1" and page.locator("img[src=x]").count() == 0
+    say(panel, Prompt="red heart", Own_methods="image.ZipRA")
+    run(panel, "Compare")
+    page.get_by_text("did you mean 'image.ZipAR'").wait_for()
+    assert "Traceback" not in page.content()
+    say(panel, Own_methods="image.ZipAR:window=2")
+    run(panel, "Accelerated")
+    panel.get_by_text("No speed-up is claimed").wait_for()
+
+
+@pytest.mark.parametrize("leave", ["Stop", "close"])
+def test_who_leaves_or_stops_frees_the_model(visit, frame, caplog, leave):
+    caplog.set_level(logging.INFO, "mmaccel.demo")
+    page = visit()
+    panel = tab(page, "Video")
+    say(panel, Prompt="rocket moves up", Steps="100")
+    run(panel, "Compare")
+    panel.get_by_text("plain - ").first.wait_for()
+    assert frame.runs.count() == 1
+    if leave == "Stop":
+        run(panel, "Stop")
+        page.get_by_text("The run was stopped").wait_for()
+    else:
+        page.close()
+    wait_until(lambda: frame.runs.count() == 0)
+    assert "a run was stopped by its visitor" in caplog.text
+    panel = tab(visit(), "Video")
+    say(panel, Prompt="rocket moves up", Steps="4", Frames="5", Height="32", Width="32")
+    run(panel, "Accelerated")
+    panel.get_by_text("No speed-up is claimed").wait_for()
+
+
+def test_a_taken_port_is_said(url):
+    with pytest.raises(OSError, match="--port"):
+        app.launch(port=int(url.rstrip("/").rsplit(":", 1)[1]), wait=False)
+
+
+def test_no_file_of_the_machine_is_served_and_nothing_is_offered_to_programs(url):
+    for path in ("/etc/passwd", __file__):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}gradio_api/file={path}")
+        assert refused.value.code in (403, 404)
+    with urllib.request.urlopen(f"{url}gradio_api/info") as answer:
+        assert b'"named_endpoints":{}' in answer.read().replace(b" ", b"")

@@ -1,0 +1,292 @@
+"""The live speech tab: recordings, microphones of several visitors, what is shown and what is refused."""
+
+import base64
+import contextlib
+import gc
+import importlib.util
+import io
+import re
+import time
+import types
+import weakref
+from pathlib import Path
+
+import av
+import gradio as gr
+import numpy as np
+import pytest
+import torch
+
+from mmaccel import speech
+from mmaccel.demos.app import microphone, speech_tab
+from mmaccel.demos.app.frame import Frame
+from mmaccel.demos.app.limits import Limits
+from mmaccel.demos.app.live_words import LiveWords
+from mmaccel.demos.app.runs import Run, Stopped
+from mmaccel.demos.app.speech_run import Heard, _report
+from mmaccel.demos.app.uploads import read_recording
+from mmaccel.errors import AudioError, SettingError, UnknownNameError, UnsupportedTargetError
+
+RATE = 16_000
+SETTINGS = ("local-agreement", "moonshine-tiny", "", "auto", "", "")
+TEXT = "Ever tried. Ever failed. No matter."
+
+
+@pytest.fixture(scope="module")
+def recording():
+    """Ten seconds of human speech."""
+    found = importlib.util.find_spec("moonshine_voice")
+    if found is None or importlib.util.find_spec("soxr") is None:
+        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
+    return Path(found.origin).parent / "assets" / "beckett.wav"
+
+
+@pytest.fixture(scope="module")
+def short(recording, tmp_path_factory):
+    """Its first half, as a file."""
+    path = tmp_path_factory.mktemp("sounds") / "talk.wav"
+    write(path, speech.read_audio(recording)[: 4 * RATE + RATE // 2])
+    return path
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return Frame()
+
+
+def write(path, samples, format="wav"):
+    with av.open(str(path), "w", format=format) as container:
+        stream = container.add_stream("pcm_s16le", rate=RATE, layout="mono")
+        values = (samples * 32767).short().numpy()[None]
+        sound = av.AudioFrame.from_ndarray(values, format="s16", layout="mono")
+        sound.sample_rate = RATE
+        container.mux([*stream.encode(sound), *stream.encode(None)])
+
+
+def transcribe(frame, path, compare=False, settings=SETTINGS, run=None):
+    """The words of every step, and the last outputs."""
+    steps = list(speech_tab._transcribe(frame, compare, run or Run(), str(path), *settings))
+    return [step[0] for step in steps], steps[-1]
+
+
+def said(page):
+    """The text of a page without times."""
+    lines = re.findall(r"<p><span class=\"time\">[\d:now]+</span> (.*?)</p>", page)
+    return re.sub(r"<.*?>", "", " ".join(lines))
+
+
+def test_words_of_a_recording_come_one_by_one(frame, short):
+    pages, last = transcribe(frame, short)
+    assert said(pages[-1]) == TEXT == speech.transcribe(short).text
+    assert any('class="unstable"' in page for page in pages) and 'class="unstable"' not in pages[-1]
+    lengths = [len(said(page)) for page in pages]
+    assert len(pages) > 5 and lengths[0] < lengths[-1]
+    assert "real-time factor" in last[2] and "No speed-up is claimed" in last[3] and "accelerated" in last[5]
+
+
+def test_comparing_counts_what_drafts_save(frame, short):
+    pages, last = transcribe(frame, short, compare=True)
+    report = last[2]
+    fewer, plain = map(int, re.search(r"decoder +(\d+) calls instead of (\d+)", report).groups())
+    assert fewer < plain and "the same, event for event" in report and said(pages[-1]) == TEXT
+    assert {"warm up", "plain", "accelerated"} <= set(re.findall(r'scope="row">(.*?)<', last[5]))
+
+
+def test_a_difference_would_be_told(frame, short):
+    run = Run()
+    request = speech_tab.asked(Limits(), True, str(short), *SETTINGS)
+    *_, (heard, _) = speech_tab.compared(run, frame.models, read_recording(str(short), Limits()), request)
+    other = Heard(heard.words, heard.stats, heard.events[:-1])
+    assert "NOT the same" in _report(other, 1.0, heard, 1.0)
+
+
+def test_subtitles_are_offered_and_then_deleted(frame, short):
+    steps = speech_tab._transcribe(frame, False, Run(), str(short), *SETTINGS)
+    for values in steps:
+        if isinstance(values[1], dict) and values[1].get("visible"):
+            files = [Path(file) for file in values[1]["value"]]
+            assert [file.suffix for file in files] == [".srt", ".vtt", ".json"]
+            assert "Ever tried." in files[0].read_text() and files[1].read_text().startswith("WEBVTT")
+    assert not files[0].exists()
+
+
+def test_the_shown_code_hears_the_same(frame, short):
+    _, last = transcribe(frame, short)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(last[6].replace("'talk.wav'", repr(str(short))), {})
+    assert [text for text in TEXT.split(". ") if text not in printed.getvalue()] == []
+
+
+def test_stop_ends_a_recording(frame, short):
+    run = Run()
+    steps = speech_tab._transcribe(frame, False, run, str(short), *SETTINGS)
+    next(steps)
+    run.stop()
+    with pytest.raises(Stopped):
+        list(steps)
+
+
+def test_nothing_is_made_up_where_nothing_was_said(frame, tmp_path, recording):
+    write(tmp_path / "still.wav", torch.zeros(2 * RATE))
+    pages, last = transcribe(frame, tmp_path / "still.wav")
+    assert "No speech was heard" in pages[-1] and not last[1]["visible"]
+
+
+class Browser:
+    """What the script of the page does: one message after the other, each with its answer."""
+
+    def __init__(self, frame, visitor="a", settings=SETTINGS):
+        self.microphone = microphone.Microphone(frame, speech_tab.asked, speech_tab.ended)
+        request = types.SimpleNamespace(session_hash=visitor)
+        self.listening, self.answer, self.page = self.microphone.begin(request, None, *settings)
+
+    def send(self, samples, rate=RATE):
+        sound = base64.b64encode((np.asarray(samples) * 32767).astype("<i2").tobytes()).decode()
+        self.answer, page = self.microphone.hear({"rate": rate, "sound": sound}, self.listening)
+        self.page = page if isinstance(page, str) else self.page
+
+    def end(self):
+        for values in self.microphone.finish(self.listening):
+            self.page = values[0]
+        return values
+
+
+def test_two_visitors_who_speak_at_once_stay_apart(frame, short, recording):
+    sounds = [speech.read_audio(short), speech.read_audio(recording)[6 * RATE :]]
+    browsers = [Browser(frame, name) for name in "ab"]
+    pieces = [sound.split(6400) for sound in sounds]
+    for place in range(max(map(len, pieces))):
+        for browser, own in zip(browsers, pieces, strict=True):
+            if place < len(own):
+                browser.send(own[place])
+    ends = [browser.end() for browser in browsers]
+    alone = [speech.transcribe_samples(s, speech.StreamingRecognizer(*speech.load("moonshine-tiny"))) for s in sounds]
+    assert [said(browser.page) for browser in browsers] == [found.text for found in alone]
+    assert said(browsers[0].page) == TEXT and said(browsers[1].page) != TEXT
+    assert "real-time factor" in ends[0][2]
+    assert len({id(browser.listening) for browser in browsers}) == 2
+    assert len([key for key in frame.models._shared if key[0] == "speech"]) == 1, "one model for both"
+
+
+def test_every_answer_is_another(frame, recording):
+    browser = Browser(frame)
+    answers = [browser.answer["heard"]]
+    for _ in range(3):
+        browser.send(np.zeros(1600))
+        answers.append(browser.answer["heard"])
+    browser.end()
+    assert len(set(answers)) == 4, "the page would wait for ever"
+
+
+def test_a_visitor_who_leaves_is_forgotten(recording):
+    frame = Frame()
+    browser = Browser(frame, "leaving")
+    browser.send(np.zeros(1600))
+    thread = browser.listening._thread
+    frame.leave(types.SimpleNamespace(session_hash="leaving"))
+    thread.join(60)
+    assert browser.listening.over and not thread.is_alive()
+    browser.send(np.zeros(1600))
+    assert browser.answer["over"]
+    gone = weakref.ref(browser.listening)
+    browser.listening = None
+    gc.collect()
+    assert gone() is None and not browser.microphone.speakers
+
+
+def test_a_microphone_hears_for_so_long(recording):
+    browser = Browser(Frame(limits=Limits(audio_seconds=1)))
+    browser.send(np.zeros(RATE // 2))
+    assert not browser.answer["over"]
+    browser.send(np.zeros(RATE // 2))
+    assert browser.answer["over"]
+    assert "No speech was heard" in browser.end()[0]
+
+
+def test_only_so_many_speak_at_once(frame, recording, monkeypatch):
+    monkeypatch.setattr(microphone, "MICROPHONES", 1)
+    told = []
+    monkeypatch.setattr(gr, "Warning", lambda text, **_: told.append(text))
+    shared = Browser(frame)
+    request = types.SimpleNamespace(session_hash="b")
+    listening, answer, _ = shared.microphone.begin(request, None, *SETTINGS)
+    assert listening is None and answer["over"] and "try again" in told[0]
+    shared.end()
+    listening, answer, _ = shared.microphone.begin(request, None, *SETTINGS)
+    listening.close()
+    assert not answer["over"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    (None, 3, {}, {"rate": 0, "sound": ""}, {"rate": RATE, "sound": "@"}, {"rate": RATE, "sound": "AAAA" * 10**6}),
+)
+def test_messages_that_are_no_sound_end_a_recording(frame, recording, monkeypatch, message):
+    told = []
+    monkeypatch.setattr(gr, "Warning", lambda text, **_: told.append(text))
+    browser = Browser(frame)
+    answer, _ = browser.microphone.hear(message, browser.listening)
+    assert answer["over"] and browser.listening.over and "no sound of a microphone" in told[0]
+
+
+def test_an_error_of_the_model_is_said_once(frame, monkeypatch, recording):
+    told = []
+    monkeypatch.setattr(gr, "Warning", lambda text, **_: told.append(text))
+    browser = Browser(frame, settings=("append-only", *SETTINGS[1:]))
+    began = time.monotonic()
+    while not browser.answer["over"] and time.monotonic() - began < 60:
+        browser.send(np.zeros(160))
+    browser.send(np.zeros(160))
+    assert len(told) == 1 and "only appends" in told[0]
+
+
+def test_policies_that_do_not_fit_are_said(frame, short):
+    with pytest.raises(UnsupportedTargetError, match="LocalAgreement"):
+        transcribe(frame, short, settings=("append-only", *SETTINGS[1:]))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "error", "words"),
+    (
+        (0, "none", UnknownNameError, "local-agreement"),
+        (1, "whisper-huge", UnknownNameError, "whisper-tiny"),
+        (2, "0", SettingError, "between looks"),
+        (3, "sun", UnknownNameError, "silero"),
+        (4, "long", SettingError, "silence"),
+        (5, "1", SettingError, "segment"),
+    ),
+)
+def test_wrong_settings_are_said(frame, short, place, value, error, words):
+    settings = [*SETTINGS[:place], value, *SETTINGS[place + 1 :]]
+    with pytest.raises(error, match=words):
+        transcribe(frame, short, settings=settings)
+
+
+def test_uploads_are_judged_by_what_they_hold(tmp_path):
+    (tmp_path / "text.wav").write_text("no sound " * 100)
+    (tmp_path / "empty.wav").touch()
+    write(tmp_path / "long.wav", torch.zeros(3 * RATE))
+    assert len(read_recording(str(tmp_path / "long.wav"), Limits())) == 3 * RATE
+    for name, limits, words in (
+        ("text.wav", Limits(), "no audio file"),
+        ("empty.wav", Limits(), "is empty"),
+        ("long.wav", Limits(audio_seconds=2), "lasts longer than 2 s"),
+        ("long.wav", Limits(upload_bytes=1000), "allowed"),
+    ):
+        with pytest.raises(AudioError, match=words):
+            read_recording(str(tmp_path / name), limits)
+
+
+def test_texts_are_escaped():
+    words = LiveWords()
+    words.take([speech.Partial("<b>", "<i>", "<b>"), speech.Final("<script>", (), 61.0, 62.0)])
+    assert "<script>" not in words.page() and "&lt;script&gt;" in words.page() and "1:01" in words.page()
+
+
+def test_without_the_extra_the_tab_says_how_to_get_it(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "soxr" else found(name, *more))
+    with gr.Blocks() as blocks:
+        speech_tab.build(Frame())
+    assert [block.value for block in blocks.blocks.values() if isinstance(block, gr.Markdown)] == [speech_tab.MISSING]

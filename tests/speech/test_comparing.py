@@ -1,0 +1,299 @@
+"""Comparisons of recognisers: segments, word errors, what is not carried from run to run, and the bench's figures."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import cli, registry, speech
+from mmaccel.adapter import find_adapter
+from mmaccel.comparing import trial_of
+from mmaccel.errors import AudioError, SettingError
+from mmaccel.method import Method
+from mmaccel.session import override
+from mmaccel.speech import benchmark_parts, examples
+from mmaccel.speech.benchmark import word_errors
+from mmaccel.speech.comparing import Trial, cut
+from mmaccel.speech.endpoint import EnergyEndpoint
+from mmaccel.testing import Interrupted, broken_after, snapshot
+
+pytest.importorskip("jiwer")
+RATE = 16_000
+REPEATING = speech.SuffixDraft(block=8, shortest=1)
+
+
+@pytest.fixture(scope="module")
+def moonshine():
+    return examples.moonshine()[0], examples.moonshine_processor()
+
+
+@pytest.fixture(scope="module")
+def whisper():
+    return examples.whisper()[0], examples.whisper_processor()
+
+
+@pytest.fixture
+def method():
+    """Registers a method for one test."""
+    before = dict(registry._methods)
+    yield registry.register
+    registry._methods.clear()
+    registry._methods.update(before)
+
+
+def said(seconds=1.0, seed=0):
+    return examples.sound(1, round(seconds * RATE), seed)[0]
+
+
+def compare(model, *methods, **more):
+    target, processor = model
+    call = {"audio": said(), "endpoint": None, "rounds": 1, **more}
+    return mmaccel.compare(target, *methods, processor=processor, **call)
+
+
+def trial(model, **inputs):
+    target, processor = model
+    return trial_of(find_adapter(target), {"audio": said(), "endpoint": None, **inputs}, processor)
+
+
+def test_an_exact_method_beside_a_lossy_one(moonshine):
+    before = snapshot(moonshine[0])
+    found = compare(moonshine, REPEATING, speech.MergeAudioTokens(keep=0.3, threshold=-1))
+    assert snapshot(moonshine[0]).keys() == before.keys()
+    plain, exact, lossy = found.rows
+    assert exact["equal"] and exact["exact"] and exact["quality"] == 0 and exact["metrics"]["same"] == 1
+    assert exact["work_ratio"] < 1 and not exact["idle"]
+    assert not lossy["equal"] and lossy["quality"] > 0 and lossy["metrics"]["same"] == 0
+    assert [metric.key for metric in found.metrics] == ["changed", "same"] and plain["speedup"] == 1
+    headings, lines = found.table()
+    assert lines[0][headings.index("words changed")] == "", "beside itself the plain text says nothing"
+    assert "no simple alternative: the plain run is it" in str(found)
+
+
+def test_no_run_begins_with_the_words_of_the_run_before(moonshine):
+    """SuffixDraft would know the whole text from the second run on, and no other recording has it."""
+    found = compare(moonshine, REPEATING, rounds=3, max_new_tokens=40)
+    made = trial(moonshine, max_new_tokens=40)
+    with mmaccel.accelerate(moonshine[0], REPEATING) as session:
+        fresh, again = (made.report(session, made.run(session, 0))["work_ratio"] for _ in range(2))
+    assert again < fresh, "the same session knows them"
+    assert found.rows[1]["work_ratio"] == pytest.approx(fresh)
+
+
+def test_several_recordings_and_what_is_said_in_them(moonshine):
+    texts = trial(moonshine, audio=[said(), said(0.6, 4)])
+    plain = texts.texts(texts.run(moonshine[0], 0))
+    reference = [plain[0], f"{plain[1]} more"]
+    found = compare(moonshine, REPEATING, audio=[said(), said(0.6, 4)], reference=reference)
+    missing = word_errors(reference, plain)
+    assert found.rows[0]["quality"] == found.rows[1]["quality"] == missing > 0
+    assert found.rows[1]["metrics"] == {"errors": missing, "changed": 0, "same": 1}
+    assert found.pairs[0].plain.texts == plain
+    assert found.pairs[0].plain.names == ["recording 1, 1.0 s", "recording 2, 0.6 s"]
+    assert found.result["header"]["call"] == {"audio": ["recording 1, 1.0 s", "recording 2, 0.6 s"]}
+
+
+def test_the_report_of_a_run_adds_up_its_calls(moonshine):
+    one, other = said(), said(0.6, 4)
+    together = trial(moonshine, audio=[one, other])
+    with mmaccel.accelerate(moonshine[0], REPEATING) as session:
+        output = together.run(session, 0)
+        total = together.report(session, output)
+    assert total["forwards"] == sum(report.forwards for report in output.reports) and len(output.reports) == 2
+    assert total["tokens"] == sum(report.tokens for report in output.reports) and total["engaged"]
+    assert total["work_ratio"] == total["forwards"] / total["plain_forwards"]
+
+
+def test_recordings_are_cut_where_a_stream_cuts_them(moonshine):
+    tone = 0.5 * torch.sin(torch.arange(RATE) * 0.3)
+    talk = torch.cat([torch.zeros(RATE // 2), tone, torch.zeros(RATE), tone, torch.zeros(RATE // 2)])
+    policy = EnergyEndpoint()
+    parts = cut(talk, policy)
+    with speech.StreamingRecognizer(*moonshine, endpoint=policy).stream(update_interval=None) as stream:
+        events = stream.push(talk) + stream.finish()
+    finals = [event for event in events if isinstance(event, speech.Final)]
+    assert len(parts) == 2 and [len(part) for part in parts] == [round((f.end - f.start) * RATE) for f in finals]
+    made = trial(moonshine, audio=talk, endpoint=policy)
+    assert len(made.calls) == 1 and len(made.calls[0]) == 2
+    assert len(made.texts(made.run(moonshine[0], 0))) == 1
+
+
+def test_the_arguments_of_generate_in_a_batch(moonshine):
+    target, processor = moonshine
+    call = examples.moonshine()[1](batch=3)
+    found = mmaccel.compare(target, REPEATING, rounds=1, processor=processor, **call)
+    assert found.rows[1]["equal"] and "a batch of 3" in found.rows[1]["idle"]
+    assert found.pairs[0].plain.names == ["row 1", "row 2", "row 3"] and len(set(found.pairs[0].plain.texts)) == 3
+
+
+def test_a_shorter_window_of_whisper(whisper):
+    target, _ = whisper
+    made = trial(whisper)
+    assert (made.count, made.least) == (5, 3), "1 s of speech and 2 s behind it, of 5 s"
+    whole, short = made.run(target, 0), made.run(target, 0, fewer=3)
+    heard = []
+    handle = target.get_decoder().register_forward_pre_hook(
+        lambda _, args, kwargs: heard.append(kwargs["encoder_hidden_states"].shape[1]), with_kwargs=True
+    )
+    made.run(target, 0, fewer=3)
+    handle.remove()
+    assert set(heard) == {150}, "50 positions a second"
+    assert made.run(target, 0, fewer=5).tokens == whole.tokens != short.tokens
+    assert trial(whisper, audio=said(4.0)).least > 5
+    own = trial_of(find_adapter(target), examples.whisper()[1](), whisper[1])
+    assert own.count == 0 and "give audio=" in own.no_simple
+
+
+def test_a_method_that_does_nothing_is_called_out(moonshine, tmp_path):
+    found = compare(moonshine, speech.SuffixDraft(block=0), simple=False)
+    row = found.rows[1]
+    assert row["idle"] == "the model's own loop ran: drafts of 0 tokens" and row["equal"]
+    assert f"{row['label']} did nothing: the model's own loop ran" in str(found)
+    for name in ("x.html", "x.json"):
+        found.save(tmp_path / name)
+    assert "did nothing: the model&#x27;s own loop ran" in (tmp_path / "x.html").read_text()
+    assert json.loads((tmp_path / "x.json").read_text())["rows"][1]["idle"] == row["idle"]
+
+
+def test_a_failure_names_the_contestant_and_leaves_the_model_clean(moonshine):
+    target, _ = moonshine
+    made = trial(moonshine)
+    plain, before = made.run(target, 0), snapshot(target)
+    with broken_after(target.get_decoder(), 14), pytest.raises(Interrupted) as error:
+        compare(moonshine, REPEATING)
+    assert error.value.__notes__ == [f"while comparing {REPEATING}, seed 0"]
+    assert snapshot(target).keys() == before.keys() and made.run(target, 0).tokens == plain.tokens
+
+
+def test_a_warning_of_some_calls_says_how_many(moonshine, method):
+    @method("speech")
+    @dataclass(frozen=True)
+    class Once(Method):
+        """Engages in the first call of a session."""
+
+        paper = "Nobody, 2026"
+
+        def attach(self, session, stack: ExitStack) -> None:
+            original, calls = session.target.generate, []
+
+            def generate(*args, **kwargs):
+                session.report.start()
+                calls.append(1)
+                session.report.engaged = len(calls) == 1
+                session.report.warnings += [] if len(calls) == 1 else ["this was the second"]
+                return original(*args, **kwargs)
+
+            override(stack, session.target, "generate", generate)
+
+    found = compare(moonshine, Once(), audio=[said(), said(0.6, 4), said(0.5, 2)])
+    assert found.rows[1]["warnings"] == ["in 2 of 3 calls this was the second"] and not found.rows[1]["idle"]
+
+
+@pytest.mark.parametrize("family", ("moonshine", "whisper"))
+def test_the_figures_of_the_benchmark(family, request, monkeypatch):
+    """The same work there and here: everything but time agrees exactly."""
+    target, processor = request.getfixturevalue(family)
+    monkeypatch.setattr(type(processor), "__call__", lambda self, *a, **k: self.feature_extractor(*a, **k))
+    adapter = find_adapter(target)
+    adapter.processor = processor
+    recordings, texts = [said(), said(0.6, 4)], ["w5 w6 w7", "w20 w21"]
+    table = benchmark_parts.generate_rows("tiny", adapter, [[r] for r in recordings], texts, word_errors)
+    drafted, merged = table
+    methods = (speech.SuffixDraft(), speech.MergeAudioTokens())
+    found = compare((target, processor), *methods, audio=recordings, reference=texts, simple=False)
+    plain, ours, lossy = found.rows
+    assert plain["quality"] == ours["baseline_quality"] == drafted["baseline_quality"]
+    for name in ("method", "settings", "exact", "work_ratio", "quality"):
+        assert ours[name] == drafted[name], name
+    for name in ("method", "settings", "exact", "quality"):
+        assert lossy[name] == merged[name], name
+    assert ours["equal"] and drafted["refused"] is None and drafted["work_ratio"] < 1
+    counted = trial((target, processor), audio=recordings)
+    tokens = [row for recording in counted.run(target, 0).tokens for row in recording]
+    assert tokens == benchmark_parts.Generated(adapter, [[r] for r in recordings]).tokens
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "hint"),
+    (
+        ({"audio": []}, AudioError, "at least one recording"),
+        ({"audio": torch.zeros(0)}, AudioError, "recording 1 holds 0 samples"),
+        ({"audio": torch.full((800,), torch.nan)}, AudioError, "800 of 800 samples are NaN"),
+        ({"audio": "missing.wav"}, AudioError, "missing.wav does not exist"),
+        ({"audio": torch.zeros(RATE), "endpoint": EnergyEndpoint()}, AudioError, "no speech in recording 1, 1.0 s"),
+        ({"audio": said(31.0)}, AudioError, r"31.0 s in one call, where 30 s fit: leave out endpoint=None"),
+        ({"reference": ["one", "two"]}, SettingError, "each of 1 recordings"),
+        ({"reference": " "}, SettingError, "as words"),
+        ({"audio": None}, SettingError, "nothing to write down"),
+        ({"endpoint": "loud"}, ValueError, "unknown endpoint 'loud'"),
+    ),
+)
+def test_bad_input(moonshine, inputs, error, hint):
+    with pytest.raises(error, match=hint):
+        compare(moonshine, REPEATING, **inputs)
+
+
+def test_words_need_a_processor(moonshine):
+    with pytest.raises(SettingError, match="processor= is missing"):
+        mmaccel.compare(moonshine[0], REPEATING, audio=said())
+
+
+def test_samples_can_be_numbers_and_arrays(moonshine):
+    sound = said(0.3)
+    calls = [trial(moonshine, audio=one).calls[0][0]["input_values"] for one in (sound, sound.numpy(), sound.tolist())]
+    assert torch.equal(calls[0], calls[1]) and torch.equal(calls[0], calls[2])
+    assert isinstance(trial(moonshine), Trial)
+
+
+@pytest.fixture
+def files(tmp_path):
+    wavfile = pytest.importorskip("scipy.io.wavfile")
+    pytest.importorskip("av")
+    tone = (0.5 * torch.sin(torch.arange(RATE) * 0.3) * 32767).to(torch.int16)
+    gap = torch.zeros(RATE // 2, dtype=torch.int16)
+    talk = torch.cat([gap, tone, gap]).numpy()
+    wavfile.write(tmp_path / "talk.wav", RATE, talk)
+    wavfile.write(tmp_path / "silence.wav", RATE, 0 * talk)
+    (tmp_path / "empty.wav").touch()
+    (tmp_path / "text.wav").write_text("no sound " * 99)
+    return tmp_path
+
+
+@pytest.fixture
+def loaded(moonshine, monkeypatch):
+    """The tiny model in the place of a checkpoint, and pauses by energy, which a tone is loud enough for."""
+    monkeypatch.setattr("mmaccel.speech.weights.load", lambda *_: moonshine)
+    monkeypatch.setattr("mmaccel.speech.comparing.find_endpoint", lambda _: EnergyEndpoint())
+
+
+def test_the_command_line(files, loaded, capsys):
+    talk, page = files / "talk.wav", files / "talk.html"
+    words = ["compare", "speech", str(talk), str(talk), "--rounds", "1"]
+    assert cli.main([*words, "--reference", "w3 w5", "--reference", "w3", "-o", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "speech.SuffixDraft()" in out and "word errors" in out and f"wrote {page}" in out
+    text = page.read_text()
+    assert "talk.wav, 2.0 s" in text and str(files) not in text, "where a file lies is nobody's business"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    (
+        (["missing.wav"], "missing.wav does not exist"),
+        (["empty.wav"], "empty.wav is empty"),
+        (["text.wav"], "no audio file"),
+        (["silence.wav"], "no speech in silence.wav, 2.0 s"),
+        (["talk.wav", "--reference", "one", "--reference", "two"], "each of 1 recordings"),
+        (["talk.wav", "--method", "video.EasyCache"], "does not work on moonshine"),
+        (["talk.wav", "-o", "talk.mp3"], ".html"),
+    ),
+)
+def test_what_cannot_be_compared_is_one_line(files, loaded, capsys, monkeypatch, words, hint):
+    monkeypatch.chdir(files)
+    before = sorted(files.iterdir())
+    assert cli.main(["compare", "speech", *words]) == 2
+    error = capsys.readouterr().err
+    assert hint in error and len(error.strip().splitlines()) == 1 and sorted(files.iterdir()) == before
