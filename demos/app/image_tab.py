@@ -9,8 +9,8 @@ import gradio as gr
 
 from mmaccel import zoo
 from mmaccel.image.generation import Settings
-from mmaccel.image.presets import PRESETS
 from mmaccel.pictures import enlarged
+from mmaccel.presets import presets_of
 
 from . import panels
 from .choice import Choice
@@ -31,7 +31,7 @@ def build(frame: Frame) -> None:
         with gr.Column(scale=2, min_width=300):
             prompt = gr.Textbox(label="Prompt", value="big red heart on yellow", max_lines=6)
             panels.examples(prompt, zoo.prompts("tiny-janus", EXAMPLES))
-            controls = panels.controls(frame, PRESETS, "exact")
+            controls = panels.controls(frame, presets_of("image", "janus"), "exact")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "image", "image.ZipAR:window=2,verify=true")
                 guidance = panels.optional_number("Guidance scale", OWN)

@@ -15,8 +15,8 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
+from mmaccel.presets import presets_of
 from mmaccel.video import clips
-from mmaccel.vlm.presets import PRESETS
 
 from . import panels
 from .choice import Choice
@@ -60,7 +60,7 @@ def build(frame: Frame) -> None:
             question = gr.Textbox(label="Question", lines=1, max_lines=4, value=QUESTIONS[0])
             panels.examples(question, QUESTIONS)
             _examples(clip, question)
-            controls = panels.controls(frame, PRESETS, "balanced")
+            controls = panels.controls(frame, presets_of("vlm", "llava_onevision"), "balanced")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "vlm", "vlm.HoliTom:keep=0.15", seeded=False)
                 frames = panels.optional_number("Frames", str(FRAMES))

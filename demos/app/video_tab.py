@@ -11,9 +11,9 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
+from mmaccel.presets import presets_of
 from mmaccel.video import clips
 from mmaccel.video.generation import Settings
-from mmaccel.video.presets import TRANSFORMER_PRESETS
 
 from . import panels
 from .choice import Choice
@@ -33,7 +33,7 @@ def build(frame: Frame) -> None:
         with gr.Column(scale=2, min_width=300):
             prompt = gr.Textbox(label="Prompt", value="rocket moves up, blue background", max_lines=6)
             panels.examples(prompt, zoo.prompts("tiny-wan", EXAMPLES))
-            controls = panels.controls(frame, TRANSFORMER_PRESETS, "balanced")
+            controls = panels.controls(frame, presets_of("video", "diffusion transformer"), "balanced")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4")
                 names = ("Steps", "Frames", "Height in pixels", "Width in pixels", "Guidance scale")
