@@ -18,7 +18,7 @@ from mmaccel.demos.app.limits import Limits
 from mmaccel.demos.app.question_run import conversation, question_code
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.uploads import read_clip
-from mmaccel.errors import PromptError, SettingError, UnknownNameError, VideoFileError
+from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, VideoFileError
 from mmaccel.video import clips
 
 
@@ -135,7 +135,7 @@ def test_a_run_that_is_stopped_ends_and_frees_the_model(frame, clip, asked):
         ({"tokens": "many"}, SettingError, "most new tokens"),
         ({"model": "some/model"}, UnknownNameError, "some/model"),
         ({"method": "vlm.HoliTim"}, UnknownNameError, "HoliTom"),
-        ({"preset": "exact"}, UnknownNameError, "exact"),
+        ({"preset": "exact"}, UnsupportedTargetError, "exact"),
     ),
 )
 def test_wrong_settings_are_said(frame, clip, wrong, error, words):

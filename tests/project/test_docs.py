@@ -248,6 +248,14 @@ def test_every_preset_is_on_its_page():
                 assert f"{preset.row['speedup']:.2f}x" in page and f"`{preset.methods[0]}`" in page
 
 
+def test_every_picture_is_small_has_a_caption_and_is_on_a_page():
+    found = sorted((DOCS / "pictures").glob("*.png"))
+    assert found
+    for path in found:
+        assert path.stat().st_size < 100_000 and path.with_suffix(".txt").is_file()
+        assert any(f"pictures/{path.name}" in text for text in all_pages().values()), path.name
+
+
 def test_links_of_other_files_fit_the_page():
     text = "[a](docs/benchmarks/image.md) ![b](docs/comparison.png) [c](CONTRIBUTING.md#x) [d](demos/tiny_wan.py)"
     assert relinked(text, "models/index.md") == (
