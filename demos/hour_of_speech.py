@@ -1,6 +1,6 @@
 """Feed a stream an hour of speech, silence and noise, and write down whether anything drifts.
 
-    python -m mmaccel.demos.hour_of_speech --minutes 60 --output docs/benchmarks/speech_hour
+    python -m mmaccel.demos.hour_of_speech --minutes 60 --output docs/benchmarks/long/speech_hour
 
 Each round is both recordings of the benchmark with silence and noise behind them. What is wanted: rounds that take
 the same CPU time, memory that stays, and as many word errors at the end as at the start, so that nothing is lost or

@@ -1,6 +1,6 @@
 """Push thousands of frames into a video stream, ask about the recent past on the way, and write down what drifts.
 
-    python -m mmaccel.demos.hours_of_video --frames 10000 --output docs/benchmarks/video_stream
+    python -m mmaccel.demos.hours_of_video --frames 10000 --output docs/benchmarks/long/video_stream
 
 Clips of `tiny-onevision`'s world follow each other without a mark between them. Right after a clip come questions
 about it. What is wanted: memory and time of a frame that stay, and answers as good at the end as at the start.

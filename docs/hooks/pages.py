@@ -115,7 +115,8 @@ def _no_source(_: str, names: list[str]) -> list[str]:
 
 def _benchmarks() -> list[str]:
     """The committed pages, the overview first."""
-    names = sorted(path.name for path in (HERE.parent / "benchmarks").glob("*.md"))
+    folder = HERE.parent / "benchmarks"
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.md"))
     return [f"benchmarks/{name}" for name in sorted(names, key=lambda name: name != "index.md")]
 
 
