@@ -38,12 +38,16 @@ def add_parser(commands: Any, add_model: Add, add_methods: Add, run: Callable[[a
         kind.add_argument("--guidance", type=float, help="guidance scale (default: the model's own)")
     for name in ("steps", "frames", "height", "width"):
         video.add_argument(f"--{name}", type=int, help="default: the pipeline's own")
-    vlm.add_argument("video", type=Path, help="video file, such as .mp4")
-    vlm.add_argument("question")
+    vlm.add_argument("video", type=Path, nargs="?", help="video file, such as .mp4")
+    vlm.add_argument("question", nargs="?")
+    vlm.add_argument(
+        "--example", action="store_true", help="a clip of moving emoji and its question, no file"
+    )
     _add_common(vlm, add_model, add_methods, run, "tiny-onevision", "balanced")
     vlm.add_argument("--frames", type=int, default=32, help="frames to look at (default 32)")
     vlm.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")
-    speech.add_argument("audio", type=Path, nargs="+", help="audio or video files")
+    speech.add_argument("audio", type=Path, nargs="*", help="audio or video files")
+    speech.add_argument("--example", action="store_true", help="ten seconds of human speech, instead of files")
     _add_common(speech, add_model, add_methods, run, "moonshine-tiny", SPEECH_METHOD)
     speech.add_argument("--reference", action="append", metavar="TEXT", help="what is said; once for each file")
 
@@ -104,14 +108,31 @@ def _video(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def _vlm(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    from . import vlm
     from .vlm import answering
 
-    video = vlm.read_video(arguments.video, frames=arguments.frames)
+    frames, question = _clip(arguments)
     model, processor = answering.load(arguments.model, arguments.device, dtype_of(arguments))
     length = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
-    asked = {"frames": video.frames, "questions": [arguments.question], "processor": processor}
-    return model, {**asked, **length}
+    return model, {"frames": frames, "questions": [question], "processor": processor, **length}
+
+
+def _clip(arguments: argparse.Namespace) -> tuple[Any, str]:
+    """Frames and a question: those of the file, or of a clip that the shipped model never saw."""
+    from . import vlm, zoo
+
+    _check_example(arguments, [arguments.video, arguments.question], "clip.mp4 'what moves up?'")
+    if arguments.example:
+        asked = zoo.questions("tiny-onevision", 1)[0]
+        return asked.frames, asked.question
+    return vlm.read_video(arguments.video, frames=arguments.frames).frames, arguments.question
+
+
+def _check_example(arguments: argparse.Namespace, given: list[Any], such_as: str) -> None:
+    """Raise unless either everything is given, or an example is asked for and nothing is."""
+    if arguments.example and any(given):
+        raise SettingError("--example stands instead of a file of your own: leave one of the two out")
+    if not arguments.example and not (given and all(given)):
+        raise SettingError(f"nothing to compare on: say {such_as}, or --example for one that is shipped")
 
 
 def _speech(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
@@ -119,5 +140,17 @@ def _speech(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
     if not (arguments.method or arguments.plan or arguments.preset):
         arguments.method = [SPEECH_METHOD]
+    audio, reference = _recordings(arguments)
     model, processor = load(arguments.model, arguments.device, dtype_of(arguments))
-    return model, {"audio": arguments.audio, "reference": arguments.reference, "processor": processor}
+    return model, {"audio": audio, "reference": reference, "processor": processor}
+
+
+def _recordings(arguments: argparse.Namespace) -> tuple[list[Any], list[str] | None]:
+    """Recordings and what is said in them: those of the command line, or one of the extra `[speech]`."""
+    _check_example(arguments, arguments.audio, "talk.wav")
+    if not arguments.example:
+        return arguments.audio, arguments.reference
+    from .speech.benchmark import TEXTS, load_recordings
+
+    found = load_recordings(list(TEXTS)[:1])
+    return [recording.samples for recording in found], [recording.text for recording in found]
