@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ def _line(section: Section, row: Row, role: str, plain_quality: float | None) ->
     named = bench.called(row)
     if row.get("kind") == "part":  # of ours, with something left out or put in
         named = f"HeterogeneousSteps, {named}"
-    name = f"`{named}`" if "." in named.split("(")[0] and role != "simple" else named
+    typed = re.match(r"[a-z]+\.[A-Z]\w+\(", named)  # what can be typed as it stands
+    name = f"`{named}`" if typed else named
     if section.kind == "kernels":
         settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
         name = f"`{row['method']}`{', ' if settings else ''}{settings}"
