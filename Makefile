@@ -20,8 +20,8 @@ test: $(INSTALLED) ## lint and test
 	$(BIN)/ruff format --check .
 	$(BIN)/python -X faulthandler $(BIN)/pytest
 
-bench: $(INSTALLED) ## measure docs/benchmarks/image.json and its page anew (about 40 minutes)
-	$(BIN)/mmaccel bench image --json --full --page docs/benchmarks/image.md > docs/benchmarks/image.json
+bench: $(INSTALLED) ## measure all of docs/benchmarks anew (some hours)
+	$(BIN)/mmaccel bench all --full --page docs/benchmarks
 
 docs: $(INSTALLED) ## build the documentation site into site/index.html
 	$(BIN)/mkdocs build --strict

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from mmaccel import cli, presets, session, zoo
-from mmaccel.registry import MODALITIES, methods
+from mmaccel.registry import MODALITIES, get_method, methods
 from mmaccel.speech import weights
 
 ROOT = Path(__file__).parents[2]
@@ -192,8 +192,10 @@ def test_the_commands_of_a_page_are_understood(page):
     for words in commands(page):
         arguments = cli.build_parser().parse_args(words)
         named = getattr(arguments, "method", [])
-        for text in [named] if isinstance(named, str) else named:  # `tune` takes one
-            assert cli.chosen_methods(arguments), text
+        if isinstance(named, str):  # `tune` takes one
+            assert get_method(named), words
+        elif named:
+            assert cli.chosen_methods(arguments), words
 
 
 def test_every_method_has_a_page_with_what_it_must_say():
