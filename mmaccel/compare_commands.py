@@ -40,9 +40,7 @@ def add_parser(commands: Any, add_model: Add, add_methods: Add, run: Callable[[a
         video.add_argument(f"--{name}", type=int, help="default: the pipeline's own")
     vlm.add_argument("video", type=Path, nargs="?", help="video file, such as .mp4")
     vlm.add_argument("question", nargs="?")
-    vlm.add_argument(
-        "--example", action="store_true", help="a clip of moving emoji and its question, no file"
-    )
+    vlm.add_argument("--example", action="store_true", help="a clip of moving emoji and its question, no file")
     _add_common(vlm, add_model, add_methods, run, "tiny-onevision", "balanced")
     vlm.add_argument("--frames", type=int, default=32, help="frames to look at (default 32)")
     vlm.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 from typing import Any
 
 from .errors import SettingError
@@ -29,10 +31,13 @@ def add_parser(commands: Any) -> None:
 
 def run_demo(arguments: argparse.Namespace) -> None:
     """Serve the demo until it is stopped."""
-    from .demos import app  # says what to install where gradio is missing
+    with tempfile.TemporaryDirectory(prefix="mmaccel-demo-") as folder:
+        # Gradio's own folder is shared by all its apps on a machine, and each removes files of the others.
+        os.environ.setdefault("GRADIO_TEMP_DIR", folder)
+        from .demos import app  # says what to install where gradio is missing
 
-    models = app.Models(_by_kind(arguments.model), arguments.allow_models, arguments.device, dtype_of(arguments))
-    app.launch(app.Frame(models), arguments.host, arguments.port)
+        models = app.Models(_by_kind(arguments.model), arguments.allow_models, arguments.device, dtype_of(arguments))
+        app.launch(app.Frame(models), arguments.host, arguments.port)
 
 
 def _by_kind(given: list[str]) -> dict[str, list[str]]:

@@ -1,7 +1,6 @@
 """The demo app in a browser: each tab generates, compares and reports; visitors never mix, and may leave."""
 
 import logging
-import shutil
 import time
 import urllib.error
 import urllib.request
@@ -10,8 +9,6 @@ import pytest
 
 from mmaccel.demos import app
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 PATIENCE = 120_000  # milliseconds, for a busy machine
 
 
@@ -26,18 +23,6 @@ def url(frame):
     yield blocks.local_url
     frame.runs.close()
     blocks.close(verbose=False)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip("no Chromium or Chrome on the PATH")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

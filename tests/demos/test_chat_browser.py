@@ -1,7 +1,6 @@
 """The video chat and live speech tabs in a browser, with a microphone that plays a recording."""
 
 import importlib.util
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -10,8 +9,6 @@ import pytest
 
 from mmaccel.demos import app
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 PATIENCE = 120_000  # milliseconds, for a busy machine
 
 
@@ -33,27 +30,6 @@ def url(frame):
     blocks = app.launch(frame, wait=False)
     yield blocks.local_url
     blocks.close(verbose=False)
-
-
-@pytest.fixture(scope="module")
-def playwright():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with sync_api.sync_playwright() as playwright:
-        yield playwright
-
-
-def launched(playwright, *flags):
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip("no Chromium or Chrome on the PATH")
-    return playwright.chromium.launch(executable_path=found, args=[*FLAGS, *flags])
-
-
-@pytest.fixture(scope="module")
-def browser(playwright):
-    browser = launched(playwright)
-    yield browser
-    browser.close()
 
 
 def opened(browser, url, tab, width=1280):
@@ -123,9 +99,9 @@ def test_without_a_microphone_the_page_says_so(browser, url, recording):
     page.context.close()
 
 
-def test_a_microphone_gives_words_while_they_are_spoken(playwright, frame, url, recording):
+def test_a_microphone_gives_words_while_they_are_spoken(launched, frame, url, recording):
     fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    browser = launched(playwright, *fake, f"--use-file-for-fake-audio-capture={recording}")
+    browser = launched(*fake, f"--use-file-for-fake-audio-capture={recording}")
     page, panel = opened(browser, url, "Speech")
     press(panel, "Speak")
     panel.locator(".words .unstable").first.wait_for(state="attached")
