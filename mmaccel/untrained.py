@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import torch
 
-Module = TypeVar("Module", bound=torch.nn.Module)
 
-
-def untrained(build: Callable[[], Module], seed: int = 0, scale: float = 1.0) -> Module:
+def untrained(build: Callable[[], Any], seed: int = 0, scale: float = 1.0) -> Any:
     """A model in evaluation mode without gradients, a pure function of the seed; the global random state stays.
 
     Parameters
