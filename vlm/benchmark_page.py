@@ -21,8 +21,8 @@ The raw rows are in [{json}]({json}).
 """
 
 LIMITS = """
-- **Fewer frames** of clips as slow as these lose nothing, and save the tower's time too: no method that begins behind the
-  tower can be as fast. Clips in which more happens between two frames are what methods are for.
+- **Fewer frames** of clips as slow as these lose nothing, and save the tower's time too: no method that begins behind
+  the tower can be as fast. Clips in which more happens between two frames are what methods are for.
 - **`HoliTom`** stores what stands still once, in the first frame of a segment. Here that a thing stays is itself an
   answer, and questions about motion and number are what it loses. The tower of this small model finds adjacent frames
   more alike than large ones do, so that the paper's tau of 0.8 takes moving things for still ones, and 0.9 fewer.
