@@ -54,6 +54,10 @@ def _is_drawn(section: Section, row: Row, group: Group) -> bool:
 
 def _series(row: Row) -> str:
     """Rows that are one line: settings of a method."""
+    if row["modality"] == "vlm" and "share" in row:
+        from .vlm.benchmark_page import label
+
+        return label(row)
     name = str(row["method"])
     policy = row["settings"].get("policy") if row["modality"] == "language" else None
     if row["quality"] is None:

@@ -119,7 +119,7 @@ def _lines(axes: Any, lines: Sequence[Line]) -> Iterator[Label]:
     colours = itertools.cycle(COLOURS)
     for line in lines:
         colour = {"simple": SIMPLE, "other": OTHER}.get(line.kind) or next(colours)
-        marks = sorted(line.marks, key=lambda mark: mark.time)
+        marks = sorted(line.marks, key=lambda mark: (mark.quality, mark.time))  # as the settings do, but for noise
         x, y = [mark.time for mark in marks], [mark.quality for mark in marks]
         dashes = "--" if line.kind == "simple" else "-"
         width, alpha = (0.8, 0.6) if line.kind == "other" else (1.4, 0.95)

@@ -53,7 +53,7 @@ def _table(group: list[dict[str, Any]]) -> str:
     for r in sorted(group, key=lambda r: (r["share"] < 1, -r["quality"])):
         lines.append(
             [
-                _label(r),
+                label(r),
                 f"{r['quality']:.1%}",
                 f"{r['quality'] / max(r['baseline_quality'], 1e-9):.1%}",
                 f"{1000 * r['first_token_seconds']:.0f} ms",
@@ -68,7 +68,7 @@ def _table(group: list[dict[str, Any]]) -> str:
     return bench.markdown(headings, lines)
 
 
-def _label(row: dict[str, Any]) -> str:
+def label(row: dict[str, Any]) -> str:
     """The method with the settings that are not its defaults, but for how much it keeps, which the tables tell."""
     cls, name = methods().get(row["method"]), str(row["method"]).removeprefix("vlm.")
     if cls is None:
@@ -89,10 +89,10 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     plain = next(r for r in found if r["share"] == 1.0)
     axes.axhline(100 * plain["quality"], color="0.6", linewidth=1)
     axes.annotate("all tokens", (1.0, 100 * plain["quality"]), fontsize=9, va="bottom")
-    names = sorted({_label(r) for r in found if r["share"] < 1}, key=lambda n: (n == "fewer frames", n))
+    names = sorted({label(r) for r in found if r["share"] < 1}, key=lambda n: (n == "fewer frames", n))
     colors = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
     for number, name in enumerate(names):
-        line = sorted((r for r in found if _label(r) == name), key=lambda r: r["share"])
+        line = sorted((r for r in found if label(r) == name), key=lambda r: r["share"])
         x, y = [r["speedup"] for r in line], [100 * r["quality"] for r in line]
         style = {"color": "black", "linestyle": "--"} if name == "fewer frames" else {"color": colors[number % 20]}
         axes.plot(x, y, marker="o", label=name, **style)
