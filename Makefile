@@ -18,7 +18,7 @@ run: $(INSTALLED) ## draw "red heart", plainly and accelerated, side by side in 
 test: $(INSTALLED) ## lint and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -X faulthandler $(BIN)/pytest
+	$(BIN)/python -X faulthandler $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 bench: $(INSTALLED) ## measure all of docs/benchmarks anew (some hours)
 	$(BIN)/mmaccel bench all --full --page docs/benchmarks
