@@ -113,7 +113,9 @@ CALLS = (
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-@pytest.mark.parametrize(("which", "change", "kind", "words"), CALLS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("which", "change", "kind", "words"), CALLS, ids=lambda x: ", ".join(x) if isinstance(x, dict) else str(x)[:40]
+)
 def test_calls(which, change, kind, words, method):
     for family in ("janus", "emu3", "glm_image") if which == ANY else (which,):
         model, arguments = getattr(examples, family)()

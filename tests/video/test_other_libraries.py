@@ -60,7 +60,7 @@ def frames_of_ours(monkeypatch):
 @pytest.mark.parametrize(
     ("method", "compiled"),
     [*((method, whole) for method in STEPS_ONLY), *((method, blocks) for method in (*STEPS_ONLY, BLOCKS[0]))],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_compiled_code_stays_compiled_and_ours_is_not_traced(wan, method, compiled, monkeypatch):
     pipe, call = wan
