@@ -9,7 +9,7 @@ import torch
 
 
 def untrained(build: Callable[[], Any], seed: int = 0, scale: float = 1.0) -> Any:
-    """A model in evaluation mode without gradients, a pure function of the seed; the global random state stays.
+    """A model in evaluation mode, a pure function of the seed; the global random state stays.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def untrained(build: Callable[[], Any], seed: int = 0, scale: float = 1.0) -> An
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build().eval().requires_grad_(False)
+        model = build().eval()
     for parameter in model.parameters():
         if parameter.ndim == 2:
             parameter.data.mul_(scale)

@@ -64,7 +64,7 @@ def _latents_only(steps: int) -> dict[str, Any]:
 
 def wan_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """A `WanPipeline` whose guidance takes a second forward pass, and `arguments(batch, frames, height, width)`."""
-    pipe = _bare(WanPipeline, ("tokenizer", "text_encoder", "vae"), transformer=untrained(_wan, seed))
+    pipe = _bare(WanPipeline, ("tokenizer", "text_encoder", "vae"), transformer=_frozen(_wan, seed))
 
     def arguments(
         batch: int = 1,
@@ -84,7 +84,7 @@ def wan_pipeline(seed: int = 0) -> tuple[Any, Any]:
 
 def ltx_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """An `LTXPipeline`, whose guidance doubles the batch."""
-    pipe = _bare(LTXPipeline, ("tokenizer", "text_encoder", "vae"), transformer=untrained(_ltx, seed))
+    pipe = _bare(LTXPipeline, ("tokenizer", "text_encoder", "vae"), transformer=_frozen(_ltx, seed))
 
     def arguments(
         batch: int = 1,
@@ -112,7 +112,7 @@ def ltx_pipeline(seed: int = 0) -> tuple[Any, Any]:
 def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """A `FluxPipeline`, with joint attention over text and picture and without guidance."""
     names = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae")
-    pipe = _bare(FluxPipeline, names, transformer=untrained(_flux, seed))
+    pipe = _bare(FluxPipeline, names, transformer=_frozen(_flux, seed))
 
     def arguments(
         batch: int = 1, height: int = 2 * HEIGHT, width: int = 2 * WIDTH, steps: int = STEPS, **more: Any
@@ -128,7 +128,7 @@ def unet_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """A `StableDiffusionPipeline`, whose guidance doubles the batch."""
     names = ("tokenizer", "text_encoder", "vae", "safety_checker", "feature_extractor")
     parts = {
-        "unet": untrained(_unet, seed),
+        "unet": _frozen(_unet, seed),
         "scheduler": DDIMScheduler(steps_offset=1, clip_sample=False),
     }
     pipe = _bare(StableDiffusionPipeline, names, **parts, requires_safety_checker=False)
@@ -141,6 +141,10 @@ def unet_pipeline(seed: int = 0) -> tuple[Any, Any]:
         return {"latents": _noise(batch, 4, height, width), **text, **size, **_latents_only(steps), **more}
 
     return pipe, arguments
+
+
+def _frozen(build: Any, seed: int) -> Any:
+    return untrained(build, seed).requires_grad_(False)
 
 
 def _noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -182,7 +186,7 @@ class _Sample:
 
 def wan(seed: int = 0) -> tuple[Any, Any]:
     """A `WanTransformer3DModel`, and `arguments(batch, frames, height, width, **more)`."""
-    model = _Sample.of(untrained(_wan, seed))
+    model = _Sample.of(_frozen(_wan, seed))
 
     def arguments(
         batch: int = 1, frames: int = FRAMES, height: int = HEIGHT, width: int = WIDTH, **more: Any
@@ -196,7 +200,7 @@ def wan(seed: int = 0) -> tuple[Any, Any]:
 
 def ltx(seed: int = 0) -> tuple[Any, Any]:
     """An `LTXVideoTransformer3DModel`, whose tokens come packed."""
-    model = _Sample.of(untrained(_ltx, seed))
+    model = _Sample.of(_frozen(_ltx, seed))
 
     def arguments(
         batch: int = 1, frames: int = FRAMES, height: int = HEIGHT, width: int = WIDTH, **more: Any
@@ -218,7 +222,7 @@ def ltx(seed: int = 0) -> tuple[Any, Any]:
 
 def flux(seed: int = 0) -> tuple[Any, Any]:
     """A `FluxTransformer2DModel`: an image model with joint attention over text and picture."""
-    model = _Sample.of(untrained(_flux, seed))
+    model = _Sample.of(_frozen(_flux, seed))
 
     def arguments(batch: int = 1, height: int = 2 * HEIGHT, width: int = 2 * WIDTH, **more: Any) -> dict[str, Any]:
         place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"), -1)
