@@ -176,7 +176,7 @@ def _add_methods(parser: argparse.ArgumentParser, default: str = "exact") -> Non
         f" (default: {default if '.' in default else f'--preset {default}'})",
     )
     parser.add_argument("--preset", help="exact, balanced or fast, instead of methods; see `mmaccel presets`")
-    parser.set_defaults(default_preset=default)
+    parser.set_defaults(default=default)
     parser.add_argument("--plan", type=Path, help="a plan saved before, instead of methods")
 
 
@@ -247,7 +247,3 @@ def _quiet_libraries() -> None:
     diffusers_logging.set_verbosity_error()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from .comparison import Comparison, Pair
-from .difference import FACTOR, difference, words, worst_row, worst_texts
+from .difference import FACTOR, difference, marked, worst_row, worst_texts
 from .pictures import enlarged
 
 LARGE = 2**20  # pixels from which a picture is written as WebP
@@ -210,11 +210,7 @@ def _answer(label: str, name: str, plain: str, other: str) -> str:
     head = f"<h3>{escape(name)}</h3>" if name else ""
     if plain == other:
         return f"<div>{head}<p><b>both</b></p><p>{escape(plain) or '(nothing)'}</p></div>"
-    before, after = [], []
-    for one, two, kind in words(plain, other):
-        before.append(escape(one) if kind == "equal" else f"<del>{escape(one)}</del>" if one else "")
-        after.append(escape(two) if kind == "equal" else f"<ins>{escape(two)}</ins>" if two else "")
-    one, two = (" ".join(filter(None, pieces)) or "(nothing)" for pieces in (before, after))
+    one, two = (text or "(nothing)" for text in marked(plain, other))
     return f"<div>{head}<p><b>plain</b></p><p>{one}</p><p><b>{escape(label)}</b></p><p>{two}</p></div>"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import SequenceMatcher
+from html import escape
 
 import numpy as np
 from PIL import Image
@@ -48,7 +49,33 @@ def worst_texts(plain: Shown, other: Shown) -> list[tuple[str, str, str]]:
     """
     names = plain.names if len(plain.names) == len(plain.texts) else [""] * len(plain.texts)
     rows = list(zip(names, plain.texts, other.texts, strict=True))
-    return sorted(rows, key=lambda row: (row[1] == row[2], _matcher(row[1].split(), row[2].split()).ratio()))
+    return sorted(rows, key=lambda row: (row[1] == row[2], alike(row[1], row[2])))
+
+
+def alike(one: str, other: str) -> float:
+    """The share of words that two texts have in common, in their order.
+
+    Examples
+    --------
+    >>> alike("a red heart", "a blue heart")
+    0.6666666666666666
+    """
+    return _matcher(one.split(), other.split()).ratio()
+
+
+def marked(one: str, other: str) -> tuple[str, str]:
+    """Two texts as HTML, with the words that only one of them has in `del` and `ins`.
+
+    Examples
+    --------
+    >>> marked("a red heart", "a <b> heart")
+    ('a <del>red</del> heart', 'a <ins>&lt;b&gt;</ins> heart')
+    """
+    sides: tuple[list[str], list[str]] = ([], [])
+    for before, after, kind in words(one, other):
+        for side, piece, tag in zip(sides, map(escape, (before, after)), ("del", "ins"), strict=True):
+            side += [piece if kind == "equal" else f"<{tag}>{piece}</{tag}>"] if piece else []
+    return " ".join(sides[0]), " ".join(sides[1])
 
 
 def words(one: str, other: str) -> Iterator[tuple[str, str, str]]:

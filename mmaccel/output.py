@@ -15,18 +15,7 @@ class replacing:  # noqa: N801  reads as a phrase: `with replacing(path) as temp
         self.path = path
 
     def __enter__(self) -> Path:
-        if self.path.is_dir():
-            raise OSError(f"{self.path} is a folder: give a file name")
-        if not self.path.parent.is_dir():
-            raise OSError(f"there is no folder {self.path.parent}: make it first, or write elsewhere with -o")
-        try:
-            handle, name = tempfile.mkstemp(suffix=self.path.suffix, prefix=".mmaccel-", dir=self.path.parent)
-        except OSError as error:
-            raise OSError(
-                f"cannot write to {self.path.parent} ({error.strerror}): choose another place with -o"
-            ) from error
-        os.close(handle)
-        self.temporary = Path(name)
+        self.temporary = _temporary(self.path)
         return self.temporary
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -37,3 +26,22 @@ class replacing:  # noqa: N801  reads as a phrase: `with replacing(path) as temp
             self.temporary.replace(self.path)
         else:
             self.temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise an `OSError` that says why if a file cannot be written there, before any work is done."""
+    _temporary(path).unlink()
+
+
+def _temporary(path: Path) -> Path:
+    """A new file beside a path."""
+    if path.is_dir():
+        raise OSError(f"{path} is a folder: give a file name")
+    if not path.parent.is_dir():
+        raise OSError(f"there is no folder {path.parent}: make it first, or write elsewhere with -o")
+    try:
+        handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".mmaccel-", dir=path.parent)
+    except OSError as error:
+        raise OSError(f"cannot write to {path.parent} ({error.strerror}): choose another place with -o") from error
+    os.close(handle)
+    return Path(name)

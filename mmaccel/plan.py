@@ -11,7 +11,7 @@ from .adapter import Adapter, find_adapter
 from .curve import describe
 from .errors import ConflictError, UnsupportedTargetError, WeightsError
 from .method import Method
-from .registry import get_method
+from .registry import saved_method
 from .version import versions
 
 FORMAT = 1
@@ -47,8 +47,7 @@ class Plan:
         lines += [f"  {method}: {_kind(method.exact)}" for method in self.methods]
         lines += [f"    {self.why}"] if self.why else []
         for point in self.measured:
-            method = get_method(point["name"]).from_settings(point["settings"])
-            lines.append(f"    measured {method}: {describe(point)}")
+            lines.append(f"    measured {saved_method(point)}: {describe(point)}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class Plan:
             raise WeightsError(
                 f"plan format {data.get('format')!r} is not {FORMAT}: make it anew with mmaccel.plan(...).save()"
             )
-        chosen = tuple(get_method(m["name"]).from_settings(m["settings"]) for m in data["methods"])
+        chosen = tuple(saved_method(saved) for saved in data["methods"])
         measured = list(data.get("measured", []))
         return cls(chosen, data["family"], dict(data["versions"]), measured, str(data.get("why", "")))
 

@@ -98,6 +98,8 @@ def describe(row: Mapping[str, Any]) -> str:
     >>> describe({**row, "quality_metric": "PSNR in dB", "quality": 55.0, "baseline_quality": None})
     '2.00x; PSNR in dB: 55 (measured on tiny-wan, AMD EPYC, 2 threads, 2026-11-22)'
     """
+    from . import bench
+
     figures = [f"{row['speedup']:.2f}x"]
     if row.get("first_token_speedup"):
         figures = [f"{figures[0]} end to end", f"{row['first_token_speedup']:.2f}x to the first token"]
@@ -106,9 +108,7 @@ def describe(row: Mapping[str, Any]) -> str:
         figures.append(f"{row['quality_metric']}: {row['quality']:.3g}{plain}")
     elif row.get("exact"):
         figures.append("exact")
-    threads = "1 thread" if row["threads"] == 1 else f"{row['threads']} threads"
-    where = f"{row['model']}, {row['machine']}, {threads}, {row['date'][:10]}"
-    return f"{'; '.join(figures)} (measured on {where})"
+    return f"{'; '.join(figures)} (measured on {row['model']}, {bench.place(row)})"
 
 
 def _table(modality: str, name: str) -> Mapping[str, Mapping[str, Any]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .errors import unknown_name
 from .method import Method
@@ -68,3 +68,14 @@ def get_method(name: str) -> type[Method]:
     if name in short:
         return short[name]
     raise unknown_name("method", name, table)
+
+
+def saved_method(saved: Mapping[str, Any]) -> Method:
+    """A method from the ``name`` and ``settings`` that a plan or a curve keeps of it.
+
+    Examples
+    --------
+    >>> print(saved_method({"name": "image.ZipAR", "settings": {"window": 2}}))
+    image.ZipAR(window=2)
+    """
+    return get_method(saved["name"]).from_settings(saved["settings"])

@@ -118,8 +118,10 @@ def run_vlm(arguments: argparse.Namespace) -> None:
 
 def run_speech(arguments: argparse.Namespace) -> None:
     """Write down what is said in a file, or on standard input while it is said."""
+    from .speech.recognizer import check_update_interval
     from .speech.subtitles import FORMATS, check_format
 
+    check_update_interval(arguments.update_interval)
     suffix = check_format(arguments.output) if arguments.output else ""
     with replacing(arguments.output) if arguments.output else contextlib.nullcontext() as temporary:
         made = _listen(arguments) if arguments.live or arguments.audio == "-" else _transcribe(arguments)
@@ -235,13 +237,16 @@ def dtype_of(arguments: argparse.Namespace) -> Any:
 
 
 def chosen_methods(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
-    """Methods and preset; the command's own preset where nothing was asked."""
+    """Methods and preset; the command's own default, a method or a preset, where nothing was asked."""
     from .plan import Plan
 
     chosen = [parse_method(text) for text in arguments.method]
     if arguments.plan:
         chosen.append(Plan.load(arguments.plan))
-    return chosen, arguments.preset or (None if chosen else arguments.default_preset)
+    if chosen or arguments.preset:
+        return chosen, arguments.preset
+    default = arguments.default
+    return ([parse_method(default)], None) if "." in default else ([], default)
 
 
 def parse_method(text: str) -> Any:

@@ -14,6 +14,7 @@ from .errors import SettingError
 from .method import Method
 from .output import replacing
 from .plan import Plan, plan
+from .registry import saved_method
 from .tune_grid import Grid, settings_of
 
 BUSY = 1.5  # slowest plain run over the fastest
@@ -48,7 +49,7 @@ class Tuning:
         if self.plan is None:
             return None
         method = self.plan.methods[0]
-        return next(found for found in self.curve if _method(found) == method)
+        return next(found for found in self.curve if saved_method(found) == method)
 
     @property
     def by_chance(self) -> bool:
@@ -83,7 +84,7 @@ class Tuning:
 
     def __str__(self) -> str:
         found = self.picked
-        said = "nothing was picked" if found is None else f"picked {_method(found)}: {describe(found)}"
+        said = "nothing was picked" if found is None else f"picked {saved_method(found)}: {describe(found)}"
         luck = ["every setting draws from the plain law: quality differs by chance alone"] if self.by_chance else []
         return "\n".join([str(self.comparison), *luck, *self.notes, said])
 
@@ -178,7 +179,9 @@ def _reach(goal: Goal, curve: list[Point], number: int | None) -> list[str]:
         return [_missed(goal, curve)]
     best = curve[number]
     if goal.floor is None and goal.target_speedup and len(curve) > 1 and all(goal.is_fast(found) for found in curve):
-        return [f"every setting reached {goal.target_speedup:g}x: a milder one than {_method(best)} may do, see grid="]
+        return [
+            f"every setting reached {goal.target_speedup:g}x: a milder one than {saved_method(best)} may do, see grid="
+        ]
     if goal.floor is not None and len(curve) > 1 and number == len(curve) - 1:
         return [f"even the fastest setting kept {goal.floor:g}: one that saves more may do, see grid="]
     return []
@@ -193,7 +196,7 @@ def _missed(goal: Goal, curve: list[Point]) -> str:
     else:
         near = max(curve, key=lambda found: goal.sign * (found["worst"] or 0.0))
     worst = f" (worst seed {near['worst']:.4g})" if goal.floor is not None and near["worst"] is not None else ""
-    text = f"no setting reached {' with '.join(wanted)}: the closest is {_method(near)}, {describe(near)}{worst}"
+    text = f"no setting reached {' with '.join(wanted)}: the closest is {saved_method(near)}, {describe(near)}{worst}"
     return f"{text}; widen grid=, or ask for less"
 
 
@@ -236,9 +239,3 @@ def _noise(goal: Goal, rows: list[dict[str, Any]], number: int | None, plain: di
 def _spread(row: dict[str, Any]) -> float:
     low, high = row["speedup_range"]
     return float(high - low)
-
-
-def _method(found: Point) -> Method:
-    from .registry import get_method
-
-    return get_method(found["name"]).from_settings(found["settings"])

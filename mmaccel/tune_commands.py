@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .compare_commands import Add, _image, _video, _vlm
+from .call_commands import CALLS, add_call, measured_inputs
 from .errors import SettingError
-from .output import replacing
+from .output import check_writable
 from .run_commands import parse_method, value_of
 
-PREPARE = {"image": _image, "video": _video, "vlm": _vlm}
+Add = Callable[..., None]
+SEEDS = 1
 EXAMPLES = """examples:
   mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
   mmaccel tune video "rocket moves up" --method video.EasyCache --setting threshold=0.05,0.1,0.2 --floor 30 \\
       -o plan.json --plot curve.png
   mmaccel tune image "red heart" --method image.SpeculativeJacobi -o plan.json
   mmaccel tune vlm clip.mp4 "what moves up?" --method vlm.DyCoke --floor 1 -o plan.json
+  mmaccel tune speech talk.wav --method speech.MergeAudioTokens --setting keep=0.5,0.6,0.8 --target-speedup 1.1
   mmaccel run video "rocket moves up" --plan plan.json -o clip.mp4
 """
 
@@ -27,25 +30,16 @@ def add_parser(commands: Any, add_model: Add) -> None:
     looks: dict[str, Any] = {"epilog": EXAMPLES, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = commands.add_parser("tune", help="measure settings of a method, and save the plan that is enough", **looks)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    image = kinds.add_parser("image", help="drawing a prompt", **looks)
-    video = kinds.add_parser("video", help="filming a prompt", **looks)
-    vlm = kinds.add_parser("vlm", help="answering a question about a video", **looks)
-    for kind, model in ((image, "tiny-janus"), (video, "tiny-wan")):
-        kind.add_argument("prompt")
-        _add_common(kind, add_model, model)
-        kind.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0 on (default 1)")
-        kind.add_argument("--guidance", type=float, help="guidance scale (default: the model's own)")
-    for name in ("steps", "frames", "height", "width"):
-        video.add_argument(f"--{name}", type=int, help="default: the pipeline's own")
-    vlm.add_argument("video", type=Path, help="video file, such as .mp4")
-    vlm.add_argument("question")
-    _add_common(vlm, add_model, "tiny-onevision")
-    vlm.add_argument("--frames", type=int, default=32, help="frames to look at (default 32)")
-    vlm.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")
+    for name, call in CALLS.items():
+        kind = kinds.add_parser(name, help=call.help, **looks)
+        add_call(kind, call, SEEDS)
+        add_model(kind, call.model)
+        _add_choice(kind)
+        kind.set_defaults(run=run_tune)
 
 
-def _add_common(kind: Any, add_model: Add, model: str) -> None:
-    add_model(kind, model)
+def _add_choice(kind: Any) -> None:
+    """What is measured, and what is enough."""
     kind.add_argument(
         "--method",
         required=True,
@@ -64,13 +58,10 @@ def _add_common(kind: Any, add_model: Add, model: str) -> None:
         "--floor",
         type=float,
         help="the quality to keep: at least so many dB PSNR for video, the share of equal answers for vlm;"
-        " for image at most so many nats of surprise",
+        " for image at most so many nats of surprise, for speech at most such a word error rate",
     )
     kind.add_argument("-o", "--output", type=Path, metavar="PLAN.json", help="save the plan that was picked")
     kind.add_argument("--plot", type=Path, metavar="CURVE.png", help="draw quality against time")
-    kind.add_argument("--rounds", type=int, help="runs of each seed (default: 3 runs in all, or one of each seed)")
-    kind.add_argument("--no-simple", action="store_true", help="leave out the simple alternative")
-    kind.set_defaults(run=run_tune)
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
@@ -82,8 +73,8 @@ def run_tune(arguments: argparse.Namespace) -> None:
             raise SettingError(f"{path.name!r}: end it with {ending}; -o saves the plan, --plot draws the curve")
     if arguments.plot:
         require_matplotlib()
-    for path in filter(None, (arguments.output, arguments.plot)):  # fail now, and not after minutes of work
-        replacing(path).__enter__().unlink()
+    for path in filter(None, (arguments.output, arguments.plot)):
+        check_writable(path)
     found = _tune(arguments)
     print(found, flush=True)
     if arguments.output and found.plan is not None:
@@ -101,21 +92,9 @@ def _tune(arguments: argparse.Namespace) -> Any:
 
     grid = grid_of(arguments.setting)
     method = parse_method(arguments.method)
-    seeds = getattr(arguments, "seeds", 1)
-    if seeds < 1:
-        raise SettingError(f"--seeds {seeds}: it must be at least 1")
-    target, inputs = PREPARE[arguments.kind](arguments)
-    return tune(
-        target,
-        method,
-        grid=grid or None,
-        target_speedup=arguments.target_speedup,
-        floor=arguments.floor,
-        seeds=range(seeds),
-        rounds=arguments.rounds,
-        simple=not arguments.no_simple,
-        **inputs,
-    )
+    target, inputs = measured_inputs(arguments)
+    goal = {"target_speedup": arguments.target_speedup, "floor": arguments.floor}
+    return tune(target, method, grid=grid or None, **goal, **inputs)
 
 
 def grid_of(words: list[str]) -> dict[str, list[Any]]:

@@ -14,9 +14,10 @@ from .plan import plan
 Grid = Mapping[str, Iterable[Any]] | Iterable[Method]
 
 # The setting that is varied if none is named, the first of these that a method has. Shares of the work are tried at
-# these values, everything else at multiples of its default.
+# these values, or around a default that lies above them; everything else at multiples of its default.
 KNOBS = ("budget", "keep", "threshold", "window", "interval", "block", "spatial")
 SHARES = {"budget": (0.2, 0.35, 0.5, 0.7), "keep": (0.1, 0.15, 0.25, 0.5)}
+PARTS = (0.7, 0.85, 1, 1.2)
 MULTIPLES = (0.5, 1, 2, 4)
 WINDOWS = (8, 16, 32, 64)  # where the default is "auto"
 
@@ -75,9 +76,9 @@ def _knob(base: Method) -> str:
 def _default(base: Method) -> tuple[str, Sequence[Any]]:
     """The main setting of a method, and values of it."""
     name = _knob(base)
-    if name in SHARES:
-        return name, SHARES[name]
     value = base.settings()[name]
+    if name in SHARES:
+        return name, SHARES[name] if value <= max(SHARES[name]) else [round(value * part, 2) for part in PARTS]
     if not isinstance(value, int | float):
         return name, (value, *WINDOWS)
     scaled = [value * factor for factor in MULTIPLES]

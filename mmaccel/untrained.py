@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from .comparing import seeded
 
 
 def untrained(build: Callable[[], Any], seed: int = 0, scale: float = 1.0) -> Any:
@@ -22,11 +22,11 @@ def untrained(build: Callable[[], Any], seed: int = 0, scale: float = 1.0) -> An
 
     Examples
     --------
+    >>> import torch
     >>> untrained(lambda: torch.nn.Linear(2, 2), seed=1).training
     False
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = build().eval()
     for parameter in model.parameters():
         if parameter.ndim == 2:

@@ -202,7 +202,7 @@ class Trial(BaseTrial):
         return one.tokens == other.tokens
 
     def judge(self, plain: Heard, other: Heard) -> dict[str, float]:
-        from .benchmark import word_errors  # the one that the benchmark counts with
+        from .benchmark_recordings import word_errors  # the one that the benchmark counts with
 
         before, after = self.texts(plain), self.texts(other)
         found = {} if self.references is None else {ERRORS.key: word_errors(self.references, after)}

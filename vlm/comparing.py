@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
 from typing import Any, ClassVar
 
 import torch
 
 from mmaccel.adapter import Adapter
 from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
+from mmaccel.difference import alike
 from mmaccel.errors import SettingError
 
 from .answering import prepare
@@ -79,7 +79,7 @@ class Trial(BaseTrial):
 
     def judge(self, plain: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
         pairs = list(zip(self.answers(plain), self.answers(other), strict=True))
-        ratios = [SequenceMatcher(None, one.split(), two.split(), autojunk=False).ratio() for one, two in pairs]
+        ratios = [alike(one, two) for one, two in pairs]
         return {
             AGREED.key: sum(one == two for one, two in pairs) / len(pairs),
             LIKE.key: sum(ratios) / len(ratios),

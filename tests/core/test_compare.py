@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 
 import pytest
@@ -16,6 +16,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import bench, cli, comparison_page, race, registry, zoo
+from mmaccel.call_commands import CALLS
 from mmaccel.comparing import Shown, seeded
 from mmaccel.comparison import Comparison, Pair, describe
 from mmaccel.difference import difference, worst_frame, worst_row, worst_texts
@@ -516,10 +517,8 @@ def test_bad_words_are_one_line_and_leave_nothing(tmp_path, capsys, words, hint)
 
 
 def test_the_command_line_writes_what_compare_finds(tmp_path, capsys, monkeypatch, janus):
-    from mmaccel import compare_commands
-
     model, arguments = janus
-    monkeypatch.setattr(compare_commands, "_image", lambda _: (model, arguments()))
+    monkeypatch.setitem(CALLS, "image", replace(CALLS["image"], prepare=lambda _: (model, arguments())))
     words = ["image", "pizza", "--method", "ZipAR:window=2", "--method", "SpeculativeJacobi:window=8", "--seeds", "1"]
     code = cli.main(["compare", *words, "--rounds", "1", "-o", str(tmp_path / "x.json")])
     out = capsys.readouterr().out

@@ -70,7 +70,7 @@ def test_vlm():
     questions = zoo.questions(vlm_benchmark.MODEL, 4, seed=0)
     clip = [q._replace(frames=questions[0].frames[::4]) for q in questions]
     method = HoliTom(keep=0.15)
-    field = [vlm_benchmark.Contestant("plain", 1.0), vlm_benchmark.Contestant(method.name, 0.15, method)]
+    field = [vlm_benchmark.Contestant(1.0), vlm_benchmark.Contestant(0.15, method)]
     right = vlm_benchmark._accuracy(model, processor, field, [clip])
     asked = {"frames": clip[0].frames, "questions": [q.question for q in clip], "processor": processor}
     call = {"max_new_tokens": vlm_benchmark.NEW, "do_sample": False}

@@ -2,12 +2,14 @@
 
 import importlib
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import mmaccel
 from mmaccel import bench, cli
+from mmaccel.call_commands import CALLS
 from mmaccel.comparing import Metric
 from mmaccel.comparison import Comparison
 from mmaccel.curve import Goal, describe, point
@@ -288,9 +290,8 @@ def test_answers_are_tuned(tmp_path):
 
 
 def test_the_command_line(tmp_path, capsys, monkeypatch, wan):
-    from mmaccel import tune_commands
-
-    monkeypatch.setitem(tune_commands.PREPARE, "video", lambda arguments: (wan[0], {"prompt": arguments.prompt}))
+    filmed = replace(CALLS["video"], prepare=lambda arguments: (wan[0], {"prompt": arguments.prompt}))
+    monkeypatch.setitem(CALLS, "video", filmed)
     figures = [(1.2, 40.0), (2.0, 25.0)]
     monkeypatch.setattr(module, "compare", lambda target, *methods, **_: made(methods, figures))
     plan, plot = tmp_path / "plan.json", tmp_path / "curve.png"

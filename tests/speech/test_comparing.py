@@ -15,7 +15,7 @@ from mmaccel.errors import AudioError, SettingError
 from mmaccel.method import Method
 from mmaccel.session import override
 from mmaccel.speech import benchmark_parts, examples
-from mmaccel.speech.benchmark import word_errors
+from mmaccel.speech.benchmark_recordings import word_errors
 from mmaccel.speech.comparing import Trial, cut
 from mmaccel.speech.endpoint import EnergyEndpoint
 from mmaccel.testing import Interrupted, broken_after, snapshot

@@ -1,0 +1,165 @@
+"""The call that `mmaccel compare` and `mmaccel tune` measure, by kind: its arguments, and the call they stand for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import PromptError, SettingError
+from .run_commands import dtype_of, painter
+
+Prepared = tuple[Any, dict[str, Any]]  # a target, and the inputs of its call
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kind of call.
+
+    Attributes
+    ----------
+    help
+        What it does, in words.
+    model
+        The shipped model that it runs on if none is named.
+    add
+        Adds its arguments to a parser.
+    prepare
+        From the parsed arguments to the target and the inputs of its call.
+    seeded
+        Whether it draws, so that seeds make it differ.
+    """
+
+    help: str
+    model: str
+    add: Callable[[Any], None]
+    prepare: Callable[[argparse.Namespace], Prepared]
+    seeded: bool = False
+
+
+def add_call(parser: Any, call: Call, seeds: int) -> None:
+    """Add the arguments of a call; `seeds` is how many are run if nothing is said."""
+    call.add(parser)
+    parser.set_defaults(prepare=call.prepare)
+    if call.seeded:
+        parser.add_argument("--seeds", type=int, default=seeds, help=f"how many seeds, from 0 on (default {seeds})")
+        parser.add_argument("--guidance", type=float, help="guidance scale (default: the model's own)")
+    parser.add_argument("--rounds", type=int, help="runs of each seed (default: 3 runs in all, or one of each seed)")
+    parser.add_argument("--no-simple", action="store_true", help="leave out the simple alternative")
+
+
+def measured_inputs(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The target, and all that `compare` and `tune` take beside methods.
+
+    Raises
+    ------
+    MmaccelError
+        If something is missing or does not fit, as far as possible before the model is loaded.
+    """
+    seeds = getattr(arguments, "seeds", 1)
+    if seeds < 1:
+        raise SettingError(f"--seeds {seeds}: it must be at least 1")
+    target, inputs = arguments.prepare(arguments)
+    return target, {"seeds": range(seeds), "rounds": arguments.rounds, "simple": not arguments.no_simple, **inputs}
+
+
+def _add_image(parser: Any) -> None:
+    parser.add_argument("prompt")
+
+
+def _image(arguments: argparse.Namespace) -> Prepared:
+    from .image import generation
+
+    settings = generation.Settings(guidance=arguments.guidance)
+    drawing = painter(arguments)
+    generation.check_prompts(drawing, [arguments.prompt])
+    return drawing.target, drawing.inputs([arguments.prompt], settings)
+
+
+def _add_video(parser: Any) -> None:
+    parser.add_argument("prompt")
+    for name in ("steps", "frames", "height", "width"):
+        parser.add_argument(f"--{name}", type=int, help="default: the pipeline's own")
+
+
+def _video(arguments: argparse.Namespace) -> Prepared:
+    from .video import generation
+
+    names = ("steps", "guidance", "frames", "height", "width")
+    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+    if not arguments.prompt.strip():
+        raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
+    pipe = generation.load(arguments.model, arguments.device, dtype_of(arguments))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, {"prompt": arguments.prompt, "output_type": "pil", **settings.arguments()}
+
+
+def _add_vlm(parser: Any) -> None:
+    parser.add_argument("video", type=Path, nargs="?", help="video file, such as .mp4")
+    parser.add_argument("question", nargs="?")
+    parser.add_argument("--example", action="store_true", help="a clip of moving emoji and its question, no file")
+    parser.add_argument("--frames", type=int, default=32, help="frames to look at (default 32)")
+    parser.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")
+
+
+def _vlm(arguments: argparse.Namespace) -> Prepared:
+    from .vlm import answering
+
+    frames, question = _clip(arguments)
+    model, processor = answering.load(arguments.model, arguments.device, dtype_of(arguments))
+    length = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
+    return model, {"frames": frames, "questions": [question], "processor": processor, **length}
+
+
+def _clip(arguments: argparse.Namespace) -> tuple[Any, str]:
+    """Frames and a question: those of the file, or of a clip that the shipped model never saw."""
+    from . import vlm, zoo
+
+    _check_example(arguments, [arguments.video, arguments.question], "clip.mp4 'what moves up?'")
+    if arguments.example:
+        asked = zoo.questions("tiny-onevision", 1)[0]
+        return asked.frames, asked.question
+    return vlm.read_video(arguments.video, frames=arguments.frames).frames, arguments.question
+
+
+def _add_speech(parser: Any) -> None:
+    parser.add_argument("audio", type=Path, nargs="*", help="audio or video files")
+    parser.add_argument("--example", action="store_true", help="ten seconds of human speech, instead of files")
+    parser.add_argument("--reference", action="append", metavar="TEXT", help="what is said; once for each file")
+
+
+def _speech(arguments: argparse.Namespace) -> Prepared:
+    from .speech.weights import load
+
+    audio, reference = _recordings(arguments)
+    model, processor = load(arguments.model, arguments.device, dtype_of(arguments))
+    return model, {"audio": audio, "reference": reference, "processor": processor}
+
+
+def _recordings(arguments: argparse.Namespace) -> tuple[list[Any], list[str] | None]:
+    """Recordings and what is said in them: those of the command line, or one of the extra `[speech]`."""
+    _check_example(arguments, arguments.audio, "talk.wav")
+    if not arguments.example:
+        return arguments.audio, arguments.reference
+    from .speech.benchmark_recordings import TEXTS, load_recordings
+
+    found = load_recordings(list(TEXTS)[:1])
+    return [recording.samples for recording in found], [recording.text for recording in found]
+
+
+def _check_example(arguments: argparse.Namespace, given: list[Any], such_as: str) -> None:
+    """Raise unless either everything is given, or an example is asked for and nothing is."""
+    if arguments.example and any(given):
+        raise SettingError("--example stands instead of a file of your own: leave one of the two out")
+    if not arguments.example and not (given and all(given)):
+        raise SettingError(f"nothing to measure on: say {such_as}, or --example for one that is shipped")
+
+
+CALLS = {
+    "image": Call("drawing a prompt", "tiny-janus", _add_image, _image, seeded=True),
+    "video": Call("filming a prompt", "tiny-wan", _add_video, _video, seeded=True),
+    "vlm": Call("answering a question about a video", "tiny-onevision", _add_vlm, _vlm),
+    "speech": Call("writing down what is said", "moonshine-tiny", _add_speech, _speech),
+}
