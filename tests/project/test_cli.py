@@ -1,10 +1,13 @@
 """The command line as a user types it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
 
+import mmaccel
 from mmaccel import cli
 
 
@@ -18,6 +21,11 @@ def test_env_and_methods(capsys):
     assert code == 0 and "torch" in out.out and "cores" in out.out
     code, out = run(capsys, "methods", "--modality", "image")
     assert code == 0 and "image.ZipAR" in out.out and "lossy" in out.out
+
+
+def test_python_runs_the_package():
+    done = subprocess.run([sys.executable, "-m", "mmaccel", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() == mmaccel.__version__
 
 
 def test_help_has_examples(capsys):
