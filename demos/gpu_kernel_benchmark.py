@@ -20,6 +20,7 @@ import torch
 
 from mmaccel import bench
 from mmaccel.kernels import benchmark, calibrate
+from mmaccel.kernels.benchmark_cases import BLOCK, Case, Draw, cases, sparse_case
 
 LENGTHS = (4096, 16384)
 
@@ -30,23 +31,23 @@ def limits(device: str, size: int, megabytes: int) -> dict[str, float]:
     x = torch.empty(megabytes << 20, dtype=torch.uint8, device=device)
     y = torch.empty_like(x)
     return {
-        "gigaflops_limit": 2 * size**3 / _fastest(lambda: a @ b, device) / 1e9,
-        "gigabytes_per_second_limit": 2 * x.numel() / _fastest(lambda: y.copy_(x), device) / 1e9,
+        "gigaflops_limit": 2 * size**3 / _fastest(lambda: a @ b) / 1e9,
+        "gigabytes_per_second_limit": 2 * x.numel() / _fastest(lambda: y.copy_(x)) / 1e9,
     }
 
 
-def _fastest(run: Any, device: str, repeats: int = 10) -> float:
-    timed = benchmark._timed(run, device)
+def _fastest(run: Any, repeats: int = 10) -> float:
+    timed = benchmark._timed(run)
     timed(0)
     return min(timed(i) for i in range(repeats))
 
 
-def flex_attention(case: benchmark.Case, q: Any, k: Any, v: Any, mask: torch.Tensor, causal: bool) -> None:
+def flex_attention(case: Case, q: Any, k: Any, v: Any, mask: torch.Tensor, causal: bool) -> None:
     """Add compiled flex attention over the same blocks to a case, where it compiles."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def visible(_: Any, head: Any, query: Any, key: Any) -> Any:
-        chosen = mask[0, head, query // benchmark.BLOCK, key // benchmark.BLOCK]
+        chosen = mask[0, head, query // BLOCK, key // BLOCK]
         return chosen & (key <= query) if causal else chosen
 
     try:
@@ -60,16 +61,17 @@ def flex_attention(case: benchmark.Case, q: Any, k: Any, v: Any, mask: torch.Ten
     case.others["flex_attention"] = lambda: compiled(q, k, v, block_mask=blocks)
 
 
-def cases(dtype: torch.dtype, device: str, lengths: tuple[int, ...]) -> Any:
+def all_cases(dtype: torch.dtype, device: str, lengths: tuple[int, ...]) -> Any:
     """The benchmark's own cases, and flex attention beside three of the sparse ones."""
-    yield from benchmark.cases(dtype, device, lengths)
-    draw = benchmark.Draw(dtype, device)
+    yield from cases(dtype, device, lengths)
+    draw = Draw(dtype, device)
     for length in lengths:
         q, k, v = (draw(1, 16, length, 128) for _ in range(3))
         for density in (0.1, 0.25, 0.5):
-            case = benchmark.sparse_case(q, k, v, density, causal=True)
-            order = benchmark.Draw(dtype, device).order(1, 16, length // benchmark.BLOCK, length // benchmark.BLOCK)
-            mask = order < round(density * length // benchmark.BLOCK)
+            case = sparse_case(q, k, v, density, causal=True)
+            blocks = length // BLOCK
+            order = Draw(dtype, device).order(1, 16, blocks, blocks)
+            mask = order < round(density * blocks)
             mask |= torch.eye(mask.shape[-1], dtype=torch.bool, device=device)
             flex_attention(case, q, k, v, mask, causal=True)
             yield case
@@ -78,7 +80,7 @@ def cases(dtype: torch.dtype, device: str, lengths: tuple[int, ...]) -> Any:
 def rows(device: str, lengths: tuple[int, ...], reached: dict[str, float], deadline: float) -> Any:
     """One row a case, with its share of the limits, until time is up."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for case in cases(dtype, device, lengths):
+        for case in all_cases(dtype, device, lengths):
             if time.monotonic() > deadline:
                 print("time is up: the rest is left out", file=sys.stderr)
                 return

@@ -99,8 +99,11 @@ def _check_values(lengths: torch.Tensor, token_idx: torch.Tensor | None, count: 
     require(count <= low and high <= slots, "lengths", f"between {count} and {slots}", lengths.tolist())
     if token_idx is None or token_idx.shape[2] == 0:
         return
-    beyond = bool((token_idx.amax((1, 2)) >= lengths).any()) or int(token_idx.min()) < -1
-    require(not beyond, "token_idx", "between 0 and lengths - 1, or -1 for unused places", token_idx)
     ahead, behind = token_idx[..., 1:], token_idx[..., :-1]
-    rising = bool((((ahead > behind) & (behind >= 0)) | (ahead == -1)).all())
-    require(rising, "token_idx", "ascending without repeats, unused places (-1) last", token_idx)
+    rising = bool((ahead > behind).all())  # the usual case: then the ends tell of all between
+    low_end, high_end = (token_idx[..., 0], token_idx[..., -1]) if rising else (token_idx.amin(2), token_idx.amax(2))
+    beyond = bool((high_end >= lengths[:, None]).any()) or int(low_end.min()) < -1
+    require(not beyond, "token_idx", "between 0 and lengths - 1, or -1 for unused places", token_idx)
+    if not rising or int(low_end.min()) < 0:
+        rising = bool((((ahead > behind) & (behind >= 0)) | (ahead == -1)).all())
+        require(rising, "token_idx", "ascending without repeats, unused places (-1) last", token_idx)

@@ -8,7 +8,7 @@ import torch
 
 from mmaccel import bench, kernels
 from mmaccel.errors import MmaccelError
-from mmaccel.kernels import BlockPlan, benchmark, calibration
+from mmaccel.kernels import BlockPlan, benchmark, benchmark_cases, calibration
 
 
 def test_break_even_is_where_the_lines_cross(monkeypatch):
@@ -63,11 +63,11 @@ def test_cutting_over(monkeypatch, causal):
 
 
 def few(dtype, device, lengths):
-    draw = benchmark.Draw(dtype, device)
+    draw = benchmark_cases.Draw(dtype, device)
     q, k, v = (draw(1, 2, 256, 16) for _ in range(3))
-    yield benchmark.sparse_case(q, k, v, 0.25, causal=True)
-    yield benchmark.window_case(q, k, v, 32)
-    yield from benchmark.decode_cases(draw(1, 4, 1, 16), draw(1, 2, 2048, 16), draw(1, 2, 2048, 16), draw)
+    yield benchmark_cases.sparse_case(q, k, v, 0.25, causal=True)
+    yield benchmark_cases.window_case(q, k, v, 32)
+    yield from benchmark_cases.decode_cases(draw(1, 4, 1, 16), draw(1, 2, 2048, 16), draw(1, 2, 2048, 16), draw)
 
 
 def test_benchmark_rows(monkeypatch):
@@ -80,13 +80,13 @@ def test_benchmark_rows(monkeypatch):
 
 def test_a_wrong_result_is_not_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark, "cases", few)
-    right = benchmark.block_sparse_attention
+    right = benchmark_cases.block_sparse_attention
 
     def wrong(*args, **kwargs):
         output, lse = right(*args, **kwargs)
         return output + 1e-3, lse
 
-    monkeypatch.setattr(benchmark, "block_sparse_attention", wrong)
+    monkeypatch.setattr(benchmark_cases, "block_sparse_attention", wrong)
     with pytest.raises(MmaccelError, match="no figures are reported"):
         list(benchmark.rows())
 

@@ -20,7 +20,7 @@ def verify_attention(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if token_idx is not None:
-        return _selected(q, k, v, lengths.long(), token_idx, window_mask, scale)
+        return _selected(q, k, v, lengths, token_idx, window_mask, scale)
     longest, shortest = (int(x) for x in (lengths.max(), lengths.min()))
     k, v = k[:, :, :longest], v[:, :, :longest]
     if shortest == longest and q.shape[2] == 1 and window_mask is None:
@@ -54,26 +54,28 @@ def _selected(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gather the selected tokens, and attend to them alone."""
-    slots = token_idx.long()
     batch, heads, _, width = k.shape
-    key, value = _gather("key", k, slots.clamp(min=0)), _gather("value", v, slots.clamp(min=0))
-    if q.shape[2] == 1 and window_mask is None and bool((slots >= 0).all()):
+    full = token_idx.shape[2] > 0 and bool((token_idx[..., -1] >= 0).all())  # unused places are the last ones
+    key, value = _gather(k, v, token_idx if full else token_idx.clamp(min=0))
+    if q.shape[2] == 1 and window_mask is None and full:
         return heads_packed(q, key, value, scale)
     group = q.shape[1] // heads
-    visible = seen(slots, lengths, q.shape[2], window_mask).repeat(1, 1, group, 1)
+    visible = seen(token_idx.long(), lengths.long(), q.shape[2], window_mask).repeat(1, 1, group, 1)
     output, lse = dense(q.reshape(batch, heads, -1, width), key, value, scale, Mask(visible, q.dtype))
     return output.reshape(q.shape), lse.reshape(q.shape[:3])
 
 
-def _gather(name: str, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Rows `slots [B, H, S]` of `x [B, H, N, D]`, valid until the next call with the same name."""
-    batch, heads, tokens, width = x.shape
-    if not x.is_cpu or x.stride(3) != 1 or any(step % width for step in x.stride()[:3]):
-        return x.gather(2, slots[..., None].expand(-1, -1, -1, width))
-    # all rows of the memory that `x` lies in (it may be the used part of a cache) as one table
-    steps = [step // width for step in x.stride()[:3]]
-    first = [torch.arange(size) * step for size, step in zip((batch, heads), steps, strict=False)]
-    chosen = first[0][:, None, None] + first[1][:, None] + slots * steps[2]
-    last = sum((size - 1) * step for size, step in zip(x.shape, steps, strict=False))
-    table = x.as_strided((last + 1, width), (width, 1))
-    return gather_rows(name, table, chosen.flatten()).view(*slots.shape, width)
+def _gather(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `slots [B, H, S]` of `k` and `v [B, H, N, D]`, valid until the next call."""
+    batch, heads, tokens, width = k.shape
+    if not k.is_cpu or k.stride() != v.stride() or k.stride(3) != 1 or any(step % width for step in k.stride()[:3]):
+        index = slots.long()[..., None].expand(-1, -1, -1, width)
+        return k.gather(2, index), v.gather(2, index)
+    # all rows of the memory that they lie in (it may be the used part of a cache) as one table each
+    steps = tuple(step // width for step in k.stride()[:3])
+    first = torch.tensor([[[b * steps[0] + h * steps[1]] for h in range(heads)] for b in range(batch)])
+    chosen = (first + (slots if steps[2] == 1 else slots.long() * steps[2])).flatten()
+    last = sum((size - 1) * step for size, step in zip(k.shape, steps, strict=False))
+    shape = (*slots.shape, width)
+    key, value = (x.as_strided((last + 1, width), (width, 1)) for x in (k, v))
+    return gather_rows("key", key, chosen).view(shape), gather_rows("value", value, chosen).view(shape)
