@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from mmaccel import bench, speech
-from mmaccel.speech.benchmark import TEXTS, load_recordings, word_errors
+from mmaccel.speech.benchmark_recordings import TEXTS, load_recordings, word_errors
 from mmaccel.speech.endpoint import RATE
 
 CHUNK = RATE // 10

@@ -10,36 +10,34 @@ import importlib
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mmaccel import bench
-from mmaccel.errors import MissingExtraError
 
-from .adapter import SpeechAdapter, Word
+from .adapter import SpeechAdapter
 from .align_att import AlignAtt
-from .audio import read_audio
+from .benchmark_drafts import draft_row, growing_row
 from .benchmark_listeners import (
     UPDATE,
     ChunkListener,
-    Listener,
+    Heard,
     MeasuredRecognizer,
     MoonshineVoiceListener,
     StreamListener,
     Take,
-    play,
+    listen,
 )
 from .benchmark_page import write_page
-from .benchmark_parts import codec_rows, encoder_rows, generate_rows
+from .benchmark_parts import codec_rows, encoder_rows, generate_rows, speech_row
+from .benchmark_recordings import TEXTS, Recording, load_recordings, word_errors
 from .emission_latency import Utterance, emission_latency
 from .endpoint import RATE
 from .local_agreement import LocalAgreement
 from .policy import StreamingPolicy
-from .redecode import decode
 from .stats import Lags
 from .transcribe import Transcript, transcribe_samples
 from .weights import load
@@ -48,42 +46,8 @@ from .whisper import WhisperAdapter
 __all__ = ["THREADS", "rows", "write_page"]
 
 THREADS = 1
-# What is said in the recordings of the package moonshine-voice: Beckett's Worstward Ho, Dickens's A Tale of Two Cities.
-TEXTS = {
-    "beckett.wav": "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better.",
-    "two_cities.wav": (
-        "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness,"
-        " it was the epoch of belief, it was the epoch of incredulity, it was the season of light, it was the season"
-        " of darkness, it was the spring of hope, it was the winter of despair, we had everything before us, we had"
-        " nothing before us, we were all going direct to heaven, we were all going direct the other way. In short, the"
-        " period was so far like the present period that some of its noisiest authorities insisted on its being"
-        " received, for good or for evil, in the superlative degree of comparison only."
-    ),
-}
 SEGMENT = 15  # seconds of the longest segment of a stream
 CHUNKS = (1.0, 3.0)  # seconds of the pieces of the simple alternative
-
-
-@dataclass
-class Recording:
-    """Samples `[n]` at 16 kHz, what is said, and when, for lags: by Moonshine tiny's offline transcript."""
-
-    name: str
-    samples: torch.Tensor
-    text: str
-    words: tuple[Word, ...] = ()
-
-
-@dataclass
-class Heard:
-    """What one way to listen made of all recordings."""
-
-    takes: list[Take]
-    listeners: list[Any]
-
-    @property
-    def cpu_seconds(self) -> float:
-        return sum(take.cpu_seconds for take in self.takes)
 
 
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
@@ -117,15 +81,6 @@ def _tell(made: dict[str, Any]) -> None:
     print(f"{made['model']}: {made['method']} {seconds}{made['refused'] or ''}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def load_recordings(names: list[str]) -> list[Recording]:
-    """The human speech that ships in the package moonshine-voice."""
-    found = importlib.util.find_spec("moonshine_voice")
-    if found is None or found.origin is None:
-        raise MissingExtraError('the recordings come with the speech extra: pip install "mmaccel[speech]"')
-    folder = Path(found.origin).parent / "assets"
-    return [Recording(name, read_audio(folder / name), TEXTS[name]) for name in names]
-
-
 def _model_rows(
     name: str, adapter: SpeechAdapter, recordings: list[Recording], streams: bool = True
 ) -> Iterator[dict[str, Any]]:
@@ -140,9 +95,8 @@ def _model_rows(
         yield from _policy_rows(name, adapter, policy, recordings, baseline)
     for seconds in CHUNKS:
         heard = listen(lambda s=seconds: ChunkListener(adapter, s), recordings)  # type: ignore[misc]
-        calls = sum(listener.decoder_calls for listener in heard.listeners)
-        settings = {"seconds": seconds}
-        yield stream_row(name, "fixed chunks", recordings, heard, baseline, settings, decoder_calls=calls)
+        more: dict[str, Any] = {"settings": {"seconds": seconds}, "decoder_calls": heard.decoder_calls}
+        yield stream_row(name, "fixed chunks", recordings, heard, baseline, **more)
 
 
 def _policy_rows(
@@ -166,12 +120,6 @@ def _stream(
     return recognizer, listen(lambda: StreamListener(recognizer.stream(update_interval=UPDATE)), recordings)
 
 
-def listen(make: Callable[[], Listener], recordings: list[Recording]) -> Heard:
-    """Play every recording to a listener of its own."""
-    listeners = [make() for _ in recordings]
-    return Heard([play(one, r.samples) for one, r in zip(listeners, recordings, strict=True)], listeners)
-
-
 def _segments(adapter: SpeechAdapter, recordings: list[Recording]) -> list[list[torch.Tensor]]:
     """The speech between pauses, of each recording."""
     recognizer = MeasuredRecognizer(adapter)
@@ -182,23 +130,10 @@ def _segments(adapter: SpeechAdapter, recordings: list[Recording]) -> list[list[
     ]
 
 
-def word_errors(references: list[str], texts: list[str]) -> float:
-    """Word error rate as the leaderboards count it: normalised by transformers' `EnglishTextNormalizer`."""
-    import jiwer
-    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
-
-    normalize = EnglishTextNormalizer({})
-    return float(jiwer.wer([normalize(text) for text in references], [normalize(text) for text in texts]))
-
-
-def _row(**values: Any) -> dict[str, Any]:
-    return bench.row(modality="speech", seeds=[], **{"cpu_seconds": None, "refused": None, "settings": {}, **values})
-
-
 def _offline_row(name: str, recordings: list[Recording], offline: list[Transcript], baseline: float) -> dict[str, Any]:
     seconds = sum(found.stats.compute_seconds for found in offline)
     audio = sum(found.stats.audio_seconds for found in offline)
-    return _row(
+    return speech_row(
         table="streams",
         model=name,
         method="offline",
@@ -228,7 +163,7 @@ def stream_row(
     """Errors, cost and lags of one way to listen, over all recordings."""
     audio = sum(take.audio_seconds for take in heard.takes)
     texts = [take.text for take in heard.takes]
-    return _row(
+    return speech_row(
         table="streams",
         model=name,
         method=label,
@@ -277,68 +212,11 @@ def _streamed(heard: Heard, recognizer: MeasuredRecognizer) -> dict[str, Any]:
     stats = [listener.stream.stats for listener in heard.listeners]
     promised = sum(one.committed for one in stats)
     return {
-        "decoder_calls": sum(one.decoder_calls for one in stats),
+        "decoder_calls": heard.decoder_calls,
         "decoding_seconds": recognizer.decoding,
         "retracted_share": sum(one.retracted for one in stats) / promised if promised else 0.0,
         "stats": [one.to_dict() for one in stats],
     }
-
-
-def draft_row(
-    name: str, heard: Heard, drafted: MeasuredRecognizer, plainly: Heard, plain: MeasuredRecognizer
-) -> dict[str, Any]:
-    """What drafts save; refused if one event differs, which has the tokens, the partials and the times of words."""
-    identity = {"table": "drafts", "model": name, "method": "drafts in the stream", "exact": True}
-    if [one.events for one in heard.listeners] != [one.events for one in plainly.listeners]:
-        return _row(**identity, refused="refused: the stream with drafts tells something else than without")
-    calls, plain_calls = (_streamed(each, one)["decoder_calls"] for each, one in ((heard, drafted), (plainly, plain)))
-    return _row(
-        **identity,
-        audio_seconds=sum(take.audio_seconds for take in heard.takes),
-        cpu_seconds=heard.cpu_seconds,
-        baseline_cpu_seconds=plainly.cpu_seconds,
-        speedup=plainly.cpu_seconds / heard.cpu_seconds,
-        decoding_seconds=drafted.decoding,
-        baseline_decoding_seconds=plain.decoding,
-        decoding_speedup=plain.decoding / drafted.decoding,
-        decoder_calls=calls,
-        baseline_decoder_calls=plain_calls,
-        work_ratio=calls / plain_calls,
-    )
-
-
-def growing_row(name: str, adapter: SpeechAdapter, samples: torch.Tensor) -> dict[str, Any]:
-    """What drafts save in one segment `[n]` without a pause, decoded at every update; refused if a token differs."""
-    settings = {"seconds": len(samples) / RATE, "updates": len(samples) // round(UPDATE * RATE)}
-    identity = {"table": "drafts", "model": name, "method": "drafts in one segment", "exact": True}
-    prompt = adapter.prompt()
-    draft: tuple[int, ...] = ()
-    calls, seconds = [0, 0], [0.0, 0.0]
-    for end in range(round(UPDATE * RATE), len(samples) + 1, round(UPDATE * RATE)):
-        encoded = adapter.encode(samples[:end])
-        made = []
-        for way, guess in enumerate((draft, ())):
-            began = time.process_time()
-            made.append(decode(adapter, encoded, prompt, guess))
-            seconds[way] += time.process_time() - began
-            calls[way] += made[-1].forwards
-        if made[0].tokens != made[1].tokens:
-            return _row(**identity, settings=settings, refused=f"refused: other tokens after {end / RATE:g} s")
-        draft = made[0].tokens
-    return _row(
-        **identity,
-        settings=settings,
-        audio_seconds=settings["seconds"],
-        cpu_seconds=seconds[0],
-        baseline_cpu_seconds=seconds[1],
-        speedup=seconds[1] / seconds[0],
-        decoding_seconds=seconds[0],
-        baseline_decoding_seconds=seconds[1],
-        decoding_speedup=seconds[1] / seconds[0],
-        decoder_calls=calls[0],
-        baseline_decoder_calls=calls[1],
-        work_ratio=calls[0] / calls[1],
-    )
 
 
 def _moonshine_voice_row(recordings: list[Recording]) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .adapter import Encoded, SpeechAdapter, Word
+from .benchmark_recordings import Recording
 from .cross_cache import CrossCache
 from .emission_latency import Emission, emissions_of
 from .endpoint import RATE
@@ -82,6 +83,10 @@ class StreamListener(Listener):
         self.events: list[Event] = []
         self._final: list[str] = []
         self._pause: float | None = None
+
+    @property
+    def decoder_calls(self) -> int:
+        return self.stream.stats.decoder_calls
 
     def push(self, chunk: torch.Tensor) -> None:
         self._take(self.stream.push(chunk), over=False)
@@ -230,3 +235,26 @@ def _note(take: Take, listener: Listener, heard: float, ready: float) -> None:
         take.history.append((heard, ready, list(listener.promised), list(listener.shown)))
     take.finals += [(end, heard, ready) for end in listener.ended]
     listener.ended.clear()
+
+
+@dataclass
+class Heard:
+    """What one way to listen made of all recordings."""
+
+    takes: list[Take]
+    listeners: list[Any]
+
+    @property
+    def cpu_seconds(self) -> float:
+        return sum(take.cpu_seconds for take in self.takes)
+
+    @property
+    def decoder_calls(self) -> int:
+        """Passes of the decoder, where the listeners are ours or chunks."""
+        return sum(listener.decoder_calls for listener in self.listeners)
+
+
+def listen(make: Callable[[], Listener], recordings: list[Recording]) -> Heard:
+    """Play every recording to a listener of its own."""
+    listeners = [make() for _ in recordings]
+    return Heard([play(one, r.samples) for one, r in zip(listeners, recordings, strict=True)], listeners)

@@ -28,6 +28,11 @@ SECONDS, UPDATE = 8, 0.5  # of audio for the encoder
 Errors = Callable[[list[str], list[str]], float]
 
 
+def speech_row(**values: Any) -> dict[str, Any]:
+    """A row of speech, for which no seed is drawn."""
+    return bench.row(modality="speech", seeds=[], **{"cpu_seconds": None, "refused": None, "settings": {}, **values})
+
+
 def part_row(cpu: float, baseline: float, error: float | None, **values: Any) -> dict[str, Any]:
     """A row of something that is equal to its baseline up to rounding; refused if it is not."""
     identity = {"modality": "speech", "seeds": [0], "exact": True, "settings": {}, "refused": None, **values}

@@ -71,31 +71,32 @@ def transposed_conv(
     """
     kernel, stride = conv.kernel_size[0], conv.stride[0]
     if conv.groups == 1 and kernel == 2 * stride and hidden_states.shape[-1] <= SHORT:
-        out, carry = _as_matmul(hidden_states, carry, conv.weight, stride)
-    else:
-        out, carry = _as_is(hidden_states, carry, conv)
-    return (out if conv.bias is None else out + conv.bias[:, None]), carry
+        return _as_matmul(hidden_states, carry, conv)
+    return _as_is(hidden_states, carry, conv)
 
 
 def _as_matmul(
-    hidden_states: torch.Tensor, carry: torch.Tensor | None, weight: torch.Tensor, stride: int
+    hidden_states: torch.Tensor, carry: torch.Tensor | None, conv: nn.ConvTranspose1d
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, channels, length = hidden_states.shape
-    out_channels = weight.shape[1]
-    product = weight.reshape(channels, -1).transpose(0, 1) @ hidden_states  # the weight is viewed, not copied
+    out_channels, stride = conv.out_channels, conv.stride[0]
+    product = conv.weight.reshape(channels, -1).transpose(0, 1) @ hidden_states  # the weight is viewed, not copied
     halves = product.view(batch, out_channels, 2, stride, length)
     out, overhang = halves[:, :, 0], halves[:, :, 1]
     out[..., 1:] += overhang[..., :-1]
     if carry is not None:
         out[..., 0] += carry
-    return out.transpose(2, 3).reshape(batch, out_channels, length * stride), overhang[..., -1].clone()
+    whole = out.transpose(2, 3).reshape(batch, out_channels, length * stride)
+    return (whole if conv.bias is None else whole + conv.bias[:, None]), overhang[..., -1].clone()
 
 
 def _as_is(
     hidden_states: torch.Tensor, carry: torch.Tensor | None, conv: nn.ConvTranspose1d
 ) -> tuple[torch.Tensor, torch.Tensor]:
     overhang, length = conv.kernel_size[0] - conv.stride[0], hidden_states.shape[-1] * conv.stride[0]
-    whole = F.conv_transpose1d(hidden_states, conv.weight, stride=conv.stride, groups=conv.groups)
+    # the bias is added within: afterwards it would be another pass over a large signal
+    whole = F.conv_transpose1d(hidden_states, conv.weight, conv.bias, stride=conv.stride, groups=conv.groups)
     if carry is not None:
         whole[..., :overhang] += carry
-    return whole[..., :length], whole[..., length:].clone()
+    rest = whole[..., length:]
+    return whole[..., :length], rest.clone() if conv.bias is None else rest - conv.bias[:, None]

@@ -121,8 +121,7 @@ class StreamingRecognizer:
         SettingError
             If a setting is out of range.
         """
-        if update_interval is not None and not is_number(update_interval, 0.1, 60):
-            raise SettingError(f"update_interval={update_interval!r}: pass between 0.1 and 60 seconds, or None")
+        check_update_interval(update_interval)
         if channels is not None and not is_count(channels, 1, 64):
             raise SettingError(f"channels={channels!r}: pass how many there are, such as 2, or None")
         return SpeechStream(self, sample_rate, update_interval, channels)
@@ -184,3 +183,9 @@ def _find(model: Any) -> SpeechAdapter:
         f"no recogniser for {type(model).__name__}; supported are {known}: load one such as"
         " model, processor = speech.load('moonshine-tiny')"
     )
+
+
+def check_update_interval(seconds: float | None) -> None:
+    """Raise a `SettingError` for seconds between looks that no stream takes."""
+    if seconds is not None and not is_number(seconds, 0.1, 60):
+        raise SettingError(f"update_interval={seconds!r}: pass between 0.1 and 60 seconds, or None")
