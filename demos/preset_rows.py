@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmaccel import presets
+from mmaccel import bench, presets
 from mmaccel.errors import SettingError
 from mmaccel.presets import Preset
 from mmaccel.registry import MODALITIES, get_method
@@ -73,17 +73,14 @@ def find(preset: Preset, benchmarks: Path) -> dict[str, Any]:
         If there is none, or more than one.
     """
     path = benchmarks / f"{preset.benchmark}.json"
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = bench.load(path)
     found = [row for row in result["rows"] if _fits(preset, row)]
     if len(found) != 1:
         raise SettingError(
             f"{path.name} has {len(found)} rows of {preset.key} with {dict(preset.columns)}, and it must be one:"
             " measure the preset, or change it in the modality's presets.py"
         )
-    header = result["header"]
-    machine, accelerator = header["machine"]["processor"], header["machine"]["accelerator"]
-    where = {"machine": machine if accelerator == "none" else accelerator, "threads": header["threads"]}
-    return {key: found[0][key] for key in FIGURES if key in found[0]} | where | {"date": header["date"]}
+    return {key: found[0][key] for key in FIGURES if key in found[0]} | bench.where(result["header"])
 
 
 def _fits(preset: Preset, row: dict[str, Any]) -> bool:

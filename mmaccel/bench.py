@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,25 @@ def machine() -> dict[str, str]:
     }
 
 
+def where(header: dict[str, Any]) -> dict[str, Any]:
+    """What a row that is shown alone says of where it was measured: the chip, its threads and the date."""
+    machine = header["machine"]
+    chip = machine["processor"] if machine["accelerator"] == "none" else machine["accelerator"]
+    return {"machine": chip, "threads": header["threads"], "date": header["date"]}
+
+
+def place(found: Mapping[str, Any]) -> str:
+    """The same in words.
+
+    Examples
+    --------
+    >>> place({"machine": "AMD EPYC", "threads": 1, "date": "2026-11-22T08:00:00+00:00"})
+    'AMD EPYC, 1 thread, 2026-11-22'
+    """
+    threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+    return f"{found['machine']}, {threads}, {found['date'][:10]}"
+
+
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -223,15 +242,20 @@ def called(row: dict[str, Any]) -> str:
 
     name, label = row["method"], row.get("label")
     full = name if "." in name else f"{row.get('modality')}.{name}"
-    short = {key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in row["settings"].items()}
     with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version, or no method of ours
-        typed = str(methods()[full].from_settings(short))
+        usual = methods()[full]().settings()
+        typed = str(methods()[full].from_settings({k: _rounded(v, usual[k]) for k, v in row["settings"].items()}))
         if len(typed) <= LONGEST:
             return typed
     if label is not None:
         return f"{name}, {label}" if label else name
     settings = ", ".join(f"{key}={_short(value)}" for key, value in row["settings"].items() if value is not None)
     return f"{name}({settings})" if settings else name
+
+
+def _rounded(value: Any, usual: Any) -> Any:
+    """Three digits are enough to tell settings apart, but for a default."""
+    return float(f"{value:.3g}") if isinstance(value, float) and value != usual else value
 
 
 def _short(value: Any) -> str:

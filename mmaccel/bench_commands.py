@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name in BENCHMARKS:
         kind = kinds.add_parser(name, help=f"the benchmark of {name}", **looks)
-        _add_common(kind, "up to 40 minutes on 2 cores")
+        _add_common(kind, "up to an hour on 2 cores")
         kind.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
         kind.set_defaults(run=run_benchmark)
     every = kinds.add_parser("all", help="all of these, one after the other", **looks)
@@ -131,7 +131,7 @@ def _words(kind: str, arguments: argparse.Namespace) -> Iterator[str]:
 def _in_a_process(words: list[str]) -> tuple[dict[str, Any] | None, str]:
     """The result of a command as far as it came, and why it failed; what it says on standard error is passed on."""
     # -P: in a checkout the current folder must not hide the installed package
-    made = subprocess.run([sys.executable, "-P", "-m", "mmaccel.cli", *words], stdout=subprocess.PIPE, check=False)
+    made = subprocess.run([sys.executable, "-P", "-m", "mmaccel", *words], stdout=subprocess.PIPE, check=False)
     reason = f"exit code {made.returncode}" if made.returncode else ""
     try:
         return dict(json.loads(made.stdout)), reason

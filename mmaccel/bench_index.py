@@ -43,7 +43,7 @@ def write(folder: Path) -> list[Path]:
 
     written = []
     for section in SECTIONS:
-        if section.plot and section.kind in results:
+        if section.kind in results and has_plot(section, results[section.kind]):
             written.append(folder / f"{section.kind}_quality.png")
             with replacing(written[-1]) as temporary:
                 plot(section, results[section.kind], temporary)
@@ -60,6 +60,11 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: bench.load(folder / f"{name}.json") for name in names}
 
 
+def has_plot(section: Section, result: dict[str, Any]) -> bool:
+    """Whether there is quality to draw: short runs of a benchmark can leave it out."""
+    return bool(section.plot) and any(row["quality"] is not None for row in result["rows"])
+
+
 def page(results: dict[str, dict[str, Any]]) -> str:
     """The page as text; the same rows give the same text."""
     parts = [INTRO]
@@ -71,14 +76,15 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 def _section(section: Section, result: dict[str, Any]) -> Iterable[str]:
     yield f"## {section.title}"
-    if section.plot:
+    if has_plot(section, result):
         yield f"![{section.title}: {section.plot}]({section.kind}_quality.png)"
     groups = {heading: select(section, group) for heading, group in section.groups(result["rows"]).items()}
     models = ", ".join(f"`{name}`" for name in dict.fromkeys(r["model"] for f in groups.values() for r, _ in f))
     metrics = list(dict.fromkeys(r["quality_metric"] for f in groups.values() for r, _ in f if r["quality_metric"]))
     where = f"All rows are in [{section.kind}.md]({section.kind}.md) and [{section.kind}.json]({section.kind}.json)."
     on = f"Measured on {models}. " if section.kind != "kernels" else ""
-    yield f"{on}Quality: {'; '.join(metrics)}. The simple alternative: {section.simple} {where}"
+    judged = "; ".join(metrics) or "not judged in this short run"
+    yield f"{on}Quality: {judged}. The simple alternative: {section.simple} {where}"
     for heading, found in groups.items():
         if found:
             if heading:

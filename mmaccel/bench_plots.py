@@ -27,6 +27,7 @@ def plot(section: Section, result: dict[str, Any], path: Path) -> Any:
     shown = groups[:1] if section.kind == "language" else groups
     rows = [row for group in shown for row in group if _is_drawn(section, row, group)]
     plain = next((row["baseline_quality"] for row in rows if row["baseline_quality"] is not None), None)
+    rows = [row for row in rows if row["quality"] is not None or plain is not None]
     lines = [_line(section, rows, name, plain) for name in dict.fromkeys(_series(row) for row in rows)]
     model = rows[0]["model"]
     around = Axes(

@@ -50,10 +50,15 @@ class Contestant:
         Of how many frames it looks at every `step`-th.
     """
 
-    label: str
     share: float
     method: Compressor | None = None
     step: int = 1
+
+    @property
+    def name(self) -> str:
+        if self.method is not None:
+            return self.method.name
+        return "fewer frames" if self.step > 1 else "plain"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -69,14 +74,13 @@ class Contestant:
 
 def contestants(shares: tuple[float, ...] = SHARES) -> list[Contestant]:
     """The plain model, fewer frames, and every method, at each share of the tokens."""
-    found = [Contestant("plain", 1.0)]
+    found = [Contestant(1.0)]
     for share in shares:
-        found.append(Contestant("fewer frames", share, step=round(1 / share)))
+        found.append(Contestant(share, step=round(1 / share)))
         for method in compressors(share):
-            found.append(Contestant(method.name, share, method))
+            found.append(Contestant(share, method))
             if more := TUNED.get(method.name):
-                written = ", ".join(f"{name}={value}" for name, value in more.items())
-                found.append(Contestant(f"{method.name}({written})", share, dataclasses.replace(method, **more)))
+                found.append(Contestant(share, dataclasses.replace(method, **more)))
     return found
 
 
@@ -125,7 +129,7 @@ def rows(full: bool = False) -> Iterator[dict[str, Any]]:
     rounds = 8 if full else 3
     right = _accuracy(model, processor, field, clips)
     times = _times(model, processor, field, [clip[0] for clip in clips[:rounds]])
-    plain = Contestant("plain", 1.0)
+    plain = Contestant(1.0)
     for contestant in field:
         yield _row(contestant, times[contestant], times[plain], right[contestant], right[plain], len(questions))
 
@@ -242,7 +246,7 @@ def _row(
     return bench.row(
         modality="vlm",
         model=MODEL,
-        method=contestant.label if contestant.method is None else contestant.method.name,
+        method=contestant.name,
         settings=contestant.settings,
         kind=contestant.kind,
         share=contestant.share,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from mmaccel import bench
-from mmaccel.registry import methods
 
 INTRO = """
 Measured by `mmaccel bench vlm` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
@@ -70,12 +68,10 @@ def _table(group: list[dict[str, Any]]) -> str:
 
 def label(row: dict[str, Any]) -> str:
     """The method with the settings that are not its defaults, but for how much it keeps, which the tables tell."""
-    cls, name = methods().get(row["method"]), str(row["method"]).removeprefix("vlm.")
-    if cls is None:
-        return name
-    usual = {field.name: field.default for field in dataclasses.fields(cls)} | {"keep": row["settings"].get("keep")}
-    other = ", ".join(f"{key}={value}" for key, value in row["settings"].items() if value != usual.get(key, value))
-    return f"{name}({other})" if other else name
+    if row.get("kind") in ("plain", "simple"):
+        return str(row["method"])
+    settings = {name: value for name, value in row["settings"].items() if name != "keep"}
+    return bench.called({**row, "settings": settings}).removeprefix("vlm.").removesuffix("()")
 
 
 def plot(found: list[dict[str, Any]], path: Path) -> None:

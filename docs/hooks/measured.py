@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -40,11 +39,7 @@ def pages(method: type[Method]) -> list[str]:
 
 def where(name: str) -> str:
     """The machine that a benchmark ran on, and when."""
-    header = _result(name)["header"]
-    machine = header["machine"]
-    chip = machine["processor"] if machine["accelerator"] == "none" else machine["accelerator"]
-    threads = "1 thread" if header["threads"] == 1 else f"{header['threads']} threads"
-    return f"{chip}, {threads}, {header['date'][:10]}"
+    return bench.place(bench.where(_result(name)["header"]))
 
 
 def method_of(row: dict[str, Any]) -> type[Method] | None:
@@ -60,8 +55,7 @@ def method_of(row: dict[str, Any]) -> type[Method] | None:
 
 @cache
 def _result(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((BENCHMARKS / f"{name}.json").read_text(encoding="utf-8"))
-    return result
+    return bench.load(BENCHMARKS / f"{name}.json")
 
 
 def _condition(row: dict[str, Any]) -> str:

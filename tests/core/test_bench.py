@@ -199,6 +199,19 @@ def test_one_crash_loses_nothing(tmp_path, capfd, stand_in):
     assert "3 of 6 benchmarks failed" in last and "`mmaccel bench speech`" in last
 
 
+def test_the_process_of_one_of_them_is_a_real_one(tmp_path):
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(result(row(batch=1, guidance=3.0))))
+    found, reason = bench_commands._in_a_process(["bench", "difference", str(path), str(path), "--json"])
+    assert reason == "" and found["rows"]
+
+
+def test_a_short_run_without_quality_has_an_index_and_no_plot(tmp_path):
+    (tmp_path / "image.json").write_text(json.dumps(result(row(batch=1, guidance=3.0))))
+    assert bench_index.write(tmp_path) == [tmp_path / "index.md"]
+    assert "not judged" in (tmp_path / "index.md").read_text() and not list(tmp_path.glob("*.png"))
+
+
 def test_all_passes_its_options_on():
     arguments = argparse.Namespace(full=True, threads=1, page=Path("results"))
     words = list(bench_commands._words("vlm", arguments))
