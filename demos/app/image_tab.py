@@ -20,6 +20,7 @@ from .limits import Limits, number
 from .runs import Run
 
 EXAMPLES = 4
+HEIGHT = 420  # pixels
 OWN = "the model's own"
 SAME_LAW = "The pictures differ as two samples of one prompt do: the method keeps the law, not the noise."
 
@@ -37,16 +38,20 @@ def build(frame: Frame) -> None:
                 temperature = panels.optional_number("Temperature", OWN)
                 top_k = panels.optional_number("Top-k", OWN)
         with gr.Column(scale=3, min_width=300):
-            look = {"interactive": False, "height": 420, "format": "png", "buttons": ["download", "fullscreen"]}
+            look: dict[str, Any] = {
+                "interactive": False,
+                "height": HEIGHT,
+                "format": "png",
+                "buttons": ["download", "fullscreen"],
+            }
             picture = gr.Image(label="Accelerated", **look)
-            slider = gr.ImageSlider(label="Plain (left), accelerated (right)", visible=False, **look)
+            slider = gr.ImageSlider(label="Plain (left), accelerated (right)", visible=False, max_height=HEIGHT, **look)
             results = panels.results()
             computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), guidance, temperature, top_k]
     outputs = [picture, slider, computed, *results.outputs]
-    for button, compare in ((controls.accelerated, False), (controls.compare, True)):
-        triggers = [button.click] if compare else [button.click, prompt.submit]
-        frame.connect(triggers, partial(_work, frame, results, compare), inputs, outputs, progress_on=[picture, slider])
+    work = partial(_work, frame, results)
+    controls.buttons.connect(frame, work, inputs, outputs, [picture, slider], prompt.submit)
 
 
 def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, *values: Any) -> list[Any]:

@@ -23,8 +23,8 @@ class Limits:
         Denoising steps, frames, and pixels of a side of a clip.
     waiting
         Visitors in the queue; the next one is told to come back later.
-    models
-        Models in memory; one that nobody uses makes room for the next.
+    sessions
+        Open pages whose state Gradio keeps, about 0.3 MiB each; it forgets none by itself, not even closed ones.
     file_seconds
         Age at which files made for a visitor are deleted.
     """
@@ -38,7 +38,7 @@ class Limits:
     frames: int = 129
     side: int = 1280
     waiting: int = 16
-    models: int = 4
+    sessions: int = 64
     file_seconds: int = 3_600
 
     def __post_init__(self) -> None:

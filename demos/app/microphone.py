@@ -18,10 +18,11 @@ from mmaccel.errors import AudioError, SettingError
 from mmaccel.speech.stats import StreamStats
 
 from . import panels
+from .code import speech_code
 from .frame import Frame, visitor
 from .live_words import LiveWords, page, remark
 from .runs import Run, readable
-from .speech_run import SpeechRequest, recognizer, speech_code
+from .speech_run import SpeechRequest, recognizer
 
 MICROPHONES = 8  # visitors who speak at once
 MOST_SECONDS = 60  # of sound in one message
@@ -42,7 +43,7 @@ class Listening:
     request
         How the visitor is heard.
     most
-        Seconds after which it ends.
+        Seconds of sound, or without any, after which it ends.
 
     Attributes
     ----------
@@ -93,11 +94,13 @@ class Listening:
         try:
             with self._load(self.request).stream(update_interval=self.request.update_interval) as stream:
                 self.stats = stream.stats
-                while (chunk := self._chunks.get()) is not None and not self.over:
+                while (chunk := self._chunks.get(timeout=self.most)) is not None and not self.over:
                     rate, samples = chunk
                     self.words.take(stream.push(samples, rate, partials=self._chunks.qsize() <= BEHIND))
                 if not self.over:
                     self.words.take(stream.finish())
+        except queue.Empty:  # a browser sends silence too: this one is gone without a word
+            self.over = True
         except Exception as error:
             self._error.append(error)
 
@@ -128,7 +131,7 @@ class Microphone:
 
     def connect(self, microphone: gr.HTML, inputs: list[Any], outputs: list[Any]) -> None:
         """Let sound become words while it is spoken; the script triggers one event after the other."""
-        state = gr.State(None, time_to_live=3 * self.frame.limits.audio_seconds, delete_callback=_close)
+        state = gr.State(None)
         quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
         answer = [microphone, outputs[0]]
         microphone.click(self.begin, [state, *inputs], [state, *answer], **quiet)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import gradio as gr
 
 from mmaccel.presets import absent_of, presets_of
 from mmaccel.report import Report
 
-from .frame import Frame
+from .frame import Frame, Work
 from .runs import Run
+
+Parts = Sequence[gr.components.Component]
 
 PRESET_NOTE = "exact keeps the model's own output or its law; the others trade a measured bit of quality for speed"
 NOT_MEASURED = "No speed-up is claimed without a plain run beside it: press Compare."
@@ -20,26 +24,42 @@ ONE_RUN_EACH = "One run of each on this machine, in this order; `mmaccel compare
 
 
 @dataclass(frozen=True)
-class Controls:
-    """What every tab is steered with."""
+class Buttons:
+    """What starts the work of a tab, with or without a plain run beside it."""
 
-    preset: gr.Radio
     accelerated: gr.Button
     compare: gr.Button
-    stop: gr.Button
+
+    def connect(self, frame: Frame, work: Work, inputs: Parts, outputs: Parts, progress_on: Any, *more: Any) -> None:
+        """Let them call ``work(compare, run, *values of inputs)``; `more` events start the accelerated run too."""
+        for compare, triggers in ((False, [self.accelerated.click, *more]), (True, [self.compare.click])):
+            frame.connect(triggers, partial(work, compare), inputs, outputs, progress_on=progress_on)
 
 
-def controls(frame: Frame, modality: str, family: str, default: str) -> Controls:
-    """The preset radio and the three buttons; Stop is connected already."""
-    known = list(presets_of(modality, family))
-    missing = "".join(f"; no {name}: {why}" for name, why in absent_of(modality, family).items())
-    preset = gr.Radio(known, value=default, label="Preset", info=PRESET_NOTE + missing)
+def buttons(frame: Frame) -> Buttons:
+    """Accelerated, Compare, and Stop, which is connected already."""
     with gr.Row(elem_classes="buttons"):
         accelerated = gr.Button("Accelerated", variant="primary", min_width=90)
         compare = gr.Button("Compare", min_width=90)
         stop = gr.Button("Stop", variant="stop", min_width=70)
     frame.connect_stop(stop)
-    return Controls(preset, accelerated, compare, stop)
+    return Buttons(accelerated, compare)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What the tabs with presets are steered with."""
+
+    preset: gr.Radio
+    buttons: Buttons
+
+
+def controls(frame: Frame, modality: str, family: str, default: str) -> Controls:
+    """The preset radio and the buttons."""
+    known = list(presets_of(modality, family))
+    missing = "".join(f"; no {name}: {why}" for name, why in absent_of(modality, family).items())
+    preset = gr.Radio(known, value=default, label="Preset", info=PRESET_NOTE + missing)
+    return Controls(preset, buttons(frame))
 
 
 @dataclass(frozen=True)
@@ -68,7 +88,7 @@ def advanced(frame: Frame, kind: str, example: str, seeded: bool = True) -> Adva
 
 def optional_number(label: str, default: str, visible: bool = True) -> gr.Textbox:
     """A field for a number that may stay empty; Gradio's own field for numbers turns empty into 0."""
-    keyboard = {"inputmode": "decimal"}
+    keyboard: Any = {"inputmode": "decimal"}
     return gr.Textbox(label=label, placeholder=default, max_lines=1, html_attributes=keyboard, visible=visible)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Any
 
 from PIL import Image
 from transformers import StoppingCriteriaList
 
 from mmaccel import vlm
+from mmaccel.difference import alike
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.report import Report
 from mmaccel.session import accelerate
@@ -144,30 +144,4 @@ def _kept(session: Any, video: vlm.VideoFrames) -> Image.Image | None:
 def _quality(plain: str, text: str) -> str:
     if plain == text:
         return "  answer      the same as the plain one, word for word"
-    shared = SequenceMatcher(None, plain.split(), text.split(), autojunk=False).ratio()
-    return f"  answer      {shared:.0%} of the words are those of the plain one, in their order"
-
-
-def question_code(request: QuestionRequest) -> str:
-    """Python that gives the same answer."""
-    parts = sorted({*request.choice.parts(), "vlm"})
-    options = f"max_new_tokens={request.max_new_tokens}, do_sample=False"
-    plain = ["    with fast.baseline() as plain:", f"        plain.generate(**inputs, {options})"]
-    lines = (
-        "import mmaccel",
-        f"from mmaccel import {', '.join(parts)}",
-        "from mmaccel.vlm import answering",
-        "",
-        f"video = vlm.read_video({request.clip!r}, frames={request.frames}, max_side={request.max_side})",
-        f"model, processor = answering.load({request.choice.model!r})",
-        f"conversation = {conversation(request)!r}",
-        "text = processor.apply_chat_template(conversation, add_generation_prompt=True)",
-        'inputs = processor(videos=[video.images()], text=[text], return_tensors="pt", padding=True).to(model.device)',
-        f"with mmaccel.accelerate(model, {request.choice.python()}) as fast:",
-        *(plain if request.compare else []),
-        f"    tokens = fast.generate(**inputs, {options})",
-        "    print(fast.report)",
-        'new = tokens[:, inputs["input_ids"].shape[1] :]',
-        "print(processor.batch_decode(new, skip_special_tokens=True)[0].strip())",
-    )
-    return "\n".join(lines) + "\n"
+    return f"  answer      {alike(plain, text):.0%} of the words are those of the plain one, in their order"

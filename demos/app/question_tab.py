@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,13 +13,15 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
+from mmaccel.difference import marked
 from mmaccel.video import clips
 
 from . import panels
 from .choice import Choice
+from .code import question_code
 from .frame import Frame
 from .limits import Limits, number
-from .question_run import Answered, QuestionRequest, Turn, answer, question_code
+from .question_run import Answered, QuestionRequest, Turn, answer
 from .runs import Run
 from .uploads import read_clip
 
@@ -83,9 +83,7 @@ def build(frame: Frame) -> None:
     inputs = [talk, clip, question, controls.preset, *vars(advanced).values(), frames, tokens, told]
     outputs = [talk, chat, difference, note, kept, *results.outputs]
     chat.clear(Talk, None, talk, queue=False, show_progress="hidden", api_visibility="private")
-    for button, compare in ((controls.accelerated, False), (controls.compare, True)):
-        triggers = [button.click] if compare else [button.click, question.submit]
-        frame.connect(triggers, partial(_work, frame, results, compare), inputs, outputs, progress_on=chat)
+    controls.buttons.connect(frame, partial(_work, frame, results), inputs, outputs, chat, question.submit)
 
 
 def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: Talk, *values: Any) -> list[Any]:
@@ -135,19 +133,8 @@ def _both(made: Answered) -> str:
         return ""
     if made.plain == made.answer:
         return f"<p>Same answer, word for word: <b>{html.escape(made.answer)}</b></p>"
-    gone, new = _marked(made.plain.split(), made.answer.split())
+    gone, new = marked(made.plain, made.answer)
     return f"<p>Plain: {gone}</p><p>Accelerated: {new}</p>"
-
-
-def _marked(plain: Sequence[str], fast: Sequence[str]) -> tuple[str, str]:
-    """Two texts with the words that only one of them has in `del` and `ins`."""
-    sides: tuple[list[str], list[str]] = ([], [])
-    for kind, *places in SequenceMatcher(None, plain, fast, autojunk=False).get_opcodes():
-        parts = (plain[places[0] : places[1]], fast[places[2] : places[3]])
-        for side, part, tag in zip(sides, parts, ("del", "ins"), strict=True):
-            words = html.escape(" ".join(part))
-            side += [words if kind == "equal" else f"<{tag}>{words}</{tag}>"] if part else []
-    return " ".join(sides[0]), " ".join(sides[1])
 
 
 def _examples(clip: gr.Video, question: gr.Textbox) -> None:

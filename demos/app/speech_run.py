@@ -14,13 +14,11 @@ from mmaccel.speech.policy import StreamingPolicy
 from mmaccel.speech.stats import StreamStats
 from mmaccel.speech.weights import cache_folder, names
 
-from .code import call
 from .live_words import LiveWords
 from .models import Models
 from .runs import Run
 
 RATE = 16_000
-SPOKEN = "talk.wav"  # what the code calls a recording of what was spoken
 PUSH = RATE // 2  # samples of a file that are heard at a time
 
 
@@ -126,22 +124,3 @@ def _report(before: Heard, plain_decoding: float, heard: Heard, decoding: float)
 def _less(label: str, unit: str, now: float, before: float) -> str:
     shown = "d" if isinstance(now, int) else ".2f"
     return f"  {label:<11} {now:{shown}} {unit} instead of {before:{shown}}, {before / now:.2f}x less"
-
-
-def speech_code(request: SpeechRequest) -> str:
-    """Python that hears the same recording; in place of what was spoken stands one that the reader has."""
-    loaded = f"speech.load({request.model!r})"
-    policy, endpoint = (call(f"speech.{type(one).__name__}", one) for one in (request.policy, request.endpoint))
-    chunks = f"speech.read_audio({request.file or SPOKEN!r}).split({PUSH})"
-    remark = "" if request.file else "  # or what a microphone gives"
-    lines = (
-        "from mmaccel import speech",
-        "",
-        f"asr = speech.StreamingRecognizer(*{loaded}, policy={policy}, endpoint={endpoint})",
-        f"with asr.stream(update_interval={request.update_interval:g}) as stream:",
-        f"    for chunk in {chunks}:{remark}",
-        "        for event in stream.push(chunk):",
-        "            print(event)",
-        "    print(stream.finish(), stream.stats)",
-    )
-    return "\n".join(lines) + "\n"

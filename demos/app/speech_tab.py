@@ -19,12 +19,13 @@ from mmaccel.run_commands import POLICIES
 from mmaccel.speech.endpoint import find_endpoint
 
 from . import panels
+from .code import speech_code
 from .frame import Frame
 from .limits import Limits, number
 from .live_words import LiveWords, page
 from .microphone import Microphone, component
 from .runs import Run
-from .speech_run import SpeechRequest, compared, heard_once, speech_code
+from .speech_run import SpeechRequest, compared, heard_once
 from .uploads import read_recording
 
 PACKAGES = ("av", "soxr")  # a model whose weights are missing says so when it is asked for
@@ -48,10 +49,7 @@ def build(frame: Frame) -> None:
             recording = gr.Audio(label="Or a recording", sources=["upload"], type="filepath", buttons=[])
             _examples(recording)
             policy = gr.Radio(sorted(POLICIES), value="local-agreement", label="Policy", info=POLICY_NOTE)
-            with gr.Row(elem_classes="buttons"):
-                accelerated = gr.Button("Accelerated", variant="primary", min_width=90)
-                compare = gr.Button("Compare", min_width=90)
-                stop = gr.Button("Stop", variant="stop", min_width=70)
+            buttons = panels.buttons(frame)
             with gr.Accordion("Advanced", open=False):
                 settings = _advanced(frame)
         with gr.Column(scale=3, min_width=300):
@@ -60,10 +58,7 @@ def build(frame: Frame) -> None:
             results = panels.results(seeded=False)
     inputs = [policy, *settings]
     outputs = [words, files, *results.outputs]
-    frame.connect_stop(stop)
-    for button, measured in ((accelerated, False), (compare, True)):
-        work = partial(_transcribe, frame, measured)
-        frame.connect([button.click], work, [recording, *inputs], outputs, progress_on=words)
+    buttons.connect(frame, partial(_transcribe, frame), [recording, *inputs], outputs, words)
     Microphone(frame, asked, ended).connect(speak, inputs, outputs)
 
 

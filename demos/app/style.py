@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gradio as gr
 
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
@@ -27,8 +29,14 @@ table.stages td.bar span { display: block; height: 10px; border-radius: 3px; bac
 .words .time { font-size: 0.8em; font-variant-numeric: tabular-nums; margin-right: 6px; }
 .difference del { background: color-mix(in srgb, crimson 25%, transparent); }
 .difference ins { background: color-mix(in srgb, seagreen 30%, transparent); text-decoration: none; }
+.slider-wrap [data-testid="slider"]:focus-visible { outline: 2px solid var(--color-accent); outline-offset: 2px; }
 .stages p.empty { color: var(--body-text-color-subdued); margin: 0; }
 """
+
+
+def script() -> str:
+    """What the page runs when it is there: keys for the image slider."""
+    return Path(__file__).with_name("slider.js").read_text(encoding="utf-8")
 
 
 def theme() -> gr.Theme:

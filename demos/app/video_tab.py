@@ -43,10 +43,7 @@ def build(frame: Frame) -> None:
             computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), *numbers]
     outputs = [clip, computed, *results.outputs]
-    for button, compare in ((controls.accelerated, False), (controls.compare, True)):
-        triggers = [button.click] if compare else [button.click, prompt.submit]
-        work = partial(_work, frame, results, clip, compare)
-        frame.connect(triggers, work, inputs, outputs, progress_on=clip)
+    controls.buttons.connect(frame, partial(_work, frame, results, clip), inputs, outputs, clip, prompt.submit)
 
 
 def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, run: Run, *values: Any) -> list[Any]:

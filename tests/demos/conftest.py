@@ -1,8 +1,12 @@
-"""Chromium or Chrome for the browser tests."""
+"""The demo app as it is served, a browser for it, and human speech."""
 
+import importlib.util
 import shutil
+from pathlib import Path
 
 import pytest
+
+from mmaccel.demos import app
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -24,3 +28,26 @@ def browser(launched):
     browser = launched()
     yield browser
     browser.close()
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return app.Frame()
+
+
+@pytest.fixture(scope="module")
+def url(frame):
+    """Where the app is served."""
+    blocks = app.launch(frame, wait=False)
+    yield blocks.local_url
+    frame.runs.close()
+    blocks.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    """Ten seconds of human speech."""
+    found = importlib.util.find_spec("moonshine_voice")
+    if found is None or importlib.util.find_spec("soxr") is None:
+        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
+    return Path(found.origin).parent / "assets" / "beckett.wav"

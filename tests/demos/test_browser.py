@@ -12,19 +12,6 @@ from mmaccel.demos import app
 PATIENCE = 120_000  # milliseconds, for a busy machine
 
 
-@pytest.fixture(scope="module")
-def frame():
-    return app.Frame()
-
-
-@pytest.fixture(scope="module")
-def url(frame):
-    blocks = app.launch(frame, wait=False)
-    yield blocks.local_url
-    frame.runs.close()
-    blocks.close(verbose=False)
-
-
 @pytest.fixture
 def visit(browser, url):
     """Opens the page as one more visitor."""
@@ -81,7 +68,14 @@ def test_the_image_tab_generates_compares_and_reports(visit, url):
     run(panel, "Compare")
     panel.get_by_text("both measured").wait_for()
     panel.get_by_text("One run of each").wait_for()
-    assert panel.get_by_role("slider").count() or panel.locator(".slider-wrap, .slider").count()
+    slider = panel.get_by_role("slider", name="Share of the plain picture")
+    slider.focus()
+    page.keyboard.press("Home")
+    wait_until(lambda: slider.get_attribute("aria-valuenow") == "0")
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    wait_until(lambda: slider.get_attribute("aria-valuenow") == "10")
+    assert "inset(0px 0px 0px 50%)" not in panel.locator("[data-testid=imageslider-image].fixed").get_attribute("style")
     assert panel.get_by_label("Used seed").input_value().isdigit()
     shown = panel.locator(".cm-content").last.inner_text()
     assert "image.ZipAR(window=2)" in shown and "fast.baseline()" in shown

@@ -1,35 +1,10 @@
 """The video chat and live speech tabs in a browser, with a microphone that plays a recording."""
 
-import importlib.util
 import threading
 import time
 from pathlib import Path
 
-import pytest
-
-from mmaccel.demos import app
-
 PATIENCE = 120_000  # milliseconds, for a busy machine
-
-
-@pytest.fixture(scope="module")
-def recording():
-    found = importlib.util.find_spec("moonshine_voice")
-    if found is None or importlib.util.find_spec("soxr") is None:
-        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
-    return Path(found.origin).parent / "assets" / "beckett.wav"
-
-
-@pytest.fixture(scope="module")
-def frame():
-    return app.Frame()
-
-
-@pytest.fixture(scope="module")
-def url(frame):
-    blocks = app.launch(frame, wait=False)
-    yield blocks.local_url
-    blocks.close(verbose=False)
 
 
 def opened(browser, url, tab, width=1280):

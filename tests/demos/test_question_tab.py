@@ -13,11 +13,13 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.demos.app import question_tab
+from mmaccel.demos.app.code import question_code
 from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits
-from mmaccel.demos.app.question_run import conversation, question_code
+from mmaccel.demos.app.question_run import conversation
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.uploads import read_clip
+from mmaccel.difference import marked
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, VideoFileError
 from mmaccel.video import clips
 
@@ -114,7 +116,7 @@ def test_earlier_turns_are_told_only_where_asked(clip):
 
 
 def test_differences_are_marked_and_escaped():
-    gone, new = question_tab._marked(["two", "<b>"], ["three", "<b>"])
+    gone, new = marked("two <b>", "three <b>")
     assert gone == "<del>two</del> &lt;b&gt;" and new == "<ins>three</ins> &lt;b&gt;"
 
 

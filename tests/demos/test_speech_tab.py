@@ -33,25 +33,11 @@ TEXT = "Ever tried. Ever failed. No matter."
 
 
 @pytest.fixture(scope="module")
-def recording():
-    """Ten seconds of human speech."""
-    found = importlib.util.find_spec("moonshine_voice")
-    if found is None or importlib.util.find_spec("soxr") is None:
-        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
-    return Path(found.origin).parent / "assets" / "beckett.wav"
-
-
-@pytest.fixture(scope="module")
 def short(recording, tmp_path_factory):
     """Its first half, as a file."""
     path = tmp_path_factory.mktemp("sounds") / "talk.wav"
     write(path, speech.read_audio(recording)[: 4 * RATE + RATE // 2])
     return path
-
-
-@pytest.fixture(scope="module")
-def frame():
-    return Frame()
 
 
 def write(path, samples, format="wav"):
@@ -193,6 +179,13 @@ def test_a_visitor_who_leaves_is_forgotten(recording):
     browser.listening = None
     gc.collect()
     assert gone() is None and not browser.microphone.speakers
+
+
+def test_a_browser_that_is_gone_holds_no_thread():
+    recognizer = types.SimpleNamespace(stream=lambda **_: contextlib.nullcontext(types.SimpleNamespace(stats=None)))
+    listening = microphone.Listening(lambda _: recognizer, types.SimpleNamespace(update_interval=0.5), most=0.05)
+    listening._thread.join(10)
+    assert listening.over and not listening._thread.is_alive() and not listening._error
 
 
 def test_a_microphone_hears_for_so_long(recording):
