@@ -10,28 +10,43 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
 import mmaccel
-from mmaccel import image, speech, video, vlm, zoo
+from mmaccel import image, video, vlm, zoo
+from mmaccel.demos import docs_attention, docs_speech
+from mmaccel.demos.figures import drawn, figure
+from mmaccel.demos.module_trace import ModuleTrace, transformer_parts, unet_parts
 from mmaccel.image import generation
 from mmaccel.image.grid_decoder import GridDecoder
-from mmaccel.speech import benchmark
+from mmaccel.registry import saved_method
+from mmaccel.video.examples import unet_pipeline
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 WIDTH = 1040  # pixels, at most
 KEEP, SHOWN = 0.15, 16  # share of the visual tokens, and first frames of the clip that are drawn
-HEARD, LINES = 9.0, 14  # seconds of the recording, and lines of what was shown
 PROMPT = "rocket moves up, blue background"
 STEPS = 40
 
 IMAGES = (image.SpeculativeJacobi(window=16, init="repeat_left"), image.GroupedSpeculative(), image.ZipAR())
-VIDEOS = (video.HeterogeneousSteps(budget=0.5),)  # the other methods keep no trace
+VIDEOS = (video.HeterogeneousSteps(budget=0.5),)  # keeps a trace of its own
+CACHES = (
+    video.BlockCache(),
+    video.EasyCache(),
+    video.EncoderReuse(),
+    video.FasterCache(),
+    video.FirstBlockCache(),
+    video.MagCache(),
+    video.PyramidAttentionBroadcast(),
+    video.TaylorSeer(),
+    video.TeaCache(),
+    video.TokenCache(),
+)
 COMPRESSORS = (
     vlm.DyCoke,
     vlm.EarlyTom,
@@ -45,6 +60,7 @@ COMPRESSORS = (
     vlm.VisionZip,
 )
 
+UNET = video.EncoderReuse
 Made = tuple[Image.Image, str]
 
 
@@ -61,31 +77,35 @@ def main(wanted: list[str]) -> None:
 
 def _jobs() -> Iterator[tuple[str, Callable[[], Made]]]:
     for method in IMAGES:
-        yield method.name, lambda method=method: drawn(method)
+        yield method.name, lambda method=method: painted(method)
     for method in VIDEOS:
         yield method.name, lambda method=method: filmed(method)
+    for method in CACHES:
+        yield method.name, lambda method=method: reused(method)
+    yield "video.Auto", searched
     for cls in COMPRESSORS:
         yield cls.name, lambda cls=cls: asked(cls(keep=KEEP))
-    yield "speech.StreamingRecognizer", heard
+    yield from docs_attention.JOBS.items()
+    yield from docs_speech.JOBS.items()
 
 
-def drawn(method: Any) -> Made:
+def painted(method: Any) -> Made:
     """A picture beside the pass in which each of its tokens was settled."""
     painter = generation.load("tiny-janus")
     with _Passes() as passes, mmaccel.accelerate(painter.target, method) as fast:
-        painted = painter.paint(fast, ["big red heart on yellow"], generation.Settings(seed=1))
+        picture = painter.paint(fast, ["big red heart on yellow"], generation.Settings(seed=1))
         report = fast.report
     settled = passes.last(int(report.plain_forwards))
     caption = f"{method} on tiny-janus: {report.plain_forwards} tokens in {report.forwards:g} passes."
-    figure, (left, right) = _figure(2, 7.6, 3.4)
-    left.imshow(painted.pictures[0])
+    made, (left, right) = figure(2, 7.6, 3.4)
+    left.imshow(picture.pictures[0])
     left.set_title("picture", fontsize=10)
     drawing = right.imshow(settled, cmap="viridis")
     right.set_title("pass in which each token was settled", fontsize=10)
-    figure.colorbar(drawing, ax=right, shrink=0.85)
+    made.colorbar(drawing, ax=right, shrink=0.85)
     for axes in (left, right):
         axes.set(xticks=[], yticks=[])
-    return _drawn(figure), caption + " Tokens of one colour came out of the same pass."
+    return drawn(made), caption + " Tokens of one colour came out of the same pass."
 
 
 class _Passes:
@@ -130,6 +150,65 @@ def filmed(method: Any) -> Made:
     return picture, caption + " The steps between are forecast; the grey line is the noise level."
 
 
+def reused(method: Any) -> Made:
+    """Which parts of the model were computed in which step."""
+    unet = isinstance(method, UNET)
+    (labels, plain), (_, computed) = _computed(None, unet), _computed(method, unet)
+    share = computed / plain
+    made, axes = figure(1, 9, 0.5 + 0.15 * len(share))
+    drawing = axes.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_yticks(range(len(share)), labels, fontsize=6)
+    axes.set_xlabel("step")
+    axes.set_ylabel("block")
+    made.colorbar(drawing, ax=axes, label="share computed")
+    model = "an untrained UNet" if unet else f'tiny-wan, "{PROMPT}"'
+    return drawn(made), (
+        f"{method} on {model}: {share.mean():.0%} of the work of its blocks is computed."
+        " What is white is taken over from earlier."
+    )
+
+
+def _computed(method: Any, unet: bool) -> tuple[list[str], torch.Tensor]:
+    """Parts of the model, and the rows of input `[parts, steps]` that each computed; of the plain run for None."""
+    if unet:
+        pipe, arguments = unet_pipeline()
+        parts, call = unet_parts(pipe.unet), arguments(1, steps=STEPS)
+    else:
+        pipe = zoo.load("tiny-wan")
+        parts = transformer_parts(pipe.transformer)
+        call = {"prompt": PROMPT, "num_inference_steps": STEPS, "generator": torch.Generator().manual_seed(0)}
+    pipe.set_progress_bar_config(disable=True)
+    fast = nullcontext(pipe) if method is None else mmaccel.accelerate(pipe, method)
+    with fast as target:
+        if isinstance(method, video.MagCache):  # its first run measures what later ones go by
+            target(**{**call, "output_type": "latent"})
+        with ModuleTrace(parts) as trace:
+            target(**{**call, "output_type": "latent", "callback_on_step_end": trace.step})
+    return list(parts), trace.table()
+
+
+def searched() -> Made:
+    """What `Auto` measured before it picked."""
+    pipe = zoo.load("tiny-wan")
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, video.Auto()) as fast:
+        fast(PROMPT, num_inference_steps=STEPS, generator=torch.Generator().manual_seed(0))
+        plan = fast.plan
+    made, axes = figure(1, 7, 3.6)
+    for name in sorted({point["name"] for point in plan.measured}):
+        line = sorted((p["speedup"], p["psnr"]) for p in plan.measured if p["name"] == name)
+        axes.plot(*zip(*line, strict=True), marker="o", label=name)
+    picked = next(p for p in plan.measured if saved_method(p) == plan.methods[0])
+    axes.scatter(picked["speedup"], picked["psnr"], s=180, facecolors="none", edgecolors="black", label="picked")
+    axes.set(xlabel="speed-up, measured", ylabel="PSNR to the plain clip, dB")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return drawn(made), (
+        f'video.Auto() on tiny-wan, "{PROMPT}": the settings that it measured on the first call, and the one that it'
+        f" picked, {plan.methods[0]}."
+    )
+
+
 def asked(method: Any) -> Made:
     """Which patches of a clip the language model got."""
     model, processor = zoo.load("tiny-onevision")
@@ -142,52 +221,6 @@ def asked(method: Any) -> Made:
         f"{method} on tiny-onevision: in the last layer {kept.share:.1%} of the patches of {len(kept.sizes)} frames are"
         f" left, of which these are the first {SHOWN}. What is gone is under white; orange stands for several patches."
     )
-
-
-def heard() -> Made:
-    """What a stream shows while a sentence is spoken."""
-    samples = benchmark.load_recordings(["two_cities.wav"])[0].samples[: round(16_000 * HEARD)]
-    asr = speech.StreamingRecognizer(*speech.load("moonshine-tiny"), policy=speech.LocalAgreement(2))
-    shown: list[tuple[float, str, str]] = []
-    with asr.stream(sample_rate=16_000) as stream:
-        for number, chunk in enumerate(samples.split(1600), 1):
-            for event in stream.push(chunk):
-                if isinstance(event, speech.Partial | speech.Final):
-                    final = isinstance(event, speech.Final)
-                    shown.append((number / 10, event.text if final else event.stable, "" if final else event.unstable))
-        stream.finish()
-    return _transcript_chart(shown[:LINES]), (
-        "StreamingRecognizer with LocalAgreement(2) on Moonshine tiny: what is shown after so many seconds of speech."
-        " Dark words stay, orange ones may still change."
-    )
-
-
-def _transcript_chart(shown: list[tuple[float, str, str]]) -> Image.Image:
-    figure, axes = _figure(1, 9, 0.27 * len(shown))
-    figure.set_layout_engine("none")  # it would move what is measured below
-    axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5), position=(0, 0, 1, 1))
-    axes.axis("off")
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    for row, (seconds, stable, unstable) in enumerate(shown):
-        axes.text(0.06, row, f"{seconds:.1f} s", fontsize=9, color="#777777", ha="right")
-        first = axes.text(0.08, row, stable, fontsize=8.6, color="#1f2d3d")
-        end = axes.transData.inverted().transform(first.get_window_extent(renderer).max)[0] if stable else 0.08
-        axes.text(end + 0.006, row, unstable, fontsize=8.6, color="#d1642a")
-    return _drawn(figure)
-
-
-def _figure(columns: int, width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, columns)
-
-
-def _drawn(figure: Any) -> Image.Image:
-    figure.canvas.draw()
-    return Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
 
 
 if __name__ == "__main__":
