@@ -65,10 +65,16 @@ def test_the_image_tab_generates_compares_and_reports(visit, url):
     assert "speed-up" not in panel.locator(".cm-content").first.inner_text()
     assert panel.get_by_label("Used seed").input_value() == "7"
     say(panel, Seed="")
+    held = []
+    page.route("**/file=**", lambda route: held.append(route))
     run(panel, "Compare")
     panel.get_by_text("both measured").wait_for()
     panel.get_by_text("One run of each").wait_for()
     slider = panel.get_by_role("slider", name="Share of the plain picture")
+    assert slider.count() == 0, "nothing to move before the picture is there"
+    for route in held:
+        route.continue_()
+    page.unroute("**/file=**")
     slider.focus()
     page.keyboard.press("Home")
     wait_until(lambda: slider.get_attribute("aria-valuenow") == "0")
