@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from PIL import Image
@@ -12,6 +10,7 @@ from PIL import Image
 import mmaccel
 from mmaccel import kernels, video, vlm, zoo
 from mmaccel.demos.figures import drawn, figure
+from mmaccel.demos.recorded_calls import Recorded, recorded
 from mmaccel.vlm.language_benchmark import MODEL, load, text_task
 
 LENGTH, NEW = 1024, 40  # tokens of the prompt, and decoding steps
@@ -27,9 +26,9 @@ def prefill() -> tuple[Image.Image, str]:
     tables = {}
     for policy in PREFILL:
         method = vlm.SparsePrefill(policy, 0.25, always=True)
-        with _watched("block_sparse_attention") as calls, mmaccel.accelerate(model, method) as fast:
+        with recorded(kernels, "block_sparse_attention") as calls, mmaccel.accelerate(model, method) as fast:
             fast.generate(prompt, max_new_tokens=2, do_sample=False)
-        tables[policy] = _middle(calls)[3].mask()[0, 0]
+        tables[policy] = _middle_blocks(calls).mask()[0, 0]
     return _tables(tables), (
         f"SparsePrefill with budget=0.25 and four policies on {MODEL}, one head of a middle layer: a row is a block of"
         " 64 queries of the prompt, a column a block of keys, and dark blocks are computed."
@@ -43,9 +42,9 @@ def diffusion() -> tuple[Image.Image, str]:
     tables = {}
     for policy in VIDEO:
         method = video.SparseAttention(policy, 0.3, min_length=1, always=True)
-        with _watched("block_sparse_attention") as calls, mmaccel.accelerate(pipe, method) as fast:
+        with recorded(kernels, "block_sparse_attention") as calls, mmaccel.accelerate(pipe, method) as fast:
             fast(PROMPT, num_inference_steps=2, generator=torch.Generator().manual_seed(0), output_type="latent")
-        tables[policy] = _middle(calls)[3].mask()[0, 0]
+        tables[policy] = _middle_blocks(calls).mask()[0, 0]
     return _tables(tables), (
         "SparseAttention with budget=0.3 and four policies on tiny-wan, one head of a middle layer: a row is a block of"
         " queries, a column a block of keys, and dark blocks are computed."
@@ -57,11 +56,13 @@ def select() -> tuple[Image.Image, str]:
     model, tokenizer = load()
     prompt, _ = text_task(tokenizer, LENGTH, 0)
     method = vlm.SelectKV(budget=0.1)
-    with _watched("verify_attention") as calls, mmaccel.accelerate(model, method) as fast:
+    with recorded(kernels, "verify_attention") as calls, mmaccel.accelerate(model, method) as fast:
         fast.generate(prompt, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
     layers = model.config.num_hidden_layers
-    steps = [call[4] for call in calls if len(call) > 4 and call[4] is not None][layers // 2 :: layers]
-    picture = _tokens(steps, LENGTH + NEW, f"token of a prompt of {LENGTH} and of the answer", "decoding step")
+    read = [given[4] for given, _ in calls if len(given) > 4 and given[4] is not None]
+    picture = _tokens(
+        read[layers // 2 :: layers], LENGTH + NEW, f"token of a prompt of {LENGTH} and of the answer", "decoding step"
+    )
     return picture, f"{method} on {MODEL}, one key head of a middle layer: dark tokens are read in that step."
 
 
@@ -70,20 +71,9 @@ def compress() -> tuple[Image.Image, str]:
     model, tokenizer = load()
     prompt, _ = text_task(tokenizer, LENGTH, 0)
     method = vlm.CompressKV(budget=0.2)
-    kept: list[torch.Tensor] = []
-    original = vlm.CompressKV._choose
-
-    def choose(*arguments: Any) -> torch.Tensor:
-        kept.append(original(*arguments))
-        return kept[-1]
-
-    vlm.CompressKV._choose = choose  # type: ignore[method-assign]
-    try:
-        with mmaccel.accelerate(model, method) as fast:
-            fast.generate(prompt, max_new_tokens=2, do_sample=False)
-    finally:
-        vlm.CompressKV._choose = original  # type: ignore[method-assign]
-    picture = _tokens(kept, LENGTH, f"token of a prompt of {LENGTH}", "layer")
+    with recorded(vlm.CompressKV, "_choose") as calls, mmaccel.accelerate(model, method) as fast:
+        fast.generate(prompt, max_new_tokens=2, do_sample=False)
+    picture = _tokens([kept for _, kept in calls], LENGTH, f"token of a prompt of {LENGTH}", "layer")
     return picture, f"{method} on {MODEL}, the first key head of each layer: dark tokens stay in the cache."
 
 
@@ -95,25 +85,10 @@ JOBS: dict[str, Callable[[], tuple[Image.Image, str]]] = {
 }
 
 
-@contextmanager
-def _watched(name: str) -> Iterator[list[tuple[Any, ...]]]:
-    """The positional arguments of each call of an op."""
-    calls: list[tuple[Any, ...]] = []
-    original = getattr(kernels, name)
-
-    def watched(*arguments: Any, **more: Any) -> Any:
-        calls.append((*arguments, *more.values()))
-        return original(*arguments, **more)
-
-    setattr(kernels, name, watched)
-    try:
-        yield calls
-    finally:
-        setattr(kernels, name, original)
-
-
-def _middle(calls: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return calls[len(calls) // 2]
+def _middle_blocks(calls: list[Recorded]) -> kernels.BlockPlan:
+    """The blocks that the middle one of all calls of block-sparse attention read."""
+    given, _ = calls[len(calls) // 2]
+    return given[3]
 
 
 def _tokens(rows: list[torch.Tensor], count: int, across: str, down: str) -> Image.Image:

@@ -22,6 +22,7 @@ from mmaccel import image, video, vlm, zoo
 from mmaccel.demos import docs_attention, docs_speech
 from mmaccel.demos.figures import drawn, figure
 from mmaccel.demos.module_trace import ModuleTrace, transformer_parts, unet_parts
+from mmaccel.demos.recorded_calls import Recorded, recorded
 from mmaccel.image import generation
 from mmaccel.image.grid_decoder import GridDecoder
 from mmaccel.registry import saved_method
@@ -92,10 +93,10 @@ def _jobs() -> Iterator[tuple[str, Callable[[], Made]]]:
 def painted(method: Any) -> Made:
     """A picture beside the pass in which each of its tokens was settled."""
     painter = generation.load("tiny-janus")
-    with _Passes() as passes, mmaccel.accelerate(painter.target, method) as fast:
+    with recorded(GridDecoder, "forward") as calls, mmaccel.accelerate(painter.target, method) as fast:
         picture = painter.paint(fast, ["big red heart on yellow"], generation.Settings(seed=1))
         report = fast.report
-    settled = passes.last(int(report.plain_forwards))
+    settled = _settled(calls, int(report.plain_forwards))
     caption = f"{method} on tiny-janus: {report.plain_forwards} tokens in {report.forwards:g} passes."
     made, (left, right) = figure(2, 7.6, 3.4)
     left.imshow(picture.pictures[0])
@@ -108,30 +109,13 @@ def painted(method: Any) -> Made:
     return drawn(made), caption + " Tokens of one colour came out of the same pass."
 
 
-class _Passes:
-    """Notes which tokens each forward pass of the image decoders was given."""
-
-    def __enter__(self) -> _Passes:
-        self.given: list[torch.Tensor] = []
-        self.original = original = GridDecoder.forward
-
-        def forward(decoder: Any, tokens: torch.Tensor, index: torch.Tensor, *rest: Any, **more: Any) -> Any:
-            self.given.append(index.flatten().clone())
-            return original(decoder, tokens, index, *rest, **more)
-
-        GridDecoder.forward = forward  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        GridDecoder.forward = self.original  # type: ignore[method-assign]
-
-    def last(self, count: int) -> torch.Tensor:
-        """The last pass that was given each of `count` tokens, as a square; the one after had settled it."""
-        found = torch.full((count,), len(self.given))
-        for number, index in enumerate(self.given):
-            found[index[(index >= 0) & (index < count)]] = number
-        side = round(count**0.5)
-        return found.view(side, side)
+def _settled(calls: list[Recorded], count: int) -> torch.Tensor:
+    """The last pass of the decoder that was given each of `count` tokens, as a square; the one after had settled it."""
+    found = torch.full((count,), len(calls))
+    for number, ((_, _, index, *_), _) in enumerate(calls):
+        found[index[(index >= 0) & (index < count)]] = number
+    side = round(count**0.5)
+    return found.view(side, side)
 
 
 def filmed(method: Any) -> Made:

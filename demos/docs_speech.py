@@ -11,6 +11,7 @@ from PIL import Image
 import mmaccel
 from mmaccel import speech
 from mmaccel.demos.figures import drawn, figure
+from mmaccel.demos.recorded_calls import recorded
 from mmaccel.speech.benchmark_recordings import load_recordings
 
 HEARD, LINES = 9.0, 14  # seconds of the recording, and lines of what was shown
@@ -86,20 +87,10 @@ def merged() -> tuple[Image.Image, str]:
     model, processor = speech.load("moonshine-tiny")
     samples = load_recordings(["beckett.wav"])[0].samples[: round(16_000 * MERGED)]
     inputs = processor(samples.numpy(), sampling_rate=16_000, return_tensors="pt")
-    runs: list[Any] = []
-    original = speech.MergeAudioTokens.merge
-
-    def merge(self: Any, features: Any, *rest: Any, **more: Any) -> Any:
-        runs.append((features.shape[1], original(self, features, *rest, **more)))
-        return runs[-1][1]
-
-    speech.MergeAudioTokens.merge = merge  # type: ignore[method-assign]
-    try:
-        with mmaccel.accelerate(model, method) as fast:
-            fast.generate(**inputs, do_sample=False)
-    finally:
-        speech.MergeAudioTokens.merge = original  # type: ignore[method-assign]
-    tokens, left = runs[0]
+    with recorded(speech.MergeAudioTokens, "merge") as calls, mmaccel.accelerate(model, method) as fast:
+        fast.generate(**inputs, do_sample=False)
+    (_, features, *_), left = calls[0]
+    tokens = features.shape[1]
     made, axes = figure(1, 9, 2.4)
     axes.plot(np.linspace(0, MERGED, len(samples)), samples / samples.abs().max(), color=DARK, linewidth=0.4)
     pairs = [(first, size) for first, size in zip(left.first[0].tolist(), left.size[0].tolist(), strict=True) if size]
