@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from .errors import PromptError, SettingError
 from .run_commands import dtype_of, painter
 
+Add = Callable[..., None]
 Prepared = tuple[Any, dict[str, Any]]  # a target, and the inputs of its call
 
 
@@ -39,8 +40,24 @@ class Call:
     seeded: bool = False
 
 
-def add_call(parser: Any, call: Call, seeds: int) -> None:
-    """Add the arguments of a call; `seeds` is how many are run if nothing is said."""
+def add_kinds(
+    commands: Any, name: str, about: str, examples: str, seeds: int, add_model: Add
+) -> Iterator[tuple[str, Any]]:
+    """Add a command with one kind for each call, and yield each kind's name and parser.
+
+    `seeds` is how many are run if nothing is said.
+    """
+    looks: dict[str, Any] = {"epilog": examples, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = commands.add_parser(name, help=about, **looks)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for kind, call in CALLS.items():
+        found = kinds.add_parser(kind, help=call.help, **looks)
+        _add_call(found, call, seeds)
+        add_model(found, call.model)
+        yield kind, found
+
+
+def _add_call(parser: Any, call: Call, seeds: int) -> None:
     call.add(parser)
     parser.set_defaults(prepare=call.prepare)
     if call.seeded:

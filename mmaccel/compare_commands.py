@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .call_commands import CALLS, add_call, measured_inputs
+from .call_commands import Add, add_kinds, measured_inputs
 from .comparison import Comparison, check_format
 from .output import replacing
 from .run_commands import chosen_methods
 
-Add = Callable[..., None]
 SEEDS = 3
 DEFAULTS = {"image": "exact", "video": "balanced", "vlm": "balanced", "speech": "speech.SuffixDraft"}  # if none is said
 EXAMPLES = """examples:
@@ -28,13 +27,8 @@ EXAMPLES = """examples:
 
 def add_parser(commands: Any, add_model: Add, add_methods: Add, run: Callable[[argparse.Namespace], None]) -> None:
     """Add `compare` with its kinds to the command line."""
-    looks: dict[str, Any] = {"epilog": EXAMPLES, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = commands.add_parser("compare", help="methods beside the plain run and the simple alternative", **looks)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, call in CALLS.items():
-        kind = kinds.add_parser(name, help=call.help, **looks)
-        add_call(kind, call, SEEDS)
-        add_model(kind, call.model)
+    about = "methods beside the plain run and the simple alternative"
+    for name, kind in add_kinds(commands, "compare", about, EXAMPLES, SEEDS, add_model):
         add_methods(kind, DEFAULTS[name])
         kind.add_argument("-o", "--output", type=Path, help="page (.html), picture (.png) or rows (.json) to write")
         kind.set_defaults(run=run)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .call_commands import CALLS, add_call, measured_inputs
+from .call_commands import Add, add_kinds, measured_inputs
 from .errors import SettingError
 from .output import check_writable
 from .run_commands import parse_method, value_of
 
-Add = Callable[..., None]
 SEEDS = 1
 EXAMPLES = """examples:
   mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
@@ -27,13 +25,8 @@ EXAMPLES = """examples:
 
 def add_parser(commands: Any, add_model: Add) -> None:
     """Add `tune` with its kinds to the command line."""
-    looks: dict[str, Any] = {"epilog": EXAMPLES, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = commands.add_parser("tune", help="measure settings of a method, and save the plan that is enough", **looks)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, call in CALLS.items():
-        kind = kinds.add_parser(name, help=call.help, **looks)
-        add_call(kind, call, SEEDS)
-        add_model(kind, call.model)
+    about = "measure settings of a method, and save the plan that is enough"
+    for _, kind in add_kinds(commands, "tune", about, EXAMPLES, SEEDS, add_model):
         _add_choice(kind)
         kind.set_defaults(run=run_tune)
 
