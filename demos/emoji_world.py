@@ -181,7 +181,7 @@ def _tinted(sprite: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def sprite(name: str, size: int) -> np.ndarray:
     """An emoji with alpha: float array `[size, size, 4]` in [0, 1]; shared, not to be written to."""
     glyph = Image.new("RGBA", (160, 160), (0, 0, 0, 0))
-    ImageDraw.Draw(glyph).text((10, 10), glyphs()[name], font=_font(), embedded_color=True)
+    ImageDraw.Draw(glyph).text((10, 10), glyphs()[name], font=font(), embedded_color=True)
     glyph = glyph.crop(glyph.getbbox())
     side = max(glyph.size)
     square = Image.new("RGBA", (side, side), (0, 0, 0, 0))
@@ -196,7 +196,8 @@ def sprite(name: str, size: int) -> np.ndarray:
 
 
 @functools.cache
-def _font() -> ImageFont.FreeTypeFont:
+def font() -> ImageFont.FreeTypeFont:
+    """The font that every thing of the world is drawn with; raises a FileNotFoundError that says how to get it."""
     for path in FONT_PATHS:
         if Path(path).is_file():
             return ImageFont.truetype(path, 109)  # the only size this bitmap font has

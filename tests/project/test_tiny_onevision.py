@@ -22,13 +22,14 @@ from mmaccel.errors import PromptError, SettingError
 from mmaccel.zoo import tiny_onevision as shipped
 
 FOLDER = Path(zoo.__file__).parent / "tiny-onevision"
+drawn = pytest.mark.usefixtures("emoji_font")
 trained = pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="not trained yet")
 FACTS = {"names": list(moving_world.NAMES)}
 ONEVISION = moving_world.ONEVISION
 
 
 @pytest.fixture(scope="module")
-def clips():
+def clips(emoji_font):
     return [moving_world.draw_clip(seed, footage=ONEVISION) for seed in range(120)]
 
 
@@ -44,7 +45,7 @@ def module(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def folder(module, tokenizer, tmp_path_factory):
+def folder(module, tokenizer, emoji_font, tmp_path_factory):
     target = tmp_path_factory.mktemp("zoo") / "model"
     tiny_onevision_save.save(module.model, tokenizer, target, FACTS)
     return target
@@ -149,7 +150,7 @@ def test_every_word_is_known(clips, tokenizer):
 
 def test_held_out_questions_need_no_font(folder, monkeypatch):
     monkeypatch.setattr(moving_world, "sprite", None)
-    monkeypatch.setattr("mmaccel.demos.emoji_world._font", None)
+    monkeypatch.setattr("mmaccel.demos.emoji_world.font", None)
     rows = list(shipped.questions(folder, 12, 0))
     again = list(shipped.questions(folder, 12, 0))
     assert [row[1:] for row in rows] == [row[1:] for row in again]
@@ -318,6 +319,7 @@ def test_words_of_a_question_mean_the_thing_they_ask_about(clips):
         assert way == (track if len(takers) == 1 else tiny_onevision_data.IGNORED)
 
 
+@drawn
 def test_leaving_no_token_out_changes_nothing(tokenizer):
     torch.manual_seed(0)
     trained = tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
@@ -331,6 +333,7 @@ def test_leaving_no_token_out_changes_nothing(tokenizer):
                 assert torch.equal(same, other)
 
 
+@drawn
 def test_thinning_keeps_labels_with_their_tokens(tokenizer):
     batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [4], count=3, length=8, asked=3)
     features = torch.randn(3, 8 * 64 + 1, 12)

@@ -13,6 +13,7 @@ from mmaccel.demos import moving_world as world
 from mmaccel.errors import PromptError, SettingError, WeightsError
 from mmaccel.zoo import tiny_wan
 
+drawn = pytest.mark.usefixtures("emoji_font")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
@@ -26,6 +27,7 @@ def pipeline():
 # ---------------------------------------------------------------- the world
 
 
+@drawn
 def test_a_clip_is_a_function_of_its_seed():
     one, two, other = world.draw_clip(7), world.draw_clip(7), world.draw_clip(8)
     assert np.array_equal(one.frames, two.frames) and one.caption == two.caption
@@ -33,6 +35,7 @@ def test_a_clip_is_a_function_of_its_seed():
     assert one.frames.shape == (17, 64, 64, 3) and one.frames.dtype == np.uint8
 
 
+@drawn
 def test_captions_and_places_tell_the_same():
     for seed in range(40):
         clip = world.draw_clip(seed)
@@ -43,6 +46,7 @@ def test_captions_and_places_tell_the_same():
             assert path.min() >= 0 and path.max() <= world.IMAGE_SIZE - world.SPRITE_SIZE
 
 
+@drawn
 def test_things_are_where_the_places_say():
     """Nothing but the boxes changes, and they do where something moves."""
     for seed in range(10):
@@ -55,6 +59,7 @@ def test_things_are_where_the_places_say():
         assert changed.any() == (clip.scene.moving > 0)
 
 
+@drawn
 def test_held_out_scenes_are_few_and_stay_apart():
     share = np.mean([world.random_scene(np.random.default_rng(i)).held_out for i in range(2000)])
     assert 0.015 < share < 0.035
@@ -62,6 +67,7 @@ def test_held_out_scenes_are_few_and_stay_apart():
     assert not any(world.draw_clip(i).scene.held_out for i in range(20))
 
 
+@drawn
 def test_loose_captions_leave_out_what_the_full_one_says():
     pairs = [(world.draw_clip(i, full_caption=False).caption, world.draw_clip(i).caption) for i in range(40)]
     assert any(loose != full for loose, full in pairs)
@@ -162,6 +168,7 @@ def test_training_encodes_captions_as_the_pipeline_does(pipeline):
     torch.testing.assert_close(ours, theirs)
 
 
+@drawn
 def test_training_runs_the_autoencoder_as_it_is(pipeline):
     from mmaccel.demos.tiny_wan_vae import decode, encode, pixels_of
 
