@@ -73,6 +73,7 @@ def _blocks(
 def plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     """Attention of the vision tower, of all to all, in the same way."""
     weights = (query.to(value.dtype) * scaling @ key.to(value.dtype).transpose(2, 3)).softmax(-1, dtype=value.dtype)
+    module.received = weights.detach().float().mean((1, 2))
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
@@ -102,6 +103,11 @@ class Trained(torch.nn.Module):
         """Projected and pooled tokens, `[B, T * SIDE * SIDE + 1, D]`, the last of them for the end of the video."""
         pixels = frames.movedim(-1, -3).float() / 127.5 - 1
         return self.model.get_video_features(pixels).pooler_output
+
+    def attention(self) -> torch.Tensor:
+        """What the pooled tokens of the frames last seen received in the tower's last layer, `[B * T, SIDE * SIDE]`."""
+        received = self.model.model.vision_tower.encoder.layers[-1].self_attn.received
+        return F.avg_pool2d(received.view(-1, 1, 2 * SIDE, 2 * SIDE), 2).flatten(1)
 
     def things_loss(self, features: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Cross entropy and share of right labels of what stands at each token; cross entropy of where the token is.

@@ -16,7 +16,7 @@ from .tiny_onevision import SIDE
 from .tiny_onevision_data import THINGS, Batch
 
 LEAST = 0.08  # share of the tokens that is always left
-LATE_LEAST = 0.4  # and of these inside the language model
+LATE_LEAST, LATE_MOST = 0.2, 0.9  # and of these inside the language model, where it has fewer
 
 
 @dataclasses.dataclass
@@ -44,30 +44,35 @@ class Thinned:
     batch: Batch
 
 
-def thin(features: torch.Tensor, batch: Batch, seed: list[int]) -> Thinned:
+def thin(
+    features: torch.Tensor, batch: Batch, seed: list[int], most: float = 1.0, attention: torch.Tensor | None = None
+) -> Thinned:
     """Leave out tokens of each clip; a pure function of the seed.
 
-    The share is drawn between `LEAST` and 1, small ones as often as large ones. Things are preferred by a random
-    weight, as methods that go by attention do, or not at all; in half of the steps those that show what the frame
-    before showed at the same place go first, above a random similarity. In half of the steps the last layers have
+    The share is drawn between `LEAST` and `most`, small ones as often as large ones. Things are preferred by a random
+    weight or not at all; given what each token of a frame received, `attention` `[B * T, SIDE * SIDE]`, half of the
+    draws go by its order in the frame instead, as many methods do. In half of the steps those that show what the frame
+    before showed at the same place go first, above a random similarity. Most of the time the last layers have
     fewer still.
     """
     rng = np.random.default_rng(seed)
     things = batch.things.flatten(1)
     count, total = things.shape
-    kept = round(total * np.exp(rng.uniform(np.log(LEAST), 0)))
+    kept = round(total * np.exp(rng.uniform(np.log(LEAST), np.log(most))))
     weight = rng.uniform(0, 1.5) if rng.random() < 0.7 else 0.0
     shown = ((things >= 0) & (things < len(THINGS))).float()
     scores = torch.from_numpy(rng.random((count, total))).float() + weight * shown
+    if attention is not None and rng.random() < 0.5:
+        scores = attention.argsort(-1).argsort(-1).reshape(count, total) / SIDE**2
     if rng.random() < 0.5:
         scores -= 3 * repeated(features[:, :-1], rng.uniform(0.65, 0.98))
     index = scores.topk(kept).indices.sort().values
     if rng.random() < 0.5:
         merged = joined(features[:, :-1], index, rng.uniform(0.1, 1))
         features = torch.cat([features[:, :-1].scatter(1, _wide(index, features), merged), features[:, -1:]], 1)
-    left = round(kept * rng.uniform(LATE_LEAST, 1)) if rng.random() < 0.5 else kept
+    left = round(kept * rng.uniform(LATE_LEAST, LATE_MOST)) if rng.random() < 0.7 else kept
     late = torch.from_numpy(rng.random((count, kept))).topk(left).indices.sort().values
-    own = rng.uniform(0.1, 1) if rng.random() < 0.5 else None
+    own = rng.uniform(0.1, 1) if rng.random() < 0.6 else None
     dense = ("things", "tracks", "arrivals")
     labels = {name: getattr(batch, name).flatten(1).gather(1, index)[:, None] for name in dense}
     return Thinned(features, index, late, own, dataclasses.replace(batch, **labels))

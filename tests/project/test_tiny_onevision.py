@@ -12,6 +12,7 @@ from mmaccel import zoo
 from mmaccel.demos import (
     moving_questions,
     moving_world,
+    thin_tiny_onevision,
     tiny_onevision,
     tiny_onevision_data,
     tiny_onevision_parts,
@@ -353,6 +354,36 @@ def test_thinning_keeps_labels_with_their_tokens(tokenizer):
     assert min(size for size, _ in sizes) < 0.2 * 8 * 64 and max(size for size, _ in sizes) > 0.5 * 8 * 64
     assert any(late < kept for kept, late in sizes) and any(late == kept for kept, late in sizes)
     assert changed == {True, False}  # some are merged, some dropped
+
+
+@drawn
+def test_thinning_may_go_by_attention(tokenizer):
+    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [5], count=1, length=4, asked=1)
+    features, attention = torch.randn(1, 4 * 64 + 1, 12), torch.rand(4, 64)
+    first = attention.argsort(-1, descending=True)[:, 0] + 64 * torch.arange(4)
+    found = [
+        set(first.tolist()) <= set(tiny_onevision_thinning.thin(features, batch, [seed], 0.1, given).kept[0].tolist())
+        for given in (attention, None)
+        for seed in range(24)
+    ]
+    assert sum(found[:24]) > sum(found[24:]) + 4, "what receives most stays no more often"
+    shares = [tiny_onevision_thinning.thin(features, batch, [seed], 0.1).kept.shape[1] / 256 for seed in range(24)]
+    assert max(shares) <= 0.105 and min(shares) >= 0.075
+
+
+@drawn
+@trained
+def test_training_goes_on_from_shipped_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(thin_tiny_onevision, "CLIPS", 1)
+    monkeypatch.setattr(thin_tiny_onevision, "PARTS", 2)
+    thin_tiny_onevision.main(["--output", str(tmp_path), "--minutes", "0.01", "--questions", "4", "--threads", "1"])
+    before, after = (dict(shipped.load(folder)[0].named_parameters()) for folder in (FOLDER, tmp_path / "model"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("language_model.layers" in name for name in changed)
+    assert not any("vision_tower" in name or "projector" in name for name in changed)
+    facts, told = (json.loads((folder / "training.json").read_text()) for folder in (FOLDER, tmp_path / "model"))
+    assert told["minutes"] == facts["minutes"] + 0.01 and told["steps"] > facts["steps"]
+    assert set(told["accuracy"]) >= {"all"}
 
 
 def test_what_is_left_out_joins_the_most_similar_token():
