@@ -9,10 +9,11 @@ from mmaccel import bench
 
 INTRO = """
 Measured by `mmaccel bench vlm` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
-`mmaccel.demos.train_tiny_onevision`), clips of 32 frames, 2,048 visual tokens, greedy answers. *right* is the share of
-held-out questions answered word for word, *kept* that share against all tokens'. *first token* is the time from the end
-of the vision tower to the first token, compression included; *end to end* has the tower too; both are ratios to the
-plain model in one alternation. *fewer frames* is the plain model on every n-th frame.
+`mmaccel.demos.train_tiny_onevision` and `mmaccel.demos.thin_tiny_onevision`), clips of 32 frames, 2,048 visual tokens,
+greedy answers. *right* is the share of held-out questions answered word for word, *kept* that share against all
+tokens'. *first token* is the time from the end of the vision tower to the first token, compression included; *end to
+end* has the tower too; both are ratios to the plain model in one alternation. *fewer frames* is the plain model on
+every n-th frame.
 The raw rows are in [{json}]({json}).
 
 ![accuracy against time]({png})
