@@ -22,10 +22,10 @@ The raw rows are in [{json}]({json}).
 LIMITS = """
 - **Fewer frames** of clips as slow as these lose nothing, and save the tower's time too: no method that begins behind
   the tower can be as fast. Clips in which more happens between two frames are what methods are for.
-- **`HoliTom`** stores what stands still once, in the first frame of a segment. Here that a thing stays is itself an
-  answer, and questions about motion and number are what it loses. The tower of this small model finds adjacent frames
-  more alike than large ones do, so that the paper's tau of 0.8 takes moving things for still ones, and 0.9 fewer.
-  Its inner stage stands at the fourth of six layers, of which the last two read the answer off.
+- **`HoliTom`** stores what stands still once, in the first frame of a segment. The tower of this small model finds
+  adjacent frames more alike than large ones do, so that the paper's tau of 0.8 takes moving things for still ones, and
+  0.9 fewer. At a tenth of the tokens what it drops is gone: which of the moving tokens stay is up to the tower's
+  attention, while `DyCoke` keeps some of every stretch of time.
 - **`EarlyTom`** merges frames in the middle of a segment only: of segments of at most 5 frames a quarter of the tower's
   work goes, of 9 frames a third.
 - **Methods by attention** run the tower's last attention once more to read it, which costs 4 to 8 % of the tower.
