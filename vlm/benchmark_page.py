@@ -96,7 +96,7 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     axes.set_xlabel("speed-up to the first token, vision tower included")
     axes.set_ylabel("questions answered right (%)")
     axes.set_title("25, 20, 15 and 10 % of the visual tokens")
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="lower right")
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
