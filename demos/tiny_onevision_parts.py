@@ -71,9 +71,10 @@ def _blocks(
 
 
 def plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """Attention of the vision tower, of all to all, in the same way."""
+    """Attention of the vision tower, of all to all, in the same way; a watched layer remembers what each received."""
     weights = (query.to(value.dtype) * scaling @ key.to(value.dtype).transpose(2, 3)).softmax(-1, dtype=value.dtype)
-    module.received = weights.detach().float().mean((1, 2))
+    if getattr(module, "watched", False):
+        module.received = weights.float().mean((1, 2))
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
@@ -98,16 +99,30 @@ class Trained(torch.nn.Module):
         self.track_head = torch.nn.Linear(WIDTH, len(THINGS) * len(MOTIONS))
         self.model.config.text_config._attn_implementation = "packed"
         self.model.config.vision_config._attn_implementation = "plain"
+        self._last_look.watched = True
 
     def features(self, frames: torch.Tensor) -> torch.Tensor:
         """Projected and pooled tokens, `[B, T * SIDE * SIDE + 1, D]`, the last of them for the end of the video."""
         pixels = frames.movedim(-1, -3).float() / 127.5 - 1
         return self.model.get_video_features(pixels).pooler_output
 
+    @property
+    def _last_look(self) -> torch.nn.Module:
+        return self.model.model.vision_tower.encoder.layers[-1].self_attn
+
     def attention(self) -> torch.Tensor:
-        """What the pooled tokens of the frames last seen received in the tower's last layer, `[B * T, SIDE * SIDE]`."""
-        received = self.model.model.vision_tower.encoder.layers[-1].self_attn.received
-        return F.avg_pool2d(received.view(-1, 1, 2 * SIDE, 2 * SIDE), 2).flatten(1)
+        """What the pooled tokens of the frames last seen received in the tower's last layer, `[B * T, SIDE * SIDE]`.
+
+        Once after each call of `features`: a module that still holds a graph could not be copied.
+        """
+        received = self._last_look.__dict__.pop("received").view(-1, 1, 2 * SIDE, 2 * SIDE)
+        return F.avg_pool2d(received, 2).flatten(1)
+
+    def looking_loss(self, batch: Batch) -> torch.Tensor:
+        """Cross entropy of the attention that tokens receive in the tower's last layer, to be that of `middles`."""
+        aim, received = middles(batch.things.flatten(0, 1)), self.attention()
+        missed = -(aim * (received / received.sum(-1, keepdim=True)).log()).sum(-1)
+        return missed[aim.sum(-1) > 0].mean()
 
     def things_loss(self, features: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Cross entropy and share of right labels of what stands at each token; cross entropy of where the token is.
@@ -199,6 +214,19 @@ class Trained(torch.nn.Module):
         told = [_classified(logits[..., self.words[kind]], labels[kind].flatten(1)) for kind in labels]
         losses, rights = zip(*told, strict=True)
         return torch.stack(losses).sum(), torch.stack(rights).mean()
+
+
+def middles(things: torch.Tensor) -> torch.Tensor:
+    """Shares of attention for the tokens of a frame, `[B, SIDE * SIDE]`: the same for each thing, most at its middle.
+
+    So few tokens of a frame show all of its things. `things` as in `Batch`; without any thing all shares are 0.
+    """
+    shown = things[..., None] == torch.arange(len(THINGS))
+    places = torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE)).float()
+    middle = (shown[..., None] * places[:, None]).sum(1, keepdim=True) / shown.sum(1, keepdim=True)[..., None]
+    distance = (places[:, None] - middle).square().sum(-1)
+    shares = (-distance).masked_fill(~shown, -torch.inf).softmax(1).nan_to_num()
+    return shares.sum(2) / shown.any(1).sum(1, keepdim=True).clamp(min=1)
 
 
 def answer_loss(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

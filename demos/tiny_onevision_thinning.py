@@ -59,11 +59,12 @@ def thin(
     things = batch.things.flatten(1)
     count, total = things.shape
     kept = round(total * np.exp(rng.uniform(np.log(LEAST), np.log(most))))
-    weight = rng.uniform(0, 1.5) if rng.random() < 0.7 else 0.0
-    shown = ((things >= 0) & (things < len(THINGS))).float()
-    scores = torch.from_numpy(rng.random((count, total))).float() + weight * shown
     if attention is not None and rng.random() < 0.5:
         scores = attention.argsort(-1).argsort(-1).reshape(count, total) / SIDE**2
+    else:
+        weight = rng.uniform(0, 1.5) if rng.random() < 0.7 else 0.0
+        shown = ((things >= 0) & (things < len(THINGS))).float()
+        scores = torch.from_numpy(rng.random((count, total))).float() + weight * shown
     if rng.random() < 0.5:
         scores -= 3 * repeated(features[:, :-1], rng.uniform(0.65, 0.98))
     index = scores.topk(kept).indices.sort().values

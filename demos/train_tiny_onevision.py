@@ -5,10 +5,11 @@ One command makes the weights from nothing but a font; it goes on where it stopp
     python -m mmaccel.demos.train_tiny_onevision --output runs/tiny-onevision --minutes 90 --threads 2
 
 All on clips drawn on the fly by :mod:`mmaccel.demos.moving_world`. First the vision tower learns what stands at each
-token. Then it is frozen, and the language model learns from many questions a clip, masked from each other, and from a
-dense label at each visual token (which thing, where it goes, when it came) and at each word that means a thing: first
-on clips of few frames, last on whole ones. Scores of attention are kept from growing, without which nothing is found.
-Data are seeded; how many steps fit into the minutes depends on the machine.
+token, and in its last layer to look at things, as large towers do. Then it is frozen, and the language model learns
+from many questions a clip, masked from each other, and from a dense label at each visual token (which thing, where it
+goes, when it came) and at each word that means a thing: first on clips of few frames, last on whole ones. Scores of
+attention are kept from growing, without which nothing is found. Data are seeded; how many steps fit into the minutes
+depends on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -39,12 +39,14 @@ FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))
 CURRICULUM = ((0.12, 4, 16, FEW), (0.5, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
 WHOLE = 0.7  # share of the time after which tokens are left out
 QUESTIONS = 12
-TRACK_WEIGHT, WORD_WEIGHT, PLACE_WEIGHT = 0.5, 0.5, 0.1
+TRACK_WEIGHT, WORD_WEIGHT, PLACE_WEIGHT, LOOK_WEIGHT = 0.5, 0.5, 0.1, 0.1
 
 
 def optimizers_of(module: torch.nn.Module, parts: tuple[str, ...], pace: float = 1.0) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks of the named parts, AdamW for all else of them."""
-    named = [(n, p) for n, p in module.named_parameters() if any(part in n for part in parts)]
+    """Muon for the matrices inside the blocks of the named parts, AdamW for all else of them; freezes the others."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(any(part in name for part in parts))
+    named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     inside = [p for n, p in named if ".layers." in n and p.ndim == 2]
     outside = [p for n, p in named if not (".layers." in n and p.ndim == 2)]
     return [
@@ -118,21 +120,16 @@ def train_tower(module: Trained, args: argparse.Namespace) -> Trained:
         batch = draw(packer, [args.seed, 0, stage.step], args.tower_batch, length=2, asked=1)
         with torch.autocast("cpu", torch.bfloat16):
             loss, right, where = module.things_loss(module.features(batch.frames), batch)
-        stage.took(loss + PLACE_WEIGHT * where, right=right, where=where)
+            looking = module.looking_loss(batch)
+        stage.took(loss + PLACE_WEIGHT * where + LOOK_WEIGHT * looking, right=right, where=where, looking=looking)
         stage.due()
     return stage.finish()
 
 
 def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
     """The language model on a frozen tower."""
-    module.requires_grad_(False)
     parts = ("language_model", "image_newline", "track_")
-    optimizers = optimizers_of(module, parts)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.requires_grad_(True)
-    stage = Stage("language", module, optimizers, args.minutes - args.tower_minutes, args)
+    stage = Stage("language", module, optimizers_of(module, parts), args.minutes - args.tower_minutes, args)
     if args.compile:
         compile_blocks(module)
     packer = Packer(args.tokenizer)
@@ -190,6 +187,20 @@ def facts(args: argparse.Namespace, step: int, **measured: object) -> dict[str, 
     }
 
 
+def steps_of(args: argparse.Namespace, stage: str) -> int:
+    """How many steps a stage took."""
+    return int(json.loads((args.output / f"{stage}.json").read_text())["step"])
+
+
+def finish(trained: Trained, args: argparse.Namespace, steps: int, **told: object) -> None:
+    """Save the model, measure it on held-out questions, save that with it and print it."""
+    save(trained.model, args.tokenizer, args.output / "model", facts(args, steps, **told))
+    measured = accuracy(args.output / "model", args.questions, seed=0)
+    rounded = {kind: round(share, 3) for kind, share in measured.items()}
+    save(trained.model, args.tokenizer, args.output / "model", facts(args, steps, accuracy=rounded, **told))
+    print(json.dumps(rounded, indent=1))
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
@@ -209,12 +220,7 @@ def main(argv: list[str] | None = None) -> None:
     tower = train_tower(module, args)
     module.load_state_dict(tower.state_dict())
     trained = train_language_model(module, args)
-    step = json.loads((args.output / "language.json").read_text())["step"]
-    save(trained.model, args.tokenizer, args.output / "model", facts(args, step))
-    measured = accuracy(args.output / "model", args.questions, seed=0)
-    rounded = {kind: round(float(np.float64(value)), 3) for kind, value in measured.items()}
-    save(trained.model, args.tokenizer, args.output / "model", facts(args, step, accuracy=rounded))
-    print(json.dumps(rounded, indent=1))
+    finish(trained, args, steps_of(args, "language"))
 
 
 if __name__ == "__main__":

@@ -371,19 +371,73 @@ def test_thinning_may_go_by_attention(tokenizer):
     assert max(shares) <= 0.105 and min(shares) >= 0.075
 
 
-@drawn
-@trained
-def test_training_goes_on_from_shipped_weights(tmp_path, monkeypatch):
+@pytest.fixture
+def changed_by(tmp_path, monkeypatch):
+    """What a short training changes of the shipped weights, and what it tells."""
+    monkeypatch.setattr(thin_tiny_onevision, "LOOKING", 1)
     monkeypatch.setattr(thin_tiny_onevision, "CLIPS", 1)
     monkeypatch.setattr(thin_tiny_onevision, "PARTS", 2)
-    thin_tiny_onevision.main(["--output", str(tmp_path), "--minutes", "0.01", "--questions", "4", "--threads", "1"])
-    before, after = (dict(shipped.load(folder)[0].named_parameters()) for folder in (FOLDER, tmp_path / "model"))
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
+
+    def run(*minutes):
+        thin_tiny_onevision.main(["--output", str(tmp_path), *minutes, "--questions", "4", "--threads", "1"])
+        before, after = (dict(shipped.load(folder)[0].named_parameters()) for folder in (FOLDER, tmp_path / "model"))
+        told = json.loads((tmp_path / "model" / "training.json").read_text())
+        return {name for name in before if not torch.equal(before[name], after[name])}, told
+
+    return run
+
+
+@drawn
+@trained
+def test_training_goes_on_from_shipped_weights(changed_by):
+    changed, told = changed_by("--minutes", "0.01", "--tower-minutes", "0")
     assert any("language_model.layers" in name for name in changed)
     assert not any("vision_tower" in name or "projector" in name for name in changed)
-    facts, told = (json.loads((folder / "training.json").read_text()) for folder in (FOLDER, tmp_path / "model"))
+    facts = json.loads((FOLDER / "training.json").read_text())
     assert told["minutes"] == facts["minutes"] + 0.01 and told["steps"] > facts["steps"]
-    assert set(told["accuracy"]) >= {"all"}
+    assert told["tower_minutes"] == facts["tower_minutes"] and set(told["accuracy"]) >= {"all"}
+
+
+@drawn
+@trained
+def test_where_the_tower_looks_changes_its_last_layer(changed_by):
+    changed, _ = changed_by("--minutes", "0.02", "--tower-minutes", "0.01")
+    layers = {name.split("layers.")[1][0] for name in changed if "vision_tower" in name and "layers." in name}
+    assert layers == {"3"} and not any("embeddings" in name for name in changed)
+    with pytest.raises(SystemExit):
+        changed_by("--minutes", "1", "--tower-minutes", "1")
+
+
+@drawn
+def test_each_thing_gets_the_same_share_of_looks(tokenizer):
+    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [7], count=6, length=4, asked=1)
+    things = batch.things.flatten(0, 1)
+    shares = tiny_onevision_parts.middles(things)
+    assert torch.allclose(shares.sum(-1), torch.ones(24))
+    for frame, share in zip(things, shares, strict=True):
+        shown = frame[(frame >= 0) & (frame < len(tiny_onevision_data.THINGS))].unique()
+        each = torch.stack([share[frame == thing].sum() for thing in shown])
+        assert torch.allclose(each, torch.full_like(each, 1 / len(shown)))
+    square = torch.full((8, 8), 14)
+    square[2:5, 3:6] = 0
+    assert tiny_onevision_parts.middles(square.view(1, -1)).argmax() == 3 * 8 + 4
+    assert not tiny_onevision_parts.middles(torch.full((1, 64), 14)).any()
+
+
+@drawn
+def test_looks_are_learned_in_the_last_layer(tokenizer, module):
+    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [8], count=2, length=4, asked=1)
+    module.zero_grad()
+    module.features(batch.frames)
+    loss = module.looking_loss(batch)
+    loss.backward()
+    found = {name for name, weight in module.named_parameters() if weight.grad is not None}
+    module.zero_grad()
+    assert any("layers.3.self_attn.q_proj" in name for name in found) and not any(
+        "v_proj" in n for n in found if "3." in n
+    )
+    uniform = torch.tensor(64.0).log()  # an untrained tower looks everywhere alike
+    assert abs(loss - uniform) < 0.5
 
 
 def test_what_is_left_out_joins_the_most_similar_token():
