@@ -47,10 +47,11 @@ machine, it attends to everything. The raw rows are in [{json}]({json}).
 
 LIMITS = """
 - **Decoding** is bound by memory: 16,384 tokens in float32 are 67 MB of keys and values, which two threads of this
-  machine read in 1.8 ms at best; with four rows of queries to a key head, matrix products need about twice that.
+  machine read in 1 to 2 ms at best; with four rows of queries to a key head, matrix products need two to three times
+  that.
 - **Selected decoding** is a few operations of some 10 microseconds each around a gather of 4 MB. In an alternation the
-  dense run sweeps the caches each time, and both start cold, so that most of its time is waiting for memory and for
-  code; on warm caches it takes a third (0.38 ms).
+  dense run sweeps the caches each time, and a single call starts with neither data nor code at hand; on warm caches it
+  takes a third (0.3 ms). Eight layers in turn are nearer to a model: the data is cold, the code is not.
 - **Drafts** of 16 tokens have 64 rows to a key head: there torch's own attention is efficient too.
 - **Merging, writing and token means** move memory, as torch's own operations do.
 """

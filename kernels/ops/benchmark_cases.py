@@ -20,6 +20,7 @@ from . import (
     verify_attention,
 )
 
+LAYERS = 8
 DENSITIES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 BLOCK = 64
 Run = Callable[[], Any]
@@ -143,8 +144,13 @@ def window_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) 
 
 
 def decode_cases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, draw: Draw) -> Iterator[Case]:
-    """One query over a long cache, whole and selected, and a window of drafts."""
+    """One query over a long cache, whole and selected, and a window of drafts; then one query in each of many layers.
+
+    In a model the caches of the other layers come between two calls for one, so that keys and values are read from
+    memory, while the code stays at hand; a single call between two dense ones finds neither.
+    """
     length = k.shape[2]
+    caches = [(k, v), *((draw(*k.shape), draw(*v.shape)) for _ in range(LAYERS - 1))]
     lengths = torch.tensor([length], device=q.device)
     chosen = (draw.order(1, k.shape[1], length) < 1024).nonzero()[:, 2].view(1, k.shape[1], 1024).int()
     drafts = draw(1, q.shape[1], 16, q.shape[3])
@@ -154,21 +160,24 @@ def decode_cases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, draw: Draw) 
     variants: tuple[tuple[torch.Tensor, Any, Any, dict[str, Any]], ...] = (
         (q, None, None, {"tokens": length}),
         (q, chosen, only[None], {"tokens": 1024}),
+        (q, None, None, {"tokens": length, "layers": LAYERS}),
+        (q, chosen, only[None], {"tokens": 1024, "layers": LAYERS}),
         (drafts, None, seen, {"tokens": length, "drafts": 16}),
     )
     for query, tokens, mask, settings in variants:
-        whole = seen if query is drafts else None
+        whole, layers = seen if query is drafts else None, caches[: settings.get("layers", 1)]
 
-        def run(query: torch.Tensor = query, tokens: Any = tokens) -> Any:
-            return verify_attention(query, k, v, lengths, tokens)
+        def run(query: torch.Tensor = query, tokens: Any = tokens, layers: Any = layers) -> Any:
+            return [verify_attention(query, key, value, lengths, tokens) for key, value in layers][0]
 
         def error(run: Run = run, query: torch.Tensor = query, mask: Any = mask) -> float:
             return _one_head_error(run()[0], query, k, v, mask)
 
-        def dense(query: torch.Tensor = query, whole: Any = whole) -> torch.Tensor:
-            return F.scaled_dot_product_attention(query, k, v, attn_mask=whole, enable_gqa=True)
+        def dense(query: torch.Tensor = query, whole: Any = whole, layers: Any = layers) -> torch.Tensor:
+            options = {"attn_mask": whole, "enable_gqa": True}
+            return [F.scaled_dot_product_attention(query, key, value, **options) for key, value in layers][0]
 
-        read = 2 * k.shape[1] * settings["tokens"] * k.shape[3] * k.element_size()
+        read = 2 * len(layers) * k.shape[1] * settings["tokens"] * k.shape[3] * k.element_size()
         name = "scaled_dot_product_attention(enable_gqa=True) over all tokens"
         yield Case("verify_attention", _shape(query, k), q.dtype, settings, name, run, dense, error, bytes=float(read))
 

@@ -95,15 +95,19 @@ def verify_attention(
 
 
 def _check_values(lengths: torch.Tensor, token_idx: torch.Tensor | None, count: int, slots: int) -> None:
-    low, high = (int(x) for x in lengths.aminmax())
-    require(count <= low and high <= slots, "lengths", f"between {count} and {slots}", lengths.tolist())
+    """On numpy's view of the tensors: a torch op costs more than all that it would do here."""
+    used = lengths.numpy()
+    require(
+        bool(count <= used.min() and used.max() <= slots), "lengths", f"between {count} and {slots}", lengths.tolist()
+    )
     if token_idx is None or token_idx.shape[2] == 0:
         return
-    ahead, behind = token_idx[..., 1:], token_idx[..., :-1]
-    rising = bool((ahead > behind).all())  # the usual case: then the ends tell of all between
-    low_end, high_end = (token_idx[..., 0], token_idx[..., -1]) if rising else (token_idx.amin(2), token_idx.amax(2))
-    beyond = bool((high_end >= lengths[:, None]).any()) or int(low_end.min()) < -1
-    require(not beyond, "token_idx", "between 0 and lengths - 1, or -1 for unused places", token_idx)
-    if not rising or int(low_end.min()) < 0:
-        rising = bool((((ahead > behind) & (behind >= 0)) | (ahead == -1)).all())
-        require(rising, "token_idx", "ascending without repeats, unused places (-1) last", token_idx)
+    chosen = token_idx.numpy()
+    ahead, behind = chosen[..., 1:], chosen[..., :-1]
+    rising = (ahead > behind).all()  # the usual case: then the ends tell of all between
+    low, high = (chosen[..., 0], chosen[..., -1]) if rising else (chosen.min(2), chosen.max(2))
+    within = (high < used[:, None]).all() and low.min() >= -1
+    require(bool(within), "token_idx", "between 0 and lengths - 1, or -1 for unused places", token_idx)
+    if not rising or low.min() < 0:
+        rising = (((ahead > behind) & (behind >= 0)) | (ahead == -1)).all()
+        require(bool(rising), "token_idx", "ascending without repeats, unused places (-1) last", token_idx)

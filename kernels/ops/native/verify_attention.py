@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from .block_sparse_attention import heads_packed
@@ -55,7 +57,7 @@ def _selected(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gather the selected tokens, and attend to them alone."""
     batch, heads, _, width = k.shape
-    full = token_idx.shape[2] > 0 and bool((token_idx[..., -1] >= 0).all())  # unused places are the last ones
+    full = token_idx.shape[2] > 0 and int(token_idx[..., -1].min()) >= 0  # unused places are the last ones
     key, value = _gather(k, v, token_idx if full else token_idx.clamp(min=0))
     if q.shape[2] == 1 and window_mask is None and full:
         return heads_packed(q, key, value, scale)
@@ -73,9 +75,15 @@ def _gather(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> tuple[torc
         return k.gather(2, index), v.gather(2, index)
     # all rows of the memory that they lie in (it may be the used part of a cache) as one table each
     steps = tuple(step // width for step in k.stride()[:3])
-    first = torch.tensor([[[b * steps[0] + h * steps[1]] for h in range(heads)] for b in range(batch)])
+    first = _first_rows(batch, heads, steps[0], steps[1])
     chosen = (first + (slots if steps[2] == 1 else slots.long() * steps[2])).flatten()
     last = sum((size - 1) * step for size, step in zip(k.shape, steps, strict=False))
     shape = (*slots.shape, width)
     key, value = (x.as_strided((last + 1, width), (width, 1)) for x in (k, v))
     return gather_rows("key", key, chosen).view(shape), gather_rows("value", value, chosen).view(shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _first_rows(batch: int, heads: int, row_step: int, head_step: int) -> torch.Tensor:
+    """Where each head's rows begin, `[B, H, 1]`."""
+    return torch.tensor([[[b * row_step + h * head_step] for h in range(heads)] for b in range(batch)])
