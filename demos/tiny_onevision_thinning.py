@@ -52,7 +52,8 @@ def thin(
     The share is drawn between `LEAST` and `most`, small ones as often as large ones. Things are preferred by a random
     weight or not at all; given what each token of a frame received, `attention` `[B * T, SIDE * SIDE]`, half of the
     draws go by its order in the frame instead, as many methods do. In half of the steps those that show what the frame
-    before showed at the same place go first, above a random similarity. Most of the time the last layers have
+    before showed at the same place go first, above a random similarity, and in half of these each of the others is the
+    mean of itself and those that repeat it. Most of the time the last layers have
     fewer still.
     """
     rng = np.random.default_rng(seed)
@@ -66,7 +67,10 @@ def thin(
         shown = ((things >= 0) & (things < len(THINGS))).float()
         scores = torch.from_numpy(rng.random((count, total))).float() + weight * shown
     if rng.random() < 0.5:
-        scores -= 3 * repeated(features[:, :-1], rng.uniform(0.65, 0.98))
+        again = repeated(features[:, :-1], rng.uniform(0.65, 0.98))
+        scores -= 3 * again
+        if rng.random() < 0.5:
+            features = torch.cat([averaged(features[:, :-1], again), features[:, -1:]], 1)
     index = scores.topk(kept).indices.sort().values
     if rng.random() < 0.5:
         merged = joined(features[:, :-1], index, rng.uniform(0.1, 1))
@@ -84,6 +88,19 @@ def repeated(tokens: torch.Tensor, tau: float) -> torch.Tensor:
     frames = tokens.float().unflatten(1, (-1, SIDE**2))
     similar = F.cosine_similarity(frames[:, 1:], frames[:, :-1], dim=-1) > tau
     return F.pad(similar.float().flatten(1), (SIDE**2, 0))
+
+
+def averaged(tokens: torch.Tensor, again: torch.Tensor) -> torch.Tensor:
+    """Tokens `[B, T * SIDE * SIDE, D]`, each the mean of its run: a new one at its place and its repeats.
+
+    `again` is 1 where a token repeats the one before, as :func:`repeated` finds them.
+    """
+    frames = tokens.unflatten(1, (-1, SIDE**2))
+    run = (1 - again).unflatten(1, (-1, SIDE**2)).cumsum(1).long() - 1
+    sizes = torch.zeros(run.shape).scatter_add(1, run, torch.ones(run.shape))
+    index = run[..., None].expand(frames.shape)
+    means = torch.zeros(frames.shape).scatter_add(1, index, frames.float()) / sizes.clamp(min=1)[..., None]
+    return means.gather(1, index).to(tokens.dtype).flatten(1, 2)
 
 
 def joined(tokens: torch.Tensor, index: torch.Tensor, own: float) -> torch.Tensor:

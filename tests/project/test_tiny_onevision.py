@@ -459,6 +459,18 @@ def test_repeated_tokens_are_like_those_at_their_place_before():
     assert told[0, 2].sum() == 63 and not told[0, 2, 10]
 
 
+def test_a_run_of_repeats_is_its_mean():
+    tokens = torch.randn(2, 5 * 64, 3)
+    again = torch.zeros(2, 5, 64)
+    again[0, 1:3, 7] = 1
+    again[1, 4, 9] = 1
+    expected = tokens.view(2, 5, 64, 3).clone()
+    expected[0, :3, 7] = expected[0, :3, 7].mean(0)
+    expected[1, 3:, 9] = expected[1, 3:, 9].mean(0)
+    found = tiny_onevision_thinning.averaged(tokens, again.flatten(1))
+    assert torch.allclose(found, expected.flatten(1, 2), atol=1e-6)
+
+
 def test_soften_brings_only_sharp_heads_down_to_the_spread(tokenizer):
     torch.manual_seed(0)
     trained = tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
