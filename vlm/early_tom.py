@@ -14,7 +14,7 @@ from mmaccel.registry import register
 from .compressor import CACHE_METHODS, COMPRESSORS, Compressed, Compressor, attention, chosen, top
 from .inner import Cut, late_merging
 from .method import is_share
-from .segments import Segment, adjacent_cosine, cut_after
+from .segments import Segment, cut_after
 
 
 @register("vlm")
@@ -133,13 +133,29 @@ class FrameMerges(NamedTuple):
 
     def apply(self, frames: torch.Tensor) -> torch.Tensor:
         """Merge anything that has one entry a frame, `[F, ...]` to `[F', ...]`: hidden states, attention, keys."""
-        weight = self.weight.view(-1, *[1] * (frames.dim() - 1))
-        merged = weight * frames[self.first].float() + (1 - weight) * frames[self.second].float()
-        alone = (self.first == self.second).view_as(weight)
-        return torch.where(alone, frames[self.first], merged.to(frames.dtype))
+        merged, both = frames[self.first], self.first != self.second
+        weight = self.weight[both].view(-1, *[1] * (frames.dim() - 1))
+        pairs = weight * frames[self.first[both]].float() + (1 - weight) * frames[self.second[both]].float()
+        merged[both] = pairs.to(frames.dtype)
+        return merged
 
 
-def running_segments(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9) -> list[Segment]:
+class Likeness:
+    """Mean cosine of two frames of `[F, N, D]` over their tokens, computed where it is asked for."""
+
+    def __init__(self, frames: torch.Tensor) -> None:
+        self.unit, self.tokens = normalize(frames.float(), dim=-1).flatten(1), frames.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.unit)
+
+    def __call__(self, first: int, second: int) -> float:
+        return float(self.unit[first].dot(self.unit[second])) / self.tokens
+
+
+def running_segments(
+    frames: torch.Tensor | Likeness, tau: float = 0.5, window: int = 6, ema: float = 0.9
+) -> list[Segment]:
     """Cut `[F, N, D]` where the running cosine with the segment's first frame falls below `tau`, or it gets long.
 
     Examples
@@ -147,15 +163,15 @@ def running_segments(frames: torch.Tensor, tau: float = 0.5, window: int = 6, em
     >>> running_segments(torch.ones(7, 1, 2), window=6)
     [(0, 4), (5, 6)]
     """
-    unit = normalize(frames.float(), dim=-1)
+    like = frames if isinstance(frames, Likeness) else Likeness(frames)
     cuts: list[int] = []
     start, running = 0, 1.0
-    for frame in range(1, len(unit)):
-        running = ema * float((unit[start] * unit[frame]).sum(-1).mean()) + (1 - ema) * running
+    for frame in range(1, len(like)):
+        running = ema * like(start, frame) + (1 - ema) * running
         if running < tau or frame - start + 1 >= window:
             cuts.append(frame - 1)
             start, running = frame, 1.0
-    return cut_after(cuts, len(unit))
+    return cut_after(cuts, len(like))
 
 
 def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9) -> FrameMerges:
@@ -174,11 +190,11 @@ def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: fl
     is, or where it is not alike at all. The reference code drops the last middle frame of a segment where it does
     not merge; here it stays.
     """
-    between = adjacent_cosine(frames).mean(-1).tolist()
-    unit = normalize(frames.float(), dim=-1)
+    like = Likeness(frames)
+    between = [like(frame, frame + 1) for frame in range(len(like) - 1)]
     rows: list[tuple[int, int, float]] = []
-    for first, last in running_segments(frames, tau, window, ema):
-        least = float((unit[first] * unit[last]).sum(-1).mean())
+    for first, last in running_segments(like, tau, window, ema):
+        least = like(first, last)
         frame = first
         while frame <= last:
             following = between[frame + 1] if frame + 2 < last else 0.0
