@@ -41,6 +41,30 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return getattr(module, COMPILED_CALL, None) is not None
 
 
+def _onednn(name: str) -> Any:
+    return getattr(torch.ops.mkldnn, name, None) if torch.backends.mkldnn.is_available() else None
+
+
+_REORDER, _LINEAR = _onednn("_reorder_linear_weight"), _onednn("_linear_pointwise")
+
+
+def can_pack(tensor: torch.Tensor) -> bool:
+    """Whether oneDNN is here and takes this as a weight or input of :func:`packed_linear`."""
+    return _LINEAR is not None and tensor.is_cpu and tensor.dtype == torch.float32 and tensor.numel() > 0
+
+
+def pack_weight(matrix: torch.Tensor) -> torch.Tensor:
+    """A weight `[O, I]` as oneDNN wants it; the number of rows that will come is not known."""
+    packed: torch.Tensor = _REORDER(matrix, None)
+    return packed
+
+
+def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`x [..., I]` times the transpose of what :func:`pack_weight` packed, plus `bias`."""
+    result: torch.Tensor = _LINEAR(x, packed, bias, "none", [], "")
+    return result
+
+
 def plain_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
     """Transformers' own `sdpa` attention, `(module, q, k, v, mask, ...) -> ([B, M, H, D], None)`."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

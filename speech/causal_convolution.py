@@ -1,7 +1,4 @@
-"""Convolutions over a signal that comes in blocks: each carries what the next block needs of this one.
-
-The carry is None before the first block; it never grows, whatever the length of the signal.
-"""
+"""Convolutions over a signal that comes in blocks: each carries the end of a block into the next."""
 
 from __future__ import annotations
 
@@ -9,94 +6,87 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# Frames of a block up to which one matrix product is faster than a transposed convolution; measured on a CPU
-# with the four layers of Mimi: 13 times at 2 frames of 1024 channels, half as fast at 96 frames of 256.
-SHORT = 32
+from mmaccel.packed_linear import PackedMatrix, Prepared
+
+# Weights from which on a convolution is a product with a packed matrix: for the few frames of a block, oneDNN's
+# convolution would rearrange them at each call.
+WIDE = 1 << 20
 
 
-def causal_conv(
-    hidden_states: torch.Tensor, carry: torch.Tensor | None, conv: nn.Conv1d, pad_mode: str = "constant"
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One block through a convolution of stride 1 that sees the past only; exact.
+class CausalConvolution:
+    """A convolution over the past, or a transposed one that is cut on the right, block by block; exact.
+
+    A transposed convolution of kernel K and stride s is one of ``ceil(K / s)`` taps that gives s frames at a time, so
+    that it too carries frames of its input. Signals are `[B, T, C]`, which oneDNN convolves without a copy.
 
     Parameters
     ----------
-    hidden_states
-        `[B, C, T]`, T at least 1.
-    carry
-        `[B, C, (K - 1) * dilation]`: the end of the block before.
     conv
-        With no padding of its own.
+        With no padding of its own; without stride unless it is transposed, and without dilation if it is.
     pad_mode
         What stands before the first block: ``"constant"`` zeros, or ``"replicate"`` its first value.
-
-    Returns
-    -------
-    tuple
-        `[B, O, T]`, and the carry of the next block.
     """
-    context = (conv.kernel_size[0] - 1) * conv.dilation[0]
-    if context == 0:
-        return F.conv1d(hidden_states, conv.weight, conv.bias, groups=conv.groups), None
-    if carry is None:
-        first = hidden_states[..., :1] if pad_mode == "replicate" else torch.zeros_like(hidden_states[..., :1])
-        carry = first.expand(-1, -1, context)
-    padded = torch.cat([carry, hidden_states], -1)
-    out = F.conv1d(padded, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
-    return out, padded[..., -context:].clone()  # a view would keep the whole block alive
 
+    def __init__(self, conv: nn.Conv1d | nn.ConvTranspose1d, pad_mode: str = "constant") -> None:
+        self.conv, self.pad_mode, self.dilation = conv, pad_mode, conv.dilation[0]
+        transposed = isinstance(conv, nn.ConvTranspose1d)
+        self.stride = conv.stride[0] if transposed else 1
+        self.count = -(-conv.kernel_size[0] // self.stride)
+        self.context = (self.count - 1) * self.dilation
+        self.kernel = Prepared(conv, lambda weight: self._taps(weight).transpose(1, 2)[:, :, None])
+        suits = conv.groups == 1 and self.dilation == 1 and (self.count == 1 or conv.weight.numel() >= WIDE)
+        self.matrix = PackedMatrix(conv, lambda weight: self._taps(weight).flatten(1)) if suits else None
 
-def transposed_conv(
-    hidden_states: torch.Tensor, carry: torch.Tensor | None, conv: nn.ConvTranspose1d
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One block through a transposed convolution whose overhang of K - s samples is cut on the right; exact.
+    def __call__(
+        self, hidden_states: torch.Tensor, carry: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One block.
 
-    The overhang is what the next block adds to its own start. It is carried without bias, which the next block
-    brings itself. Where the kernel is twice the stride, as in codecs, there are no groups and a block has few frames,
-    the convolution is one matrix product, which is several times faster on a CPU.
+        Parameters
+        ----------
+        hidden_states
+            `[B, T, C]`, T at least 1.
+        carry
+            The last frames of the blocks before, `[B, (taps - 1) * dilation, C]`; None before the first.
 
-    Parameters
-    ----------
-    hidden_states
-        `[B, C, T]`, T at least 1.
-    carry
-        `[B, O, K - s]`: the overhang of the block before.
-    conv
-        With no padding or dilation of its own; K at least s.
+        Returns
+        -------
+        tuple
+            `[B, T * s, O]`, and the carry of the next block.
+        """
+        batch, length = hidden_states.shape[:2]
+        if self.context:
+            first = self._before(hidden_states) if carry is None else carry
+            hidden_states = torch.cat([first, hidden_states], 1)
+            carry = hidden_states[:, -self.context :].clone()  # a view would keep the whole block alive
+        if self.matrix is None:
+            out = self._convolve(hidden_states)
+        else:
+            out = self.matrix(self._windows(hidden_states), self._bias())
+        out = out.view(batch, length, self.conv.groups, self.stride, -1).transpose(2, 3)
+        return out.reshape(batch, length * self.stride, -1), carry
 
-    Returns
-    -------
-    tuple
-        `[B, O, T * s]`, and the carry of the next block.
-    """
-    kernel, stride = conv.kernel_size[0], conv.stride[0]
-    if conv.groups == 1 and kernel == 2 * stride and hidden_states.shape[-1] <= SHORT:
-        return _as_matmul(hidden_states, carry, conv)
-    return _as_is(hidden_states, carry, conv)
+    def _before(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        start = hidden_states[:, :1]
+        return (start if self.pad_mode == "replicate" else torch.zeros_like(start)).expand(-1, self.context, -1)
 
+    def _windows(self, signal: torch.Tensor) -> torch.Tensor:
+        """The frames that each output sees, side by side."""
+        return signal if self.count == 1 else signal.unfold(1, self.count, 1).transpose(2, 3).flatten(2)
 
-def _as_matmul(
-    hidden_states: torch.Tensor, carry: torch.Tensor | None, conv: nn.ConvTranspose1d
-) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, channels, length = hidden_states.shape
-    out_channels, stride = conv.out_channels, conv.stride[0]
-    product = conv.weight.reshape(channels, -1).transpose(0, 1) @ hidden_states  # the weight is viewed, not copied
-    halves = product.view(batch, out_channels, 2, stride, length)
-    out, overhang = halves[:, :, 0], halves[:, :, 1]
-    out[..., 1:] += overhang[..., :-1]
-    if carry is not None:
-        out[..., 0] += carry
-    whole = out.transpose(2, 3).reshape(batch, out_channels, length * stride)
-    return (whole if conv.bias is None else whole + conv.bias[:, None]), overhang[..., -1].clone()
+    def _convolve(self, signal: torch.Tensor) -> torch.Tensor:
+        images = signal[:, None].permute(0, 3, 1, 2)  # [B, C, 1, T], channels last
+        out = F.conv2d(images, self.kernel(), self._bias(), dilation=self.dilation, groups=self.conv.groups)
+        return out.permute(0, 2, 3, 1).flatten(1, 2)
 
+    def _bias(self) -> torch.Tensor | None:
+        bias, groups = self.conv.bias, self.conv.groups
+        return None if bias is None else bias.view(groups, 1, -1).expand(-1, self.stride, -1).flatten()
 
-def _as_is(
-    hidden_states: torch.Tensor, carry: torch.Tensor | None, conv: nn.ConvTranspose1d
-) -> tuple[torch.Tensor, torch.Tensor]:
-    overhang, length = conv.kernel_size[0] - conv.stride[0], hidden_states.shape[-1] * conv.stride[0]
-    # the bias is added within: afterwards it would be another pass over a large signal
-    whole = F.conv_transpose1d(hidden_states, conv.weight, conv.bias, stride=conv.stride, groups=conv.groups)
-    if carry is not None:
-        whole[..., :overhang] += carry
-    rest = whole[..., length:]
-    return whole[..., :length], rest.clone() if conv.bias is None else rest - conv.bias[:, None]
+    def _taps(self, weight: torch.Tensor) -> torch.Tensor:
+        """`[O', taps, C]`, where O' are the groups, the s frames and the channels of a group."""
+        if not isinstance(self.conv, nn.ConvTranspose1d):
+            return weight.transpose(1, 2)
+        whole = F.pad(weight, (0, self.count * self.stride - weight.shape[2]))
+        split = whole.unflatten(0, (self.conv.groups, -1)).unflatten(3, (self.count, self.stride)).flip(3)
+        return split.permute(0, 4, 2, 3, 1).flatten(0, 2)

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache
 
 from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.method import is_count
+from mmaccel.packed_linear import with_packed_linears
 
-from .causal_convolution import causal_conv, transposed_conv
+from .causal_convolution import CausalConvolution
 from .private import mimi_decoder_parts
 
 PAD_MODES = ("constant", "replicate")
@@ -37,10 +39,11 @@ class StreamingCodecDecoder:
     """Decode Mimi codes in blocks of any sizes, exactly as `model.decode` decodes all of them at once.
 
     Mimi (Moshi: a speech-text foundation model for real-time dialogue, 2024) is causal, so each block needs only what
-    its layers saw last: every convolution carries its left context, every transposed convolution the overhang that
-    the next block adds, and the transformer its keys and values within the sliding window. `model.decode` carries
+    its layers saw last: every convolution carries its left context, and the transformer its keys and values within the
+    sliding window. `model.decode` carries
     the last of these only, and is wrong at each seam. Exact to float32 rounding; the model is not changed, and serves
-    any number of streams, taken in turns.
+    any number of streams, taken in turns. On a CPU in float32 the weights of the matrix products are held a second
+    time, as oneDNN wants them (150 MB for Mimi).
 
     Parameters
     ----------
@@ -64,10 +67,12 @@ class StreamingCodecDecoder:
     def __init__(self, model: Any) -> None:
         _check_family(model)
         self.model = model
-        self.upsample, self.transformer, layers = mimi_decoder_parts(model)
-        self.layers = list(layers)
-        for layer in [self.upsample, *self.layers]:
+        upsample, transformer, layers = mimi_decoder_parts(model)
+        self.upsample, self.layers = [] if upsample is None else [upsample], list(layers)
+        for layer in self.upsample + self.layers:
             _check_layer(layer)
+        self.transformer = with_packed_linears(transformer)
+        self._convolutions = {id(layer): _convolution(layer) for layer in self._all_layers() if hasattr(layer, "conv")}
 
     @property
     def sample_rate(self) -> int:
@@ -77,8 +82,13 @@ class StreamingCodecDecoder:
     @property
     def frame_samples(self) -> int:
         """Samples of audio that one frame of codes makes."""
-        modules: list[Any] = [self.upsample, *self.layers]
-        return math.prod(int(m.conv.stride[0]) for m in modules if _is(m, "MimiConvTranspose1d"))
+        return math.prod(convolution.stride for convolution in self._convolutions.values())
+
+    def _all_layers(self) -> Iterator[Any]:
+        for layer in self.upsample + self.layers:
+            yield layer
+            if _is(layer, "MimiResnetBlock"):
+                yield from (layer.shortcut, *layer.block)
 
     def stream(self, batch: int = 1, blocks: Iterable[int] | None = None) -> CodecStream:
         """Begin a stream of `batch` signals that grow together.
@@ -98,28 +108,28 @@ class StreamingCodecDecoder:
     @torch.no_grad()
     def decode(self, codes: torch.Tensor, state: CodecState) -> torch.Tensor:
         """The next block: codes `[B, Q, T]`, T at least 1, to audio `[B, channels, T * frame_samples]`."""
-        hidden_states = self.model.quantizer.decode(codes)
-        if self.upsample is not None:
-            hidden_states = self._layer(self.upsample, hidden_states, state, id(self.upsample))
-        inner = self.transformer(hidden_states.transpose(1, 2), past_key_values=state.cache, use_cache=True)
-        hidden_states = inner.last_hidden_state.transpose(1, 2)
+        hidden_states = self.model.quantizer.decode(codes).transpose(1, 2)
+        for layer in self.upsample:
+            hidden_states = self._layer(layer, hidden_states, state)
+        inner = self.transformer(hidden_states, past_key_values=state.cache, use_cache=True)
+        hidden_states = inner.last_hidden_state
         for layer in self.layers:
-            hidden_states = self._layer(layer, hidden_states, state, id(layer))
-        return hidden_states
+            hidden_states = self._layer(layer, hidden_states, state)
+        return hidden_states.transpose(1, 2)
 
-    def _layer(self, layer: Any, hidden_states: torch.Tensor, state: CodecState, key: int) -> torch.Tensor:
-        carry = state.carries.get(key)
-        if _is(layer, "MimiConv1d"):
-            hidden_states, state.carries[key] = causal_conv(hidden_states, carry, layer.conv, layer.pad_mode)
-            return hidden_states
-        if _is(layer, "MimiConvTranspose1d"):
-            hidden_states, state.carries[key] = transposed_conv(hidden_states, carry, layer.conv)
+    def _layer(self, layer: Any, hidden_states: torch.Tensor, state: CodecState, own: bool = True) -> torch.Tensor:
+        """`own` states may be overwritten: new memory for a long signal takes longer than the arithmetic."""
+        key = id(layer)
+        if key in self._convolutions:
+            hidden_states, state.carries[key] = self._convolutions[key](hidden_states, state.carries.get(key))
             return hidden_states
         if _is(layer, "MimiResnetBlock"):
-            residual = self._layer(layer.shortcut, hidden_states, state, id(layer.shortcut))
-            for inner in layer.block:
-                hidden_states = self._layer(inner, hidden_states, state, id(inner))
+            residual = self._layer(layer.shortcut, hidden_states, state)
+            for number, inner in enumerate(layer.block):
+                hidden_states = self._layer(inner, hidden_states, state, own=number > 0)
             return residual + hidden_states
+        if isinstance(layer, nn.ELU):
+            return F.elu(hidden_states, layer.alpha, inplace=own)
         return layer(hidden_states)
 
 
@@ -241,6 +251,10 @@ def _is(module: Any, name: str) -> bool:
     return type(module).__name__ == name
 
 
+def _convolution(layer: Any) -> CausalConvolution:
+    return CausalConvolution(layer.conv, getattr(layer, "pad_mode", "constant"))
+
+
 def _check_family(model: Any) -> None:
     """Refuse what is no causal Mimi decoder."""
     if not any(cls.__name__ == "MimiModel" for cls in type(model).__mro__):
@@ -269,5 +283,5 @@ def _check_layer(layer: Any) -> None:
                 f"pad_mode={layer.pad_mode!r}, stride {layer.conv.stride[0]}: block by block the decoder pads with"
                 f" {' or '.join(PAD_MODES)} at stride 1"
             )
-    elif not (layer is None or _is(layer, "MimiConvTranspose1d") or isinstance(layer, nn.ELU | nn.Identity)):
+    elif not (_is(layer, "MimiConvTranspose1d") or isinstance(layer, nn.ELU | nn.Identity)):
         raise UnsupportedTargetError(f"a {type(layer).__name__} in the decoder: no block-wise rule is known for it")

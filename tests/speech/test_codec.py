@@ -9,8 +9,8 @@ import torch
 from transformers import DynamicCache, MimiConfig, MimiModel
 
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
-from mmaccel.speech import private
-from mmaccel.speech.causal_convolution import SHORT, causal_conv, transposed_conv
+from mmaccel.speech import causal_convolution, private
+from mmaccel.speech.causal_convolution import CausalConvolution
 from mmaccel.speech.first_byte_meter import FirstByteMeter
 from mmaccel.speech.growing_blocks import growing_blocks
 from mmaccel.speech.streaming_codec_decoder import StreamingCodecDecoder
@@ -231,27 +231,40 @@ def test_models_that_do_not_fit():
             StreamingCodecDecoder(MimiModel(MimiConfig(**{**TINY, **more})))
 
 
-@pytest.mark.parametrize("kernel, stride, groups", ((8, 4, 1), (7, 3, 1), (4, 2, 6), (9, 2, 1), (3, 3, 1)))
-def test_transposed_convolutions(kernel, stride, groups):
-    torch.manual_seed(0)
-    conv = torch.nn.ConvTranspose1d(6, 12, kernel, stride, groups=groups)
-    x, carry, out = torch.randn(2, 6, 3 + 2 * SHORT), None, []
-    for block in x.split([1, 2, 2 * SHORT], -1):
-        y, carry = transposed_conv(block, carry, conv)
+def blocks_of(conv, x, sizes, **more):
+    """A signal `[B, C, T]` block by block, and the last carry."""
+    convolution, carry, out = CausalConvolution(conv, **more), None, []
+    for block in x.transpose(1, 2).split(sizes, 1):
+        y, carry = convolution(block, carry)
         out.append(y)
-    assert torch.allclose(torch.cat(out, -1), conv(x)[..., : x.shape[-1] * stride], atol=1e-5)
-    assert carry.shape == (2, 12, kernel - stride)
+    return torch.cat(out, 1).transpose(1, 2), carry
 
 
-@pytest.mark.parametrize("dilation", (1, 3))
-def test_causal_convolutions(dilation):
+@pytest.mark.parametrize("wide", (0, 1 << 30))
+@pytest.mark.parametrize("kernel, stride, groups", ((8, 4, 1), (7, 3, 1), (4, 2, 6), (9, 2, 1), (3, 3, 1), (9, 2, 2)))
+@torch.no_grad()
+def test_transposed_convolutions(kernel, stride, groups, wide, monkeypatch):
+    monkeypatch.setattr(causal_convolution, "WIDE", wide)
     torch.manual_seed(0)
-    conv = torch.nn.Conv1d(4, 5, 3, dilation=dilation)
-    x, carry, out = torch.randn(2, 4, 9), None, []
-    for block in x.split([1, 2, 6], -1):
-        y, carry = causal_conv(block, carry, conv)
-        out.append(y)
-    assert torch.allclose(torch.cat(out, -1), conv(torch.nn.functional.pad(x, (2 * dilation, 0))), atol=1e-5)
+    conv, x = torch.nn.ConvTranspose1d(6, 12, kernel, stride, groups=groups), torch.randn(2, 6, 60)
+    out, carry = blocks_of(conv, x, [1, 2, 57])
+    assert torch.allclose(out, conv(x)[..., : x.shape[-1] * stride], atol=1e-5)
+    assert kernel == stride or carry.shape == (2, -(-kernel // stride) - 1, 6)
+
+
+@pytest.mark.parametrize("wide", (0, 1 << 30))
+@pytest.mark.parametrize(
+    "kernel, dilation, groups, bias", ((3, 1, 1, True), (3, 3, 1, True), (5, 1, 2, False), (1, 1, 1, True))
+)
+@torch.no_grad()
+def test_causal_convolutions(kernel, dilation, groups, bias, wide, monkeypatch):
+    monkeypatch.setattr(causal_convolution, "WIDE", wide)
+    torch.manual_seed(0)
+    conv = torch.nn.Conv1d(4, 6, kernel, dilation=dilation, groups=groups, bias=bias)
+    x, context = torch.randn(2, 4, 9), (kernel - 1) * dilation
+    for mode in ("constant", "replicate"):
+        out, _ = blocks_of(conv, x, [1, 2, 6], pad_mode=mode)
+        assert torch.allclose(out, conv(torch.nn.functional.pad(x, (context, 0), mode=mode)), atol=1e-5)
 
 
 def test_the_parts_of_the_installed_transformers(tiny):

@@ -1,0 +1,111 @@
+"""Matrix products on a CPU with weights that oneDNN has laid out beforehand; equal up to rounding.
+
+torch hands float32 products to MKL, which on CPUs that are not Intel's leaves half of the machine unused, and for few
+rows more: on an AMD EPYC, 512 by 2048 weights take 0.15 instead of 0.41 ms for 2 rows, 0.25 instead of 0.60 for 16 and
+1.2 instead of 2.8 for 128. The weights are held a second time for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from . import private
+
+
+class Prepared:
+    """What is made of a module's weight: made once, and anew when the weight has changed."""
+
+    def __init__(self, module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.module, self.make = module, make
+        self._made: torch.Tensor | None = None
+        self._of: tuple[Any, ...] = ()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """That of the module, now."""
+        weight: torch.Tensor = self.module.weight  # type: ignore[assignment]
+        return weight
+
+    def __call__(self) -> torch.Tensor:
+        weight = self.weight
+        now = (weight.data_ptr(), weight.dtype, weight.device, 0 if weight.is_inference() else weight._version)
+        if self._made is None or self._of != now:
+            self._made, self._of = self.make(weight.detach()), now
+        return self._made
+
+
+class PackedMatrix:
+    """The weight of a module as a matrix `[O, I]`, packed for oneDNN.
+
+    Without oneDNN, and for anything but float32 on a CPU without gradients or autocast, a plain product.
+
+    Parameters
+    ----------
+    module
+        Which has the weight; it is asked for it at each call.
+    view
+        Makes the matrix of the weight; by default the weight is one.
+    """
+
+    def __init__(self, module: nn.Module, view: Callable[[torch.Tensor], torch.Tensor] = lambda weight: weight) -> None:
+        self.view = view
+        self.packed = Prepared(module, lambda weight: private.pack_weight(view(weight).contiguous()))
+        if private.can_pack(self.packed.weight):
+            self.packed()
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`x [..., I]` times the transposed matrix, plus `bias [O]`."""
+        weight = self.packed.weight
+        wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        if wants_gradient or torch.is_autocast_enabled("cpu") or not (private.can_pack(weight) and private.can_pack(x)):
+            return F.linear(x, self.view(weight), bias)
+        return private.packed_linear(x, self.packed(), bias)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with a packed weight; the layer stays where and as it is."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.matrix = PackedMatrix(linear)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """That of the layer."""
+        return self.matrix.packed.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """That of the layer."""
+        return self.matrix.packed.module.bias  # type: ignore[return-value]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.matrix(x, self.bias)
+
+
+def with_packed_linears(module: nn.Module) -> nn.Module:
+    """A twin of a module that shares everything with it but runs its linear layers packed.
+
+    The module itself is not changed, and later changes of its weights are seen by the twin.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU())
+    >>> with torch.no_grad():
+    ...     torch.allclose(with_packed_linears(layer)(torch.ones(2, 64)), layer(torch.ones(2, 64)), atol=1e-6)
+    True
+    """
+    if type(module) is nn.Linear:
+        return PackedLinear(module)
+    if private.is_compiled(module):
+        return module
+    twin = copy.copy(module)
+    children = {name: child and with_packed_linears(child) for name, child in module._modules.items()}
+    twin.__dict__["_modules"] = children
+    return twin

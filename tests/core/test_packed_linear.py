@@ -1,0 +1,76 @@
+"""Packed weights give the same products, follow the weights they were made of, and leave modules as they are."""
+
+import pytest
+import torch
+
+from mmaccel import private
+from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
+from mmaccel.testing import snapshot
+
+
+@pytest.fixture
+def layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(48, 96), torch.nn.GELU(), torch.nn.Linear(96, 5, bias=False))
+
+
+@pytest.mark.parametrize("shape", ((48,), (1, 48), (2, 3, 48), (0, 48), (2, 40, 48)))
+@torch.no_grad()
+def test_the_same_products(layers, shape):
+    x = torch.randn(shape)
+    assert torch.allclose(with_packed_linears(layers)(x), layers(x), atol=1e-6)
+    strided = torch.randn(48, 7).t()
+    assert torch.allclose(with_packed_linears(layers)(strided), layers(strided), atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_twin_shares_all_else_and_changes_nothing(layers):
+    before = snapshot(layers)
+    twin = with_packed_linears(layers)
+    assert snapshot(layers) == before and type(layers[0]) is torch.nn.Linear
+    assert isinstance(twin[0], PackedLinear) and twin[1] is not layers[1] and twin[0].weight is layers[0].weight
+    assert twin[0].bias is layers[0].bias and twin[2].bias is None
+
+
+@torch.no_grad()
+def test_changed_weights_are_seen(layers):
+    twin, x = with_packed_linears(layers), torch.randn(3, 48)
+    layers[0].weight.mul_(2)
+    assert torch.allclose(twin(x), layers(x), atol=1e-6)
+    layers[0].weight = torch.nn.Parameter(torch.randn(96, 48))
+    assert torch.allclose(twin(x), layers(x), atol=1e-4)
+    layers.load_state_dict({name: torch.randn_like(weight) for name, weight in layers.state_dict().items()})
+    assert torch.allclose(twin(x), layers(x), atol=1e-3)
+    layers.bfloat16()
+    assert torch.equal(twin(x.bfloat16()), layers(x.bfloat16()))
+    layers.float()
+    assert torch.allclose(twin(x), layers(x), atol=1e-3)
+
+
+def test_gradients_and_autocast_take_the_plain_way(layers):
+    twin, x = with_packed_linears(layers), torch.randn(3, 48)
+    twin(x).sum().backward()
+    assert layers[0].weight.grad is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert twin(x).dtype == torch.bfloat16 and torch.equal(twin(x), layers(x))
+
+
+@torch.inference_mode()
+def test_weights_made_in_inference_mode():
+    linear, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    assert torch.allclose(with_packed_linears(linear)(x), linear(x), atol=1e-6)
+
+
+@torch.no_grad()
+def test_without_onednn(layers, monkeypatch):
+    assert private.can_pack(torch.ones(1)) == torch.backends.mkldnn.is_available(), "torch's private ops are gone"
+    monkeypatch.setattr(private, "_LINEAR", None)
+    x = torch.randn(3, 48)
+    assert torch.equal(with_packed_linears(layers)(x), layers(x))
+
+
+@torch.no_grad()
+def test_a_view_of_a_weight():
+    conv, x = torch.nn.Conv1d(4, 6, 3), torch.randn(2, 12)
+    matrix = PackedMatrix(conv, lambda weight: weight.flatten(1))
+    assert torch.allclose(matrix(x, conv.bias), conv(x.view(2, 4, 3))[..., 0], atol=1e-6)
