@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from .tiny_onevision import SIDE
 from .tiny_onevision_data import THINGS, Batch
 
-LEAST = 0.08  # share of the tokens that is always left
+LEAST, LEAST_NEW = 0.08, 0.02  # share of the tokens that is always left, and where those that repeat go first
 LATE_LEAST, LATE_MOST = 0.2, 0.9  # and of these inside the language model, where it has fewer
 
 
@@ -52,21 +52,22 @@ def thin(
     The share is drawn between `LEAST` and `most`, small ones as often as large ones. Things are preferred by a random
     weight or not at all; given what each token of a frame received, `attention` `[B * T, SIDE * SIDE]`, half of the
     draws go by its order in the frame instead, as many methods do. In half of the steps those that show what the frame
-    before showed at the same place go first, above a random similarity, and in half of these each of the others is the
-    mean of itself and those that repeat it. Most of the time the last layers have
+    before showed at the same place go first, above a random similarity, the share may be `LEAST_NEW`, and in half of
+    these each of the others is the mean of itself and those that repeat it. Most of the time the last layers have
     fewer still.
     """
     rng = np.random.default_rng(seed)
     things = batch.things.flatten(1)
     count, total = things.shape
-    kept = round(total * np.exp(rng.uniform(np.log(LEAST), np.log(most))))
+    once = rng.random() < 0.5
+    kept = round(total * np.exp(rng.uniform(np.log(LEAST_NEW if once else LEAST), np.log(most))))
     if attention is not None and rng.random() < 0.5:
         scores = attention.argsort(-1).argsort(-1).reshape(count, total) / SIDE**2
     else:
         weight = rng.uniform(0, 1.5) if rng.random() < 0.7 else 0.0
         shown = ((things >= 0) & (things < len(THINGS))).float()
         scores = torch.from_numpy(rng.random((count, total))).float() + weight * shown
-    if rng.random() < 0.5:
+    if once:
         again = repeated(features[:, :-1], rng.uniform(0.65, 0.98))
         scores -= 3 * again
         if rng.random() < 0.5:
