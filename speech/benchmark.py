@@ -108,7 +108,10 @@ def _policy_rows(
     yield stream_row(name, label, recordings, heard, baseline, _settings(policy), **_streamed(heard, drafted))
     if isinstance(policy, LocalAgreement):
         plain, plainly = _stream(adapter, policy, recordings, drafts=False)
-        yield draft_row(name, heard, drafted, plainly, plain)
+        yield draft_row(name, "drafts in the stream", heard, drafted, plainly, plain)
+        twin = MeasuredRecognizer(adapter.target, adapter.processor, policy=policy, packed=True)
+        again = listen(lambda: StreamListener(twin.stream(update_interval=UPDATE)), recordings)
+        yield draft_row(name, "drafts and packed weights in the stream", again, twin, plainly, plain)
         longest = max((recording.samples for recording in recordings), key=len)
         yield growing_row(name, adapter, longest[: SEGMENT * RATE])
 

@@ -25,12 +25,14 @@ class Cost:
 
 
 def draft_row(
-    name: str, heard: Heard, drafted: MeasuredRecognizer, plainly: Heard, plain: MeasuredRecognizer
+    name: str, label: str, heard: Heard, drafted: MeasuredRecognizer, plainly: Heard, plain: MeasuredRecognizer
 ) -> dict[str, Any]:
     """What drafts save; refused if one event differs, which has the tokens, the partials and the times of words."""
-    identity = {"model": name, "method": "drafts in the stream", "settings": {}}
+    identity = {"model": name, "method": label, "settings": {}}
     if [one.events for one in heard.listeners] != [one.events for one in plainly.listeners]:
-        return _row(identity, refused="refused: the stream with drafts tells something else than without")
+        return _row(
+            identity, refused=f"refused: the stream with {label.split(' in ')[0]} tells something else than without"
+        )
     ours = Cost(heard.cpu_seconds, drafted.decoding, heard.decoder_calls)
     baseline = Cost(plainly.cpu_seconds, plain.decoding, plainly.decoder_calls)
     return _saved(identity, sum(take.audio_seconds for take in heard.takes), ours, baseline)

@@ -43,8 +43,8 @@ LIMITS = """
 - **moonshine-voice** runs the same model with weights of 8 bits in its own engine, with endpointing of its own; all its
   threads are counted. Its lines are final once complete, and text before may change, so that *promised* is the end of
   a line.
-- **Mimi**: what is saved is the padding that the stock module computes around each block, so that large blocks gain
-  nothing in time; they are exact, which the stock module's are not.
+- **Mimi**: what is saved is the padding that the stock module computes around each block, which is less of a large
+  block, and the laying out of weights and signals for oneDNN; blocks are exact, which the stock module's are not.
 - **`MergeAudioTokens`** costs about what it saves on a decoder as small as this.
 """
 DRAFTS = """
@@ -52,7 +52,7 @@ The same with every hypothesis decoded from its start. *In the stream*, which is
 here are a second or two long and have little to draft from; all events are equal: words, tokens, times, and what was
 shown on the way. *In one segment*: at most 15 s of speech, decoded every 0.5 s without regard to pauses; all
 tokens are equal. A row whose check failed would have no figures. *all* has encoder, endpointing and times of words
-too, which drafts do not change.
+too, which drafts do not change, but *packed weights* do (`StreamingRecognizer(packed=True)`).
 """
 ENCODER = """
 Untrained weights of the default size, {seconds} s of audio that grows in {updates} updates, all frames asked for at

@@ -101,7 +101,7 @@ def test_rows_of_streams():
 def test_drafts_save_calls_and_change_nothing():
     drafted, heard = streamed(drafts=True)
     plain, plainly = streamed(drafts=False)
-    row = benchmark_drafts.draft_row("scripted", heard, drafted, plainly, plain)
+    row = benchmark_drafts.draft_row("scripted", "drafts in the stream", heard, drafted, plainly, plain)
     assert row["refused"] is None and row["work_ratio"] < 0.6
     assert row["decoder_calls"] == drafted.adapter.target.calls
     assert row["baseline_decoder_calls"] == plain.adapter.target.calls
@@ -111,7 +111,7 @@ def test_a_row_whose_check_fails_has_no_figures():
     drafted, heard = streamed()
     plain, plainly = streamed(drafts=False)
     plainly.listeners[0].events.pop()
-    row = benchmark_drafts.draft_row("scripted", heard, drafted, plainly, plain)
+    row = benchmark_drafts.draft_row("scripted", "drafts in the stream", heard, drafted, plainly, plain)
     assert "refused" in row["refused"] and row["speedup"] is None and row["cpu_seconds"] is None
     part = benchmark_parts.part_row(1.0, 2.0, 1e-3, table="codec", model="m", method="c")
     assert "1.0e-03" in part["refused"] and part["speedup"] is None
@@ -231,7 +231,7 @@ def result():
         benchmark._offline_row("scripted", recordings(), [transcript], 0.0),
         benchmark.stream_row("scripted", "LocalAgreement", recordings(), heard, 0.0, {"n": 2}, **more),
         benchmark.stream_row("scripted", "fixed chunks", recordings(), heard, 0.0, {"seconds": 3.0}),
-        benchmark_drafts.draft_row("scripted", heard, drafted, plainly, plain),
+        benchmark_drafts.draft_row("scripted", "drafts in the stream", heard, drafted, plainly, plain),
         benchmark_parts.part_row(
             1.0, 4.0, 1e-7, table="encoder", model="v2", method="cached encoder", settings={"seconds": 8, "updates": 16}
         ),

@@ -5,7 +5,7 @@ import torch
 
 import mmaccel
 from mmaccel import speech
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.speech import examples
 from mmaccel.speech.recognizer import StreamingRecognizer
 from mmaccel.testing import snapshot
@@ -65,3 +65,15 @@ def test_merged_tokens_have_no_times(tiny):
     assert [event for event in events if isinstance(event, speech.Final)] == expected
     with mmaccel.accelerate(model, speech.MergeAudioTokens(keep=1.0)):
         assert _finals(recognizer) == expected
+
+
+@pytest.mark.parametrize("policy", (speech.LocalAgreement(2), speech.AlignAtt()))
+def test_packed_weights_say_the_same(tiny, policy):
+    model, processor = tiny
+    before, settings = snapshot(model), {"endpoint": ENDPOINT, "policy": policy}
+    expected = _finals(StreamingRecognizer(model, processor, **settings))
+    packed = StreamingRecognizer(model, processor, packed=True, **settings)
+    assert _finals(packed) == expected and len(expected[0].words) > 1
+    assert packed.adapter.target is not model and snapshot(model) == before
+    with mmaccel.accelerate(model, speech.SuffixDraft()) as fast, pytest.raises(SettingError, match="the model itself"):
+        StreamingRecognizer(fast, processor, packed=True)
