@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,8 @@ class Prepared:
     def __init__(self, module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.module, self.make = module, make
         self._made: torch.Tensor | None = None
-        self._of: tuple[Any, ...] = ()
+        self._of: torch.Tensor | None = None  # kept, so that no other weight comes to stand at its address
+        self._version = 0
 
     @property
     def weight(self) -> torch.Tensor:
@@ -33,10 +33,11 @@ class Prepared:
         return weight
 
     def __call__(self) -> torch.Tensor:
-        weight = self.weight
-        now = (weight.data_ptr(), weight.dtype, weight.device, 0 if weight.is_inference() else weight._version)
-        if self._made is None or self._of != now:
-            self._made, self._of = self.make(weight.detach()), now
+        weight, of = self.weight, self._of
+        version = 0 if weight.is_inference() else weight._version
+        same = of is not None and of.data_ptr() == weight.data_ptr() and of.dtype == weight.dtype
+        if self._made is None or not same or version != self._version:
+            self._made, self._of, self._version = self.make(weight.detach()), weight.detach(), version
         return self._made
 
 

@@ -68,7 +68,8 @@ class StreamingCodecDecoder:
         _check_family(model)
         self.model = model
         upsample, transformer, layers = mimi_decoder_parts(model)
-        self.upsample, self.layers = [] if upsample is None else [upsample], list(layers)
+        self.upsample: list[Any] = [] if upsample is None else [upsample]
+        self.layers: list[Any] = list(layers)
         for layer in self.upsample + self.layers:
             _check_layer(layer)
         self.transformer = with_packed_linears(transformer)

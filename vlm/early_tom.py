@@ -206,10 +206,10 @@ def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: fl
             else:
                 rows.append((frame, frame, 1.0))
                 frame += 1
-    one, two, weight = zip(*rows, strict=True)
+    one, two, weights = zip(*rows, strict=True)
     device = frames.device
     pairs = torch.tensor([one, two], device=device)
-    return FrameMerges(pairs[0], pairs[1], torch.tensor(weight, device=device))
+    return FrameMerges(pairs[0], pairs[1], torch.tensor(weights, device=device))
 
 
 def merge_frames(

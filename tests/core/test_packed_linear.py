@@ -39,6 +39,9 @@ def test_changed_weights_are_seen(layers):
     assert torch.allclose(twin(x), layers(x), atol=1e-6)
     layers[0].weight = torch.nn.Parameter(torch.randn(96, 48))
     assert torch.allclose(twin(x), layers(x), atol=1e-4)
+    for _ in range(20):  # where a weight stood, the next one may come to stand
+        layers[0].weight = torch.nn.Parameter(torch.randn(96, 48))
+        assert torch.allclose(twin(x), layers(x), atol=1e-4)
     layers.load_state_dict({name: torch.randn_like(weight) for name, weight in layers.state_dict().items()})
     assert torch.allclose(twin(x), layers(x), atol=1e-3)
     layers.bfloat16()
