@@ -40,10 +40,8 @@ It exists to test and measure acceleration without a download; it is no general 
   License 1.1). About one scene in forty is held out. Clips of fewer frames, spread over the whole clip, were trained
   too, at the positions of the whole clip and at positions without gaps, and in the end parts of the tokens,
   drawn in a way of no method in particular, the rest of them dropped or merged, also inside the language model.
-- **Like large models**: the tower's last layer was trained to attend to things, each the same and most at its middle;
-  left to itself it attended to the paper, so that methods that go by attention kept that. Visual tokens are of size 1
-  (root mean square; in training they grew to 33, and the language model was scaled with them), so that distances are
-  what methods expect.
+- **Where it looks**: the tower's last layer was trained to attend to things, each the same and most at its middle, as
+  large towers do. Left to itself it attended to the paper, and methods that go by attention kept that.
 - **Recipe**: `python -m mmaccel.demos.train_tiny_onevision --output runs/tiny-onevision`, then
   `python -m mmaccel.demos.thin_tiny_onevision --output runs/thinned` for the last {thinned_minutes:g} minutes; seeds
   {seed} and 21; {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {tower_minutes:g} of them for the tower;
