@@ -111,7 +111,7 @@ def _policy_rows(
         yield draft_row(name, "drafts in the stream", heard, drafted, plainly, plain)
         twin = MeasuredRecognizer(adapter.target, adapter.processor, policy=policy, packed=True)
         again = listen(lambda: StreamListener(twin.stream(update_interval=UPDATE)), recordings)
-        yield draft_row(name, "drafts and packed weights in the stream", again, twin, plainly, plain)
+        yield draft_row(name, "drafts in the stream, packed weights", again, twin, plainly, plain)
         longest = max((recording.samples for recording in recordings), key=len)
         yield growing_row(name, adapter, longest[: SEGMENT * RATE])
 

@@ -31,7 +31,7 @@ def draft_row(
     identity = {"model": name, "method": label, "settings": {}}
     if [one.events for one in heard.listeners] != [one.events for one in plainly.listeners]:
         return _row(
-            identity, refused=f"refused: the stream with {label.split(' in ')[0]} tells something else than without"
+            identity, refused=f"refused: {label} tell something else than without"
         )
     ours = Cost(heard.cpu_seconds, drafted.decoding, heard.decoder_calls)
     baseline = Cost(plainly.cpu_seconds, plain.decoding, plainly.decoder_calls)

@@ -24,11 +24,11 @@ LIMITS = """
   the tower can be as fast. Clips in which more happens between two frames are what methods are for.
 - **`HoliTom`** stores what stands still once, in the first frame of a segment. The tower of this small model finds
   adjacent frames more alike than large ones do, so that the paper's tau of 0.8 takes moving things for still ones, and
-  0.9 fewer. At a tenth of the tokens what it drops is gone: which of the moving tokens stay is up to the tower's
-  attention, while `DyCoke` keeps some of every stretch of time.
+  0.9 fewer. What it loses with 0.9 it loses among the still tokens: the centres of their clusters are spread over the
+  paper, of which there is most, and a thing that stands still keeps one or two of its nine tokens for a whole segment.
 - **`EarlyTom`** merges frames in the middle of a segment only: of segments of at most 5 frames a quarter of the tower's
   work goes, of 9 frames a third.
-- **Methods by attention** run the tower's last attention once more to read it, which costs 4 to 8 % of the tower.
+- **Methods by attention** compute the tower's last attention once more to read it, which costs 5 to 10 % of the tower.
 """
 
 

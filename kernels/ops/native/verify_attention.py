@@ -23,7 +23,8 @@ def verify_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if token_idx is not None:
         return _selected(q, k, v, lengths, token_idx, window_mask, scale)
-    longest, shortest = (int(x) for x in (lengths.max(), lengths.min()))
+    used = lengths.tolist()
+    longest, shortest = max(used), min(used)
     k, v = k[:, :, :longest], v[:, :, :longest]
     if shortest == longest and q.shape[2] == 1 and window_mask is None:
         return heads_packed(q, k, v, scale)
