@@ -30,9 +30,7 @@ def draft_row(
     """What drafts save; refused if one event differs, which has the tokens, the partials and the times of words."""
     identity = {"model": name, "method": label, "settings": {}}
     if [one.events for one in heard.listeners] != [one.events for one in plainly.listeners]:
-        return _row(
-            identity, refused=f"refused: {label} tell something else than without"
-        )
+        return _row(identity, refused=f"refused: {label} tell something else than without")
     ours = Cost(heard.cpu_seconds, drafted.decoding, heard.decoder_calls)
     baseline = Cost(plainly.cpu_seconds, plain.decoding, plainly.decoder_calls)
     return _saved(identity, sum(take.audio_seconds for take in heard.takes), ours, baseline)
