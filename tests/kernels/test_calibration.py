@@ -73,7 +73,8 @@ def few(dtype, device, lengths):
 def test_benchmark_rows(monkeypatch):
     monkeypatch.setattr(benchmark, "cases", few)
     result = bench.result(benchmark.rows())
-    assert json.loads(json.dumps(result)) == result and len(result["rows"]) == 10
+    assert json.loads(json.dumps(result)) == result and len(result["rows"]) == 14
+    assert sum(row["settings"].get("layers", 1) == benchmark_cases.LAYERS for row in result["rows"]) == 4
     for row in result["rows"]:
         assert set(bench.COLUMNS) <= set(row) and row["quality"] <= 5e-3 and row["speedup"] > 0
 
@@ -96,4 +97,4 @@ def test_benchmark_page(monkeypatch, tmp_path):
     result = bench.result(benchmark.rows())
     benchmark.write_page(result, tmp_path / "kernels.md")
     text = (tmp_path / "kernels.md").read_text()
-    assert "## float32" in text and "## bfloat16" in text and text.count("verify_attention") == 6
+    assert "## float32" in text and "## bfloat16" in text and text.count("verify_attention") == 10
