@@ -66,7 +66,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def look(module: Trained, args: argparse.Namespace) -> Trained:
     """The tower's last layer on where things are, the features as they were; returns the averaged module."""
-    before, parts = copy.deepcopy(module), ("vision_tower.encoder.layers.3.", "post_layernorm", "projector")
+    before, last = copy.deepcopy(module), f"vision_tower.encoder.layers.{shape.VISION_LAYERS - 1}."
+    parts = (last, "post_layernorm", "projector")
     stage = Stage("looking", module, optimizers_of(module, parts, PACE), args.tower_minutes, args)
     packer = Packer(args.tokenizer)
     for _ in stage.shares(decay=0.7):

@@ -52,9 +52,9 @@ def thin(
     The share is drawn between `LEAST` and `most`, small ones as often as large ones. Things are preferred by a random
     weight or not at all; given what each token of a frame received, `attention` `[B * T, SIDE * SIDE]`, half of the
     draws go by its order in the frame instead, as many methods do. In half of the steps those that show what the frame
-    before showed at the same place go first, above a random similarity, the share may be `LEAST_NEW`, and in half of
-    these each of the others is the mean of itself and those that repeat it. Most of the time the last layers have
-    fewer still.
+    before showed at the same place go first, above a random similarity, the share may be down to `LEAST_NEW`, and in
+    half of these each of the others is the mean of itself and those that repeat it. Most of the time the last layers
+    have fewer still.
     """
     rng = np.random.default_rng(seed)
     things = batch.things.flatten(1)

@@ -44,7 +44,8 @@ class Prepared:
 class PackedMatrix:
     """The weight of a module as a matrix `[O, I]`, packed for oneDNN.
 
-    Without oneDNN, and for anything but float32 on a CPU without gradients or autocast, a plain product.
+    Without oneDNN, and for anything but float32 on a CPU without gradients or autocast, a plain product; the matrix is
+    made once there too, but for gradients and autocast.
 
     Parameters
     ----------
@@ -56,17 +57,21 @@ class PackedMatrix:
 
     def __init__(self, module: nn.Module, view: Callable[[torch.Tensor], torch.Tensor] = lambda weight: weight) -> None:
         self.view = view
-        self.packed = Prepared(module, lambda weight: private.pack_weight(view(weight).contiguous()))
-        if private.can_pack(self.packed.weight):
-            self.packed()
+        self.prepared = Prepared(module, self._prepare)
+        self.prepared()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`x [..., I]` times the transposed matrix, plus `bias [O]`."""
-        weight = self.packed.weight
+        weight = self.prepared.weight
+        packs = private.can_pack(weight)
         wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        if wants_gradient or torch.is_autocast_enabled("cpu") or not (private.can_pack(weight) and private.can_pack(x)):
+        if wants_gradient or torch.is_autocast_enabled("cpu") or packs != private.can_pack(x):
             return F.linear(x, self.view(weight), bias)
-        return private.packed_linear(x, self.packed(), bias)
+        return (private.packed_linear if packs else F.linear)(x, self.prepared(), bias)
+
+    def _prepare(self, weight: torch.Tensor) -> torch.Tensor:
+        matrix = self.view(weight).contiguous()
+        return private.pack_weight(matrix) if private.can_pack(matrix) else matrix
 
 
 class PackedLinear(nn.Module):
@@ -79,12 +84,12 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """That of the layer."""
-        return self.matrix.packed.weight
+        return self.matrix.prepared.weight
 
     @property
     def bias(self) -> torch.Tensor | None:
         """That of the layer."""
-        return self.matrix.packed.module.bias  # type: ignore[return-value]
+        return self.matrix.prepared.module.bias  # type: ignore[return-value]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.matrix(x, self.bias)

@@ -40,10 +40,9 @@ class StreamingCodecDecoder:
 
     Mimi (Moshi: a speech-text foundation model for real-time dialogue, 2024) is causal, so each block needs only what
     its layers saw last: every convolution carries its left context, and the transformer its keys and values within the
-    sliding window. `model.decode` carries
-    the last of these only, and is wrong at each seam. Exact to float32 rounding; the model is not changed, and serves
-    any number of streams, taken in turns. On a CPU in float32 the weights of the matrix products are held a second
-    time, as oneDNN wants them (150 MB for Mimi).
+    sliding window. `model.decode` carries the last of these only, and is wrong at each seam. Exact to float32
+    rounding; the model is not changed, and serves any number of streams, taken in turns. On a CPU in float32 the
+    weights of the matrix products are held a second time, as oneDNN wants them (150 MB for Mimi).
 
     Parameters
     ----------

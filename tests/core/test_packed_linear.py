@@ -77,3 +77,15 @@ def test_a_view_of_a_weight():
     conv, x = torch.nn.Conv1d(4, 6, 3), torch.randn(2, 12)
     matrix = PackedMatrix(conv, lambda weight: weight.flatten(1))
     assert torch.allclose(matrix(x, conv.bias), conv(x.view(2, 4, 3))[..., 0], atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_matrix_is_made_once_in_other_types_too():
+    made = []
+    conv, x = torch.nn.Conv1d(4, 6, 3).bfloat16(), torch.randn(2, 12).bfloat16()
+    matrix = PackedMatrix(conv, lambda weight: made.append(1) or weight.flatten(1))
+    assert torch.equal(matrix(x), torch.nn.functional.linear(x, conv.weight.flatten(1))) and len(made) == 1
+    matrix(x)
+    assert len(made) == 1
+    conv.weight.mul_(2)
+    assert torch.equal(matrix(x), torch.nn.functional.linear(x, conv.weight.flatten(1))) and len(made) == 2
