@@ -38,6 +38,7 @@ def test_the_chat_tab_compares_reports_and_survives_a_wrong_upload(browser, url,
     panel.get_by_label("Clear").or_(panel.get_by_label("Remove")).first.click()
     panel.get_by_role("row").nth(2).click()
     panel.locator("video[src*=clip-2]").first.wait_for()
+    page.wait_for_timeout(500)  # the clip is shown a little before the form has it
     press(panel, "Compare")
     panel.locator(".difference").get_by_text("Same answer").wait_for()
     assert "both measured" in panel.locator(".cm-content").first.inner_text()
