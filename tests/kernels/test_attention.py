@@ -124,6 +124,46 @@ def test_verify(dtype, count, lengths):
     agrees(kernels.verify_attention, *tensors(dtype, queries=count), torch.tensor(lengths))
 
 
+@pytest.mark.parametrize(("batch", "query_heads", "key_heads"), ((1, 4, 2), (3, 6, 2), (2, 3, 3), (1, 5, 1)))
+@pytest.mark.parametrize("tokens", (1, 63, 128, 130))
+def test_one_query_over_a_long_cache(monkeypatch, batch, query_heads, key_heads, tokens):
+    from mmaccel.kernels.native import long_cache
+
+    monkeypatch.setattr(long_cache, "LEAST_BYTES", 0)
+    q, k, v = tensors(torch.float32, batch, query_heads, key_heads, queries=1)
+    k[:, :, tokens:], v[:, :, tokens:] = torch.nan, torch.nan  # a cache that is not full
+    lengths = torch.full((batch,), tokens)
+    calls = counted(monkeypatch, long_cache)
+    agrees(kernels.verify_attention, q, k, v, lengths)
+    assert calls == [1]
+    across = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)]  # as projections leave them
+    torch.testing.assert_close(
+        kernels.verify_attention(q, *across, lengths), kernels.verify_attention(q, k, v, lengths), rtol=2e-6, atol=2e-6
+    )
+    assert len(calls) == 2 + (batch == 1)
+    output, lse = kernels.verify_attention(100 * q, k, v, lengths)  # scores of some hundred: float32 rounds them
+    with kernels.backend("reference"):
+        expected, expected_lse = kernels.verify_attention(100 * q.double(), k.double(), v.double(), lengths)
+    torch.testing.assert_close(output.double(), expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(lse, expected_lse, rtol=2e-6, atol=1e-4)
+
+
+def counted(monkeypatch, module):
+    """The calls of its `one_query` from now on, as a list that grows."""
+    calls, one_query = [], module.one_query
+    monkeypatch.setattr(module, "one_query", lambda *args: calls.append(1) or one_query(*args))
+    return calls
+
+
+def test_a_cache_of_some_megabytes_is_read_by_matrix_products(monkeypatch):
+    from mmaccel.kernels.native import long_cache
+
+    calls = counted(monkeypatch, long_cache)
+    for expected, keys, dtype in ((0, 8_000, torch.float32), (0, 20_000, torch.bfloat16), (1, 20_000, torch.float32)):
+        agrees(kernels.verify_attention, *tensors(dtype, 1, queries=1, keys=keys), torch.tensor([keys]))
+        assert len(calls) == expected
+
+
 @pytest.mark.parametrize("batched", (False, True))
 def test_verify_a_tree(batched):
     q, k, v = tensors(torch.float32, queries=4)
