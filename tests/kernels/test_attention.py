@@ -124,9 +124,9 @@ def test_verify(dtype, count, lengths):
     agrees(kernels.verify_attention, *tensors(dtype, queries=count), torch.tensor(lengths))
 
 
-@pytest.mark.parametrize(("batch", "query_heads", "key_heads"), ((1, 4, 2), (3, 6, 2), (2, 3, 3), (1, 5, 1)))
+@pytest.mark.parametrize(("batch", "query_heads", "key_heads"), ((1, 4, 2), (3, 6, 2), (2, 3, 3), (1, 8, 1)))
 @pytest.mark.parametrize("tokens", (1, 63, 128, 130))
-def test_one_query_over_a_long_cache(monkeypatch, batch, query_heads, key_heads, tokens):
+def test_few_queries_over_a_long_cache(monkeypatch, batch, query_heads, key_heads, tokens):
     from mmaccel.kernels.native import long_cache
 
     monkeypatch.setattr(long_cache, "LEAST_BYTES", 0)
@@ -146,12 +146,14 @@ def test_one_query_over_a_long_cache(monkeypatch, batch, query_heads, key_heads,
         expected, expected_lse = kernels.verify_attention(100 * q.double(), k.double(), v.double(), lengths)
     torch.testing.assert_close(output.double(), expected, rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(lse, expected_lse, rtol=2e-6, atol=1e-4)
+    agrees(kernels.block_sparse_attention, q, k[:, :, :tokens], v[:, :, :tokens])
+    assert len(calls) == 4 + (batch == 1)
 
 
 def counted(monkeypatch, module):
-    """The calls of its `one_query` from now on, as a list that grows."""
-    calls, one_query = [], module.one_query
-    monkeypatch.setattr(module, "one_query", lambda *args: calls.append(1) or one_query(*args))
+    """The calls of its `few_queries` from now on, as a list that grows."""
+    calls, few_queries = [], module.few_queries
+    monkeypatch.setattr(module, "few_queries", lambda *args: calls.append(1) or few_queries(*args))
     return calls
 
 

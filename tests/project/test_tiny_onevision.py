@@ -507,11 +507,27 @@ def test_save_and_load_keep_the_weights_in_float16(module, folder):
     model, _ = shipped.load(folder)
     assert type(model) is LlavaOnevisionForConditionalGeneration
     assert model.config.text_config._attn_implementation == model.config.vision_config._attn_implementation == "sdpa"
+    tiny_onevision.rescale(model, tiny_onevision.STREAM)
     saved = dict(model.named_parameters())
     for name, parameter in module.model.named_parameters():
-        assert torch.equal(saved[name], parameter.half().float())
+        assert torch.allclose(saved[name], parameter, rtol=2**-10, atol=4e-6)
     assert (folder / "model.safetensors").stat().st_size < 20e6
     assert json.loads((folder / "training.json").read_text()) == FACTS
+
+
+def test_rescaling_changes_no_logit(tokenizer):
+    torch.manual_seed(0)
+    model = tiny_onevision.build_model(tokenizer).eval()
+    tokens, seen = torch.randint(6, len(tokenizer), (1, 9)), torch.randint(0, 256, (1, 2, 64, 64, 3))
+    pixels = tiny_onevision.to_pixels(seen)
+    with torch.no_grad():
+        video, newline = model.get_video_features(pixels).pooler_output, model.model.image_newline.clone()
+        logits = model(tokens).logits
+        tiny_onevision.rescale(model, 1 / tiny_onevision.STREAM)
+        assert torch.allclose(model.get_video_features(pixels).pooler_output * tiny_onevision.STREAM, video, rtol=1e-4)
+        assert torch.allclose(model.model.image_newline * tiny_onevision.STREAM, newline)
+        assert torch.allclose(model(tokens).logits, logits, atol=1e-4, rtol=1e-4)
+    assert model.config.text_config.rms_norm_eps == 1e-6 / tiny_onevision.STREAM**2
 
 
 # ---------------------------------------------------------------- the trained model

@@ -6,7 +6,6 @@ import functools
 
 import torch
 
-from . import long_cache
 from .block_sparse_attention import heads_packed
 from .dense import Mask, dense
 from .workspace import gather_rows
@@ -28,8 +27,6 @@ def verify_attention(
     longest, shortest = max(used), min(used)
     k, v = k[:, :, :longest], v[:, :, :longest]
     if shortest == longest and q.shape[2] == 1 and window_mask is None:
-        if long_cache.suits(q, k, v):
-            return long_cache.one_query(q, k, v, scale)
         return heads_packed(q, k, v, scale)
     slots = torch.arange(longest, device=q.device)[None, None].expand(q.shape[0], 1, -1)
     visible = seen(slots, lengths.long(), q.shape[2], window_mask).repeat(1, 1, q.shape[1] // k.shape[1], 1)
