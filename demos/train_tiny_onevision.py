@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from . import tiny_onevision as shape
+from .checkpoint import Checkpoint
 from .moving_world import ONEVISION, Footage
 from .optimizer import Muon, trapezoid
 from .tiny_onevision_check import accuracy
@@ -31,7 +32,6 @@ from .tiny_onevision_parts import Trained, answer_loss, soften
 from .tiny_onevision_save import save
 from .tiny_onevision_thinning import thin
 from .tiny_wan_parts import LOG_STEPS, UNITS, Average, Clock
-from .train_tiny_janus import Checkpoint
 
 CHECK_SECONDS = 300
 FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))

@@ -29,10 +29,10 @@ from mmaccel.image import pictures
 
 from . import moving_world as world
 from . import tiny_wan
+from .checkpoint import Checkpoint
 from .optimizer import Muon, trapezoid
 from .tiny_wan_parts import LOG_STEPS, SAVE_SECONDS, UNITS, Average, Clock, TrainingAttention, flow_loss
 from .tiny_wan_vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, train_vae
-from .train_tiny_janus import Checkpoint
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens

@@ -1,0 +1,50 @@
+"""Training that goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+
+
+class Checkpoint:
+    """Weights and optimizer state in safetensors, so that a stopped stage goes on."""
+
+    def __init__(self, path: Path, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.path, self.module, self.optimizers = path, module, optimizers
+
+    def save(self, step: int) -> None:
+        tensors = {f"model.{k}": v.contiguous() for k, v in self.module.state_dict().items()}
+        for i, optimizer in enumerate(self.optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                for name, value in state.items():
+                    tensors[f"optimizer.{i}.{index}.{name}"] = torch.as_tensor(value).contiguous()
+        temporary = self.path.with_suffix(".part")
+        save_file({k: v.clone() for k, v in tensors.items()}, temporary, {"step": str(step)})
+        temporary.replace(self.path)
+        self.path.with_suffix(".json").write_text(json.dumps({"step": step}))
+
+    def load(self) -> int:
+        """Restore, and return the first step still to do."""
+        if not self.path.is_file():
+            return 0
+        tensors = load_file(self.path)
+        self.module.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+        for i, optimizer in enumerate(self.optimizers):
+            saved: dict[int, dict[str, torch.Tensor]] = {}
+            for key, value in tensors.items():
+                parts = key.split(".", 3)
+                if parts[0] == "optimizer" and int(parts[1]) == i:
+                    saved.setdefault(int(parts[2]), {})[parts[3]] = value
+            whole = optimizer.state_dict()
+            optimizer.load_state_dict({**whole, "state": saved})
+        return int(json.loads(self.path.with_suffix(".json").read_text())["step"])
+
+
+def steps(first: int, last: int, label: str) -> Iterator[int]:
+    """Those still to do, with a progress bar."""
+    yield from tqdm(range(first, last), initial=first, total=last, desc=label, mininterval=5, ncols=100)

@@ -1,0 +1,22 @@
+"""Pictures and captions that `tiny-janus` learns from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from . import emoji_world as world
+
+
+def draw(
+    seed: int, step: int, count: int, held_out: bool = False, things: tuple[str, ...] | None = None
+) -> tuple[torch.Tensor, list[str]]:
+    """A batch of pictures (uint8 `[count, H, W, 3]`) and captions, a pure function of seed and step."""
+    rng = np.random.default_rng([seed, step, int(held_out)])
+    pictures, captions = [], []
+    while len(pictures) < count:
+        scene = world.random_scene(rng, things)
+        if scene.held_out == held_out:
+            pictures.append(world.render(scene, rng))
+            captions.append(world.caption(scene, rng))
+    return torch.from_numpy(np.stack(pictures)), captions
