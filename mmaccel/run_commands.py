@@ -201,9 +201,8 @@ def _recognizer(arguments: argparse.Namespace) -> Any:
     module, name = POLICIES[arguments.policy]
     policy = getattr(importlib.import_module(f"{speech.__name__}.{module}"), name)()
     began = time.perf_counter()
-    recognizer = StreamingRecognizer(
-        *load(arguments.model, arguments.device, dtype_of(arguments)), policy=policy, endpoint=endpoint
-    )
+    model, processor = load(arguments.model, arguments.device, dtype_of(arguments))
+    recognizer = StreamingRecognizer(model, processor, policy=policy, endpoint=endpoint, packed=arguments.packed)
     print(f"loaded {arguments.model} in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     return recognizer
 

@@ -58,6 +58,20 @@ def test_a_file(model, wav, capsys, live):
     assert "real-time factor" in err and "loaded moonshine-tiny" in err
 
 
+@pytest.mark.parametrize("options", ((), ("--packed",)))
+def test_packed_weights_are_asked_for(model, wav, monkeypatch, options):
+    asked = []
+
+    class Recognizer(speech.StreamingRecognizer):
+        def __init__(self, *args, packed, **settings):
+            asked.append(packed)
+            super().__init__(*args, **settings)
+
+    monkeypatch.setattr("mmaccel.speech.recognizer.StreamingRecognizer", Recognizer)
+    assert cli.main(["run", "speech", str(wav), "--endpoint", "energy", *options]) == 0
+    assert asked == [bool(options)]
+
+
 @pytest.mark.parametrize(("suffix", "holds"), ((".srt", "-->"), (".vtt", "WEBVTT"), (".json", '"words"')))
 def test_subtitles(model, wav, tmp_path, capsys, suffix, holds):
     path = tmp_path / f"talk{suffix}"
