@@ -129,7 +129,7 @@ class _Attention:
         order = plan = None
         if fits:
             order, plan = self._plan(query, key)
-            if plan is not None and not self._pays(plan):
+            if plan is not None and not self._pays(plan, query.dtype):
                 plan = None
         if plan is None:
             if alike:
@@ -142,8 +142,9 @@ class _Attention:
         self._count(query, round(plan.density * length * length))
         return output if order is None else output[:, :, order.argsort()]
 
-    def _pays(self, plan: BlockPlan) -> bool:
-        if self.method.always or kernels.should_use_sparse(plan.density, plan.kv_len, plan.col.device):
+    def _pays(self, plan: BlockPlan, dtype: torch.dtype) -> bool:
+        place = plan.col.device
+        if self.method.always or kernels.should_use_sparse(plan.density, plan.kv_len, place, dtype=dtype):
             return True
         warning = f"ran densely where that is faster here: {plan.density:.0%} of {plan.kv_len} tokens' blocks are left"
         if warning not in self.session.report.warnings:

@@ -107,9 +107,10 @@ class SparsePrefill(DecoderMethod):
         plan = PREFILL[self.policy](
             query, key, budget=self.budget, causal=True, block_m=self.block_m, block_n=self.block_n
         )
-        if self.always or kernels.should_use_sparse(_share(plan), plan.kv_len, query.device):
+        share = _share(plan)
+        if self.always or kernels.should_use_sparse(share, plan.kv_len, query.device, causal=True, dtype=query.dtype):
             return plan
-        call.run.warn(f"SparsePrefill ran densely where that is faster here: {_share(plan):.0%} of the blocks are left")
+        call.run.warn(f"SparsePrefill ran densely where that is faster here: {share:.0%} of the blocks are left")
         return None
 
     def idle(self, run: Run) -> str:

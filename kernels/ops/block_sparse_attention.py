@@ -88,7 +88,7 @@ def block_sparse_attention(
     table: tuple[torch.Tensor | None, ...] = (None, None, None)
     if plan is not None:
         _check_plan(plan, q, k)
-    if plan is not None and cutover and not _pays(plan, left, right):
+    if plan is not None and cutover and not _pays(plan, left, right, q.dtype):
         plan = None
     if plan is not None:
         table = (plan.row_ptr, plan.col, plan.n_full)
@@ -100,12 +100,12 @@ def block_sparse_attention(
     return result
 
 
-def _pays(plan: BlockPlan, left: int, right: int) -> bool:
+def _pays(plan: BlockPlan, left: int, right: int, dtype: torch.dtype) -> bool:
     """Whether the plan leaves out enough of what can be seen."""
     sizes = (plan.q_len, plan.kv_len, plan.block_m, plan.block_n)
     some, _ = block_coverage(*sizes, False, (left, right), plan.col.device)
     share = min(1.0, plan.density / float(some.float().mean()))
-    return should_use_sparse(share, plan.kv_len, plan.col.device)
+    return should_use_sparse(share, plan.kv_len, plan.col.device, right == 0, dtype)
 
 
 def _check_plan(plan: BlockPlan, q: torch.Tensor, k: torch.Tensor) -> None:

@@ -11,12 +11,12 @@ from functools import cache
 import torch
 
 from .checks import require
-from .plan import BlockPlan
+from .plan import BlockPlan, block_coverage
 
 LENGTHS = (512, 2048, 8192)
-CPU_LENGTHS = LENGTHS[:2]  # longer ones behave as the last does, and would take seconds
-DENSITIES = (0.25, 0.75)
-REPEATS = 5
+CPU_LENGTHS = (512, 2048, 4096)  # longer ones behave as the last does, and would take seconds
+DENSITIES = (0.25, 0.5, 0.75)
+REPEATS = 3
 HEADS, WIDTH, BLOCK = 4, 64, 64
 
 
@@ -47,10 +47,17 @@ class Calibration:
         return self.break_even[-1]
 
 
-def should_use_sparse(density: float, n: int, device: torch.device | str = "cpu") -> bool:
+def should_use_sparse(
+    density: float,
+    n: int,
+    device: torch.device | str = "cpu",
+    causal: bool = False,
+    dtype: torch.dtype | None = None,
+) -> bool:
     """Whether block-sparse attention is faster than dense at this density.
 
-    The first call for a device measures it, in under a second; :func:`calibrate` does so when asked.
+    The first call for a device, type and direction measures it, in a second or two; :func:`calibrate` does so when
+    asked.
 
     Parameters
     ----------
@@ -60,6 +67,10 @@ def should_use_sparse(density: float, n: int, device: torch.device | str = "cpu"
         Tokens of the sequence.
     device
         Where it will run.
+    causal
+        Whether queries see only what is before them, which dense attention makes use of too; default False.
+    dtype
+        Of queries and keys, default float32 on a CPU and bfloat16 elsewhere.
 
     Raises
     ------
@@ -75,48 +86,71 @@ def should_use_sparse(density: float, n: int, device: torch.device | str = "cpu"
     require(n >= 1, "n", "at least 1", n)
     if density == 1:
         return False
-    return density < _kept(str(torch.device(device))).at(n)
+    device = torch.device(device)
+    return density < _kept(str(device), causal, dtype or _usual_dtype(device)).at(n)
+
+
+def _usual_dtype(device: torch.device) -> torch.dtype:
+    """The type that models run in there."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 @cache
-def _kept(device: str) -> Calibration:
-    return calibrate(device)
+def _kept(device: str, causal: bool, dtype: torch.dtype) -> Calibration:
+    return calibrate(device, causal, dtype)
 
 
-def calibrate(device: torch.device | str = "cpu") -> Calibration:
-    """Measure the break-even density at several lengths, in the type that models run in there.
+def calibrate(
+    device: torch.device | str = "cpu", causal: bool = False, dtype: torch.dtype | None = None
+) -> Calibration:
+    """Measure the break-even density at several lengths.
 
     Parameters
     ----------
     device
-        What to measure: float32 on a CPU, bfloat16 elsewhere.
+        What to measure.
+    causal
+        Whether for causal attention; default False.
+    dtype
+        In which type, default float32 on a CPU and bfloat16 elsewhere.
 
     Examples
     --------
     >>> calibrate("cpu").lengths
-    (512, 2048)
+    (512, 2048, 4096)
     """
     device = torch.device(device)
+    dtype = dtype or _usual_dtype(device)
     lengths = CPU_LENGTHS if device.type == "cpu" else LENGTHS
-    return Calibration(lengths, tuple(_break_even(n, device) for n in lengths))
+    return Calibration(lengths, tuple(_break_even(n, device, causal, dtype) for n in lengths))
 
 
 @torch.no_grad()
-def _break_even(n: int, device: torch.device) -> float:
+def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) -> float:
     from .block_sparse_attention import block_sparse_attention
 
     generator = torch.Generator(device).manual_seed(0)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, device=device, generator=generator).to(dtype) for _ in range(3))
     blocks = n // BLOCK
-    # every row with as many blocks, as policies with a budget choose them
-    order = torch.rand(1, HEADS, blocks, blocks, device=device, generator=generator).argsort(-1).argsort(-1)
-    plans = [BlockPlan.from_mask(order < max(1, round(d * blocks)), q_len=n, kv_len=n) for d in DENSITIES]
-    runs: list[Callable[[], object]] = [lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)]
-    runs += [lambda plan=plan: block_sparse_attention(q, k, v, plan) for plan in plans]  # type: ignore[misc]
-    dense, low, high = _fastest(runs, device)
-    (d_low, d_high), slope = (plan.density for plan in plans), max(high - low, 1e-9)
-    return min(1.0, max(0.0, d_low + (dense - low) * (d_high - d_low) / slope))
+    # every row with as many blocks, as policies with a budget choose them, its own first
+    own = torch.eye(blocks, dtype=torch.bool, device=device)
+    drawn = torch.rand(1, HEADS, blocks, blocks, device=device, generator=generator).masked_fill(own, -1)
+    order = drawn.argsort(-1).argsort(-1)
+    masks = [order < max(1, round(density * blocks)) for density in DENSITIES]
+    plans = [BlockPlan.from_mask(mask, q_len=n, kv_len=n, causal=causal) for mask in masks]
+    visible = float(block_coverage(n, n, BLOCK, BLOCK, causal, None, device)[0].float().mean())
+    attend = torch.nn.functional.scaled_dot_product_attention
+    runs: list[Callable[[], object]] = [lambda: attend(q, k, v, is_causal=causal)]
+    runs += [lambda plan=plan: block_sparse_attention(q, k, v, plan, causal=causal) for plan in plans]  # type: ignore[misc]
+    dense, *sparse = _fastest(runs, device)
+    return _crossing(dense, sparse, [plan.density / visible for plan in plans])
+
+
+def _crossing(dense: float, sparse: list[float], densities: list[float]) -> float:
+    """Where the line through the two measured densities around it, or next to it, reaches the dense seconds."""
+    i = 0 if dense <= sparse[1] else 1
+    slope = max(sparse[i + 1] - sparse[i], 1e-9) / (densities[i + 1] - densities[i])
+    return min(1.0, max(0.0, densities[i] + (dense - sparse[i]) / slope))
 
 
 def _fastest(runs: list[Callable[[], object]], device: torch.device) -> list[float]:

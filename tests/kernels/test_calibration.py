@@ -13,23 +13,47 @@ from mmaccel.kernels import BlockPlan, benchmark, benchmark_cases, calibration
 
 def test_break_even_is_where_the_lines_cross(monkeypatch):
     """Sparse takes 1 + 4 x density, dense takes 3: they cross at one half."""
-    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [3.0, 2.0, 4.0])
-    assert kernels.calibrate("cpu").break_even == pytest.approx((0.5, 0.5))
-    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [1.5, 2.0, 4.0])
-    assert kernels.calibrate("cpu").break_even == (0.125, 0.125)
-    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [9.0, 2.0, 4.0])
-    assert kernels.calibrate("cpu").break_even == (1.0, 1.0)
+    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [3.0, 2.0, 3.0, 4.0])
+    assert kernels.calibrate("cpu").break_even == pytest.approx((0.5,) * 3)
+    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [1.5, 2.0, 3.0, 4.0])
+    assert kernels.calibrate("cpu").break_even == (0.125,) * 3
+    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [9.0, 2.0, 3.0, 4.0])
+    assert kernels.calibrate("cpu").break_even == (1.0,) * 3
+    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [5.0, 2.0, 3.0, 7.0])  # it bends upwards
+    assert kernels.calibrate("cpu").break_even == pytest.approx((0.625,) * 3)
 
 
-def test_a_real_calibration_is_a_share():
-    found = kernels.calibrate("cpu")
-    assert found.lengths == (512, 2048) and all(0 <= share <= 1 for share in found.break_even)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_a_real_calibration_is_a_share(causal, dtype):
+    found = kernels.calibrate("cpu", causal, dtype)
+    assert found.lengths == (512, 2048, 4096) and all(0 <= share <= 1 for share in found.break_even)
+
+
+def test_each_type_and_direction_is_measured_once_by_itself(monkeypatch):
+    measured = []
+
+    def calibrate(*key):
+        measured.append(key)
+        return kernels.Calibration((512,), (0.6 if key[1] else 0.8,))
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    calibration._kept.cache_clear()
+    try:
+        for _ in range(2):
+            assert kernels.should_use_sparse(0.7, 512)
+            assert not kernels.should_use_sparse(0.7, 512, causal=True)
+            assert kernels.should_use_sparse(0.7, 512, dtype=torch.bfloat16)
+    finally:
+        calibration._kept.cache_clear()
+    float32, bfloat16 = torch.float32, torch.bfloat16
+    assert measured == [("cpu", False, float32), ("cpu", True, float32), ("cpu", False, bfloat16)]
 
 
 def test_lengths_in_between(monkeypatch):
     known = kernels.Calibration((512, 2048), (0.2, 0.6))
     assert [known.at(n) for n in (1, 512, 1024, 2048, 9999)] == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.6])
-    monkeypatch.setattr(calibration, "_kept", lambda device: known)
+    monkeypatch.setattr(calibration, "_kept", lambda *_: known)
     assert kernels.should_use_sparse(0.39, 1024) and not kernels.should_use_sparse(0.41, 1024)
     assert not kernels.should_use_sparse(1.0, 99999)
 
@@ -47,8 +71,9 @@ def test_cutting_over(monkeypatch, causal):
     plan = BlockPlan.from_mask(mask, q_len=128, kv_len=128, block_m=32, block_n=32, causal=causal)
     op, asked = sys.modules["mmaccel.kernels.block_sparse_attention"], []
 
-    def answer(density, n, device):
+    def answer(density, n, device, direction, dtype):
         asked.append((density, n))
+        assert (direction, dtype) == (causal, torch.float32)
         return pays
 
     monkeypatch.setattr(op, "should_use_sparse", answer)

@@ -216,11 +216,12 @@ def test_short_inputs_are_bit_identical(llama, method):
 def test_dense_where_that_is_faster(llama, monkeypatch):
     model, arguments = llama
     asked = []
-    monkeypatch.setattr(kernels, "should_use_sparse", lambda *a: asked.append(a))
+    monkeypatch.setattr(kernels, "should_use_sparse", lambda *a, **how: asked.append((*a, how)))
     method = SparsePrefill(min_length=32, block_m=16, block_n=16)
     tokens, report = fast(model, method, arguments(2))
     assert torch.equal(tokens, model.generate(**arguments(2)))
-    assert [n for _, n, _ in asked] == [80, 75] * 3 and all(0.25 < share < 0.7 for share, _, _ in asked)
+    assert [n for _, n, _, _ in asked] == [80, 75] * 3 and all(0.25 < share < 0.7 for share, _, _, _ in asked)
+    assert all(how == {"causal": True, "dtype": torch.float32} for *_, how in asked)
     assert not report.engaged and "faster" in report.warnings[0]
 
 
