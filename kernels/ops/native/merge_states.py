@@ -12,8 +12,11 @@ def merge_states(output: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor,
     weights = (lse - total.masked_fill(total == -math.inf, 0.0)).exp_()[..., None]
     if output.dtype == torch.float64:
         weights = weights.double()
-    merged = torch.zeros(output.shape[1:], dtype=weights.dtype, device=output.device)
-    for part, weight in zip(output, weights, strict=True):
-        # a part of weight 0 is not read: it may hold anything
-        merged.add_(torch.where(weight > 0, part, 0.0) * weight)
+    all_count = output.is_cpu and bool((weights > 0).all())  # elsewhere to ask would stall the stream
+    merged = torch.zeros((), dtype=weights.dtype, device=output.device)
+    for number, (part, weight) in enumerate(zip(output, weights, strict=True)):
+        values = part.to(weights.dtype)
+        if not all_count:
+            values = values.masked_fill(weight == 0, 0.0)  # such a part may hold anything
+        merged = merged.addcmul_(values, weight) if number else values * weight
     return merged.to(output.dtype), total
