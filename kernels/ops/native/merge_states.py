@@ -13,10 +13,12 @@ def merge_states(output: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor,
     if output.dtype == torch.float64:
         weights = weights.double()
     all_count = output.is_cpu and bool((weights > 0).all())  # elsewhere to ask would stall the stream
-    merged = torch.zeros((), dtype=weights.dtype, device=output.device)
-    for number, (part, weight) in enumerate(zip(output, weights, strict=True)):
-        values = part.to(weights.dtype)
-        if not all_count:
-            values = values.masked_fill(weight == 0, 0.0)  # such a part may hold anything
-        merged = merged.addcmul_(values, weight) if number else values * weight
+
+    def part(number: int) -> torch.Tensor:
+        values = output[number].to(weights.dtype)
+        return values if all_count else values.masked_fill(weights[number] == 0, 0.0)  # it may hold anything
+
+    merged = part(0) * weights[0]
+    for number in range(1, len(output)):
+        merged.addcmul_(part(number), weights[number])
     return merged.to(output.dtype), total
