@@ -54,7 +54,9 @@ def main(argv: list[str] | None = None) -> None:
     args.tokenizer = shape.build_tokenizer()
     folder = args.model or zoo.path("tiny-onevision")
     before = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    module = Trained(load(folder)[0], args.tokenizer)
+    model = load(folder)[0]
+    shape.rescale(model, shape.STREAM)
+    module = Trained(model, args.tokenizer)
     if args.tower_minutes:
         module.load_state_dict(look(module, args).state_dict())
     trained = train(module, args)

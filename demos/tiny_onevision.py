@@ -22,6 +22,9 @@ PATCH = 4  # pixels
 SIDE = moving_world.IMAGE_SIZE // PATCH // 2  # tokens of a frame across and down, after pooling
 VISION_WIDTH, VISION_LAYERS = 128, 4
 WIDTH, LAYERS, HEADS, KEY_HEADS = 192, 6, 4, 2
+# In training visual tokens grow to a root mean square of about 35. As shipped they are 128 times smaller, which changes
+# no answer: token mergers take exp(-d^2) of distances, and that is 0 wherever a model's tokens are so far apart.
+STREAM = 128
 QUESTION_WORDS = (
     "which way does the go what how many things are there color is background where at start end comes first last in"
     " order do come a"
@@ -112,6 +115,23 @@ def _initialize(model: LlavaOnevisionForConditionalGeneration) -> None:
                 parameter.mul_(0.3)
     model.model.vision_tower.embeddings.position_embedding.weight.normal_(0, 0.3)
     model.model.language_model.embed_tokens.weight.normal_(0, 0.1)
+
+
+@torch.no_grad()
+def rescale(model: LlavaOnevisionForConditionalGeneration, factor: float) -> None:
+    """Multiply all that goes through the language model's layers by `factor`; its logits stay what they were."""
+    language = model.model.language_model
+    projector = model.model.multi_modal_projector.linear_2
+    written = [language.embed_tokens.weight, model.model.image_newline, projector.weight, projector.bias]
+    for layer in language.layers:
+        written += [layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight]
+    for parameter in written:
+        parameter.mul_(factor)
+    language.norm.weight.div_(factor)  # the embedding reads logits too
+    for module in language.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon *= factor**2
+    model.config.text_config.rms_norm_eps *= factor**2
 
 
 def to_pixels(frames: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
 
 from . import moving_world as world
+from .tiny_onevision import STREAM, rescale
 
 
 def save(
@@ -20,7 +21,9 @@ def save(
     facts: dict[str, object],
 ) -> None:
     """Float16 weights, configuration, tokenizer, the things' pictures, and facts."""
-    shipped = copy.deepcopy(model).half()
+    shipped = copy.deepcopy(model)
+    rescale(shipped, 1 / STREAM)
+    shipped.half()
     for config in (shipped.config.text_config, shipped.config.vision_config):
         config._attn_implementation = "sdpa"  # that of training is not to be found elsewhere
         config.dtype = None  # told once, for the whole

@@ -51,7 +51,9 @@ class HoliTom(Compressor):
     Lossy. The budget is met up to rounding: with ``r = min(1, keep * F * N / (F * N - saved))``, each frame of a
     segment keeps ``ceil(moving * r)`` tokens and the segment ``round(still * r)`` merged ones, at least one where
     nothing moves. A merged token is 0.6 of its centre and 0.4 of the mean of those that join it. The order is
-    still tokens, then the moving ones frame by frame, for each segment.
+    still tokens, then the moving ones frame by frame, for each segment. Centres of clusters go by ``exp(-d^2)`` of
+    distances between tokens, so by their size: a model whose visual tokens have a root mean square far above 1 keeps
+    centres on what there is most of, such as an empty background, and loses more.
 
     Raises
     ------
