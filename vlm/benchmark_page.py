@@ -23,9 +23,11 @@ LIMITS = """
 - **Fewer frames** of clips as slow as these lose nothing, and save the tower's time too: no method that begins behind
   the tower can be as fast. Clips in which more happens between two frames are what methods are for.
 - **`HoliTom`** stores what stands still once, in the first frame of a segment. The tower of this small model finds
-  adjacent frames more alike than large ones do, so that the paper's tau of 0.8 takes moving things for still ones, and
-  0.9 fewer. What it loses with 0.9 it loses among the still tokens: the centres of their clusters are spread over the
-  paper, of which there is most, and a thing that stands still keeps one or two of its nine tokens for a whole segment.
+  adjacent frames more alike than large ones do, so that the paper's tau of 0.8, and of 0.65 for a tenth, takes moving
+  things for still ones, and 0.9 fewer. Still tokens are clustered by `exp(-d^2)` of their distances, and so by the size
+  of tokens. With tau=0.9, of 160 questions other than these, 97.5 % were right at 15 % and 94.4 % at 10 % with tokens
+  as large as they came from training (root mean square 33), 96.3 % and 96.9 % at a size of 1, and 98.8 % and 99.4 %
+  at 0.26, below which nothing changed. The model is shipped with the last, at which it answers as at any other.
 - **`EarlyTom`** merges frames in the middle of a segment only: of segments of at most 5 frames a quarter of the tower's
   work goes, of 9 frames a third.
 - **Methods by attention** compute the tower's last attention once more to read it, which costs 5 to 10 % of the tower.
