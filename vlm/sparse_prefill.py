@@ -9,7 +9,7 @@ import torch
 
 from mmaccel import kernels
 from mmaccel.cache.layers import tensor_bytes
-from mmaccel.kernels.plan import BlockPlan, block_coverage
+from mmaccel.kernels.plan import BlockPlan
 from mmaccel.kernels.policies import PREFILL
 from mmaccel.method import is_count
 from mmaccel.registry import register
@@ -107,7 +107,7 @@ class SparsePrefill(DecoderMethod):
         plan = PREFILL[self.policy](
             query, key, budget=self.budget, causal=True, block_m=self.block_m, block_n=self.block_n
         )
-        share = _share(plan)
+        share = plan.visible_share(causal=True)
         if self.always or kernels.should_use_sparse(share, plan.kv_len, query.device, causal=True, dtype=query.dtype):
             return plan
         call.run.warn(f"SparsePrefill ran densely where that is faster here: {share:.0%} of the blocks are left")
@@ -121,15 +121,6 @@ def _attend(
     call: Call, plan: BlockPlan | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     return kernels.block_sparse_attention(query, key, value, plan, causal=True, scale=call.scaling)[0]
-
-
-def _visible(plan: BlockPlan) -> torch.Tensor:
-    return block_coverage(plan.q_len, plan.kv_len, plan.block_m, plan.block_n, True, None, plan.col.device)[0]
-
-
-def _share(plan: BlockPlan) -> float:
-    """Share of the visible blocks that a plan reads."""
-    return min(1.0, plan.col.numel() / (plan.n_full.shape[0] * plan.n_full.shape[1] * int(_visible(plan).sum())))
 
 
 def _plan_bytes(plan: BlockPlan | None) -> int:

@@ -7,7 +7,7 @@ import torch
 from .calibration import should_use_sparse
 from .checks import check_attention, check_indices, require
 from .library import define
-from .plan import BlockPlan, block_coverage, window_sides
+from .plan import BlockPlan, window_sides
 
 
 def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,9 +102,7 @@ def block_sparse_attention(
 
 def _pays(plan: BlockPlan, left: int, right: int, dtype: torch.dtype) -> bool:
     """Whether the plan leaves out enough of what can be seen."""
-    sizes = (plan.q_len, plan.kv_len, plan.block_m, plan.block_n)
-    some, _ = block_coverage(*sizes, False, (left, right), plan.col.device)
-    share = min(1.0, plan.density / float(some.float().mean()))
+    share = plan.visible_share(window=(left, right))
     return should_use_sparse(share, plan.kv_len, plan.col.device, right == 0, dtype)
 
 

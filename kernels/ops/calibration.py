@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from .checks import require
-from .plan import BlockPlan, block_coverage
+from .plan import BlockPlan
 
 LENGTHS = (512, 2048, 8192)
 CPU_LENGTHS = (512, 2048, 4096)  # longer ones behave as the last does, and would take seconds
@@ -138,12 +138,11 @@ def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) 
     order = drawn.argsort(-1).argsort(-1)
     masks = [order < max(1, round(density * blocks)) for density in DENSITIES]
     plans = [BlockPlan.from_mask(mask, q_len=n, kv_len=n, causal=causal) for mask in masks]
-    visible = float(block_coverage(n, n, BLOCK, BLOCK, causal, None, device)[0].float().mean())
     attend = torch.nn.functional.scaled_dot_product_attention
     runs: list[Callable[[], object]] = [lambda: attend(q, k, v, is_causal=causal)]
     runs += [lambda plan=plan: block_sparse_attention(q, k, v, plan, causal=causal) for plan in plans]  # type: ignore[misc]
     dense, *sparse = _fastest(runs, device)
-    return _crossing(dense, sparse, [plan.density / visible for plan in plans])
+    return _crossing(dense, sparse, [plan.visible_share(causal) for plan in plans])
 
 
 def _crossing(dense: float, sparse: list[float], densities: list[float]) -> float:

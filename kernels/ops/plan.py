@@ -113,6 +113,12 @@ class BlockPlan:
         """Share of all blocks that are attended to, hidden ones counted as not."""
         return self.col.numel() / (self.n_full.numel() * self.columns)
 
+    def visible_share(self, causal: bool = False, window: int | tuple[int, int] | None = None) -> float:
+        """Share of the blocks with a visible pair that is attended to."""
+        sizes = (self.q_len, self.kv_len, self.block_m, self.block_n)
+        some, _ = block_coverage(*sizes, causal, window, self.col.device)
+        return min(1.0, self.density / float(some.float().mean()))
+
     def mask(self) -> torch.Tensor:
         """The boolean table of blocks `[B, H, rows, columns]`."""
         heads = self.n_full.shape[:2]

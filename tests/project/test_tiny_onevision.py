@@ -1,5 +1,6 @@
 """The video language model of the zoo: its world, its questions, its processor, its training, its answers."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -507,8 +508,12 @@ def test_save_and_load_keep_the_weights_in_float16(module, folder):
     model, _ = shipped.load(folder)
     assert type(model) is LlavaOnevisionForConditionalGeneration
     assert model.config.text_config._attn_implementation == model.config.vision_config._attn_implementation == "sdpa"
-    tiny_onevision.rescale(model, tiny_onevision.STREAM)
+    wanted = copy.deepcopy(module.model)
+    tiny_onevision.rescale(wanted, 1 / tiny_onevision.STREAM)
     saved = dict(model.named_parameters())
+    for name, parameter in wanted.named_parameters():
+        assert torch.equal(saved[name], parameter.half().float())
+    tiny_onevision.rescale(model, tiny_onevision.STREAM)
     for name, parameter in module.model.named_parameters():
         assert torch.allclose(saved[name], parameter, rtol=2**-10, atol=4e-6)
     assert (folder / "model.safetensors").stat().st_size < 20e6
