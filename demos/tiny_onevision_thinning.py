@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from .tiny_onevision import SIDE
-from .tiny_onevision_data import THINGS, Batch
+from .tiny_onevision_data import GROUNDS, THINGS, Batch
 
 LEAST, LEAST_NEW = 0.08, 0.02  # share of the tokens that is always left, and where those that repeat go first
 LATE_LEAST, LATE_MOST = 0.2, 0.9  # and of these inside the language model, where it has fewer
+SCARCE = 0.03  # share of the frames that always have a thing's tokens, where things are shown unevenly
 
 
 @dataclasses.dataclass
@@ -53,8 +54,8 @@ def thin(
     weight or not at all; given what each token of a frame received, `attention` `[B * T, SIDE * SIDE]`, half of the
     draws go by its order in the frame instead, as many methods do. In half of the steps those that show what the frame
     before showed at the same place go first, above a random similarity, the share may be down to `LEAST_NEW`, and in
-    half of these each of the others is the mean of itself and those that repeat it. Most of the time the last layers
-    have fewer still.
+    half of these each of the others is the mean of itself and those that repeat it. In half of the steps things are
+    shown unevenly, as :func:`scarce` has it. Most of the time the last layers have fewer still.
     """
     rng = np.random.default_rng(seed)
     things = batch.things.flatten(1)
@@ -72,6 +73,8 @@ def thin(
         scores -= 3 * again
         if rng.random() < 0.5:
             features = torch.cat([averaged(features[:, :-1], again), features[:, -1:]], 1)
+    if rng.random() < 0.5:
+        scores -= 3 * scarce(batch.things, rng)
     index = scores.topk(kept).indices.sort().values
     if rng.random() < 0.5:
         merged = joined(features[:, :-1], index, rng.uniform(0.1, 1))
@@ -82,6 +85,21 @@ def thin(
     dense = ("things", "tracks", "arrivals")
     labels = {name: getattr(batch, name).flatten(1).gather(1, index)[:, None] for name in dense}
     return Thinned(features, index, late, own, dataclasses.replace(batch, **labels))
+
+
+def scarce(things: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """1 where what a token shows is left out of its frame, `[B, T, SIDE * SIDE]` to `[B, T * SIDE * SIDE]`.
+
+    Each thing, and each background, is in a share of the frames of its own, from `SCARCE` to all: a thing that stands
+    still may be told once where one that moves is told in each frame. The frame in which it comes always has it.
+    """
+    kinds = len(THINGS) + len(GROUNDS) + 1  # the last one for the edges of things
+    shown = torch.where(things < 0, kinds - 1, things)
+    present = F.one_hot(shown, kinds).amax(2)
+    comes = present > F.pad(present, (0, 0, 1, 0))[:, :-1]
+    shares = np.exp(rng.uniform(np.log(SCARCE), 0, (len(things), 1, kinds)))
+    left_out = torch.from_numpy(rng.random(comes.shape) > shares) & ~comes
+    return left_out.gather(2, shown).flatten(1).float()
 
 
 def repeated(tokens: torch.Tensor, tau: float) -> torch.Tensor:

@@ -365,11 +365,34 @@ def test_thinning_may_go_by_attention(tokenizer):
     found = [
         set(first.tolist()) <= set(tiny_onevision_thinning.thin(features, batch, [seed], 0.1, given).kept[0].tolist())
         for given in (attention, None)
-        for seed in range(24)
+        for seed in range(60)
     ]
-    assert sum(found[:24]) > sum(found[24:]) + 4, "what receives most stays no more often"
+    assert sum(found[:60]) > sum(found[60:]) + 4, "what receives most stays no more often"
     shares = [tiny_onevision_thinning.thin(features, batch, [seed], 0.1).kept.shape[1] / 256 for seed in range(24)]
     assert max(shares) <= 0.105 and 0.015 <= min(shares) < 0.075
+
+
+@drawn
+def test_things_may_be_shown_unevenly(tokenizer):
+    things = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [8], count=6, length=32, asked=1).things
+    left_out = tiny_onevision_thinning.scarce(things, np.random.default_rng(0)).view_as(things).bool()
+    shares = []
+    for clip, out in zip(things, left_out, strict=True):
+        for kind in clip.unique():
+            frames = (clip == kind).any(1).nonzero().flatten().tolist()
+            here = [out[frame][clip[frame] == kind] for frame in frames]
+            assert all(place.all() or not place.any() for place in here), "a part of a thing in a frame"
+            assert not here[0].any(), "it is not there when it comes"
+            shares.append(1 - sum(place.float().mean() for place in here) / len(here))
+    assert min(shares) < 0.15 and max(shares) > 0.85
+
+
+def test_it_ends_half_way_between_the_weights_before_and_after():
+    before, after = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    began, ended = before.weight.clone(), after.weight.clone()
+    thin_tiny_onevision.between(before, after)
+    assert torch.allclose(after.weight, (began + ended) / 2) and torch.equal(before.weight, began)
+    assert not torch.equal(began, ended)
 
 
 @pytest.fixture
