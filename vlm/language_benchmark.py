@@ -65,13 +65,17 @@ def methods(budgets: tuple[float, ...] = BUDGETS) -> Iterator[DecoderMethod]:
 
 
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
-    """One row for each method and length of prompt; `full` takes one more budget, and all policies on long prompts."""
+    """One row for each method and length of prompt; `full` takes one more budget, and all policies on long prompts.
+
+    On these always as they are by default too, which presets stand on.
+    """
     model, tokenizer = load()
     should_use_sparse(0.5, 2048, causal=True)  # measured before anything else is timed
+    defaults: list[DecoderMethod] = [SparsePrefill(), SelectKV(), CompressKV()]
     if full:
-        plan = [(2048, 2, list(methods())), (8000, 1, list(methods(BUDGETS[1:2])))]
+        plan = [(2048, 2, list(methods())), (8000, 1, [*methods(BUDGETS[1:2]), *defaults])]
     else:
-        plan = [(2048, 2, list(methods(BUDGETS[:2]))), (8000, 1, [SparsePrefill(), SelectKV(), CompressKV()])]
+        plan = [(2048, 2, list(methods(BUDGETS[:2]))), (8000, 1, defaults)]
     for length, count, chosen in plan:
         texts = [text_task(tokenizer, length, seed) for seed in range(count)]
         needles = [needle_task(tokenizer, length, seed) for seed in range(count)]
@@ -88,7 +92,7 @@ Measured by `mmaccel bench language` on SmolLM2-135M-Instruct (float32, from the
 prompts from Python's own manual. *Loss* is nats per token over the next tokens of the text, *found* how often a
 number planted in the text is given back exactly, *keys* the share of pairs of query and key that are attended to,
 prompt included. Seconds are of a prompt and {new} decoding steps; a speed-up is against plain runs beside it.
-Sparse prefill is forced here (`always=True`): by default it runs densely where that is faster.
+Sparse prefill is forced with `always=True`; by default it runs densely where that is faster.
 The raw rows are in [{json}]({json}).
 """
 
@@ -102,7 +106,7 @@ def write_page(result: dict[str, Any], path: Path) -> None:
         first = ["plain", "", f"{plain['baseline_seconds']:.2f}", "", f"{plain['baseline_quality']:.3f}"]
         lines = [[*first, f"{plain['baseline_exact_match']:.0%}"]]
         for r in sorted(group, key=lambda r: (r["method"], r["settings"]["policy"], r["settings"]["budget"])):
-            label = f"{r['method'].removeprefix('vlm.')}({r['settings']['policy']!r}, {r['settings']['budget']})"
+            label = _label(r)
             figures = (f"{r['work_ratio']:.0%}", f"{r['wall_seconds']:.2f}", f"{r['speedup']:.2f}x")
             lines.append([label, *figures, f"{r['quality']:.3f}", f"{r['exact_match']:.0%}"])
         texts = len(plain["seeds"])
@@ -112,6 +116,12 @@ def write_page(result: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     intro = INTRO.format(json=path.with_suffix(".json").name, new=NEW)
     path.write_text(bench.page(result, "Language model policies", intro, sections), encoding="utf-8")
+
+
+def _label(row: dict[str, Any]) -> str:
+    settings = row["settings"]
+    forced = ", always=True" * settings.get("always", False)
+    return f"{row['method'].removeprefix('vlm.')}({settings['policy']!r}, {settings['budget']}{forced})"
 
 
 def _measure(
