@@ -15,7 +15,7 @@ FRAMES = "of clips that change slowly, reading fewer frames is faster still"
 
 _BALANCED = Preset((DyCoke(keep=0.15),), "vlm", MEASURED, FRAMES)
 # Where the tower can be shortened too; elsewhere only the language model gets less.
-_EARLY = {"balanced": _BALANCED, "fast": Preset((EarlyTom(keep=0.15, window=10),), "vlm", MEASURED, FRAMES)}
+_EARLY = {"balanced": _BALANCED, "fast": Preset((EarlyTom(keep=0.15, window=16),), "vlm", MEASURED, FRAMES)}
 _LATE = {"balanced": _BALANCED, "fast": Preset((DyCoke(keep=0.1),), "vlm", MEASURED, FRAMES)}
 
 PRESETS: dict[str, dict[str, Preset]] = {
