@@ -6,7 +6,7 @@ import torch
 
 from mmaccel.kernels.checks import check_attention, check_indices, require
 
-from .blocks import check_count, head_scores, keep_first
+from .blocks import check_count, head_scores
 from .double_sparsity import double_sparsity
 from .tokens import check_decode, check_valid, query_positions, real_tokens
 
@@ -125,11 +125,14 @@ def dominant_pairs(
     queries = q[:, :, -window:]
     position = query_positions(queries, k, lengths)[..., None]
     visible = real_tokens(k, lengths, valid)[:, None] & (torch.arange(k.shape[2], device=k.device) <= position)
-    whole = _top(head_scores(queries, k), visible, count)
+    number = (visible.sum(-1) // 2).clamp(1, count)[:, None, :, None]
+    tokens, among = _top(head_scores(queries, k), visible, number)
+    whole = torch.zeros(*queries.shape[:3], k.shape[2], dtype=torch.bool, device=k.device).scatter(-1, tokens, among)
     agreement = []
     for pair in range(half):
         parts = slice(2 * pair, 2 * pair + 2) if interleaved else slice(pair, pair + half + 1, half)
-        common = (_top(head_scores(queries[..., parts], k[..., parts]), visible, count) & whole).sum((-1, -2))
+        tokens, among = _top(head_scores(queries[..., parts], k[..., parts]), visible, number)
+        common = (whole.gather(-1, tokens) & among).sum((-1, -2))
         agreement.append(common.unflatten(1, (k.shape[1], -1)).sum(2))
     order = torch.stack(agreement, -1).argsort(dim=-1, descending=True, stable=True)
     return order[..., :pairs].sort(dim=-1).values
@@ -139,8 +142,11 @@ def _channels(pairs: torch.Tensor, width: int, interleaved: bool) -> tuple[torch
     return (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + width // 2)
 
 
-def _top(scores: torch.Tensor, visible: torch.Tensor, count: int) -> torch.Tensor:
-    """The tokens that score highest in `[B, Hq, M, N]`, `count` or half of those visible `[B, M, N]`, as a mask."""
-    visible = visible[:, None]
-    number = (visible.sum(-1) // 2).clamp(1, count)
-    return keep_first(-scores, ~visible, visible, number)
+def _top(scores: torch.Tensor, visible: torch.Tensor, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The visible tokens `[B, M, N]` that score highest in `[B, H, M, N]`, best first, and which of them are to count.
+
+    `number [B, 1, M, 1]` are those of each query; all rows of the result are as long as the longest.
+    """
+    most = int(number.max())
+    tokens = scores.masked_fill(~visible[:, None], -torch.inf).topk(most).indices
+    return tokens, (torch.arange(most, device=scores.device) < number).expand_as(tokens)
