@@ -97,6 +97,16 @@ The raw rows are in [{json}]({json}).
 """
 
 
+LIMITS = """
+- **`SelectKV` and `CompressKV`** spare a decoding step keys and values: of 2,048 tokens these are 0.09 GB, of 8,000
+  0.37 GB, beside 0.54 GB of weights that every step reads. On a model so small, choosing tokens costs about what that
+  saves; a prompt is computed in full, and is most of the time here.
+- **`fasa`** also looks, once a prompt, which rotary pairs of each head tell what matters: that is its distance to the
+  others.
+- **A planted number** is one or two questions: *found* is yes or no, and the losses are what to compare by.
+"""
+
+
 def write_page(result: dict[str, Any], path: Path) -> None:
     """The Markdown page of a result."""
     sections = {}
@@ -113,6 +123,7 @@ def write_page(result: dict[str, Any], path: Path) -> None:
         plural = "s" * (texts > 1)
         title = f"{model}, {texts} text{plural} and {texts} planted number{plural}"
         sections[title] = bench.markdown(("method", "keys", "seconds", "speed-up", "loss", "found"), lines)
+    sections["What limits each"] = LIMITS.strip()
     path.parent.mkdir(parents=True, exist_ok=True)
     intro = INTRO.format(json=path.with_suffix(".json").name, new=NEW)
     path.write_text(bench.page(result, "Language model policies", intro, sections), encoding="utf-8")
