@@ -26,6 +26,7 @@ from .speech_run import SpeechRequest, recognizer
 
 MICROPHONES = 8  # visitors who speak at once
 MOST_SECONDS = 60  # of sound in one message
+GONE = 30  # seconds without a message, which browsers send in silence too, after which nobody is there
 BEHIND = 2  # chunks that wait, beyond which words on the way are left out until the machine has caught up
 FIRST_WORDS = "The first words take a moment: the model is loaded once for all visitors."
 
@@ -43,7 +44,7 @@ class Listening:
     request
         How the visitor is heard.
     most
-        Seconds of sound, or without any, after which it ends.
+        Seconds of sound after which it ends. Without any for `GONE` seconds it ends too.
 
     Attributes
     ----------
@@ -94,12 +95,12 @@ class Listening:
         try:
             with self._load(self.request).stream(update_interval=self.request.update_interval) as stream:
                 self.stats = stream.stats
-                while (chunk := self._chunks.get(timeout=self.most)) is not None and not self.over:
+                while (chunk := self._chunks.get(timeout=GONE)) is not None and not self.over:
                     rate, samples = chunk
                     self.words.take(stream.push(samples, rate, partials=self._chunks.qsize() <= BEHIND))
                 if not self.over:
                     self.words.take(stream.finish())
-        except queue.Empty:  # a browser sends silence too: this one is gone without a word
+        except queue.Empty:  # gone without a word, or before the server knew that they began
             self.over = True
         except Exception as error:
             self._error.append(error)

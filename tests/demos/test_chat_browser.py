@@ -86,6 +86,7 @@ def test_a_microphone_gives_words_while_they_are_spoken(launched, frame, url, re
     panel.get_by_text("real-time factor").wait_for()
     assert "Ever failed." in panel.locator(".words").inner_text()
     press(panel, "Speak")
+    panel.locator(".words").get_by_text("Ever failed.").first.wait_for(state="detached")  # what was said before
     panel.get_by_text("Listening: speak now.").or_(panel.locator(".words .time")).first.wait_for()
     browser.close()  # in the middle: what was held for the visitor must go
     began = time.monotonic()

@@ -181,9 +181,10 @@ def test_a_visitor_who_leaves_is_forgotten(recording):
     assert gone() is None and not browser.microphone.speakers
 
 
-def test_a_browser_that_is_gone_holds_no_thread():
+def test_a_browser_that_is_gone_holds_no_thread(monkeypatch):
+    monkeypatch.setattr(microphone, "GONE", 0.05)
     recognizer = types.SimpleNamespace(stream=lambda **_: contextlib.nullcontext(types.SimpleNamespace(stats=None)))
-    listening = microphone.Listening(lambda _: recognizer, types.SimpleNamespace(update_interval=0.5), most=0.05)
+    listening = microphone.Listening(lambda _: recognizer, types.SimpleNamespace(update_interval=0.5), most=300)
     listening._thread.join(10)
     assert listening.over and not listening._thread.is_alive() and not listening._error
 
