@@ -126,13 +126,16 @@ def dominant_pairs(
     position = query_positions(queries, k, lengths)[..., None]
     visible = real_tokens(k, lengths, valid)[:, None] & (torch.arange(k.shape[2], device=k.device) <= position)
     number = (visible.sum(-1) // 2).clamp(1, count)[:, None, :, None]
-    tokens, among = _top(head_scores(queries, k), visible, number)
-    whole = torch.zeros(*queries.shape[:3], k.shape[2], dtype=torch.bool, device=k.device).scatter(-1, tokens, among)
+    most, hidden = int(number.max()), ~visible[:, None]
+    among = torch.arange(most, device=k.device) < number  # of the best `most`, those that count
+    best = _top(head_scores(queries, k), hidden, most)
+    whole = torch.zeros(*queries.shape[:3], k.shape[2], dtype=torch.bool, device=k.device)
+    whole.scatter_(-1, best, among.expand_as(best))
     agreement = []
     for pair in range(half):
         parts = slice(2 * pair, 2 * pair + 2) if interleaved else slice(pair, pair + half + 1, half)
-        tokens, among = _top(head_scores(queries[..., parts], k[..., parts]), visible, number)
-        common = (whole.gather(-1, tokens) & among).sum((-1, -2))
+        best = _top(head_scores(queries[..., parts], k[..., parts]), hidden, most)
+        common = (whole.gather(-1, best) & among).sum((-1, -2))
         agreement.append(common.unflatten(1, (k.shape[1], -1)).sum(2))
     order = torch.stack(agreement, -1).argsort(dim=-1, descending=True, stable=True)
     return order[..., :pairs].sort(dim=-1).values
@@ -142,11 +145,6 @@ def _channels(pairs: torch.Tensor, width: int, interleaved: bool) -> tuple[torch
     return (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + width // 2)
 
 
-def _top(scores: torch.Tensor, visible: torch.Tensor, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The visible tokens `[B, M, N]` that score highest in `[B, H, M, N]`, best first, and which of them are to count.
-
-    `number [B, 1, M, 1]` are those of each query; all rows of the result are as long as the longest.
-    """
-    most = int(number.max())
-    tokens = scores.masked_fill(~visible[:, None], -torch.inf).topk(most).indices
-    return tokens, (torch.arange(most, device=scores.device) < number).expand_as(tokens)
+def _top(scores: torch.Tensor, hidden: torch.Tensor, most: int) -> torch.Tensor:
+    """The `most` tokens that score highest in `[B, H, M, N]`, best first; those hidden `[B, 1, M, N]` come last."""
+    return scores.masked_fill(hidden, -torch.inf).topk(most).indices
