@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.modeling_utils import AttentionInterface
 
-from .tiny_onevision import SIDE, WIDTH
+from .tiny_onevision import SIDE, WIDTH, to_pixels
 from .tiny_onevision_data import GROUNDS, IGNORED, MOTIONS, THINGS, Batch
 from .tiny_onevision_thinning import joined
 
@@ -103,8 +103,7 @@ class Trained(torch.nn.Module):
 
     def features(self, frames: torch.Tensor) -> torch.Tensor:
         """Projected and pooled tokens, `[B, T * SIDE * SIDE + 1, D]`, the last of them for the end of the video."""
-        pixels = frames.movedim(-1, -3).float() / 127.5 - 1
-        return self.model.get_video_features(pixels).pooler_output
+        return self.model.get_video_features(to_pixels(frames)).pooler_output
 
     @property
     def _last_look(self) -> torch.nn.Module:

@@ -17,7 +17,7 @@ from .tiny_onevision_data import GROUNDS, THINGS, Batch
 
 LEAST, LEAST_NEW = 0.08, 0.02  # share of the tokens that is always left, and where those that repeat go first
 LATE_LEAST, LATE_MOST = 0.2, 0.9  # and of these inside the language model, where it has fewer
-SCARCE = 0.03  # share of the frames that always have a thing's tokens, where things are shown unevenly
+SCARCE = 0.03  # least share of the frames that have a thing's tokens, where things are shown unevenly
 
 
 @dataclasses.dataclass

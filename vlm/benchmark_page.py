@@ -28,8 +28,8 @@ LIMITS = """
   of tokens. With tau=0.9, of 160 questions other than these, 97.5 % were right at 15 % and 94.4 % at 10 % with tokens
   as large as they came from training (root mean square 33), 96.3 % and 96.9 % at a size of 1, and 98.8 % and 99.4 %
   at 0.26, below which nothing changed. The model is shipped with the last, at which it answers as at any other.
-  What moves has tokens in every frame so, and what stands a few in all: in clips of three things the model then
-  overlooked one, whatever was merged, until it was trained on things shown so unevenly.
+  What moves then has tokens in every frame, and what stands only a few in all: of three things the model overlooked
+  one, whatever was merged, until it was trained on things shown so unevenly.
 - **`EarlyTom`** merges frames in the middle of a segment only: of segments of at most 5 frames a quarter of the tower's
   work goes, of 15 frames a third.
 - **Methods by attention** compute the tower's last attention once more to read it, which costs 5 to 10 % of the tower.

@@ -64,19 +64,22 @@ def methods(budgets: tuple[float, ...] = BUDGETS) -> Iterator[DecoderMethod]:
     yield from (SparsePrefill(budget=1.0), SelectKV(budget=1.0), CompressKV(budget=1.0))
 
 
-def rows(full: bool = False) -> Iterator[dict[str, Any]]:
-    """One row for each method and length of prompt; `full` takes one more budget, and all policies on long prompts.
+def plan(full: bool) -> list[tuple[int, int, list[DecoderMethod]]]:
+    """Length of the prompts, how many, and what is measured on them.
 
-    On these always as they are by default too, which presets stand on.
+    `full` takes one more budget, and all policies on long prompts; these always have the defaults, for the presets.
     """
-    model, tokenizer = load()
-    should_use_sparse(0.5, 2048, causal=True)  # measured before anything else is timed
     defaults: list[DecoderMethod] = [SparsePrefill(), SelectKV(), CompressKV()]
     if full:
-        plan = [(2048, 2, list(methods())), (8000, 1, [*methods(BUDGETS[1:2]), *defaults])]
-    else:
-        plan = [(2048, 2, list(methods(BUDGETS[:2]))), (8000, 1, defaults)]
-    for length, count, chosen in plan:
+        return [(2048, 2, list(methods())), (8000, 1, [*methods(BUDGETS[1:2]), *defaults])]
+    return [(2048, 2, list(methods(BUDGETS[:2]))), (8000, 1, defaults)]
+
+
+def rows(full: bool = False) -> Iterator[dict[str, Any]]:
+    """One row for each method and length of prompt of :func:`plan`."""
+    model, tokenizer = load()
+    should_use_sparse(0.5, 2048, causal=True)  # measured before anything else is timed
+    for length, count, chosen in plan(full):
         texts = [text_task(tokenizer, length, seed) for seed in range(count)]
         needles = [needle_task(tokenizer, length, seed) for seed in range(count)]
         plain = [
@@ -116,9 +119,8 @@ def write_page(result: dict[str, Any], path: Path) -> None:
         first = ["plain", "", f"{plain['baseline_seconds']:.2f}", "", f"{plain['baseline_quality']:.3f}"]
         lines = [[*first, f"{plain['baseline_exact_match']:.0%}"]]
         for r in sorted(group, key=lambda r: (r["method"], r["settings"]["policy"], r["settings"]["budget"])):
-            label = _label(r)
             figures = (f"{r['work_ratio']:.0%}", f"{r['wall_seconds']:.2f}", f"{r['speedup']:.2f}x")
-            lines.append([label, *figures, f"{r['quality']:.3f}", f"{r['exact_match']:.0%}"])
+            lines.append([_label(r), *figures, f"{r['quality']:.3f}", f"{r['exact_match']:.0%}"])
         texts = len(plain["seeds"])
         plural = "s" * (texts > 1)
         title = f"{model}, {texts} text{plural} and {texts} planted number{plural}"

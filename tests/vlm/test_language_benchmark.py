@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL
 from mmaccel.vlm import language_benchmark
+from mmaccel.vlm.presets import PRESETS
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "benchmarks" / "language.json"
 
@@ -16,6 +17,14 @@ def test_every_policy_is_measured_at_every_budget():
         assert wanted <= found
         assert any(kind == name and budget == 1 for kind, _, budget in found)
     assert all(m.always for m in language_benchmark.methods((0.1,)) if hasattr(m, "always") and m.budget < 1)
+
+
+def test_both_forms_measure_what_presets_stand_on():
+    for full in (False, True):
+        measured = {f"{length} tokens": chosen for length, _, chosen in language_benchmark.plan(full)}
+        for preset in PRESETS["decoder"].values():
+            (chosen,) = (chosen for length, chosen in measured.items() if preset.columns["model"].endswith(length))
+            assert [method for method in chosen if method == preset.methods[0]] == list(preset.methods)
 
 
 def test_the_page_has_every_row_and_says_how_many_texts(tmp_path):
