@@ -1,0 +1,229 @@
+"""A reader of the README and the site, who types every line of every page in one folder."""
+
+import ast
+import builtins
+import contextlib
+import importlib
+import inspect
+import io
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mmaccel import cli
+from mmaccel.registry import get_method
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+HUB_ID = re.compile(r"""(?:from_pretrained\(\s*["']|--model )[\w.-]+/""")
+SHELL = ("bash", "console")
+# The same code, and the same command, with less work.
+SMALLER = {
+    "num_inference_steps=20": "num_inference_steps=2",
+    '"num_inference_steps": 20': '"num_inference_steps": 3',
+    'prompt="rocket moves up"': 'prompt="rocket moves up", num_inference_steps=4, rounds=1',
+    "seeds=range(4)": "seeds=range(1)",
+    "seeds=range(2)": "seeds=range(1)",
+    "in asked.frames:": "in asked.frames[:6]:",
+}
+FEWER = {
+    ("compare", "image"): ["--seeds", "1", "--rounds", "1"],
+    ("compare", "video"): ["--seeds", "1", "--rounds", "1", "--steps", "4"],
+    ("compare", "vlm"): ["--rounds", "1"],
+    ("compare", "speech"): ["--rounds", "1"],
+    ("tune", "video"): ["--rounds", "1", "--steps", "6"],
+    ("run", "video"): ["--steps", "6"],
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Code of a page: its language, what follows that in the same line, and the text."""
+
+    language: str
+    title: str
+    code: str
+
+    @property
+    def downloads(self):
+        """Whether it names a model of the hub."""
+        return bool(HUB_ID.search(self.code))
+
+
+def blocks(markdown, *languages):
+    """Code blocks of a page in their order, only those of some languages where these are named."""
+    found = [Block(*match) for match in FENCE.findall(markdown)]
+    return [block for block in found if not languages or block.language in languages]
+
+
+def lines(block):
+    """Commands of a block, those that end in a backslash joined with what follows."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words:
+            yield words
+
+
+def type_block(block, names):
+    """Do what a block says, in the current folder; what needs a download is only read."""
+    if block.language == "python":
+        run_python(block, names)
+    elif block.language in SHELL:
+        for words in lines(block):
+            run_words(words)
+
+
+def run_python(block, names):
+    code = block.code
+    for long, short in SMALLER.items():
+        code = code.replace(long, short)
+    if block.downloads:
+        resolve(code, names)
+    else:
+        torch.manual_seed(0)
+        exec(compile(code, "page", "exec"), names)
+
+
+def run_words(words):
+    """One line of a shell."""
+    if "|" in words:
+        _pipe(words[words.index("|") + 1 :])
+    elif words[0] == "mmaccel":
+        _mmaccel(words[1:])
+    elif words[0] == "make":
+        _make(words[1])
+    elif words[:2] == ["pip", "install"]:
+        _installs(words[2:])
+    else:
+        raise AssertionError(f"nobody tries {shlex.join(words)}")
+
+
+def understood(words):
+    """The parsed arguments of a call of mmaccel, whose methods are known."""
+    arguments = cli.build_parser().parse_args(words)
+    named = getattr(arguments, "method", [])
+    if isinstance(named, str):  # `tune` takes one
+        assert get_method(named), words
+    elif named:
+        assert cli.chosen_methods(arguments), words
+    return arguments
+
+
+def _mmaccel(words):
+    words, target = (words[: words.index(">")], words[words.index(">") + 1]) if ">" in words else (words, None)
+    understood(words)
+    if HUB_ID.search(shlex.join(words)):
+        return
+    if words[0] == "demo":
+        _demo()
+        return
+    printed, threads = io.StringIO(), torch.get_num_threads()
+    with contextlib.redirect_stdout(printed):
+        code = cli.main([*words, *FEWER.get(tuple(words[:2]), [])])
+    torch.set_num_threads(threads)
+    assert code == 0, f"{shlex.join(words)} ends with {code}"
+    assert printed.getvalue().strip(), f"{shlex.join(words)} says nothing"
+    if target:
+        Path(target).write_text(printed.getvalue(), encoding="utf-8")
+    for option in ("-o", "--trace", "--picture", "--plot"):
+        if option in words:
+            assert Path(words[words.index(option) + 1]).stat().st_size, f"{shlex.join(words)} writes nothing"
+
+
+def _pipe(words):
+    """What records from a sound card is not at hand: the samples of talk.wav take its place."""
+    from mmaccel import speech
+
+    samples = (speech.read_audio("talk.wav")[: 4 * 16_000] * 32767).to(torch.int16).numpy().tobytes()
+    call = [sys.executable, "-P", "-m", "mmaccel", *words[1:]]
+    made = subprocess.run(call, input=samples, capture_output=True, timeout=300)
+    assert made.returncode == 0 and made.stdout.strip(), made.stderr.decode()
+
+
+def _demo():
+    """The demo starts, answers, and ends when it is told to."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    call = [sys.executable, "-P", "-m", "mmaccel", "demo", "--port", str(port)]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            line = next(line for line in server.stdout if "http" in line)
+            with urllib.request.urlopen(re.search(r"http://\S+", line)[0]) as page:
+                assert "mmaccel" in page.read().decode()
+        finally:
+            server.terminate()
+
+
+def _make(target):
+    """The Makefile has the target; what `make run` draws is drawn."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)
+    assert recipe, f"the Makefile has no {target}"
+    if target == "run":
+        run_words(shlex.split(recipe[1].replace("$(BIN)/", "")))
+
+
+def _installs(words):
+    """What is installed is this project, with extras that it has, or torch."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = words[0]
+    if wanted == "torch":
+        return
+    assert re.match(r"(\.|mmaccel(?=.*git\+))(\[|$)", wanted), f"{wanted} is in no registry"
+    named = re.search(r"\[(.*)\]", wanted)
+    assert set(named[1].split(",") if named else ()) <= set(project["optional-dependencies"]), wanted
+
+
+def resolve(code, names):
+    """Raise unless every name, attribute of a module and keyword of a call in the code is there.
+
+    Imports are made; nothing else runs.
+    """
+    tree, known = ast.parse(code), dict(names)
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            exec(compile(ast.Module([node], []), "page", "exec"), known)
+    stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in stored:
+            assert node.id in known or hasattr(builtins, node.id), f"{node.id} comes from nowhere"
+        if isinstance(node, ast.Attribute | ast.Name):
+            value(node, known, stored)
+        if isinstance(node, ast.Call):
+            check_call(node, value(node.func, known, stored))
+
+
+def value(node, known, stored):
+    """What an expression of names and attributes stands for; None where only a run can say."""
+    if isinstance(node, ast.Name):
+        return None if node.id in stored else known.get(node.id)
+    if not isinstance(node, ast.Attribute):
+        return None
+    owner = value(node.value, known, stored)
+    return None if owner is None else getattr(owner, node.attr)
+
+
+def check_call(node, function):
+    """Raise if a function of ours would not take these keywords."""
+    if getattr(function, "__module__", "").startswith("mmaccel"):
+        given = {keyword.arg: None for keyword in node.keywords if keyword.arg}
+        inspect.signature(function).bind(*[None] * len(node.args), **given)
+
+
+def recording(folder):
+    """talk.wav, which the reader has, from the speech extra; whether it could be made."""
+    wheel = importlib.util.find_spec("moonshine_voice")
+    if wheel is None:
+        return False
+    source = Path(wheel.submodule_search_locations[0]) / "assets" / "beckett.wav"
+    (folder / "talk.wav").write_bytes(source.read_bytes())
+    return True

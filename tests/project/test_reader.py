@@ -1,0 +1,132 @@
+"""Every command and every Python block of README and site runs, in a reader's order and in one folder."""
+
+from functools import cache
+from pathlib import Path
+
+import pages as site
+import pytest
+import reader
+import torch
+import yaml
+
+from mmaccel import session, zoo
+from mmaccel.image import benchmark
+
+DOCS = reader.ROOT / "docs"
+
+
+@cache
+def all_pages():
+    """Markdown by name in a reader's order: README, the pages as the site's navigation has them, and what is left."""
+    written = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    written = {name: site.written(text, name) for name, text in written.items() if not name.startswith("benchmarks")}
+    written |= site.generated()
+    del written["index.md"]  # says what the README says
+    order = [name for name in _navigation() if name in written]
+    readme = (reader.ROOT / "README.md").read_text(encoding="utf-8")
+    return {"README.md": readme, **{name: written[name] for name in dict.fromkeys([*order, *sorted(written)])}}
+
+
+def _navigation():
+    """Names of pages in the order of `mkdocs.yml`; `METHODS` and its like stand for pages that sort by themselves."""
+    text = (reader.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+    def names(entry):
+        if isinstance(entry, str):
+            yield entry
+        for below in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+            yield from names(below)
+
+    return list(names(yaml.safe_load(text[text.index("\nnav:") :])["nav"]))
+
+
+TRIED = [name for name, text in all_pages().items() if reader.blocks(text, "python", *reader.SHELL)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The reader's folder: at the beginning it holds a recording, and nothing else."""
+    here = tmp_path_factory.mktemp("reader")
+    reader.recording(here)
+    return here
+
+
+@pytest.fixture
+def workplace(folder, monkeypatch):
+    """That folder, models that are loaded once, and a short benchmark; no session is left on a model."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(zoo, "load", _loaded)
+    monkeypatch.setattr(benchmark, "groups", lambda full: [benchmark.Group(1, 3.0, 1, (benchmark.ZipAR(window=2),))])
+    monkeypatch.setattr(benchmark, "QUALITY_PICTURES", 2)
+    yield
+    for holder in list(session._holders.values()):
+        live = holder()
+        if live is not None:
+            live.remove()
+
+
+@cache
+def _loaded(name, load=zoo.load):
+    return load(name)
+
+
+def _beginning(page):
+    """What a reader of a page has before its first line; only the README takes things for granted."""
+    if page != "README.md":
+        return {"__name__": "page"}
+    given = {"camera": zoo.questions("tiny-onevision", 1)[0].frames[:8], "microphone": [torch.zeros(4800)] * 10}
+    return {"__name__": "page", **given}
+
+
+@pytest.mark.parametrize("page", TRIED)
+def test_a_reader_can_type_every_line_of_a_page(page, workplace, capsys):
+    text = all_pages()[page]
+    if "talk.wav" in text and not Path("talk.wav").exists():
+        pytest.skip("needs the recording of the speech extra")
+    names = _beginning(page)
+    for block in reader.blocks(text):
+        reader.type_block(block, names)
+    if page.startswith("methods/") and "fast" in names:
+        assert names["fast"].report.wall_seconds > 0 and not names["fast"].active
+
+
+def test_the_site_repeats_the_readme():
+    text = site.written((DOCS / "index.md").read_text(encoding="utf-8"), "index.md")
+    readme = {block.code for block in reader.blocks(all_pages()["README.md"])}
+    assert reader.blocks(text) and {block.code for block in reader.blocks(text)} <= readme
+
+
+def test_what_needs_a_download_says_so():
+    for page, text in all_pages().items():
+        for block in reader.blocks(text, "python"):
+            assert page == "README.md" or block.downloads == ("downloads" in block.title), f"{page}: {block.code}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    (
+        "from mmaccel import video\nvideo.EasyCash()",
+        "from mmaccel import video\nvideo.EasyCache(thresh=1)",
+        "import mmaccel\nmmaccel.accelerate(pipe)",
+    ),
+)
+def test_code_that_does_not_run_is_still_read(code):
+    with pytest.raises((AttributeError, TypeError, AssertionError)):
+        reader.resolve(code, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        "mmaccel run vlm missing.mp4 'what moves up?'",
+        "mmaccel run video rocket",
+        "mmaccel plan --preset quick",
+        "make dinner",
+        "pip install mmaccel",
+        "pip install '.[everything]'",
+        "rm -r build",
+    ),
+)
+def test_a_line_that_does_not_work_is_noticed(line, workplace, capsys):
+    with pytest.raises((AssertionError, SystemExit)):
+        reader.type_block(reader.Block("bash", "", line), {})
