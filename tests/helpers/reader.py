@@ -14,14 +14,18 @@ import sys
 import tomllib
 import urllib.request
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import pages as site
 import torch
+import yaml
 
 from mmaccel import cli
 from mmaccel.registry import get_method
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HUB_ID = re.compile(r"""(?:from_pretrained\(\s*["']|--model )[\w.-]+/""")
 SHELL = ("bash", "console")
@@ -42,6 +46,31 @@ FEWER = {
     ("tune", "video"): ["--rounds", "1", "--steps", "6"],
     ("run", "video"): ["--steps", "6"],
 }
+
+
+@cache
+def all_pages():
+    """Markdown by name in a reader's order: README, the pages as the site's navigation has them, and what is left."""
+    written = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    written = {name: site.written(text, name) for name, text in written.items() if not name.startswith("benchmarks")}
+    written |= site.generated()
+    del written["index.md"]  # says what the README says
+    order = [name for name in _navigation() if name in written]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return {"README.md": readme, **{name: written[name] for name in dict.fromkeys([*order, *sorted(written)])}}
+
+
+def _navigation():
+    """Names of pages in the order of `mkdocs.yml`; `METHODS` and its like stand for pages that sort by themselves."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+    def names(entry):
+        if isinstance(entry, str):
+            yield entry
+        for below in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+            yield from names(below)
+
+    return list(names(yaml.safe_load(text[text.index("\nnav:") :])["nav"]))
 
 
 @dataclass(frozen=True)

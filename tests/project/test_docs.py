@@ -1,32 +1,16 @@
 """The site says what the registry says, and builds without a warning."""
 
 import re
-from functools import cache
-from pathlib import Path
 
 import pages as site
 import pytest
 from advice import ADVICE
 from included import relinked
 from measured import method_of
+from reader import DOCS, ROOT, all_pages
 
 from mmaccel import presets
 from mmaccel.registry import MODALITIES, methods
-
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-
-
-def _read(name):
-    return (ROOT / name).read_text(encoding="utf-8")
-
-
-@cache
-def all_pages():
-    """Markdown by name: what is written, with what it includes, and what is generated."""
-    written = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
-    written = {name: site.written(text, name) for name, text in written.items() if not name.startswith("benchmarks")}
-    return {"README.md": _read("README.md"), **written, **site.generated()}
 
 
 def test_every_method_has_a_page_with_what_it_must_say():

@@ -7,40 +7,11 @@ import pages as site
 import pytest
 import reader
 import torch
-import yaml
 
 from mmaccel import session, zoo
 from mmaccel.image import benchmark
 
-DOCS = reader.ROOT / "docs"
-
-
-@cache
-def all_pages():
-    """Markdown by name in a reader's order: README, the pages as the site's navigation has them, and what is left."""
-    written = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
-    written = {name: site.written(text, name) for name, text in written.items() if not name.startswith("benchmarks")}
-    written |= site.generated()
-    del written["index.md"]  # says what the README says
-    order = [name for name in _navigation() if name in written]
-    readme = (reader.ROOT / "README.md").read_text(encoding="utf-8")
-    return {"README.md": readme, **{name: written[name] for name in dict.fromkeys([*order, *sorted(written)])}}
-
-
-def _navigation():
-    """Names of pages in the order of `mkdocs.yml`; `METHODS` and its like stand for pages that sort by themselves."""
-    text = (reader.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-
-    def names(entry):
-        if isinstance(entry, str):
-            yield entry
-        for below in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
-            yield from names(below)
-
-    return list(names(yaml.safe_load(text[text.index("\nnav:") :])["nav"]))
-
-
-TRIED = [name for name, text in all_pages().items() if reader.blocks(text, "python", *reader.SHELL)]
+TRIED = [name for name, text in reader.all_pages().items() if reader.blocks(text, "python", *reader.SHELL)]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +51,7 @@ def _beginning(page):
 
 @pytest.mark.parametrize("page", TRIED)
 def test_a_reader_can_type_every_line_of_a_page(page, workplace, capsys):
-    text = all_pages()[page]
+    text = reader.all_pages()[page]
     if "talk.wav" in text and not Path("talk.wav").exists():
         pytest.skip("needs the recording of the speech extra")
     names = _beginning(page)
@@ -91,13 +62,13 @@ def test_a_reader_can_type_every_line_of_a_page(page, workplace, capsys):
 
 
 def test_the_site_repeats_the_readme():
-    text = site.written((DOCS / "index.md").read_text(encoding="utf-8"), "index.md")
-    readme = {block.code for block in reader.blocks(all_pages()["README.md"])}
+    text = site.written((reader.ROOT / "docs/index.md").read_text(encoding="utf-8"), "index.md")
+    readme = {block.code for block in reader.blocks(reader.all_pages()["README.md"])}
     assert reader.blocks(text) and {block.code for block in reader.blocks(text)} <= readme
 
 
 def test_what_needs_a_download_says_so():
-    for page, text in all_pages().items():
+    for page, text in reader.all_pages().items():
         for block in reader.blocks(text, "python"):
             assert page == "README.md" or block.downloads == ("downloads" in block.title), f"{page}: {block.code}"
 
