@@ -7,7 +7,7 @@ BIN := .venv/bin
 endif
 INSTALLED := .venv/installed
 
-.PHONY: run test lint types bench docs clean help
+.PHONY: run test types bench docs clean help
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -19,6 +19,9 @@ test: $(INSTALLED) ## lint and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -X faulthandler $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+
+types: $(INSTALLED) ## check the types
+	$(BIN)/mypy -p mmaccel
 
 bench: $(INSTALLED) ## measure all of docs/benchmarks anew (some hours)
 	$(BIN)/mmaccel bench all --full --page docs/benchmarks

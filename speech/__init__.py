@@ -14,6 +14,9 @@ Example
 ...     print(stream.finish(), stream.stats)
 """
 
+if __name__ != "mmaccel.speech":  # imported from the root of a checkout, every module would be there twice
+    raise ImportError("this folder is mmaccel.speech: write `from mmaccel import speech`")
+
 from . import adapter, moonshine, moonshine_streaming, whisper  # noqa: F401  register themselves
 from .adapter import Word
 from .align_att import AlignAtt

@@ -8,6 +8,9 @@ Example
 >>> frames = fast("a fox in snow").frames  # doctest: +SKIP
 """
 
+if __name__ != "mmaccel.video":  # imported from the root of a checkout, every module would be there twice
+    raise ImportError("this folder is mmaccel.video: write `from mmaccel import video`")
+
 from .auto import Auto, auto
 from .block_cache import BlockCache
 from .easy_cache import EasyCache

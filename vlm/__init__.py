@@ -11,6 +11,9 @@ Example
 >>> tokens = fast.generate(**inputs, max_new_tokens=64)  # doctest: +SKIP
 """
 
+if __name__ != "mmaccel.vlm":  # imported from the root of a checkout, every module would be there twice
+    raise ImportError("this folder is mmaccel.vlm: write `from mmaccel import vlm`")
+
 from . import adapter, internvl, llava_next_video, llava_onevision, qwen_vl  # noqa: F401  register themselves
 from .compress_kv import CompressKV
 from .dycoke import DyCoke

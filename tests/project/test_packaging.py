@@ -1,5 +1,7 @@
 """The package list, the import names and what ships in the wheel."""
 
+import importlib.machinery
+import os
 import subprocess
 import sys
 import tomllib
@@ -80,14 +82,29 @@ def test_importing_patches_nothing():
     )
 
 
-def test_nothing_imports_a_root_folder_by_its_bare_name():
-    bare = [f"import {name}" for name in ("image", "demos", "video", "vlm", "speech", "kernels")]
-    for path in ROOT.glob("*/**/*.py"):
-        if ".venv" in path.parts or "build" in path.parts:
-            continue
-        for line in path.read_text(encoding="utf-8").splitlines():
-            words = line.strip()
-            assert not any(words == b or words.startswith((b + " ", b + ".")) for b in bare), f"{path}: {line}"
+@pytest.mark.skipif(not (ROOT / "mmaccel" / "image").is_symlink(), reason="git made no links here")
+def test_tools_find_every_package_in_a_plain_clone():
+    """As an editor or mypy does: by folders alone, without what pip has installed."""
+    for package in TOOL["packages"]:
+        search, name = [str(ROOT)], ""
+        for part in package.split("."):
+            name = f"{name}.{part}".lstrip(".")
+            found = importlib.machinery.PathFinder.find_spec(name, search)
+            assert found is not None and found.origin, f"{package}: no link leads to it"
+            search = found.submodule_search_locations
+        assert Path(found.origin).resolve() == (_folder(package) / "__init__.py").resolve(), package
+
+
+@pytest.mark.parametrize("name", ["image", "video", "vlm", "speech", "demos"])
+def test_a_root_folder_imported_by_its_bare_name_says_what_to_do(name):
+    done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and f"write `from mmaccel import {name}`" in done.stderr
+
+
+def test_links_lead_into_the_tree_only():
+    """A new file is found without another install, and nothing of the tree is in the wheel twice."""
+    for link in (path for folder in ("mmaccel", "kernels") for path in (ROOT / folder).rglob("*") if path.is_symlink()):
+        assert not Path(os.readlink(link)).is_absolute() and link.resolve().is_relative_to(ROOT), link
 
 
 @pytest.mark.parametrize("name", ["_prepare_generation_config", "_validate_model_kwargs"])
