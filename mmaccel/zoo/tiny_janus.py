@@ -53,7 +53,7 @@ def load_processor(folder: Path) -> TinyJanusProcessor:
         size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
     names = _facts(folder)["names"]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokens = config.vision_config.num_image_tokens
     return TinyJanusProcessor(image_processor, tokenizer, names, num_image_tokens=tokens)
 

@@ -45,7 +45,7 @@ def load(folder: Path) -> tuple[LlavaOnevisionForConditionalGeneration, Onevisio
 def load_processor(folder: Path) -> OnevisionProcessor:
     """The processor alone."""
     config: Any = LlavaOnevisionConfig.from_pretrained(folder)
-    return OnevisionProcessor(AutoTokenizer.from_pretrained(folder), config)
+    return OnevisionProcessor(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), config)
 
 
 def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:

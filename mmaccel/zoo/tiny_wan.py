@@ -73,7 +73,7 @@ class TinyWanPipeline(WanPipeline):
 def load(folder: Path) -> TinyWanPipeline:
     """The pipeline in float32 on the CPU."""
     pipeline = TinyWanPipeline(
-        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False),
         text_encoder=load_pretrained(UMT5EncoderModel, folder / "text_encoder", dtype=torch.float32),
         vae=load_pretrained(AutoencoderKLWan, folder / "vae", dtype=torch.float32),
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from ..errors import WeightsError
+from ..errors import UnsupportedTargetError, WeightsError
 
 # How diffusers, which raises nothing of its own here, begins to say that a file is damaged or foreign.
 _DAMAGED, _FOREIGN = "Unable to load weights", "Cannot load"
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def no_foreign_code(source: str | Path) -> Iterator[None]:
+    """Load a checkpoint in this block, and never run Python code that it brings.
+
+    Loaders inside pass ``trust_remote_code=False`` wherever they can. Some paths of transformers drop it again (a
+    processor of a known model, or one inside a pipeline) and then ask on the terminal: they are given no terminal.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the checkpoint cannot be loaded without its code.
+    """
+    with _ONE_AT_A_TIME:
+        terminal, sys.stdin = sys.stdin, io.StringIO()
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise UnsupportedTargetError(
+                f"{source} needs Python code of its own, which mmaccel does not run: read that code, load the model"
+                " yourself with trust_remote_code=True, and pass it to mmaccel.accelerate(model, ...)"
+            ) from error
+        finally:
+            sys.stdin = terminal
 
 
 def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = None, **options: Any) -> Any:
