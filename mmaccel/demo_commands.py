@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .errors import SettingError
@@ -16,6 +19,13 @@ def add_parser(commands: Any) -> None:
     demo = commands.add_parser("demo", help="try it in a browser")
     demo.add_argument("--port", type=int, help="default: the first free one from 7860 on")
     demo.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    demo.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which visitors reach it, such as demo.example.org; requests to other names are refused",
+    )
     demo.add_argument(
         "--model",
         action="append",
@@ -31,13 +41,39 @@ def add_parser(commands: Any) -> None:
 
 def run_demo(arguments: argparse.Namespace) -> None:
     """Serve the demo until it is stopped."""
-    with tempfile.TemporaryDirectory(prefix="mmaccel-demo-") as folder:
-        # Gradio's own folder is shared by all its apps on a machine, and each removes files of the others.
-        os.environ.setdefault("GRADIO_TEMP_DIR", folder)
+    with ended_by_signals(), _folder_of_its_own():
         from .demos import app  # says what to install where gradio is missing
 
         models = app.Models(_by_kind(arguments.model), arguments.allow_models, arguments.device, dtype_of(arguments))
-        app.launch(app.Frame(models), arguments.host, arguments.port)
+        app.launch(app.Frame(models), arguments.host, arguments.port, allow_hosts=arguments.allow_host)
+
+
+@contextmanager
+def _folder_of_its_own() -> Iterator[None]:
+    """Where Gradio puts files of visitors; removed at the end, with all that is in it.
+
+    Gradio's own folder is shared by all its apps on a machine, and each removes files of the others.
+    """
+    given = os.environ.get("GRADIO_TEMP_DIR")
+    with tempfile.TemporaryDirectory(prefix="mmaccel-demo-", dir=given, ignore_cleanup_errors=True) as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("GRADIO_TEMP_DIR")
+            os.environ.update({} if given is None else {"GRADIO_TEMP_DIR": given})
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM, and the SIGHUP of a closed terminal, end this block as Ctrl+C does, so that it cleans up."""
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), signal.default_int_handler) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
 
 
 def _by_kind(given: list[str]) -> dict[str, list[str]]:

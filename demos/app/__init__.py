@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +19,7 @@ from . import image_tab, question_tab, speech_tab, style, video_tab
 from .frame import Frame
 from .limits import Limits
 from .models import Models
+from .served import Served, take_only_uploads
 
 __all__ = ["Frame", "Limits", "Models", "build", "launch"]
 
@@ -56,12 +58,17 @@ def build(frame: Frame | None = None) -> gr.Blocks:
             with gr.Tab(name):
                 tab(frame)
         blocks.unload(frame.leave)
+    take_only_uploads(blocks)
     blocks.queue(max_size=frame.limits.waiting, default_concurrency_limit=1, api_open=False)
     return blocks
 
 
 def launch(
-    frame: Frame | None = None, host: str = "127.0.0.1", port: int | None = None, wait: bool = True
+    frame: Frame | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    wait: bool = True,
+    allow_hosts: Iterable[str] = (),
 ) -> gr.Blocks:
     """Serve the app.
 
@@ -73,6 +80,9 @@ def launch(
         Default: the first free one from 7860 on.
     wait
         Whether to return only when it is stopped (default True).
+    allow_hosts
+        Names by which visitors reach it, beside `host`, localhost and the address that they connect to. A proxy in
+        front of it must pass on the `Host` that it was asked for.
 
     Raises
     ------
@@ -91,14 +101,17 @@ def launch(
             theme=style.theme(),
             css=style.CSS,
             js=style.script(),
+            _app=Served(frame.limits, (host, *allow_hosts)),
             **PRIVATE,
         )
     except OSError as error:
         raise OSError(f"cannot listen on {host}, port {port or 'any'}: choose others with --host and --port") from error
     print(f"mmaccel demo on {url} (Ctrl+C stops it)", flush=True)
     if wait:
-        blocks.block_thread()  # until Ctrl+C
-        frame.runs.close()
+        try:
+            blocks.block_thread()  # until Ctrl+C
+        finally:
+            frame.runs.close()
     return blocks
 
 

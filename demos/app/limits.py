@@ -27,6 +27,8 @@ class Limits:
         Open pages whose state Gradio keeps, about 0.3 MiB each; it forgets none by itself, not even closed ones.
     file_seconds
         Age at which files made for a visitor are deleted.
+    disk_bytes
+        All files of visitors that lie there at once, beyond which uploads are refused.
     """
 
     prompt_characters: int = 2_000
@@ -40,6 +42,7 @@ class Limits:
     waiting: int = 16
     sessions: int = 64
     file_seconds: int = 3_600
+    disk_bytes: int = 512 * 2**20
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -36,9 +36,11 @@ def frame():
 
 
 @pytest.fixture(scope="module")
-def url(frame):
+def url(frame, tmp_path_factory):
     """Where the app is served."""
-    blocks = app.launch(frame, wait=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("visitors")))
+        blocks = app.launch(frame, wait=False)
     yield blocks.local_url
     frame.runs.close()
     blocks.close(verbose=False)

@@ -1,0 +1,39 @@
+"""The app as a server: behind its door, within its quota, and never sent to fetch files from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import gradio as gr
+from gradio.routes import App, ORJSONResponse
+from starlette.types import ASGIApp
+
+from .door import Door
+from .limits import Limits
+from .quota import Quota
+
+
+class Served(App):
+    """Gradio's app, with the door outermost: nothing of Gradio answers a page of another site, CORS included."""
+
+    def __init__(self, limits: Limits, hosts: Iterable[str]) -> None:
+        super().__init__(default_response_class=ORJSONResponse)
+        self.limits, self.hosts = limits, tuple(hosts)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        inner = Quota(super().build_middleware_stack(), self.uploaded_file_dir, self.limits)
+        return Door(inner, self.hosts)
+
+
+def take_only_uploads(blocks: gr.Blocks) -> None:
+    """Let no component download a file from an address that a visitor names, of any size and from anywhere."""
+    for component in blocks.blocks.values():
+        take = component.async_move_resource_to_block_cache
+
+        async def taken(file: str | Path | None, take: object = take) -> str | None:
+            if "://" in str(file):
+                raise gr.Error("Upload the file itself: nothing is fetched from other places.", print_exception=False)
+            return await take(file)  # type: ignore[operator, no-any-return]
+
+        component.async_move_resource_to_block_cache = taken  # type: ignore[method-assign]
