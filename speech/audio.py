@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -13,12 +13,12 @@ import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
 
+from .audio_file import AudioFile
+
 SAMPLE_RATE = 16_000
 RATES = (1_000, 768_000)  # samples a second that anything records at
 MOST_CHANNELS = 8  # an array whose two sides are both no larger could be either way round
-UNKNOWN_SIZE = 0x7FFFF000  # from here on a WAV header says that its writer did not know
 LOUDEST = 16.0  # floats beyond this are numbers of another scale, not loud samples
-SLACK = 0.25  # seconds by which a container's duration may be off
 # Where each kind of integer has its zero, and what it is divided by.
 INTEGERS = {"uint8": (128.0, 128.0), "int16": (0.0, 32_768.0), "int32": (0.0, 2_147_483_648.0)}
 FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -199,13 +199,18 @@ def read_audio(path: str | PathLike[str], *, skip_damaged: bool = False) -> torc
     --------
     >>> samples = read_audio("talk.mp3")  # doctest: +SKIP
     """
+    return joined(AudioFile(_file(path), skip_damaged), path)
+
+
+def joined(decoded: Iterable[tuple[np.ndarray, int]], path: str | PathLike[str]) -> torch.Tensor:
+    """Pieces of a file, each with its rate, as float32 `[samples]` at 16,000 a second."""
     pieces: list[torch.Tensor] = []
     resampler: Resampler | None = None
-    for samples, rate in _Decoder(_file(path), skip_damaged):
+    for samples, rate in decoded:
         if resampler is None or rate != resampler.rate:  # some streams change it on the way
             pieces += [] if resampler is None else [resampler.finish()]
             resampler = Resampler(rate)
-        pieces.append(resampler.push(samples))
+        pieces.append(resampler.push(torch.from_numpy(samples)))
     if resampler is None:
         raise AudioError(f"{path} holds no samples: record or copy it again")
     return torch.cat([*pieces, resampler.finish()])
@@ -220,73 +225,3 @@ def _file(path: str | PathLike[str]) -> Path:
     if file.stat().st_size == 0:
         raise AudioError(f"{file} is empty: record or copy it again")
     return file
-
-
-def _missing_bytes(file: Path) -> int:
-    """How many bytes a WAV file lacks of what its header announces, which FFmpeg does not mind."""
-    with file.open("rb") as stream:
-        header = stream.read(12)
-    if header[:4] != b"RIFF" or header[8:] != b"WAVE":
-        return 0
-    announced = int.from_bytes(header[4:8], "little") + 8
-    return max(0, announced - file.stat().st_size) if announced < UNKNOWN_SIZE else 0
-
-
-class _Decoder:
-    """Iterates over a file's samples `[n]` with their rate."""
-
-    def __init__(self, file: Path, skip_damaged: bool) -> None:
-        try:
-            import av
-        except ImportError as error:
-            raise MissingExtraError('reading audio files needs PyAV: pip install "mmaccel[speech]"') from error
-        self.av, self.file, self.skip_damaged = av, file, skip_damaged
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-        try:
-            container = self.av.open(str(self.file))
-        except (self.av.FFmpegError, ValueError) as error:
-            raise AudioError(f"{self.file} is no audio file that FFmpeg knows ({error}): convert it first") from error
-        with container:
-            if not container.streams.audio:
-                raise AudioError(f"{self.file} holds no sound: pass a file with an audio track")
-            stream = container.streams.audio[0]
-            for frame in self._frames(container, stream):
-                samples = _planar(self.av, frame)
-                self.seconds += len(samples) / frame.sample_rate
-                yield samples, frame.sample_rate
-            self._check_length(container, stream)
-
-    def _frames(self, container: Any, stream: Any) -> Iterator[Any]:
-        packets = container.demux(stream)
-        while True:
-            try:
-                packet = next(packets, None)
-                if packet is None:
-                    return
-                yield from packet.decode()
-            except self.av.FFmpegError as error:
-                if not self.skip_damaged:
-                    raise AudioError(
-                        f"{self.file} is damaged after {self.seconds:.2f} s ({error}): copy it again, or read the rest"
-                        " with skip_damaged=True"
-                    ) from error
-
-    def _check_length(self, container: Any, stream: Any) -> None:
-        """Raise if the file announces more than it holds."""
-        known = [float(stream.duration * stream.time_base)] if stream.duration else []
-        known += [container.duration / self.av.time_base] if container.duration and len(container.streams) == 1 else []
-        short = self.seconds < 0.98 * max(known, default=0.0) - SLACK
-        if not self.skip_damaged and (short or _missing_bytes(self.file)):
-            raise AudioError(
-                f"{self.file} is cut off after {self.seconds:.2f} s: copy it again, or read what is there with"
-                " skip_damaged=True"
-            )
-
-
-def _planar(av: Any, frame: Any) -> torch.Tensor:
-    """Samples of a frame as float32, the mean of its channels."""
-    converted = av.AudioResampler(format="fltp", layout=frame.layout, rate=frame.sample_rate).resample(frame)
-    values = np.concatenate([part.to_ndarray() for part in converted], axis=1)
-    return torch.from_numpy(values.mean(0, dtype=np.float32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -18,7 +18,7 @@ from mmaccel.cache import free_memory
 from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, VideoFileError, unknown_name
 
 from .sampling import MAX_FRAMES, MIN_FRAMES, check_sampling, sample_frames
-from .video_readers import READERS, Reader
+from .video_readers import READERS, Reader, resized, scaled
 
 PICTURES = (".gif", ".webp", ".apng")
 SLACK = 1e-3  # seconds: decord keeps times in single precision
@@ -147,17 +147,24 @@ def read_video(
     check_sampling(sampling, frames, fps, min_frames, max_frames)
     _check(start, end, max_side)
     file = _file(path)
-    bounds: dict[str, Any] = {"min_frames": min_frames, "max_frames": max_frames, "name": str(file)}
     name = _backend(file, backend)
     reader = READERS[name](file)
     try:
         rate, part = _rate(reader), _part(reader, start, end, file)
+        bounds: dict[str, Any] = {"min_frames": min_frames, "max_frames": max_frames, "name": str(file)}
         chosen = part[0] + sample_frames(sampling, len(part), frames=frames, fps=fps, rate=rate, **bounds)
-        pictures = _read(reader, chosen, max_side, progress, file)
+        return take(reader, chosen, max_side, file, name, progress)
     finally:
         reader.close()
-    times, duration = reader.times, float(reader.times[-1] + 1 / rate)
-    return VideoFrames(pictures, chosen, times[chosen], rate, len(times), duration, file, name)
+
+
+def take(
+    reader: Reader, chosen: np.ndarray, max_side: int | None, file: Path, backend: str, progress: bool | None
+) -> VideoFrames:
+    """The chosen frames of an open file."""
+    pictures = _read(reader, chosen, max_side, progress, file)
+    rate, times = _rate(reader), reader.times
+    return VideoFrames(pictures, chosen, times[chosen], rate, len(times), float(times[-1] + 1 / rate), file, backend)
 
 
 def _check(start: float | None, end: float | None, max_side: int | None) -> None:
@@ -227,25 +234,13 @@ def _read(reader: Reader, chosen: np.ndarray, max_side: int | None, progress: bo
     found = reader.frames(wanted)
     bar = tqdm(found, file.name, len(wanted), unit="frame", disable=progress is False, delay=delay)
     for place, frame in enumerate(bar):
-        small = _scaled(frame, max_side)
+        small = scaled(frame, max_side)
         if result is None:
             _require_memory(len(wanted) * small.nbytes, len(wanted), file)
             result = np.empty((len(wanted), *small.shape), np.uint8)
-        result[place] = small if small.shape == result.shape[1:] else _resized(small, result.shape[2:0:-1])
+        result[place] = small if small.shape == result.shape[1:] else resized(small, result.shape[2:0:-1])
     assert result is not None
     return result if len(wanted) == len(chosen) else result[np.searchsorted(wanted, chosen)]
-
-
-def _scaled(frame: np.ndarray, max_side: int | None) -> np.ndarray:
-    height, width = frame.shape[:2]
-    longest = max(height, width)
-    if max_side is None or longest <= max_side:
-        return frame
-    return _resized(frame, [max(1, round(side * max_side / longest)) for side in (width, height)])
-
-
-def _resized(frame: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    return np.asarray(Image.fromarray(frame).resize((size[0], size[1]), Image.Resampling.BICUBIC))
 
 
 def _require_memory(need: int, count: int, file: Path) -> None:

@@ -41,10 +41,13 @@ class Reader(Protocol):
 
 
 class AvReader:
-    """PyAV: packets are counted without decoding, and frames decoded from the keyframe before each that is wanted."""
+    """PyAV: packets are counted without decoding, and frames decoded from the keyframe before each that is wanted.
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._av = path, _import("av", "av")
+    `options` are FFmpeg's own, such as which formats the file may be in.
+    """
+
+    def __init__(self, path: Path, options: dict[str, str] | None = None) -> None:
+        self.path, self._av, self._options = path, _import("av", "av"), options or {}
         self._open()
         self._pts, self._keys, expected = self._list()
         if not self._pts:
@@ -61,7 +64,7 @@ class AvReader:
 
     def _open(self) -> None:
         try:
-            self.container = self._av.open(str(self.path))
+            self.container = self._av.open(str(self.path), options=self._options)
         except self._av.error.FFmpegError as error:
             raise VideoFileError(f"{self.path} {NOT_A_VIDEO}") from error
         streams = [s for s in self.container.streams.video if not s.disposition & s.disposition.attached_pic]
@@ -71,6 +74,7 @@ class AvReader:
             raise VideoFileError(f"{self.path} {what}: pass a file with a video stream")
         self.stream: Any = streams[0]
         self.stream.thread_type = "AUTO"
+        self.stream.codec_context.options = self._options
         self._decoded: Any = None
 
     def _list(self) -> tuple[list[int], list[int], int | None]:
@@ -197,11 +201,12 @@ class PictureReader:
 
     cut_off: float | None = None
     rate: float | None = None
+    FORMATS = ("GIF", "WEBP", "PNG")  # whatever a file is called
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._picture = Image.open(path)
+            self._picture = Image.open(path, formats=self.FORMATS)
             count = getattr(self._picture, "n_frames", 1)
             shown = [self._duration(index) for index in range(count)]
         except (UnidentifiedImageError, OSError, EOFError, SyntaxError) as error:
@@ -223,6 +228,20 @@ class PictureReader:
 
 
 READERS: dict[str, Callable[[Path], Reader]] = {"av": AvReader, "decord": DecordReader, "pil": PictureReader}
+
+
+def scaled(frame: np.ndarray, max_side: int | None) -> np.ndarray:
+    """A frame with its longest side scaled down to `max_side` pixels, where it is longer."""
+    height, width = frame.shape[:2]
+    longest = max(height, width)
+    if max_side is None or longest <= max_side:
+        return frame
+    return resized(frame, [max(1, round(side * max_side / longest)) for side in (width, height)])
+
+
+def resized(frame: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """A frame scaled to width and height, by PIL's bicubic."""
+    return np.asarray(Image.fromarray(frame).resize((size[0], size[1]), Image.Resampling.BICUBIC))
 
 
 def damaged(path: Path, index: int, times: np.ndarray) -> VideoFileError:

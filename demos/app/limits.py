@@ -19,6 +19,10 @@ class Limits:
         Longest texts.
     upload_bytes, clip_seconds, audio_seconds
         Largest file, and longest clip and recording in it.
+    frame_pixels, clip_pixels, audio_samples
+        Most pixels of one frame of an upload and of all its frames, and most samples of all channels.
+    read_seconds, read_bytes
+        Time and memory that decoding one upload may take.
     steps, frames, side
         Denoising steps, frames, and pixels of a side of a clip.
     waiting
@@ -36,6 +40,11 @@ class Limits:
     upload_bytes: int = 64 * 2**20
     clip_seconds: float = 120.0
     audio_seconds: float = 300.0
+    frame_pixels: int = 4096 * 2304
+    clip_pixels: int = 10**10
+    audio_samples: int = 192_000 * 600
+    read_seconds: float = 30.0
+    read_bytes: int = 2 * 2**30
     steps: int = 100
     frames: int = 129
     side: int = 1280

@@ -91,7 +91,7 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: 
     talk = talk.about(clip)
     request = asked(frame.limits, talk, compare, *values)
     with run.stage("read"):
-        video = read_clip(clip, request.frames, frame.limits)
+        video = read_clip(clip, request.frames, frame.limits, run)
     request = replace(request, frames=len(video))
     made = answer(frame.models, run, request, video)
     talk = Talk(clip, [*talk.turns, (request.question, made.answer)][-MOST_TURNS:])

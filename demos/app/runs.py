@@ -47,9 +47,14 @@ class Run:
         """Let the next :meth:`check` end the run; from any thread."""
         self._stop.set()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the visitor does not want it any more."""
+        return self._stop.is_set()
+
     def check(self) -> None:
         """Raise `Stopped` if the visitor does not want it any more; call it often."""
-        if self._stop.is_set():
+        if self.stopped:
             raise Stopped
 
     @contextmanager

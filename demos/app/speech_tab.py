@@ -116,7 +116,7 @@ def _transcribe(frame: Frame, compare: bool, run: Run, file: Any, *values: Any) 
     """Words of a recording as they become known, then all about it."""
     request = asked(frame.limits, compare, file, *values)
     with run.stage("read"):
-        samples = read_recording(file, frame.limits)
+        samples = read_recording(file, frame.limits, run)
     steps = compared if compare else heard_once
     for heard, told in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
         yield [heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
