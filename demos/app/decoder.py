@@ -30,6 +30,7 @@ FORMATS = (
     "ogg,opus,w64,wav,webm,webp_pipe"
 )
 FASTEST = 240  # frames a second of any clip
+PADDING = 2**18  # pixels
 GRACE = 10  # seconds after which it ends itself, where nobody is left to end it
 
 
@@ -174,8 +175,9 @@ def too_long(file: Path, most: float, error: type[MmaccelError]) -> MmaccelError
 
 
 def ffmpeg_options(asked: Any) -> dict[str, str]:
-    """What FFmpeg holds to, whatever a header says; it counts pixels with those that it pads small frames with."""
-    return {"format_whitelist": FORMATS, "protocol_whitelist": "file", "max_pixels": str(2 * asked.frame_pixels)}
+    """What FFmpeg holds to, whatever a header says; it counts pixels with those that it pads frames with."""
+    most = asked.frame_pixels + PADDING
+    return {"format_whitelist": FORMATS, "protocol_whitelist": "file", "max_pixels": str(most)}
 
 
 def module(path: str) -> Any:

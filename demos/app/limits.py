@@ -43,7 +43,7 @@ class Limits:
     frame_pixels: int = 4096 * 2304
     clip_pixels: int = 10**10
     audio_samples: int = 192_000 * 600
-    read_seconds: float = 30.0
+    read_seconds: float = 20.0
     read_bytes: int = 2 * 2**30
     steps: int = 100
     frames: int = 129
