@@ -26,7 +26,8 @@ __all__ = ["Frame", "Limits", "Models", "build", "launch"]
 M_ARENA_MAX, HEAPS = -8, 2  # of mallopt(3)
 
 TITLE = "mmaccel"
-INTRODUCTION = "# mmaccel\nExisting multimodal models, faster, without retraining: try a preset, and compare."
+INTRODUCTION = """<header><h1>mmaccel</h1>
+<p>Existing multimodal models, faster, without retraining. See both race on this machine.</p></header>"""
 # Nothing is offered to other programs, kept of a visitor, or asked of another server.
 PRIVATE: dict[str, Any] = {
     "share": False,
@@ -53,7 +54,7 @@ def build(frame: Frame | None = None) -> gr.Blocks:
     frame = frame or Frame()
     age = frame.limits.file_seconds
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(max(1, age // 4), age)) as blocks:
-        gr.Markdown(INTRODUCTION)
+        gr.HTML(INTRODUCTION, elem_classes="brand")
         for name, tab in TABS.items():
             with gr.Tab(name):
                 tab(frame)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from mmaccel import zoo
 
 from .choice import Choice
 from .image_run import ImageRequest
@@ -11,10 +13,38 @@ from .speech_run import PUSH, SpeechRequest
 from .video_run import VideoRequest
 
 SPOKEN = "talk.wav"  # in place of what was spoken into a microphone
+MILLISECONDS = 125  # of a frame
 
 
 def image_code(request: ImageRequest) -> str:
     """Python that draws the same picture; another sample only where a method picks its window from times."""
+    if request.choice.model not in zoo.names():
+        return _painter_code(request)
+    seed = request.settings.seed
+    given = {key: value for key, value in request.settings.arguments().items() if key != "num_return_sequences"}
+    call = f'generate(**inputs, generation_mode="image"{_more(given)}'
+    plain = [
+        "    with fast.baseline() as plain:  # measures the plain model, so that the report can say a speed-up",
+        f"        torch.manual_seed({seed})",
+        f"        plain.{call})",
+    ]
+    return _joined(
+        *_imports(request.choice, "import torch", parts=["zoo"]),
+        "",
+        f"model, processor = zoo.load({request.choice.model!r})",
+        f'inputs = processor(text={request.prompt!r}, generation_mode="image", return_tensors="pt")',
+        f"with mmaccel.accelerate(model, {request.choice.python()}) as fast:",
+        *(plain if request.compare else []),
+        f"    tokens = fast.{call}, generator=torch.Generator().manual_seed({seed}))",
+        "    print(fast.report)",
+        "pixels = model.decode_image_tokens(tokens)",
+        'picture = processor.postprocess(list(pixels.float()), return_tensors="PIL.Image.Image")["pixel_values"][0]',
+        'picture.save("picture.png")',
+    )
+
+
+def _painter_code(request: ImageRequest) -> str:
+    """The same for models outside the zoo, whose families take their arguments in different ways."""
     prompts = f"[{request.prompt!r}]"
     plain = ["    with fast.baseline() as plain:", f"        painter.generate(plain, {prompts}, settings)"]
     return _joined(
@@ -32,42 +62,65 @@ def image_code(request: ImageRequest) -> str:
 
 def video_code(request: VideoRequest) -> str:
     """Python that films the same clip; another one only where a method picks its steps from times."""
-    prompt = repr(request.prompt)
-    plain = ["    with fast.baseline() as plain:", f"        generation.film(plain, {prompt}, settings)"]
+    model = request.choice.model
+    own = model in zoo.names()
+    load = f"zoo.load({model!r})" if own else f"DiffusionPipeline.from_pretrained({model!r})"
+    call = f"{request.prompt!r}{_more(request.settings.arguments())}"
+    generator = f"generator=torch.Generator().manual_seed({request.settings.seed})"
+    plain = [
+        "    with fast.baseline() as plain:  # measures the plain pipeline, so that the report can say a speed-up",
+        f"        plain({call}, {generator})",
+    ]
     return _joined(
-        "from pathlib import Path",
+        *_imports(request.choice, "import torch", parts=["zoo"] if own else []),
+        *([] if own else ["from diffusers import DiffusionPipeline"]),
         "",
-        *_imports(request.choice, "from mmaccel.video import clips, generation"),
-        "",
-        f"pipe = generation.load({request.choice.model!r})",
-        f"settings = {_call('generation.Settings', request.settings)}",
+        f"pipe = {load}",
         f"with mmaccel.accelerate(pipe, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
-        f"    filmed = generation.film(fast, {prompt}, settings)",
+        f'    frames = fast({call}, {generator}, output_type="pil").frames[0]',
         "    print(fast.report)",
-        'clips.save(filmed.frames, Path("clip.mp4"))',
+        f'frames[0].save("clip.webp", save_all=True, append_images=frames[1:], duration={MILLISECONDS}, loop=0)',
     )
 
 
 def question_code(request: QuestionRequest) -> str:
     """Python that gives the same answer."""
+    model = request.choice.model
+    own = model in zoo.names()
     options = f"max_new_tokens={request.max_new_tokens}, do_sample=False"
-    plain = ["    with fast.baseline() as plain:", f"        plain.generate(**inputs, {options})"]
+    plain = [
+        "    with fast.baseline() as plain:  # measures the plain model, so that the report can say a speed-up",
+        f"        plain.generate(**inputs, {options})",
+    ]
+    hub = [
+        f"model = AutoModelForImageTextToText.from_pretrained({model!r})",
+        f"processor = AutoProcessor.from_pretrained({model!r})",
+    ]
     return _joined(
-        *_imports(request.choice, "from mmaccel.vlm import answering", parts=["vlm"]),
+        *_imports(request.choice, parts=["vlm", *(["zoo"] if own else [])]),
+        *([] if own else ["from transformers import AutoModelForImageTextToText, AutoProcessor"]),
         "",
+        *([f"model, processor = zoo.load({model!r})"] if own else hub),
         f"video = vlm.read_video({request.clip!r}, frames={request.frames}, max_side={request.max_side})",
-        f"model, processor = answering.load({request.choice.model!r})",
-        f"conversation = {conversation(request)!r}",
-        "text = processor.apply_chat_template(conversation, add_generation_prompt=True)",
-        'inputs = processor(videos=[video.images()], text=[text], return_tensors="pt", padding=True).to(model.device)',
+        *_asking(request, own),
         f"with mmaccel.accelerate(model, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
         f"    tokens = fast.generate(**inputs, {options})",
         "    print(fast.report)",
-        'new = tokens[:, inputs["input_ids"].shape[1] :]',
-        "print(processor.batch_decode(new, skip_special_tokens=True)[0].strip())",
+        'print(processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip())',
     )
+
+
+def _asking(request: QuestionRequest, own: bool) -> list[str]:
+    """Lines that make the inputs: a shipped model's processor knows how a question is asked."""
+    if own and not request.earlier:
+        return [f'inputs = processor(videos=[video.frames], text={request.question!r}, return_tensors="pt")']
+    return [
+        f"conversation = {conversation(request)!r}",
+        "text = processor.apply_chat_template(conversation, add_generation_prompt=True)",
+        'inputs = processor(videos=[video.frames], text=[text], return_tensors="pt").to(model.device)',
+    ]
 
 
 def speech_code(request: SpeechRequest) -> str:
@@ -91,7 +144,11 @@ def speech_code(request: SpeechRequest) -> str:
 def _imports(choice: Choice, *more: str, parts: Sequence[str] = ()) -> list[str]:
     """The first lines: mmaccel, the parts whose methods are named beside those given, and what else is needed."""
     named = sorted({*choice.parts(), *parts})
-    return ["import mmaccel", *([f"from mmaccel import {', '.join(named)}"] if named else []), *more]
+    return ["import mmaccel", *more, *([f"from mmaccel import {', '.join(named)}"] if named else [])]
+
+
+def _more(given: Mapping[str, object]) -> str:
+    return "".join(f", {key}={value!r}" for key, value in given.items())
 
 
 def _call(name: str, settings: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +12,12 @@ import gradio as gr
 
 from .limits import Limits
 from .models import Models
+from .race import ACCELERATED, Race
 from .runs import Runs, Stopped, log, readable
 
 # All heavy work waits in one queue: two runs at once would spoil each other's times.
 QUEUE = "models"
+EVERY = 0.15  # seconds between two looks at a race
 
 Work = Callable[..., Any]
 
@@ -27,53 +31,81 @@ class Frame:
     A tab is a function that is called inside its `gr.Tab`::
 
         def build(frame: Frame) -> None:
-            prompt, button, answer = gr.Textbox(), gr.Button("Accelerated"), gr.Markdown()
-            frame.connect([button.click], work, [prompt], [answer], progress_on=answer)
+            prompt, button, board, answer = gr.Textbox(), gr.Button("Accelerated"), gr.HTML(), gr.Markdown()
+            frame.connect([button.click], work, [prompt], [board, answer])
 
-        def work(run: Run, prompt: str) -> str: ...
+        def work(run: Run, prompt: str) -> list[str]: ...
     """
 
     models: Models = field(default_factory=Models)
     limits: Limits = field(default_factory=Limits)
     runs: Runs = field(default_factory=Runs)
+    # One thread does the work while others answer browsers: threads that come and go would each cost torch its own.
+    worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmaccel demo"))
     goodbyes: list[Callable[[str], Any]] = field(default_factory=list)  # what tabs do when a visitor leaves
 
     def connect(
-        self, triggers: Sequence[Any], work: Work, inputs: Sequence[Any], outputs: Sequence[Any], progress_on: Any
+        self,
+        triggers: Sequence[Any],
+        work: Work,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        lanes: Sequence[str] = (ACCELERATED,),
     ) -> None:
         """Let events call ``work(run, *values of inputs)`` in the queue, and put what it returns into `outputs`.
 
         Work that yields shows what it has so far. It calls `run.check()` or `run.tell()` often, so that it ends when
-        its visitor does not want it any more; whatever it raises becomes a message.
+        its visitor does not want it any more; whatever it raises becomes a message. Meanwhile the first output, the
+        board, shows the stages `lanes` racing.
         """
 
-        def handle(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Any:  # noqa: B008
-            def tell(share: float | None, name: str) -> None:
-                progress(share, desc=name)
-
+        def handle(request: gr.Request, *values: Any) -> Any:
+            race, rest = Race(lanes), [gr.skip() for _ in outputs[1:]]
             try:
-                with readable(), self.runs.begin(visitor(request), tell) as run:
-                    made = work(run, *values)
-                    if isinstance(made, Iterator):
-                        yield from made
-                    else:
-                        yield made
+                for made in self._made(visitor(request), race, work, values):
+                    yield [race.page(), *rest] if made is None else made
+                return
             except Stopped:
                 log.info("a run was stopped by its visitor")
                 gr.Info("The run was stopped.", title="Stopped")
-                yield gr.skip() if len(outputs) == 1 else [gr.skip() for _ in outputs]
+            except gr.Error as error:  # as a notice of another kind, since the page shows errors without their title
+                gr.Warning(error.message, duration=error.duration, title=error.title)
+            yield ["", *rest]
 
-        gr.on(
-            list(triggers),
-            handle,
-            inputs=list(inputs),
-            outputs=list(outputs),
-            show_progress_on=progress_on,
-            concurrency_id=QUEUE,
-            concurrency_limit=1,
-            trigger_mode="once",
-            api_visibility="private",
-        )
+        for trigger in triggers:
+            trigger(
+                handle,
+                inputs=list(inputs),
+                outputs=list(outputs),
+                show_progress="minimal",
+                show_progress_on=outputs[0],
+                concurrency_id=QUEUE,
+                concurrency_limit=1,
+                trigger_mode="once",
+                api_visibility="private",
+            )
+
+    def _made(self, who: str, race: Race, work: Work, values: Sequence[Any]) -> Iterator[Any]:
+        """What work returns or yields, and None whenever it has been busy for a while."""
+        results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def pump() -> None:
+            with readable(), self.runs.begin(who, race.tell) as run:
+                made = work(run, *values)
+                for one in made if isinstance(made, Iterator) else [made]:
+                    results.put(one)
+
+        done = self.worker.submit(pump)
+        try:
+            while not (done.done() and results.empty()):
+                try:
+                    yield results.get(timeout=EVERY)
+                except queue.Empty:
+                    yield None
+            done.result()
+        finally:
+            if not done.done() and not done.cancel():  # the page is gone
+                self.runs.stop(who)
 
     def connect_stop(self, button: gr.Button) -> None:
         """Let a button stop what its visitor runs, at once and past the queue."""

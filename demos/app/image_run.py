@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from mmaccel.session import Session, accelerate
 from .choice import Choice
 from .models import Models
 from .passes import Passes
+from .race import ACCELERATED, PLAIN, film
 from .runs import Run
 
 
@@ -37,15 +40,21 @@ class Drawn:
     ----------
     plain
         The plain model's picture with the same seed, where it was asked for.
+    cost
+        What the speed costs in quality, in plain words; empty without a plain picture.
     computed
         Which pass settled each token, and how many passes computed it; None where the model does not tell.
+    film
+        HTML of both pictures as they came to be; empty without a plain picture.
     """
 
     picture: Image.Image
     plain: Image.Image | None
     report: Report
     quality: str
+    cost: str
     computed: Image.Image | None
+    film: str
 
 
 def draw(models: Models, run: Run, request: ImageRequest) -> Drawn:
@@ -60,17 +69,18 @@ def draw(models: Models, run: Run, request: ImageRequest) -> Drawn:
             session.memory.update(learned)
             if request.compare and not learned:
                 _warm_up(run, painter, session, request)
-            plain = _plain(run, painter, session, request) if request.compare else None
-            passes = Passes(_tokens(session))
-            with run.stage("accelerated"), passes.watch(painter.target, run):
+            passes, before = Passes(_tokens(session)), Passes(_tokens(session))
+            plain = _plain(run, painter, session, request, before) if request.compare else None
+            with run.stage(ACCELERATED), passes.watch(painter.target, run):
                 painted = painter.paint(session, [request.prompt], request.settings)
             learned.update(session.memory)
-        quality = _quality(run, painter, request, plain, painted) if plain else ""
+        quality, cost = _quality(run, painter, request, session, plain, painted) if plain else ("", "")
         with run.stage("draw"):
             layout = session.adapter.layout()  # type: ignore[attr-defined]
             computed = passes.picture(layout) if layout is not None else None
-        before = plain.pictures[0] if plain else None
-        return Drawn(painted.pictures[0], before, session.report, quality, computed)
+            appeared = _film(layout, ((PLAIN, plain, before), (ACCELERATED, painted, passes))) if plain else ""
+        drawn = plain.pictures[0] if plain else None
+        return Drawn(painted.pictures[0], drawn, session.report, quality, cost, computed, appeared)
 
 
 def _warm_up(run: Run, painter: Painter, session: Session, request: ImageRequest) -> None:
@@ -79,8 +89,8 @@ def _warm_up(run: Run, painter: Painter, session: Session, request: ImageRequest
         painter.generate(session, [request.prompt], request.settings)
 
 
-def _plain(run: Run, painter: Painter, session: Session, request: ImageRequest) -> Painted:
-    with run.stage("plain"), session.baseline() as target, Passes(_tokens(session)).watch(target, run):
+def _plain(run: Run, painter: Painter, session: Session, request: ImageRequest, passes: Passes) -> Painted:
+    with run.stage(PLAIN), session.baseline() as target, passes.watch(target, run):
         painted = painter.paint(target, [request.prompt], request.settings)
     session.report.baseline_seconds = painted.token_seconds  # the report's own time has no decoding in it either
     return painted
@@ -91,16 +101,43 @@ def _tokens(session: Session) -> int:
     return layout.length if layout is not None else 0
 
 
-def _quality(run: Run, painter: Painter, request: ImageRequest, plain: Painted, painted: Painted) -> str:
-    """What `mmaccel compare` measures of a picture beside the plain one."""
+def _film(layout: Any, runs: Sequence[tuple[str, Any, Passes]]) -> str:
+    if layout is None:
+        return ""
+    return film([(name, made.pictures[0], passes.seconds(layout)) for name, made, passes in runs], layout.columns)
+
+
+def _quality(
+    run: Run, painter: Painter, request: ImageRequest, session: Session, plain: Painted, painted: Painted
+) -> tuple[str, str]:
+    """What `mmaccel compare` measures of a picture beside the plain one: for the report, and in plain words."""
     with run.stage("measure"):
         inputs = painter.inputs([request.prompt], request.settings)
         trial = trial_of(find_adapter(painter.target), inputs, painter.processor)
         own, other = trial.judge(plain.tokens, plain.tokens), trial.judge(plain.tokens, painted.tokens)
-    said = f"  same        {other['same']:.0%} of the tokens are those of the plain picture"
-    if "surprise" in other:
-        said = (
-            f"  quality     {other['surprise']:.2f} nats per token of surprise, plain {own['surprise']:.2f}, measured\n"
-            + said
+    lines = [f"  same        {other['same']:.0%} of the tokens are those of the plain picture"]
+    likely = ""
+    if "surprise" in other:  # nats a token: the mean chance of a token is e to the power of minus that
+        fast, slow = (math.exp(-found["surprise"]) for found in (other, own))
+        likely = (
+            f"the plain model would have drawn each token with a chance of {fast:.0%}, of its own picture {slow:.0%}"
         )
-    return said
+        lines.insert(0, f"  quality     {likely}, measured")
+    return "\n".join(lines), _cost(session.report.exact, other["same"], likely)
+
+
+def _cost(exact: bool, same: float, likely: str) -> str:
+    """What a picture costs in quality, in plain words.
+
+    Examples
+    --------
+    >>> _cost(False, 0.5, "")
+    'Lossy: 50% of its tokens are those of the plain picture.'
+    """
+    if same == 1:
+        return "The very same picture, token for token: the speed costs nothing."
+    if exact:
+        return (
+            "Exact: another picture, as likely as the plain one, as if drawn again with another seed. It costs nothing."
+        )
+    return f"Lossy: {same:.0%} of its tokens are those of the plain picture{likely and f'; {likely}'}."

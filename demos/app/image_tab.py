@@ -7,59 +7,75 @@ from typing import Any
 
 import gradio as gr
 
-from mmaccel import zoo
 from mmaccel.image.generation import Settings
-from mmaccel.pictures import enlarged
+from mmaccel.pictures import BAR, GAP, SMALLEST, enlarged
 
 from . import panels
 from .choice import Choice
 from .code import image_code
 from .frame import Frame
+from .gallery import Card, gallery, sample
 from .image_run import Drawn, ImageRequest, draw
 from .limits import Limits, number
 from .runs import Run
 
-EXAMPLES = 4
 HEIGHT = 420  # pixels
 OWN = "the model's own"
-SAME_LAW = "The pictures differ as two samples of one prompt do: the method keeps the law, not the noise."
+# What the cards ask for, and where its picture is on the model's sheet of samples.
+SAMPLES = {
+    "big red heart on yellow": 0,
+    "smiling face with sunglasses": 2,
+    "big dog face on pink": 5,
+    "rainbow on white": 6,
+    "sunflower on purple": 7,
+    "alien on purple": 14,
+    "guitar": 11,
+    "small sailboat on blue, center": 13,
+}
 
 
 def build(frame: Frame) -> None:
-    """Prompt, presets and buttons, then the picture, its report and the code; inside the tab."""
+    """Prompt, presets and buttons, then the board, the picture, the gallery, the report and the code."""
     with gr.Row():
-        with gr.Column(scale=2, min_width=300):
-            prompt = gr.Textbox(label="Prompt", value="big red heart on yellow", max_lines=6)
-            panels.examples(prompt, zoo.prompts("tiny-janus", EXAMPLES))
+        with gr.Column(scale=1, min_width=300):
+            prompt = gr.Textbox(label="Prompt", value=next(iter(SAMPLES)), max_lines=6)
             controls = panels.controls(frame, "image", "janus", "exact")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "image", "image.ZipAR:window=2,verify=true")
                 guidance = panels.optional_number("Guidance scale", OWN)
                 temperature = panels.optional_number("Temperature", OWN)
                 top_k = panels.optional_number("Top-k", OWN)
-        with gr.Column(scale=3, min_width=300):
+        with gr.Column(scale=2, min_width=300):
+            board = panels.board()
             look: dict[str, Any] = {
                 "interactive": False,
+                "visible": False,
                 "height": HEIGHT,
                 "format": "png",
                 "buttons": ["download", "fullscreen"],
             }
             picture = gr.Image(label="Accelerated", **look)
-            slider = gr.ImageSlider(label="Plain (left), accelerated (right)", visible=False, max_height=HEIGHT, **look)
+            slider = gr.ImageSlider(label="Plain (left), accelerated (right)", max_height=HEIGHT, **look)
+            picked = gallery(_cards(), [prompt])
             results = panels.results()
             computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), guidance, temperature, top_k]
-    outputs = [picture, slider, computed, *results.outputs]
-    work = partial(_work, frame, results)
-    controls.buttons.connect(frame, work, inputs, outputs, [picture, slider], prompt.submit)
+    outputs = [board, picture, slider, computed, *results.outputs]
+    controls.buttons.connect(frame, partial(_work, frame, results), inputs, outputs, [prompt.submit], picked)
+
+
+def _cards() -> list[Card]:
+    wide = SMALLEST + GAP
+    places = {prompt: (place % 4 * wide, place // 4 * (wide + BAR) + BAR) for prompt, place in SAMPLES.items()}
+    return [Card(prompt, sample("tiny-janus", *place, SMALLEST), (prompt,)) for prompt, place in places.items()]
 
 
 def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, *values: Any) -> list[Any]:
     request = asked(frame.limits, compare, *values)
     drawn = draw(frame.models, run, request)
-    note = SAME_LAW if compare and drawn.report.exact else ""
-    told = results.values(run, request.choice.seed, drawn.report, image_code(request), drawn.quality, note)
-    return [*_pictures(drawn), gr.update(value=drawn.computed, visible=drawn.computed is not None), *told]
+    told = results.values(run, request.choice.seed, drawn.report, image_code(request), drawn.quality)
+    computed = gr.update(value=drawn.computed, visible=drawn.computed is not None)
+    return [panels.verdict(drawn.report, drawn.cost, drawn.film), *_pictures(drawn), computed, *told]
 
 
 def asked(

@@ -17,7 +17,6 @@ from mmaccel import speech
 from mmaccel.errors import AudioError, SettingError
 from mmaccel.speech.stats import StreamStats
 
-from . import panels
 from .code import speech_code
 from .frame import Frame, visitor
 from .live_words import LiveWords, page, remark
@@ -116,14 +115,14 @@ class Microphone:
     asked
         Makes a checked request of the values of the tab.
     ended
-        Makes the last values of all outputs: from the words, and what is told beside them.
+        Makes the last values of all outputs: from the words, the run, the figures and the code.
     """
 
     def __init__(
         self,
         frame: Frame,
         asked: Callable[..., SpeechRequest],
-        ended: Callable[[LiveWords, list[Any]], Iterator[list[Any]]],
+        ended: Callable[[LiveWords, Run, str, str], Iterator[list[Any]]],
     ) -> None:
         self.frame, self.asked, self.ended = frame, asked, ended
         # A visitor's own state holds the stream; this only finds it when they close their tab.
@@ -182,8 +181,7 @@ class Microphone:
             return
         with readable():
             listening.finish()
-        told = [str(listening.stats), "", "", panels.stage_table({}), speech_code(listening.request)]
-        yield from self.ended(listening.words, told)
+        yield from self.ended(listening.words, Run(), str(listening.stats), speech_code(listening.request))
 
 
 def component() -> gr.HTML:

@@ -14,36 +14,48 @@ from mmaccel.presets import absent_of, presets_of
 from mmaccel.report import Report
 
 from .frame import Frame, Work
+from .race import ACCELERATED, PLAIN, Verdict, ratio
 from .runs import Run
 
 Parts = Sequence[gr.components.Component]
 
-PRESET_NOTE = "exact keeps the model's own output or its law; the others trade a measured bit of quality for speed"
+PRESET_NOTE = "exact changes nothing about what the model makes; the others trade a little quality, measured, for speed"
 NOT_MEASURED = "No speed-up is claimed without a plain run beside it: press Compare."
-ONE_RUN_EACH = "One run of each on this machine, in this order; `mmaccel compare` takes medians of several."
+ONE_RUN_EACH = (
+    "One run of each on this machine, one after the other, since two at once would slow each other;"
+    " mmaccel compare takes medians of several."
+)
 
 
 @dataclass(frozen=True)
 class Buttons:
     """What starts the work of a tab, with or without a plain run beside it."""
 
-    accelerated: gr.Button
     compare: gr.Button
+    accelerated: gr.Button
 
-    def connect(self, frame: Frame, work: Work, inputs: Parts, outputs: Parts, progress_on: Any, *more: Any) -> None:
-        """Let them call ``work(compare, run, *values of inputs)``; `more` events start the accelerated run too."""
-        for compare, triggers in ((False, [self.accelerated.click, *more]), (True, [self.compare.click])):
-            frame.connect(triggers, partial(work, compare), inputs, outputs, progress_on=progress_on)
+    def connect(
+        self, frame: Frame, work: Work, inputs: Parts, outputs: Parts, alone: Sequence[Any] = (), both: Any = None
+    ) -> None:
+        """Let them call ``work(compare, run, *values of inputs)``; events of `alone` and `both` start it too."""
+        compared = [self.compare.click, *([both] if both else [])]
+        frame.connect([self.accelerated.click, *alone], partial(work, False), inputs, outputs)
+        frame.connect(compared, partial(work, True), inputs, outputs, lanes=(PLAIN, ACCELERATED))
 
 
 def buttons(frame: Frame) -> Buttons:
-    """Accelerated, Compare, and Stop, which is connected already."""
+    """Compare, Accelerated, and Stop, which is connected already."""
     with gr.Row(elem_classes="buttons"):
-        accelerated = gr.Button("Accelerated", variant="primary", min_width=90)
-        compare = gr.Button("Compare", min_width=90)
-        stop = gr.Button("Stop", variant="stop", min_width=70)
+        compare = gr.Button("Compare", variant="primary", min_width=90)
+        accelerated = gr.Button("Accelerated", min_width=90)
+        stop = gr.Button("Stop", min_width=70)
     frame.connect_stop(stop)
-    return Buttons(accelerated, compare)
+    return Buttons(compare, accelerated)
+
+
+def board() -> gr.HTML:
+    """Where runs race, and what they gave: the first output of a tab."""
+    return gr.HTML("", label="Race", elem_classes="board")
 
 
 @dataclass(frozen=True)
@@ -96,47 +108,65 @@ def optional_number(label: str, default: str, visible: bool = True) -> gr.Textbo
 class Results:
     """What every tab tells of a run, below its output."""
 
+    details: gr.Column
     report: gr.Code
-    note: gr.Markdown
     seed: gr.Textbox
     stages: gr.HTML
     code: gr.Code
 
     @property
-    def outputs(self) -> list[gr.components.Component]:
-        return [self.report, self.note, self.seed, self.stages, self.code]
+    def outputs(self) -> list[Any]:
+        return [self.details, self.report, self.seed, self.stages, self.code]
 
-    def values(self, run: Run, seed: int, report: Report, code: str, quality: str = "", note: str = "") -> list[object]:
-        """Values of `outputs`, in their order: `quality` are lines below the report, and `note` a remark on them."""
-        claim = ONE_RUN_EACH if report.speedup is not None else NOT_MEASURED
-        said = f"{note} {claim}".strip()
-        return [report_text(report, quality), said, str(seed), stage_table(run.stages), code]
+    def values(self, run: Run, seed: int | str, report: Report | str, code: str, quality: str = "") -> list[object]:
+        """Values of `outputs`, in their order; `quality` are lines below the report."""
+        told = report if isinstance(report, str) else report_text(report, quality)
+        return [gr.update(visible=True), told, str(seed), stage_table(run.stages), code]
 
 
 def results(seeded: bool = True) -> Results:
-    """The report, the times of the stages, and the code, empty until a run ends."""
-    with gr.Row():
-        with gr.Column(scale=3, min_width=300):
-            report = gr.Code(
-                label="Report", language=None, interactive=False, show_line_numbers=False, lines=3, wrap_lines=True
-            )
-            note = gr.Markdown("", elem_classes="note")
-        with gr.Column(scale=2, min_width=240):
-            seed = gr.Textbox("", label="Used seed", interactive=False, placeholder="none yet", visible=seeded)
-            stages = gr.HTML(stage_table({}), label="Stages", elem_classes="stages")
-    code = gr.Code(
-        label="Copy as Python",
-        language="python",
-        interactive=False,
-        show_line_numbers=False,
-        lines=3,
-        wrap_lines=True,
-    )
-    return Results(report, note, seed, stages, code)
+    """The report, the times of the stages, and the code; invisible until a run ends."""
+    with gr.Column(visible=False) as details:
+        with gr.Row():
+            with gr.Column(scale=3, min_width=300):
+                report = gr.Code(
+                    label="Report", language=None, interactive=False, show_line_numbers=False, lines=3, wrap_lines=True
+                )
+            with gr.Column(scale=2, min_width=240):
+                seed = gr.Textbox("", label="Used seed", interactive=False, placeholder="none yet", visible=seeded)
+                stages = gr.HTML("", label="Stages", elem_classes="stages")
+        code = gr.Code(
+            label="Copy as Python",
+            language="python",
+            interactive=False,
+            show_line_numbers=False,
+            lines=3,
+            wrap_lines=True,
+        )
+    return Results(details, report, seed, stages, code)
+
+
+def verdict(report: Report, cost: str, film: str = "") -> str:
+    """The board of a run that is over: the measured gain in large type, and what it costs."""
+    if report.baseline_seconds is None:
+        return Verdict(f"{report.wall_seconds:.2f} s", saved(report), said=NOT_MEASURED).page()
+    times = ((PLAIN, report.baseline_seconds), (ACCELERATED, report.wall_seconds))
+    return Verdict(ratio(*(seconds for _, seconds in times)), cost, times, said=ONE_RUN_EACH, film=film).page()
+
+
+def saved(report: Report) -> str:
+    """What a run did less than a plain one, which is counted and needs no plain run."""
+    if report.plain_forwards:
+        return f"{report.forwards:.5g} passes of the model instead of {report.plain_forwards:.5g}."
+    if report.plain_visual_tokens:
+        return f"{report.visual_tokens} visual tokens instead of {report.plain_visual_tokens}."
+    if report.plain_keys:
+        return f"{report.keys / report.plain_keys:.0%} of the keys are read."
+    return "\n".join(report.warnings)
 
 
 def report_text(report: Report, quality: str = "") -> str:
-    """A report with the measured quality below; what a Python user would have to type is said by a note instead."""
+    """A report with the measured quality below; what a Python user would have to type is said by the board instead."""
     lines = [line for line in str(report).splitlines() if not line.startswith("  speed-up    not measured")]
     return "\n".join([*lines, *([quality] if quality else [])])
 
@@ -144,7 +174,7 @@ def report_text(report: Report, quality: str = "") -> str:
 def stage_table(stages: Mapping[str, float]) -> str:
     """Seconds of each stage, with a bar for its share."""
     if not stages:
-        return '<p class="empty">Times of the stages appear here.</p>'
+        return ""
     longest = max(stages.values()) or 1.0
     rows = "".join(_stage(name, seconds, seconds / longest) for name, seconds in stages.items() if seconds >= 0.005)
     return f'<table class="stages"><caption>Seconds of each stage</caption>{rows}</table>'
@@ -165,11 +195,6 @@ def heat_map() -> gr.Image:
         format="png",
         buttons=["download", "fullscreen"],
     )
-
-
-def examples(prompt: gr.Textbox, prompts: Sequence[str]) -> None:
-    """Buttons that put an example into the prompt."""
-    gr.Examples([[text] for text in prompts], [prompt], label="Examples", api_visibility="private")
 
 
 def keep_examples(component: gr.components.Component) -> None:

@@ -17,6 +17,7 @@ from mmaccel.session import accelerate
 
 from .choice import Choice
 from .models import Models, Shared
+from .race import ACCELERATED, PLAIN
 from .runs import Run
 
 Turn = tuple[str, str]  # a question and its answer
@@ -56,6 +57,8 @@ class Answered:
     ----------
     plain
         The plain model's answer, where it was asked for.
+    cost
+        What the speed costs in quality, in plain words; empty without a plain answer.
     kept
         The frames with what the language model did not get under white; None where a method keeps all.
     """
@@ -64,6 +67,7 @@ class Answered:
     plain: str | None
     report: Report
     quality: str
+    cost: str
     kept: Image.Image | None
 
 
@@ -79,15 +83,15 @@ def answer(models: Models, run: Run, request: QuestionRequest, video: vlm.VideoF
             plain = None
             if request.compare:
                 _warm(run, shared, inputs)
-                with run.stage("plain"), session.baseline() as target:
+                with run.stage(PLAIN), session.baseline() as target:
                     plain, seconds = _generate(run, target, processor, inputs, request)
                 session.report.baseline_seconds = seconds
-            with run.stage("accelerated"):
+            with run.stage(ACCELERATED):
                 text, _ = _generate(run, session, processor, inputs, request)
             with run.stage("draw"):
                 kept = _kept(session, video)
-            quality = "" if plain is None else _quality(plain, text)
-            return Answered(text, plain, session.report, quality, kept)
+            quality, cost = ("", "") if plain is None else _quality(plain, text)
+            return Answered(text, plain, session.report, quality, cost, kept)
 
 
 def conversation(request: QuestionRequest) -> list[dict[str, Any]]:
@@ -141,7 +145,12 @@ def _kept(session: Any, video: vlm.VideoFrames) -> Image.Image | None:
         return None
 
 
-def _quality(plain: str, text: str) -> str:
+def _quality(plain: str, text: str) -> tuple[str, str]:
+    """How alike the answers are: for the report, and in plain words."""
     if plain == text:
-        return "  answer      the same as the plain one, word for word"
-    return f"  answer      {alike(plain, text):.0%} of the words are those of the plain one, in their order"
+        return (
+            "  answer      the same as the plain one, word for word",
+            "The same answer to this question, word for word.",
+        )
+    share = f"{alike(plain, text):.0%} of the words are those of the plain"
+    return f"  answer      {share} one, in their order", f"Another answer: {share} answer."

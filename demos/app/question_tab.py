@@ -20,13 +20,15 @@ from . import panels
 from .choice import Choice
 from .code import question_code
 from .frame import Frame
+from .gallery import SIDE, Card, gallery
 from .limits import Limits, number
 from .question_run import Answered, QuestionRequest, Turn, answer
+from .race import embedded
 from .runs import Run
 from .uploads import read_clip
 
-EXAMPLES, QUESTIONS_A_CLIP, EXAMPLE_SEED = 3, 4, 3
-QUESTIONS = ("what moves up?", "how many things are there?", "what color is the background?")
+EXAMPLES, QUESTIONS_A_CLIP, EXAMPLE_SEED = 4, 4, 3
+QUESTION = "what moves up?"
 KEPT_NOTE = "What the language model got: what is under white was left out, orange stands for several tokens in one."
 FRAMES, NEW_TOKENS, MOST_NEW_TOKENS = 32, 32, 512
 MOST_TURNS = 20
@@ -51,26 +53,24 @@ class Talk:
 
 
 def build(frame: Frame) -> None:
-    """Clip, question, presets and buttons, then the answers, the patches that were kept, the report and the code."""
+    """Clip, question, presets and buttons, then the board, the answers, the gallery, what was kept and the code."""
     talk = gr.State(Talk())
     with gr.Row():
-        with gr.Column(scale=2, min_width=300):
-            clip = gr.Video(label="Clip", sources=["upload"], height=240, loop=True)
-            question = gr.Textbox(label="Question", lines=1, max_lines=4, value=QUESTIONS[0])
-            panels.examples(question, QUESTIONS)
-            _examples(clip, question)
+        with gr.Column(scale=1, min_width=300):
+            clip = gr.Video(label="Clip", sources=["upload"], height=170, loop=True, elem_classes="drop")
+            question = gr.Textbox(label="Question", lines=1, max_lines=4, value=QUESTION)
             controls = panels.controls(frame, "vlm", "llava_onevision", "balanced")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "vlm", "vlm.HoliTom:keep=0.15", seeded=False)
                 frames = panels.optional_number("Frames", str(FRAMES))
                 tokens = panels.optional_number("Most new tokens", str(NEW_TOKENS))
                 told = gr.Checkbox(False, label="The model is told the earlier questions and answers", info=TOLD)
-        with gr.Column(scale=3, min_width=300):
-            chat = gr.Chatbot(
-                label="Answers", height=260, render_markdown=False, buttons=["copy"], placeholder="Ask about a clip."
-            )
+        with gr.Column(scale=2, min_width=300):
+            board = panels.board()
             difference = gr.HTML("", elem_classes="difference")
-            results = panels.results(seeded=False)
+            look: dict[str, Any] = {"height": None, "min_height": 0, "max_height": 320, "buttons": ["copy"]}
+            chat = gr.Chatbot(label="Answers", render_markdown=False, visible=False, **look)
+            picked = _gallery(clip, question)
             note = gr.Markdown(KEPT_NOTE, visible=False)
             kept = gr.Image(
                 label=KEPT_NOTE,
@@ -80,10 +80,11 @@ def build(frame: Frame) -> None:
                 format="webp",
                 buttons=["fullscreen"],
             )
+            results = panels.results(seeded=False)
     inputs = [talk, clip, question, controls.preset, *vars(advanced).values(), frames, tokens, told]
-    outputs = [talk, chat, difference, note, kept, *results.outputs]
+    outputs = [board, talk, chat, difference, note, kept, *results.outputs]
     chat.clear(Talk, None, talk, queue=False, show_progress="hidden", api_visibility="private")
-    controls.buttons.connect(frame, partial(_work, frame, results), inputs, outputs, chat, question.submit)
+    controls.buttons.connect(frame, partial(_work, frame, results), inputs, outputs, [question.submit], picked)
 
 
 def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: Talk, *values: Any) -> list[Any]:
@@ -97,7 +98,8 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: 
     talk = Talk(clip, [*talk.turns, (request.question, made.answer)][-MOST_TURNS:])
     told = results.values(run, request.choice.seed, made.report, question_code(request), made.quality)
     kept = [gr.update(visible=made.kept is not None), gr.update(value=made.kept, visible=made.kept is not None)]
-    return [talk, talk.messages(), _both(made), *kept, *told]
+    messages = gr.update(value=talk.messages(), visible=True)
+    return [panels.verdict(made.report, made.cost), talk, messages, _both(made), *kept, *told]
 
 
 def asked(
@@ -137,14 +139,20 @@ def _both(made: Answered) -> str:
     return f"<p>Plain: {gone}</p><p>Accelerated: {new}</p>"
 
 
-def _examples(clip: gr.Video, question: gr.Textbox) -> None:
+def _gallery(clip: gr.Video, question: gr.Textbox) -> Any:
     """A few clips of the world that tiny-onevision knows, with questions that it was never asked in training."""
-    asked = zoo.questions("tiny-onevision", EXAMPLES * QUESTIONS_A_CLIP, EXAMPLE_SEED)
-    rows = []
-    with TemporaryDirectory() as folder:  # gradio makes copies of its own
-        for number, one in enumerate(asked[1::QUESTIONS_A_CLIP], 1):
+    cards = []
+    with TemporaryDirectory() as folder:  # kept as gradio's own copies
+        for number, one in enumerate(_questions(), 1):
             path = Path(folder) / f"clip-{number}.mp4"
             clips.save([Image.fromarray(picture) for picture in one.frames], path)
-            rows.append([str(path), one.question])
-        gr.Examples(rows, [clip, question], label="Clips with a question each", api_visibility="private")
-    panels.keep_examples(clip)
+            copy = clip.move_resource_to_block_cache(path)
+            still = Image.fromarray(one.frames[len(one.frames) // 2])
+            cards.append(Card(one.question, embedded(still.resize((SIDE, SIDE))), (copy, one.question)))
+        panels.keep_examples(clip)
+    return gallery(cards, [clip, question])
+
+
+def _questions() -> list[Any]:
+    """The first question of each clip that is shown."""
+    return zoo.questions("tiny-onevision", EXAMPLES * QUESTIONS_A_CLIP, EXAMPLE_SEED)[1::QUESTIONS_A_CLIP]

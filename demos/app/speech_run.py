@@ -16,10 +16,15 @@ from mmaccel.speech.weights import cache_folder, names
 
 from .live_words import LiveWords
 from .models import Models
+from .race import ACCELERATED, PLAIN
 from .runs import Run
 
 RATE = 16_000
 PUSH = RATE // 2  # samples of a file that are heard at a time
+COSTS = {
+    True: "Exact: the same words at the same moments as without drafts. The speed costs nothing.",
+    False: "The words differ from those without drafts, which they should not: please report it.",
+}
 
 
 @dataclass(frozen=True)
@@ -85,40 +90,54 @@ def listen(
         yield Heard(words, stream.stats, events + rest)
 
 
-def heard_once(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Iterator[tuple[Heard, str]]:
+@dataclass(frozen=True)
+class Saved:
+    """What drafts saved: CPU seconds of the plain and the accelerated stream, in words, and as a report."""
+
+    seconds: tuple[float, float]
+    cost: str
+    report: str
+
+
+Hearing = Iterator[tuple[Heard, Saved | None]]
+
+
+def heard_once(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Hearing:
     """Hear a recording; what is known as it goes on, with nothing to report beside it."""
     listener = recognizer(models, run, request)
-    with run.stage("accelerated"):
+    with run.stage(ACCELERATED):
         for heard in listen(run, listener, samples, request):
-            yield heard, ""
+            yield heard, None
 
 
-def compared(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Iterator[tuple[Heard, str]]:
+def compared(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Hearing:
     """Hear a recording without drafts, then with them; the second as it goes on, with a report at the end."""
     plain = recognizer(models, run, request, drafts=False)
     with run.stage("warm up"):  # the first call of a model in a process is slow
         plain.hear(samples[:RATE], plain.adapter.prompt())
         plain.decoding = 0.0  # type: ignore[attr-defined]
-    with run.stage("plain"):
+    with run.stage(PLAIN):
         *_, before = listen(run, plain, samples, request)
     drafted = recognizer(models, run, request, drafts=True)
-    with run.stage("accelerated"):
+    with run.stage(ACCELERATED):
         for heard in listen(run, drafted, samples, request):
-            yield heard, ""
+            yield heard, None
     yield heard, _report(before, plain.decoding, heard, drafted.decoding)  # type: ignore[attr-defined]
 
 
-def _report(before: Heard, plain_decoding: float, heard: Heard, decoding: float) -> str:
+def _report(before: Heard, plain_decoding: float, heard: Heard, decoding: float) -> Saved:
     """What the drafts saved; seconds are of all cores."""
     plain, fast = before.stats, heard.stats
     same = "the same, event for event" if before.events == heard.events else "NOT the same"
+    cost = COSTS[before.events == heard.events]
     pairs = (
         ("decoder", "calls", fast.decoder_calls, plain.decoder_calls),
         ("decoding", "CPU s", decoding, plain_decoding),
         ("in all", "CPU s", fast.compute_seconds, plain.compute_seconds),
     )
     lines = [_less(*pair) for pair in pairs if pair[2]]
-    return "\n".join(("hypotheses as drafts of the next: exact", *lines, f"  text        {same}"))
+    report = "\n".join(("hypotheses as drafts of the next: exact", *lines, f"  text        {same}"))
+    return Saved((plain.compute_seconds, fast.compute_seconds), cost, report)
 
 
 def _less(label: str, unit: str, now: float, before: float) -> str:

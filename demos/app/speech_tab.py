@@ -17,25 +17,29 @@ from mmaccel import speech
 from mmaccel.errors import unknown_name
 from mmaccel.run_commands import POLICIES
 from mmaccel.speech.endpoint import find_endpoint
+from mmaccel.speech.stats import StreamStats
 
 from . import panels
 from .code import speech_code
 from .frame import Frame
+from .gallery import Card, gallery, waves
 from .limits import Limits, number
-from .live_words import LiveWords, page
+from .live_words import LiveWords
 from .microphone import Microphone, component
+from .race import ACCELERATED, PLAIN, Verdict, ratio
 from .runs import Run
-from .speech_run import SpeechRequest, compared, heard_once
+from .speech_run import Saved, SpeechRequest, compared, heard_once
 from .uploads import read_recording
 
 PACKAGES = ("av", "soxr")  # a model whose weights are missing says so when it is asked for
 MISSING = 'Speech needs packages that are not here: `pip install "mmaccel[speech]"`, then start the demo again.'
 ENDPOINTS = ("auto", "silero", "energy")
 UPDATE, SILENCE, LONGEST = 0.5, 0.5, 15.0
-OTHERS = 6  # outputs beside the words
+OTHERS = 6  # outputs after the words
 POLICY_NOTE = "which words stay: those that two looks agree on, or those far enough from the end of the sound"
-ONE_RUN_EACH = "One run of each on this machine, without drafts first; CPU seconds are of the whole process."
+ONE_RUN_EACH = "One run of each on this machine, without drafts first; seconds of all cores, for the whole process."
 FILE_NOTE = "Heard as fast as it can be; lags are those of speech that comes in real time."
+TITLES = {"beckett.wav": "Beckett, 10 s", "two_cities.wav": "A Tale of Two Cities, 44 s"}
 
 
 def build(frame: Frame) -> None:
@@ -44,22 +48,26 @@ def build(frame: Frame) -> None:
         gr.Markdown(MISSING)
         return
     with gr.Row():
-        with gr.Column(scale=2, min_width=300):
+        with gr.Column(scale=1, min_width=300):
             speak = component()
-            recording = gr.Audio(label="Or a recording", sources=["upload"], type="filepath", buttons=[])
-            _examples(recording)
+            recording = gr.Audio(
+                label="Or a recording", sources=["upload"], type="filepath", buttons=[], elem_classes="drop"
+            )
             policy = gr.Radio(sorted(POLICIES), value="local-agreement", label="Policy", info=POLICY_NOTE)
             buttons = panels.buttons(frame)
             with gr.Accordion("Advanced", open=False):
                 settings = _advanced(frame)
-        with gr.Column(scale=3, min_width=300):
-            words = gr.HTML(page(), label="Words")
+        with gr.Column(scale=2, min_width=300):
+            board = panels.board()
+            words = gr.HTML("", label="Words", elem_classes="spoken")
+            picked = _gallery(recording)
             files = gr.File(label="Subtitles", interactive=False, visible=False, file_count="multiple")
             results = panels.results(seeded=False)
     inputs = [policy, *settings]
     outputs = [words, files, *results.outputs]
-    buttons.connect(frame, partial(_transcribe, frame), [recording, *inputs], outputs, words)
-    Microphone(frame, asked, ended).connect(speak, inputs, outputs)
+    work = partial(_transcribe, frame, results)
+    buttons.connect(frame, work, [recording, *inputs], [board, *outputs], both=picked)
+    Microphone(frame, asked, partial(ended, results)).connect(speak, inputs, outputs)
 
 
 def _advanced(frame: Frame) -> list[gr.components.Component]:
@@ -73,16 +81,18 @@ def _advanced(frame: Frame) -> list[gr.components.Component]:
     ]
 
 
-def _examples(recording: gr.Audio) -> None:
-    """The human speech that comes in the package of the small model."""
+def _gallery(recording: gr.Audio) -> Any:
+    """The human speech that comes in the package of the small model; None where it is not there."""
     found = importlib.util.find_spec("moonshine_voice")
     folder = Path(str(found and found.origin)).parent / "assets"
-    sounds = [file for file in (folder / "beckett.wav", folder / "two_cities.wav") if file.is_file()]
+    cards = []
     with TemporaryDirectory() as copies:  # gradio makes copies of its own, and only of files from here
-        rows = [[str(shutil.copy(sound, copies))] for sound in sounds]
-        if rows:
-            gr.Examples(rows, [recording], label="Examples: human speech", api_visibility="private")
+        for name, title in TITLES.items():
+            if (folder / name).is_file():
+                copy = recording.move_resource_to_block_cache(shutil.copy(folder / name, copies))
+                cards.append(Card(title, waves(speech.read_audio(folder / name).numpy()), (copy,)))
     panels.keep_examples(recording)
+    return gallery(cards, [recording]) if cards else None
 
 
 def asked(
@@ -112,21 +122,37 @@ def asked(
     )
 
 
-def _transcribe(frame: Frame, compare: bool, run: Run, file: Any, *values: Any) -> Iterator[list[Any]]:
+def _transcribe(
+    frame: Frame, results: panels.Results, compare: bool, run: Run, file: Any, *values: Any
+) -> Iterator[list[Any]]:
     """Words of a recording as they become known, then all about it."""
     request = asked(frame.limits, compare, file, *values)
     with run.stage("read"):
         samples = read_recording(file, frame.limits, run)
     steps = compared if compare else heard_once
-    for heard, told in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
-        yield [heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
-    report = "\n".join(filter(None, (told, str(heard.stats))))
-    note = f"{FILE_NOTE} {ONE_RUN_EACH if compare else panels.NOT_MEASURED}"
-    yield from ended(heard.words, [report, note, "", panels.stage_table(run.stages), speech_code(request)])
+    for heard, saved in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
+        yield [gr.skip(), heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
+    board = _verdict(saved, heard.stats)
+    for values in ended(results, heard.words, run, str(heard.stats), speech_code(request), saved):
+        yield [board, *values]
 
 
-def ended(words: LiveWords, told: list[Any]) -> Iterator[list[Any]]:
+def _verdict(saved: Saved | None, stats: StreamStats) -> str:
+    """The board of a recording that was heard."""
+    if saved is None:
+        spent = f"of computing for {stats.audio_seconds:.1f} s of sound."
+        return Verdict(f"{stats.compute_seconds:.2f} s", spent, said=f"{FILE_NOTE} {panels.NOT_MEASURED}").page()
+    gain = ratio(*saved.seconds, more="less computing", less="more computing")
+    times = tuple(zip((PLAIN, ACCELERATED), saved.seconds, strict=True))
+    return Verdict(gain, saved.cost, times, "CPU s", f"{ONE_RUN_EACH} {FILE_NOTE}").page()
+
+
+def ended(
+    results: panels.Results, words: LiveWords, run: Run, stats: str, code: str, saved: Saved | None = None
+) -> Iterator[list[Any]]:
     """The last values of the outputs; the files are copied by gradio before this goes on."""
+    report = f"{saved.report}\n{stats}" if saved else stats
     with TemporaryDirectory() as folder:
         files = words.save(Path(folder))
-        yield [words.page(over=True), gr.update(value=files or None, visible=bool(files)), *told]
+        shown = gr.update(value=files or None, visible=bool(files))
+        yield [words.page(over=True), shown, *results.values(run, "", report, code)]

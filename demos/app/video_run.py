@@ -19,9 +19,17 @@ from mmaccel.video.trace import trace_of
 
 from .choice import Choice
 from .models import Models
+from .race import ACCELERATED, PLAIN
 from .runs import Run
 
 CALLBACK = "callback_on_step_end"
+# From so many dB on, a clip looks so beside another one.
+LOOKS = (
+    (40, "By eye the same clip as"),
+    (30, "Small differences, seen side by side with"),
+    (20, "Visible differences to"),
+    (0, "Another clip than"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Shot:
         The accelerated clip alone.
     shown
         For people: enlarged, and in one clip with the plain one where that was asked for, so that both play in step.
+    cost
+        What the speed costs in quality, in plain words; empty without a plain clip.
     computed
         Which step computed which tokens; None where a method keeps no trace.
     """
@@ -52,6 +62,7 @@ class Shot:
     shown: list[Image.Image]
     report: Report
     quality: str
+    cost: str
     computed: Image.Image | None
 
 
@@ -65,18 +76,18 @@ def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
         with accelerate(pipe, *request.choice.methods, preset=request.choice.preset) as session:
             plain = None
             if request.compare:
-                with run.stage("plain"), session.baseline() as target:
+                with run.stage(PLAIN), session.baseline() as target:
                     plain = _film(run, target, request)
                 session.report.baseline_seconds = plain.seconds
-            with run.stage("accelerated"):
+            with run.stage(ACCELERATED):
                 filmed = _film(run, session, request)
             with run.stage("draw"):
                 computed = _trace(session)
         with run.stage("measure"):
-            quality = _quality(plain, filmed)
+            quality, cost = _quality(plain, filmed)
         with run.stage("draw"):
             shown = _side_by_side(plain, filmed)
-        return Shot(filmed.frames, shown, session.report, quality, computed)
+        return Shot(filmed.frames, shown, session.report, quality, cost, computed)
 
 
 def _film(run: Run, target: Any, request: VideoRequest) -> Filmed:
@@ -103,15 +114,30 @@ def _trace(session: Session) -> Image.Image | None:
         return Image.open(path).convert("RGB")
 
 
-def _quality(plain: Filmed | None, filmed: Filmed) -> str:
+def _quality(plain: Filmed | None, filmed: Filmed) -> tuple[str, str]:
+    """The difference to the plain clip: for the report, and in plain words."""
     if plain is None:
-        return ""
+        return "", ""
     psnr, ssim = clips.psnr(plain.frames, filmed.frames), clips.ssim(plain.frames, filmed.frames)
-    return f"  quality     {psnr:.1f} dB PSNR, {ssim:.3f} SSIM to the plain clip, measured"
+    return f"  quality     {psnr:.1f} dB PSNR, {ssim:.3f} SSIM to the plain clip, measured", _cost(psnr)
+
+
+def _cost(psnr: float) -> str:
+    """What a distance to the plain clip looks like.
+
+    Examples
+    --------
+    >>> _cost(55.04)
+    'By eye the same clip as the plain one: 55.0 dB PSNR.'
+    """
+    if psnr >= 100:
+        return "The very same clip, pixel for pixel: the speed costs nothing."
+    looks = next(said for least, said in LOOKS if psnr >= least)
+    return f"{looks} the plain one: {psnr:.1f} dB PSNR."
 
 
 def _side_by_side(plain: Filmed | None, filmed: Filmed) -> list[Image.Image]:
     """The runs as one clip, each with its time above."""
-    runs = [("accelerated", filmed)] if plain is None else [("plain", plain), ("accelerated", filmed)]
+    runs = [(ACCELERATED, filmed)] if plain is None else [(PLAIN, plain), (ACCELERATED, filmed)]
     labels = [f"{name}  {run.seconds:.2f} s" for name, run in runs]
     return clips.side_by_side([run.frames for _, run in runs], labels)

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from mmaccel import zoo
+from mmaccel.pictures import BAR, GAP
 from mmaccel.video import clips
 from mmaccel.video.generation import Settings
 
@@ -18,32 +18,51 @@ from . import panels
 from .choice import Choice
 from .code import video_code
 from .frame import Frame
+from .gallery import Card, gallery, sample
 from .limits import Limits, number
 from .runs import Run
 from .video_run import VideoRequest, shoot
 
-EXAMPLES = 4
 OWN = "the pipeline's own"
+# What the cards ask for, and its row and frame on the model's sheet of samples.
+SAMPLES = {
+    "rocket moves up, pizza stays, blue background": (0, 4),
+    "soccer ball moves right, green background": (1, 4),
+    "penguin moves left, star moves right, white background": (2, 2),
+    "red heart stays, gray background": (4, 2),
+    "robot moves down, sunflower moves up, purple background": (5, 6),
+    "hamburger moves left, mushroom stays, green background": (6, 5),
+}
+SIDE = 128  # pixels of a frame there
 
 
 def build(frame: Frame) -> None:
-    """Prompt, presets and buttons, then the clip, its report, the trace and the code; inside the tab."""
+    """Prompt, presets and buttons, then the board, the clip, the gallery, the report, the code and the trace."""
     with gr.Row():
-        with gr.Column(scale=2, min_width=300):
+        with gr.Column(scale=1, min_width=300):
             prompt = gr.Textbox(label="Prompt", value="rocket moves up, blue background", max_lines=6)
-            panels.examples(prompt, zoo.prompts("tiny-wan", EXAMPLES))
             controls = panels.controls(frame, "video", "diffusion transformer", "balanced")
             with gr.Accordion("Advanced", open=False):
                 advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4")
                 names = ("Steps", "Frames", "Height in pixels", "Width in pixels", "Guidance scale")
                 numbers = [panels.optional_number(name, OWN) for name in names]
-        with gr.Column(scale=3, min_width=300):
-            clip = gr.Video(label="Clip", show_label=False, interactive=False, autoplay=True, loop=True, height=380)
+        with gr.Column(scale=2, min_width=300):
+            board = panels.board()
+            clip = gr.Video(
+                label="Clip", show_label=False, interactive=False, visible=False, autoplay=True, loop=True, height=360
+            )
+            picked = gallery(_cards(), [prompt])
             results = panels.results()
             computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), *numbers]
-    outputs = [clip, computed, *results.outputs]
-    controls.buttons.connect(frame, partial(_work, frame, results, clip), inputs, outputs, clip, prompt.submit)
+    outputs = [board, clip, computed, *results.outputs]
+    controls.buttons.connect(frame, partial(_work, frame, results, clip), inputs, outputs, [prompt.submit], picked)
+
+
+def _cards() -> list[Card]:
+    high = SIDE + BAR + GAP
+    places = {prompt: (column * SIDE, row * high + BAR) for prompt, (row, column) in SAMPLES.items()}
+    return [Card(prompt, sample("tiny-wan", *place, SIDE), (prompt,)) for prompt, place in places.items()]
 
 
 def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, run: Run, *values: Any) -> list[Any]:
@@ -52,7 +71,8 @@ def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, 
     with run.stage("draw"):
         file = playable(clip, shot.shown)
     told = results.values(run, request.choice.seed, shot.report, video_code(request), shot.quality)
-    return [file, gr.update(value=shot.computed, visible=bool(shot.computed)), *told]
+    computed = gr.update(value=shot.computed, visible=shot.computed is not None)
+    return [panels.verdict(shot.report, shot.cost), gr.update(value=file, visible=True), computed, *told]
 
 
 def asked(
