@@ -137,7 +137,5 @@ def _cost(exact: bool, same: float, likely: str) -> str:
     if same == 1:
         return "The very same picture, token for token: the speed costs nothing."
     if exact:
-        return (
-            "Exact: another picture, as likely as the plain one, as if drawn again with another seed. It costs nothing."
-        )
+        return "Exact: another picture, as likely as the plain one, as if of another seed. The speed costs nothing."
     return f"Lossy: {same:.0%} of its tokens are those of the plain picture{likely and f'; {likely}'}."

@@ -122,7 +122,7 @@ class Microphone:
         self,
         frame: Frame,
         asked: Callable[..., SpeechRequest],
-        ended: Callable[[LiveWords, Run, str, str], Iterator[list[Any]]],
+        ended: Callable[[LiveWords, Run, str, str], list[Any]],
     ) -> None:
         self.frame, self.asked, self.ended = frame, asked, ended
         # A visitor's own state holds the stream; this only finds it when they close their tab.
@@ -181,7 +181,7 @@ class Microphone:
             return
         with readable():
             listening.finish()
-        yield from self.ended(listening.words, Run(), str(listening.stats), speech_code(listening.request))
+        yield self.ended(listening.words, Run(), str(listening.stats), speech_code(listening.request))
 
 
 def component() -> gr.HTML:

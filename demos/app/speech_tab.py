@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,9 +65,9 @@ def build(frame: Frame) -> None:
             results = panels.results(seeded=False)
     inputs = [policy, *settings]
     outputs = [words, files, *results.outputs]
-    work = partial(_transcribe, frame, results)
-    buttons.connect(frame, work, [recording, *inputs], [board, *outputs], both=picked)
-    Microphone(frame, asked, partial(ended, results)).connect(speak, inputs, outputs)
+    end = partial(ended, files, results)
+    buttons.connect(frame, partial(_transcribe, frame, end), [recording, *inputs], [board, *outputs], both=picked)
+    Microphone(frame, asked, end).connect(speak, inputs, outputs)
 
 
 def _advanced(frame: Frame) -> list[gr.components.Component]:
@@ -123,7 +123,7 @@ def asked(
 
 
 def _transcribe(
-    frame: Frame, results: panels.Results, compare: bool, run: Run, file: Any, *values: Any
+    frame: Frame, end: Callable[..., list[Any]], compare: bool, run: Run, file: Any, *values: Any
 ) -> Iterator[list[Any]]:
     """Words of a recording as they become known, then all about it."""
     request = asked(frame.limits, compare, file, *values)
@@ -133,8 +133,7 @@ def _transcribe(
     for heard, saved in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
         yield [gr.skip(), heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
     board = _verdict(saved, heard.stats)
-    for values in ended(results, heard.words, run, str(heard.stats), speech_code(request), saved):
-        yield [board, *values]
+    yield [board, *end(heard.words, run, str(heard.stats), speech_code(request), saved)]
 
 
 def _verdict(saved: Saved | None, stats: StreamStats) -> str:
@@ -148,11 +147,17 @@ def _verdict(saved: Saved | None, stats: StreamStats) -> str:
 
 
 def ended(
-    results: panels.Results, words: LiveWords, run: Run, stats: str, code: str, saved: Saved | None = None
-) -> Iterator[list[Any]]:
-    """The last values of the outputs; the files are copied by gradio before this goes on."""
+    files: gr.File,
+    results: panels.Results,
+    words: LiveWords,
+    run: Run,
+    stats: str,
+    code: str,
+    saved: Saved | None = None,
+) -> list[Any]:
+    """The last values of the outputs; the subtitles are kept in gradio's cache, from where they are deleted by age."""
     report = f"{saved.report}\n{stats}" if saved else stats
     with TemporaryDirectory() as folder:
-        files = words.save(Path(folder))
-        shown = gr.update(value=files or None, visible=bool(files))
-        yield [words.page(over=True), shown, *results.values(run, "", report, code)]
+        kept = [files.move_resource_to_block_cache(file) for file in words.save(Path(folder))]
+    offered = gr.update(value=kept or None, visible=bool(kept))
+    return [words.page(over=True), offered, *results.values(run, "", report, code)]

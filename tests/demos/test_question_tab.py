@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from pathlib import Path
 
 import av
@@ -27,7 +28,7 @@ from mmaccel.video import clips
 class Shown:
     """Stands in for the panel of results: what a run told it."""
 
-    def values(self, run, seed, report, code, quality="", note=""):
+    def values(self, run, seed, report, code, quality=""):
         self.stages, self.report, self.code, self.quality = dict(run.stages), report, code, quality
         return [str(report), code]
 
@@ -60,9 +61,10 @@ def ask(frame, clip, question, talk=None, compare=False, run=None, preset="balan
 
 
 def test_a_question_is_answered_plainly_and_accelerated(frame, clip, asked):
-    (talk, messages, both, note, kept, *_), shown = ask(frame, clip, asked[4].question, compare=True)
+    (board, talk, messages, both, note, kept, *_), shown = ask(frame, clip, asked[4].question, compare=True)
     assert talk.turns == [(asked[4].question, asked[4].answer)]
-    assert [message["content"] for message in messages] == [asked[4].question, asked[4].answer]
+    assert [message["content"] for message in messages["value"]] == [asked[4].question, asked[4].answer]
+    assert "The same answer" in board and any(word in board for word in ("faster", "as fast", "slower"))
     assert "Same answer" in both and asked[4].answer in both
     assert shown.report.speedup is not None and shown.report.visual_tokens < shown.report.plain_visual_tokens
     assert {"read", "plain", "accelerated", "draw"} <= set(shown.stages)
@@ -72,25 +74,27 @@ def test_a_question_is_answered_plainly_and_accelerated(frame, clip, asked):
 
 
 def test_without_comparing_nothing_is_claimed(frame, clip, asked):
-    (_, _, both, *_), shown = ask(frame, clip, asked[4].question)
+    (board, _, _, both, *_), shown = ask(frame, clip, asked[4].question)
+    assert "No speed-up is claimed" in board and "faster" not in board
     assert both == "" and shown.report.speedup is None and "plain" not in shown.stages and shown.quality == ""
 
 
 def test_a_method_that_keeps_all_visual_tokens_draws_no_picture(frame, clip, asked):
-    (_, _, _, note, kept, *_), _ = ask(frame, clip, asked[4].question, method="vlm.SelectKV:budget=0.5")
+    (_, _, _, _, note, kept, *_), _ = ask(frame, clip, asked[4].question, method="vlm.SelectKV:budget=0.5")
     assert not kept["visible"] and not note["visible"]
 
 
 @pytest.mark.parametrize("told", (False, True))
 def test_the_shown_code_gives_the_same_answer(frame, clip, asked, told):
     talk = question_tab.Talk(str(clip), [("how many things are there?", "two")])
-    (talk, *_), shown = ask(frame, clip, asked[5].question, talk, compare=True, told=told)
+    (_, talk, *_), shown = ask(frame, clip, asked[5].question, talk, compare=True, told=told)
     assert ("'two'" in shown.code) is told
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(shown.code.replace("'my clip.mp4'", repr(str(clip))), {})
     assert printed.getvalue().splitlines()[-1] == talk.turns[-1][1]
     assert "speed-up" in printed.getvalue()
+    assert set(re.findall(r"^from (mmaccel[\w.]*) import", shown.code, re.MULTILINE)) == {"mmaccel"}
 
 
 def test_a_talk_is_of_one_visitor_and_one_clip(frame, clip, asked, tmp_path):
@@ -98,8 +102,8 @@ def test_a_talk_is_of_one_visitor_and_one_clip(frame, clip, asked, tmp_path):
     clips.save([Image.fromarray(picture) for picture in asked[0].frames], other)
     mine, yours = question_tab.Talk(), question_tab.Talk()
     for question, expected in ((asked[4].question, 1), (asked[5].question, 2)):
-        (mine, *_), _ = ask(frame, clip, question, mine)
-        (yours, *_), _ = ask(frame, other, asked[0].question, yours)
+        (_, mine, *_), _ = ask(frame, clip, question, mine)
+        (_, yours, *_), _ = ask(frame, other, asked[0].question, yours)
         assert len(mine.turns) == len(yours.turns) == expected
     assert {question for question, _ in yours.turns} == {asked[0].question}
     assert mine.about(str(other)).turns == [] and len(mine.turns) == 2
@@ -124,7 +128,7 @@ def test_a_run_that_is_stopped_ends_and_frees_the_model(frame, clip, asked):
     run = Run(lambda share, name: run.stop() if name == "accelerated" else None)
     with pytest.raises(Stopped):
         ask(frame, clip, asked[4].question, run=run)
-    (talk, *_), _ = ask(frame, clip, asked[4].question)
+    (_, talk, *_), _ = ask(frame, clip, asked[4].question)
     assert talk.turns[-1][1] == asked[4].answer
 
 
@@ -148,7 +152,7 @@ def test_wrong_settings_are_said(frame, clip, wrong, error, words):
 def test_a_clip_of_one_frame(frame, tmp_path):
     path = tmp_path / "one.mp4"
     clips.save([Image.new("RGB", (64, 64), "pink")], path)
-    (talk, *_), shown = ask(frame, path, "what color is the background?")
+    (_, talk, *_), shown = ask(frame, path, "what color is the background?")
     assert talk.turns[0][1] == "pink" and "frames=1" in shown.code
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import gc
 import importlib.util
 import io
@@ -9,6 +10,7 @@ import re
 import time
 import types
 import weakref
+from collections import namedtuple
 from pathlib import Path
 
 import av
@@ -16,9 +18,10 @@ import gradio as gr
 import numpy as np
 import pytest
 import torch
+from gradio.route_utils import delete_files_created_by_app
 
 from mmaccel import speech
-from mmaccel.demos.app import microphone, speech_tab
+from mmaccel.demos.app import microphone, panels, speech_tab
 from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits
 from mmaccel.demos.app.live_words import LiveWords
@@ -28,6 +31,7 @@ from mmaccel.demos.app.uploads import read_recording
 from mmaccel.errors import AudioError, SettingError, UnknownNameError, UnsupportedTargetError
 
 RATE = 16_000
+Last = namedtuple("Last", "board words files details report seed stages code")
 SETTINGS = ("local-agreement", "moonshine-tiny", "", "auto", "", "")
 TEXT = "Ever tried. Ever failed. No matter."
 
@@ -49,10 +53,17 @@ def write(path, samples, format="wav"):
         container.mux([*stream.encode(sound), *stream.encode(None)])
 
 
+def end(*values, **more):
+    """What the tab shows at the end: words, files, details, report, seed, stages and code."""
+    with gr.Blocks():
+        files, results = gr.File(), panels.results(seeded=False)
+    return speech_tab.ended(files, results, *values, **more)
+
+
 def transcribe(frame, path, compare=False, settings=SETTINGS, run=None):
     """The words of every step, and the last outputs."""
-    steps = list(speech_tab._transcribe(frame, compare, run or Run(), str(path), *settings))
-    return [step[0] for step in steps], steps[-1]
+    steps = list(speech_tab._transcribe(frame, end, compare, run or Run(), str(path), *settings))
+    return [step[1] for step in steps], Last(*steps[-1])
 
 
 def said(page):
@@ -67,46 +78,53 @@ def test_words_of_a_recording_come_one_by_one(frame, short):
     assert any('class="unstable"' in page for page in pages) and 'class="unstable"' not in pages[-1]
     lengths = [len(said(page)) for page in pages]
     assert len(pages) > 5 and lengths[0] < lengths[-1]
-    assert "real-time factor" in last[2] and "No speed-up is claimed" in last[3] and "accelerated" in last[5]
+    assert "real-time factor" in last.report and "accelerated" in last.stages
+    assert "No speed-up is claimed" in last.board and "less computing" not in last.board
 
 
 def test_comparing_counts_what_drafts_save(frame, short):
     pages, last = transcribe(frame, short, compare=True)
-    report = last[2]
+    report = last.report
     fewer, plain = map(int, re.search(r"decoder +(\d+) calls instead of (\d+)", report).groups())
     assert fewer < plain and "the same, event for event" in report and said(pages[-1]) == TEXT
-    assert {"warm up", "plain", "accelerated"} <= set(re.findall(r'scope="row">(.*?)<', last[5]))
+    assert {"warm up", "plain", "accelerated"} <= set(re.findall(r'scope="row">(.*?)<', last.stages))
+    assert "computing</p>" in last.board and "the same words at the same moments" in last.board
 
 
 def test_a_difference_would_be_told(frame, short):
     run = Run()
     request = speech_tab.asked(Limits(), True, str(short), *SETTINGS)
-    *_, (heard, _) = speech_tab.compared(run, frame.models, read_recording(str(short), Limits()), request)
+    *_, (heard, saved) = speech_tab.compared(run, frame.models, read_recording(str(short), Limits()), request)
+    assert "Exact" in saved.cost
     other = Heard(heard.words, heard.stats, heard.events[:-1])
-    assert "NOT the same" in _report(other, 1.0, heard, 1.0)
+    saved = _report(other, 1.0, heard, 1.0)
+    assert "NOT the same" in saved.report and "which they should not" in saved.cost
 
 
-def test_subtitles_are_offered_and_then_deleted(frame, short):
-    steps = speech_tab._transcribe(frame, False, Run(), str(short), *SETTINGS)
-    for values in steps:
-        if isinstance(values[1], dict) and values[1].get("visible"):
-            files = [Path(file) for file in values[1]["value"]]
-            assert [file.suffix for file in files] == [".srt", ".vtt", ".json"]
-            assert "Ever tried." in files[0].read_text() and files[1].read_text().startswith("WEBVTT")
-    assert not files[0].exists()
+def test_subtitles_are_offered_from_where_they_are_deleted_by_age(frame, short, tmp_path):
+    with gr.Blocks() as blocks:
+        files, results = gr.File(), panels.results(seeded=False)
+    ended = functools.partial(speech_tab.ended, files, results)
+    *_, last = speech_tab._transcribe(frame, ended, False, Run(), str(short), *SETTINGS)
+    offered = [Path(file) for file in last[2]["value"]]
+    assert last[2]["visible"] and [file.suffix for file in offered] == [".srt", ".vtt", ".json"]
+    assert "Ever tried." in offered[0].read_text() and offered[1].read_text().startswith("WEBVTT")
+    assert set(map(str, offered)) <= files.temp_files
+    delete_files_created_by_app(blocks, None)
+    assert not any(file.exists() for file in offered)
 
 
 def test_the_shown_code_hears_the_same(frame, short):
     _, last = transcribe(frame, short)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(last[6].replace("'talk.wav'", repr(str(short))), {})
+        exec(last.code.replace("'talk.wav'", repr(str(short))), {})
     assert [text for text in TEXT.split(". ") if text not in printed.getvalue()] == []
 
 
 def test_stop_ends_a_recording(frame, short):
     run = Run()
-    steps = speech_tab._transcribe(frame, False, run, str(short), *SETTINGS)
+    steps = speech_tab._transcribe(frame, end, False, run, str(short), *SETTINGS)
     next(steps)
     run.stop()
     with pytest.raises(Stopped):
@@ -116,14 +134,14 @@ def test_stop_ends_a_recording(frame, short):
 def test_nothing_is_made_up_where_nothing_was_said(frame, tmp_path, recording):
     write(tmp_path / "still.wav", torch.zeros(2 * RATE))
     pages, last = transcribe(frame, tmp_path / "still.wav")
-    assert "No speech was heard" in pages[-1] and not last[1]["visible"]
+    assert "No speech was heard" in pages[-1] and not last.files["visible"]
 
 
 class Browser:
     """What the script of the page does: one message after the other, each with its answer."""
 
     def __init__(self, frame, visitor="a", settings=SETTINGS):
-        self.microphone = microphone.Microphone(frame, speech_tab.asked, speech_tab.ended)
+        self.microphone = microphone.Microphone(frame, speech_tab.asked, end)
         request = types.SimpleNamespace(session_hash=visitor)
         self.listening, self.answer, self.page = self.microphone.begin(request, None, *settings)
 
@@ -150,7 +168,7 @@ def test_two_visitors_who_speak_at_once_stay_apart(frame, short, recording):
     alone = [speech.transcribe_samples(s, speech.StreamingRecognizer(*speech.load("moonshine-tiny"))) for s in sounds]
     assert [said(browser.page) for browser in browsers] == [found.text for found in alone]
     assert said(browsers[0].page) == TEXT and said(browsers[1].page) != TEXT
-    assert "real-time factor" in ends[0][2]
+    assert "real-time factor" in ends[0][3]
     assert len({id(browser.listening) for browser in browsers}) == 2
     assert len([key for key in frame.models._shared if key[0] == "speech"]) == 1, "one model for both"
 
