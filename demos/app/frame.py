@@ -12,7 +12,7 @@ import gradio as gr
 
 from .limits import Limits
 from .models import Models
-from .race import ACCELERATED, Race
+from .race import ACCELERATED, Race, notice
 from .runs import Runs, Stopped, log, readable
 
 # All heavy work waits in one queue: two runs at once would spoil each other's times.
@@ -66,11 +66,10 @@ class Frame:
                     yield [race.page(), *rest] if made is None else made
                 return
             except Stopped:
-                log.info("a run was stopped by its visitor")
-                gr.Info("The run was stopped.", title="Stopped")
-            except gr.Error as error:  # as a notice of another kind, since the page shows errors without their title
-                gr.Warning(error.message, duration=error.duration, title=error.title)
-            yield ["", *rest]
+                told = notice("Stopped", "The run was stopped.")
+            except gr.Error as error:  # of which gradio's own notices leave the title out
+                told = notice(error.title, error.message)
+            yield [told, *rest]
 
         for trigger in triggers:
             trigger(
@@ -90,10 +89,14 @@ class Frame:
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def pump() -> None:
-            with readable(), self.runs.begin(who, race.tell) as run:
-                made = work(run, *values)
-                for one in made if isinstance(made, Iterator) else [made]:
-                    results.put(one)
+            try:
+                with readable(), self.runs.begin(who, race.tell) as run:
+                    made = work(run, *values)
+                    for one in made if isinstance(made, Iterator) else [made]:
+                        results.put(one)
+            except Stopped:
+                log.info("a run was stopped by its visitor")
+                raise
 
         done = self.worker.submit(pump)
         try:

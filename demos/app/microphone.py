@@ -209,7 +209,7 @@ def _answer(listening: Listening) -> dict[str, Any]:
 
 
 def _refused(error: gr.Error) -> dict[str, Any]:
-    gr.Warning(str(error.message), title="This cannot be done")
+    gr.Warning(f"<strong>{error.title}</strong><br>{error.message}")  # gradio leaves titles out
     return {"heard": 0, "over": True}
 
 

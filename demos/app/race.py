@@ -155,6 +155,11 @@ def ratio(before: float, after: float, more: str = "faster", less: str = "slower
     return "as fast" if more == "faster" else "the same"
 
 
+def notice(title: str, message: str) -> str:
+    """The board of a run that gave nothing, with the reason; `message` is HTML."""
+    return f'<div class="notice" role="alert"><h3>{html.escape(title)}</h3><p>{message}</p></div>'
+
+
 def film(pictures: Sequence[tuple[str, Image.Image, Sequence[float] | None]], columns: int) -> str:
     """Pictures that appear token by token, each at the pace that its run had: name, picture, seconds of its tokens.
 
