@@ -24,7 +24,7 @@ def image_code(request: ImageRequest) -> str:
     given = {key: value for key, value in request.settings.arguments().items() if key != "num_return_sequences"}
     call = f'generate(**inputs, generation_mode="image"{_more(given)}'
     plain = [
-        "    with fast.baseline() as plain:  # measures the plain model, so that the report can say a speed-up",
+        "    with fast.baseline() as plain:  # measures the plain model",
         f"        torch.manual_seed({seed})",
         f"        plain.{call})",
     ]
@@ -68,7 +68,7 @@ def video_code(request: VideoRequest) -> str:
     call = f"{request.prompt!r}{_more(request.settings.arguments())}"
     generator = f"generator=torch.Generator().manual_seed({request.settings.seed})"
     plain = [
-        "    with fast.baseline() as plain:  # measures the plain pipeline, so that the report can say a speed-up",
+        "    with fast.baseline() as plain:  # measures the plain pipeline",
         f"        plain({call}, {generator})",
     ]
     return _joined(
@@ -90,7 +90,7 @@ def question_code(request: QuestionRequest) -> str:
     own = model in zoo.names()
     options = f"max_new_tokens={request.max_new_tokens}, do_sample=False"
     plain = [
-        "    with fast.baseline() as plain:  # measures the plain model, so that the report can say a speed-up",
+        "    with fast.baseline() as plain:  # measures the plain model",
         f"        plain.generate(**inputs, {options})",
     ]
     hub = [

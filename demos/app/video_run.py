@@ -131,7 +131,7 @@ def _cost(psnr: float) -> str:
     'By eye the same clip as the plain one: 55.0 dB PSNR.'
     """
     if psnr >= 100:
-        return "The very same clip, pixel for pixel: the speed costs nothing."
+        return "The very same clip, pixel for pixel: nothing is lost."
     looks = next(said for least, said in LOOKS if psnr >= least)
     return f"{looks} the plain one: {psnr:.1f} dB PSNR."
 
