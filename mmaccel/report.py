@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,12 +60,7 @@ class Report:
 
     def start(self) -> None:
         """Forget the last run; the measured baseline stays."""
-        self.forwards = self.plain_forwards = self.keys = self.plain_keys = 0
-        self.visual_tokens = self.plain_visual_tokens = 0
-        self.tokens = self.peak_extra_bytes = 0
-        self.wall_seconds, self.engaged = 0.0, False
-        self.warnings.clear()
-        self.details.clear()
+        vars(self).update(vars(Report(self.methods, self.exact, baseline_seconds=self.baseline_seconds)))
 
     @property
     def work_ratio(self) -> float | None:
@@ -81,13 +77,23 @@ class Report:
         return self.baseline_seconds / self.wall_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        values = dict(vars(self))
+        """All of it as values of its own, which the next run leaves alone."""
+        values = deepcopy(vars(self))
         return {**values, "work_ratio": self.work_ratio, "speedup": self.speedup}
 
     def __str__(self) -> str:
+        """At most 8 lines of figures, and below them every warning."""
+        return "\n".join([*self._figures(), *(f"  warning     {text}" for text in self._told())])
+
+    def _told(self) -> list[str]:
+        if self.wall_seconds and not self.engaged and not self.warnings:
+            return ["the method did not engage: the run was a plain one"]
+        return self.warnings
+
+    def _figures(self) -> list[str]:
         lines = [f"{', '.join(self.methods)}: {'exact' if self.exact else 'lossy'}"]
         if not self.wall_seconds:
-            return lines[0] + "\n  no run yet"
+            return [*lines, "  no run yet"]
         if self.plain_forwards:
             fewer = self.plain_forwards / (self.forwards or 1)
             lines.append(f"  passes      {self.forwards:.5g} instead of {self.plain_forwards:.5g}, {fewer:.2f}x fewer")
@@ -104,8 +110,4 @@ class Report:
             lines.append(f"  speed-up    {self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured")
         else:
             lines.append("  speed-up    not measured: run the target once within `with session.baseline():`")
-        lines.append(f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted")
-        if not self.engaged and not self.warnings:
-            lines.append("  warning     the method did not engage: the run was a plain one")
-        lines += [f"  warning     {text}" for text in self.warnings]
-        return "\n".join(lines[:8])
+        return [*lines, f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted"]

@@ -136,7 +136,9 @@ def engaged_and_clean(method: type[Method], example: Example) -> None:
         saved = report.work_ratio is not None and report.work_ratio < 1
         assert saved or not torch.equal(out, plain), "no less work, and the same output"
         assert report.wall_seconds > 0, "the report is not filled"
-        assert len(str(report).splitlines()) <= 8
+        lines = str(report).splitlines()
+        assert len(lines) - len(report.warnings) <= 8, "more than 8 lines of figures"
+        assert all(any(text in line for line in lines) for text in report.warnings), "a warning is left out"
         json.dumps(report.to_dict())
     assert before.keys() == snapshot(model).keys() and after_plain == snapshot(model), "left a trace"
     assert torch.equal(example.run(model, arguments), plain), "the model gives other tokens than before"

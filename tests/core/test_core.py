@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import json
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
@@ -385,6 +385,47 @@ def test_failed_baseline_measures_nothing_and_comes_back(janus):
     assert not fast.active and "generate" not in vars(model)
 
 
+@pytest.mark.parametrize("fails", (False, True))
+def test_removal_within_a_baseline_is_final(janus, fails):
+    """Nothing comes back at the end of the block, also if another session holds the target by then."""
+    model, arguments = janus
+    torch.manual_seed(0)
+    plain, before = model.generate(**arguments()), snapshot(model)
+    first = mmaccel.accelerate(model, FAST)
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext(), first.baseline():
+        first.remove()
+        second = mmaccel.accelerate(model, ZipAR(window=2))
+        if fails:
+            raise ZeroDivisionError
+    assert not first.active and second.active
+    run(model, arguments)
+    assert second.report.engaged and not first.report.engaged
+    second.remove()
+    assert snapshot(model) == before
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(**arguments()), plain)
+
+
+def test_a_baseline_within_a_baseline_stays_plain(janus):
+    model, _ = janus
+    with mmaccel.accelerate(model, FAST) as fast:
+        with fast.baseline():
+            with fast.baseline():
+                pass
+            assert not fast.active and "generate" not in vars(model)
+        assert fast.active
+
+
+def test_leaving_the_with_block_within_a_baseline_is_final(janus):
+    model, _ = janus
+    with ExitStack() as stack:
+        with mmaccel.accelerate(model, FAST) as fast:
+            stack.enter_context(fast.baseline())
+    assert not fast.active and "generate" not in vars(model)
+    with mmaccel.accelerate(model, ZipAR(window=2)) as second:
+        assert second.active
+
+
 def test_target_is_held_during_a_baseline(janus):
     model, _ = janus
     first = mmaccel.accelerate(model, FAST)
@@ -456,12 +497,50 @@ def test_report_forgets_the_last_run_and_keeps_the_baseline(janus):
         assert fast.report.baseline_seconds == 2.0 and fast.report.details == {}
 
 
-def test_report_is_at_most_eight_lines():
-    report = Report(["image.ZipAR()"], exact=False, forwards=3, plain_forwards=9, wall_seconds=1.0)
-    report.baseline_seconds = 3.0
-    report.warnings += [f"number {i}" for i in range(20)]
+FULL = {"forwards": 3, "plain_forwards": 9, "keys": 1, "plain_keys": 4, "visual_tokens": 2, "plain_visual_tokens": 8}
+
+
+@pytest.mark.parametrize("measured", (None, 3.0))
+def test_figures_are_at_most_eight_lines_and_no_warning_is_left_out(measured):
+    told = [f"number {i}" for i in range(20)]
+    report = Report(["image.ZipAR()"], exact=False, **FULL, wall_seconds=1.0, baseline_seconds=measured, warnings=told)
     lines = str(report).splitlines()
-    assert len(lines) <= 8 and "number 0" in str(report) and "3.00x against 3.00 s" in str(report)
+    assert lines[-20:] == [f"  warning     {text}" for text in told]
+    figures = lines[:-20]
+    assert len(figures) <= 8 and not any("warning" in line for line in figures)
+    words = ("lossy", "passes", "visual", "keys", "wall time", "speed-up", "memory")
+    assert all(word in line for word, line in zip(words, figures, strict=True))
+    assert ("3.00x against 3.00 s" in str(report)) == (measured is not None)
+
+
+def test_a_warning_of_a_run_that_failed_is_told():
+    report = Report(["x"], exact=True, warnings=["why it failed"])
+    assert str(report).splitlines() == ["x: exact", "  no run yet", "  warning     why it failed"]
+
+
+def test_a_new_run_forgets_every_figure_of_the_last():
+    """Whatever fields there are: all but the methods, the promise and the baseline."""
+    fresh = Report(["x"], exact=False, baseline_seconds=2.0)
+    report = Report(["x"], exact=False, baseline_seconds=2.0)
+    for name, value in vars(fresh).items():
+        if name not in ("methods", "exact", "baseline_seconds"):
+            setattr(report, name, {list: ["old"], dict: {"old": 1}, bool: True}.get(type(value), 7))
+    before = report.to_dict()
+    report.start()
+    assert report == fresh and before["details"] == {"old": 1} and before["warnings"] == ["old"]
+
+
+def test_what_was_read_of_a_run_stays_as_it_was(janus):
+    """Not even a list within it is that of the next run."""
+    model, arguments = janus
+    with mmaccel.accelerate(model, ZipAR(window=2)) as fast:
+        run(fast, arguments)
+        first = fast.report.to_dict()
+        kept = json.dumps(first)
+        fast.report.details["stats"]["forwards"] = -1
+        fast.report.warnings.append("later")
+        run(fast, arguments)
+        assert json.dumps(first) == kept
 
 
 def test_report_that_did_not_engage_says_so():
