@@ -418,9 +418,8 @@ def test_a_baseline_within_a_baseline_stays_plain(janus):
 
 def test_leaving_the_with_block_within_a_baseline_is_final(janus):
     model, _ = janus
-    with ExitStack() as stack:
-        with mmaccel.accelerate(model, FAST) as fast:
-            stack.enter_context(fast.baseline())
+    with ExitStack() as stack, mmaccel.accelerate(model, FAST) as fast:
+        stack.enter_context(fast.baseline())
     assert not fast.active and "generate" not in vars(model)
     with mmaccel.accelerate(model, ZipAR(window=2)) as second:
         assert second.active
