@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .errors import WeightsError
+from .errors import WeightsError, shown
+from .foreign_json import read_json
 from .version import versions
 
 LONGEST = 90  # characters of a method with its settings
-HEADER = ("versions", "machine", "threads", "date")
 
 # Every row has these; None where a column was not measured.
 COLUMNS = (
@@ -38,6 +37,16 @@ COLUMNS = (
     "peak_extra_bytes",
 )
 IDENTITY = ("modality", "model", "method", "settings", "exact")  # never None
+# What a column holds beside None; a number where it is not named.
+KINDS = {
+    **{name: (str, "a text") for name in ("modality", "model", "method", "quality_metric")},
+    "settings": (dict, "an object"),
+    "exact": (bool, "true or false"),
+    "seeds": (list, "a list"),
+}
+HEADER = {"versions": dict, "machine": dict, "threads": int, "date": str}
+MACHINE = ("system", "processor", "cores", "accelerator")
+MOST_BYTES = 64 << 20  # of a file with results; those of docs/benchmarks take up to 0.2 MiB
 
 
 def row(**values: Any) -> dict[str, Any]:
@@ -74,14 +83,9 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     WeightsError
-        If the file holds no such result; the error names what is missing.
+        If the file cannot be read, or holds no such result; the error names what is missing.
     """
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise WeightsError(
-            f"{path} is no JSON ({error}): write one with `mmaccel bench image --json > {path}`"
-        ) from error
+    found = read_json(path, MOST_BYTES, f"write one with `mmaccel bench image --json > {path}`")
     missing = faults(found)
     if missing:
         raise WeightsError(f"{path} is no result of `mmaccel bench --json`: {missing[0]}")
@@ -96,13 +100,25 @@ def faults(result: Any) -> list[str]:
     if not isinstance(header, dict):
         return ["it has no header"]
     found = [f"its header has no {name}" for name in HEADER if name not in header]
+    found += [f"its header has a wrong {n}" for n, kind in HEADER.items() if not isinstance(header.get(n), kind)]
+    found += [f"its machine has no {name}" for name in MACHINE if name not in header["machine"]] if not found else []
     for number, each in enumerate(result["rows"]):
         if not isinstance(each, dict):
             found.append(f"row {number} is no object")
             continue
         found += [f"row {number} has no {name}" for name in COLUMNS if name not in each]
         found += [f"row {number} leaves {name} empty" for name in IDENTITY if name in each and each[name] is None]
+        found += [f"row {number} has {fault}" for fault in _misfits(each)]
     return found
+
+
+def _misfits(row: dict[str, Any]) -> Iterator[str]:
+    """Columns whose values are of another kind than theirs."""
+    for name in COLUMNS:
+        kind, called = KINDS.get(name, (int | float, "a number"))
+        value = row.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
+            yield f"{name}={shown(value)}, which is not {called}"
 
 
 def seconds(row: dict[str, Any]) -> tuple[float | None, float | None]:

@@ -46,7 +46,7 @@ class Pair:
     @property
     def speedup_share(self) -> float | None:
         """New speed-up over old; 0 where it was measured once and is not any more."""
-        if self.old is None or self.new is None or self.old["speedup"] is None:
+        if self.old is None or self.new is None or not self.old["speedup"]:
             return None
         return float((self.new["speedup"] or 0.0) / self.old["speedup"])
 

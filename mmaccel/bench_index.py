@@ -10,7 +10,7 @@ from typing import Any
 from . import bench
 from .bench_sections import SECTIONS, Group, Row, Section
 from .curve import NEAR
-from .errors import SettingError
+from .errors import SettingError, WeightsError
 from .output import replacing
 
 Found = list[tuple[Row, str]]  # rows with what they are: "method", "simple", "other"
@@ -54,10 +54,22 @@ def write(folder: Path) -> list[Path]:
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
     """The results in a folder by the name of their benchmark."""
-    names = [section.kind for section in SECTIONS if (folder / f"{section.kind}.json").is_file()]
-    if not names:
+    sections = [section for section in SECTIONS if (folder / f"{section.kind}.json").is_file()]
+    if not sections:
         raise SettingError(f"{folder} has no result: measure first with `mmaccel bench all --page {folder}`")
-    return {name: bench.load(folder / f"{name}.json") for name in names}
+    return {section.kind: _read(section, folder) for section in sections}
+
+
+def _read(section: Section, folder: Path) -> dict[str, Any]:
+    path = folder / f"{section.kind}.json"
+    found = bench.load(path)
+    try:
+        section.groups(found["rows"])
+    except (LookupError, TypeError) as error:
+        raise WeightsError(
+            f"{path} holds no rows of this benchmark ({error!r}): write `mmaccel bench {section.kind} --json` there"
+        ) from error
+    return found
 
 
 def has_plot(section: Section, result: dict[str, Any]) -> bool:

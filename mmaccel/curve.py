@@ -9,6 +9,7 @@ from typing import Any
 
 from .errors import SettingError
 from .method import Method, is_number
+from .registry import is_saved
 
 NEAR = 0.97  # of the speed-up that was asked for: timings are noisy
 Point = dict[str, Any]
@@ -30,6 +31,18 @@ def point(
     """
     found = {"name": method.name, "settings": method.settings(), "exact": method.exact, "speedup": speedup}
     return {**found, "metric": metric, "title": title, metric: quality, "worst": quality if worst is None else worst}
+
+
+def is_point(found: Any) -> bool:
+    """Whether it is what :func:`point` makes, as far as a plan prints it."""
+    if not is_saved(found):
+        return False
+    metric, title = found.get("metric", "psnr"), found.get("title", "")
+    if not (isinstance(metric, str) and metric in found and isinstance(title, str)):
+        return False
+    quality = found[metric]
+    figure = quality is None or isinstance(quality, float) or is_number(quality, -math.inf)
+    return figure and is_number(found.get("speedup"), 0)
 
 
 def quality_of(found: Point) -> float | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class MmaccelError(Exception):
@@ -58,6 +60,21 @@ class PromptError(MmaccelError, ValueError):
     """A prompt is empty, or outside what a small model knows."""
 
 
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+
+
+def shown(value: Any) -> str:
+    """A value for an error: as Python writes it, at most a line long.
+
+    Examples
+    --------
+    >>> shown("exact"), shown([[[[[[[[0]]]]]]]])
+    ("'exact'", '[[[[[[...]]]]]]')
+    """
+    return _short.repr(value)
+
+
 def unknown_name(kind: str, name: str, options: Iterable[str]) -> UnknownNameError:
     """An error that offers the nearest names, and all of them where none is near.
 
@@ -72,4 +89,4 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> UnknownNameErr
         hint = "did you mean " + " or ".join(repr(option) for option in near) + "?"
     else:
         hint = "choose from " + ", ".join(repr(option) for option in options)
-    return UnknownNameError(f"unknown {kind} {name!r}: {hint}")
+    return UnknownNameError(f"unknown {kind} {shown(name)}: {hint}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from .errors import SettingError, unknown_name
+from .errors import SettingError, shown, unknown_name
 
 if TYPE_CHECKING:
     from .session import Session
@@ -68,12 +68,24 @@ class Method:
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
-        """Build from a dictionary; an unknown key is an error that offers the nearest name."""
+        """Build from a dictionary; an unknown key is an error that offers the nearest name.
+
+        Raises
+        ------
+        UnknownNameError
+            If there is no such setting.
+        SettingError
+            If a value is out of range, or of a kind that a setting cannot have.
+        """
         allowed = [field.name for field in dataclasses.fields(cls)]
         for key in settings:
             if key not in allowed:
                 raise unknown_name(f"setting of {cls.name}", key, allowed)
-        return cls(**settings)
+        try:
+            return cls(**settings)
+        except TypeError as error:  # a list where a word belongs
+            given = ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
+            raise SettingError(f"{cls.__name__}({given}): {error}; `mmaccel methods` lists what each takes") from error
 
     @classmethod
     def summary(cls) -> str:
@@ -88,8 +100,8 @@ class Method:
     def _require(self, holds: bool, setting: str, allowed: str) -> None:
         """Raise a `SettingError` that names the value and what is allowed, unless `holds`."""
         if not holds:
-            value = getattr(self, setting)
-            raise SettingError(f"{type(self).__name__}({setting}={value!r}): {setting} must be {allowed}")
+            value = shown(getattr(self, setting))
+            raise SettingError(f"{type(self).__name__}({setting}={value}): {setting} must be {allowed}")
 
 
 def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
@@ -100,4 +112,4 @@ def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
 def is_number(value: Any, low: float, high: float = float("inf")) -> bool:
     """Whether `value` is a finite number between `low` and `high`, both included."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and low <= value <= high
+    return number and abs(value) <= sys.float_info.max and low <= value <= high  # also no integer that is no float

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .adapter import Adapter, find_adapter
-from .curve import describe
-from .errors import ConflictError, UnsupportedTargetError, WeightsError
+from .curve import describe, is_point
+from .errors import ConflictError, MmaccelError, UnsupportedTargetError, WeightsError
+from .foreign_json import check_plain, read_json
 from .method import Method
-from .registry import saved_method
+from .registry import is_saved, saved_method
 from .version import versions
 
 FORMAT = 1
+MOST_BYTES = 1 << 20  # of a plan's file; a curve of a hundred settings takes 50 KiB
+ADVICE = "make one with mmaccel.plan(...).save()"
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,26 @@ class Plan:
         Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Plan:
-        """Rebuild a plan; settings are checked as if they had been typed."""
-        if data.get("format") != FORMAT:
-            raise WeightsError(
-                f"plan format {data.get('format')!r} is not {FORMAT}: make it anew with mmaccel.plan(...).save()"
-            )
-        chosen = tuple(saved_method(saved) for saved in data["methods"])
+    def from_dict(cls, data: Any) -> Plan:
+        """Rebuild a plan; settings are checked as if they had been typed.
+
+        Raises
+        ------
+        WeightsError
+            If the data is no plan, or holds what cannot be printed.
+        SettingError, UnknownNameError
+            If a method does not take what was saved.
+        """
+        try:
+            check_plain(data)
+            _check_saved(data)
+        except WeightsError as error:
+            raise WeightsError(f"this plan {error}: {ADVICE}") from error
         measured = list(data.get("measured", []))
-        return cls(chosen, data["family"], dict(data["versions"]), measured, str(data.get("why", "")))
+        for point in measured:
+            saved_method(point)
+        chosen = tuple(saved_method(saved) for saved in data["methods"])
+        return cls(chosen, data["family"], dict(data["versions"]), measured, data.get("why", ""))
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -82,12 +97,47 @@ class Plan:
         Raises
         ------
         WeightsError
-            If the file is no plan.
+            If the file cannot be read, or is no plan.
+        SettingError, UnknownNameError
+            If a method does not take what was saved.
         """
+        data = read_json(path, MOST_BYTES, ADVICE)
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(f"{path} is not a plan ({error}): make one with mmaccel.plan(...).save()") from error
+            return cls.from_dict(data)
+        except MmaccelError as error:
+            raise type(error)(f"{path}: {error}") from error
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _lists(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+# What a saved plan consists of, beside its format: whether a value fits, and what it must be.
+PARTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "family": (_is_text, "a text"),
+    "versions": (lambda value: isinstance(value, dict) and all(map(_is_text, value.values())), "names with texts"),
+    "methods": (lambda value: value != [] and _lists(is_saved)(value), "a list of names and settings"),
+    "measured": (_lists(is_point), "a list of measured settings"),
+    "why": (_is_text, "a text"),
+}
+
+
+def _check_saved(data: Any) -> None:
+    """Raise a `WeightsError`, a sentence without its subject, unless all parts of a plan are there and of their kind."""
+    if not isinstance(data, dict) or "format" not in data:
+        raise WeightsError("has no format")
+    if data["format"] != FORMAT:
+        raise WeightsError(f"has format {data['format']!r}, which is not {FORMAT}")
+    data = {"measured": [], "why": "", **data}
+    for name, (fits, kind) in PARTS.items():
+        if name not in data:
+            raise WeightsError(f"has no {name}")
+        if not fits(data[name]):
+            raise WeightsError(f"does not give its {name} as {kind}")
 
 
 def _kind(exact: bool) -> str:

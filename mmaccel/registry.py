@@ -70,6 +70,14 @@ def get_method(name: str) -> type[Method]:
     raise unknown_name("method", name, table)
 
 
+def is_saved(found: Any) -> bool:
+    """Whether :func:`saved_method` can read it; the name and the settings need not be right."""
+    if not isinstance(found, Mapping):
+        return False
+    name, settings = found.get("name"), found.get("settings")
+    return isinstance(name, str) and isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)
+
+
 def saved_method(saved: Mapping[str, Any]) -> Method:
     """A method from the ``name`` and ``settings`` that a plan or a curve keeps of it.
 

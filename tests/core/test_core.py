@@ -182,13 +182,13 @@ def test_broken_plan_file(janus, damage, tmp_path):
 def test_binary_plan_file(tmp_path):
     path = tmp_path / "plan.json"
     path.write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(WeightsError, match="not a plan"):
+    with pytest.raises(WeightsError, match="no JSON"):
         Plan.load(path)
 
 
 def test_plan_of_another_format(janus):
     data = mmaccel.plan(janus[0], FAST).to_dict()
-    with pytest.raises(WeightsError, match="plan format 2 is not 1"):
+    with pytest.raises(WeightsError, match="plan has format 2, which is not 1"):
         Plan.from_dict({**data, "format": 2})
 
 
