@@ -39,7 +39,7 @@ COLUMNS = (
 IDENTITY = ("modality", "model", "method", "settings", "exact")  # never None
 # What a column holds beside None; a number where it is not named.
 KINDS = {
-    **{name: (str, "a text") for name in ("modality", "model", "method", "quality_metric")},
+    **dict.fromkeys(("modality", "model", "method", "quality_metric"), (str, "a text")),
     "settings": (dict, "an object"),
     "exact": (bool, "true or false"),
     "seeds": (list, "a list"),

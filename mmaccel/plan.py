@@ -10,7 +10,7 @@ from typing import Any
 
 from .adapter import Adapter, find_adapter
 from .curve import describe, is_point
-from .errors import ConflictError, MmaccelError, UnsupportedTargetError, WeightsError
+from .errors import ConflictError, MmaccelError, UnsupportedTargetError, WeightsError, shown
 from .foreign_json import check_plain, read_json
 from .method import Method
 from .registry import is_saved, saved_method
@@ -119,15 +119,15 @@ def _lists(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 # What a saved plan consists of, beside its format: whether a value fits, and what it must be.
 PARTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "family": (_is_text, "a text"),
-    "versions": (lambda value: isinstance(value, dict) and all(map(_is_text, value.values())), "names with texts"),
-    "methods": (lambda value: value != [] and _lists(is_saved)(value), "a list of names and settings"),
+    "versions": (lambda value: isinstance(value, dict) and all(map(_is_text, value.values())), "an object of texts"),
+    "methods": (lambda value: value != [] and _lists(is_saved)(value), "a list of methods with settings"),
     "measured": (_lists(is_point), "a list of measured settings"),
     "why": (_is_text, "a text"),
 }
 
 
 def _check_saved(data: Any) -> None:
-    """Raise a `WeightsError`, a sentence without its subject, unless all parts of a plan are there and of their kind."""
+    """Raise a `WeightsError`, a sentence without its subject, unless all parts are there and of their kind."""
     if not isinstance(data, dict) or "format" not in data:
         raise WeightsError("has no format")
     if data["format"] != FORMAT:
@@ -137,7 +137,7 @@ def _check_saved(data: Any) -> None:
         if name not in data:
             raise WeightsError(f"has no {name}")
         if not fits(data[name]):
-            raise WeightsError(f"does not give its {name} as {kind}")
+            raise WeightsError(f"has {name}={shown(data[name])}, which is not {kind}")
 
 
 def _kind(exact: bool) -> str:
