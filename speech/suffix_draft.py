@@ -22,7 +22,8 @@ class SuffixDraft(Method):
     For long recordings in which phrases come back, and for loops of a model, which cost next to nothing then. Greedy
     `generate` of one recording at a time; all arguments that work on logits or on stopping keep working, and so do
     Whisper's segments with times. Exact in float32: the tokens of the model itself. With sampling, beams, a batch, a
-    streamer or an assistant the model's own loop runs, and the report says so.
+    streamer or an assistant the model's own loop runs, and the report says so. Beside `MergeAudioTokens` it gives the
+    tokens of `MergeAudioTokens` alone, and the plan is lossy.
 
     Parameters
     ----------
