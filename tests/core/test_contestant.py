@@ -1,0 +1,246 @@
+"""What a comparison says of one contestant, from runs that are made up; and who runs when."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mmaccel import bench
+from mmaccel.comparing import Metric
+from mmaccel.comparison import Comparison
+from mmaccel.contestant import Contestant, Take
+from mmaccel.image import SpeculativeJacobi, ZipAR
+from mmaccel.plan import Plan
+
+EXACT, LOSSY = SpeculativeJacobi(window=8), ZipAR(window=2)
+
+
+def planned(*methods):
+    return Plan(methods, "janus")
+
+
+class Trial:
+    """Outputs are numbers; the metric is how far they are from the plain one."""
+
+    adapter = SimpleNamespace(modality="image")
+    unit, model, seedless, inputs, target, draws = "steps", "m", "", {}, object(), False
+
+    def __init__(self, higher_is_better=False, draws=False):
+        self.metrics = (Metric("far", "far", "the distance", higher_is_better=higher_is_better), Metric("x", "x", "x"))
+        self.draws = draws
+
+    def equal(self, one, other):
+        return one == other
+
+    def judge(self, plain, other):
+        return {"far": float(abs(plain - other))}
+
+
+TRIAL = Trial()
+
+
+def take(seconds=1.0, seed=0, engaged=True, work_ratio=0.5, warnings=(), peak_bytes=None, extra=0):
+    report = {"engaged": engaged, "work_ratio": work_ratio, "warnings": list(warnings), "peak_extra_bytes": extra}
+    return Take(seed, seconds, report, peak_bytes)
+
+
+def contestant(equal=(True,), takes=None, plan=None, kind="method", **more):
+    """Of one output a seed, each equal to the plain one or not."""
+    made = Contestant("x", kind, planned(EXACT) if plan is None and kind == "method" else plan, **more)
+    made.takes = [take(seed=seed) for seed in range(len(equal))] if takes is None else takes
+    for seed, same in enumerate(equal):
+        made.judged(TRIAL, seed, 1, 1 if same else 2 + seed)
+    return made
+
+
+def row(made, plain_seconds=None, trial=TRIAL):
+    plain = contestant([True] * len(made.equal), kind="plain")
+    plain.takes = [Take(t.seed, s, {}) for t, s in zip(made.takes, plain_seconds or [1.0] * 99, strict=False)]
+    return made.row(trial, "m", plain)
+
+
+# Exactness
+
+
+@pytest.mark.parametrize(
+    ("methods", "exact"), (((EXACT,), True), ((LOSSY,), False), ((EXACT, LOSSY), False), ((LOSSY, EXACT), False))
+)
+def test_a_plan_is_exact_if_all_its_methods_are(methods, exact):
+    made = planned(*methods)
+    assert made.exact == exact and Plan.from_dict(made.to_dict()).exact == exact
+    word = "exact" if exact else "lossy"
+    lines = [f"plan for janus ({word})", *(f"  {m}: {'exact' if m.exact else 'lossy'}" for m in methods)]
+    assert str(made).splitlines() == lines
+    assert contestant(plan=made).exact == exact and row(contestant(plan=made))["exact"] == exact
+
+
+@pytest.mark.parametrize(("kind", "exact"), (("plain", True), ("simple", False)))
+def test_fewer_steps_promise_nothing(kind, exact):
+    made = row(contestant(kind=kind, fewer=3 if kind == "simple" else None))
+    assert made["exact"] == exact and not made["same_law"]
+
+
+@pytest.mark.parametrize("draws", (True, False))
+@pytest.mark.parametrize(("plan", "kind"), ((planned(EXACT), "method"), (planned(LOSSY), "method"), (None, "simple")))
+def test_only_what_is_exact_draws_from_the_same_law(draws, plan, kind):
+    made = row(contestant([False], plan=plan, kind=kind), trial=Trial(draws=draws))
+    assert made["same_law"] == (draws and plan is not None and plan.exact)
+
+
+@pytest.mark.parametrize("equal", ([True, True], [True, False], [False, True], [False, False]))
+def test_one_seed_that_differs_is_a_difference(equal):
+    made = row(contestant(equal))
+    assert made["equal"] == all(equal)
+    broken = any("exact, and yet gave another output" in text for text in made["warnings"])
+    assert broken != all(equal), "an exact method that draws nothing must be equal for every seed"
+    assert not any("exact, and yet" in text for text in row(contestant(equal), trial=Trial(draws=True))["warnings"])
+    lossy = row(contestant(equal, plan=planned(LOSSY)))
+    assert not lossy["warnings"] and lossy["equal"] == all(equal)
+
+
+# Idleness
+
+
+IDLE, WORK = {"engaged": False, "work_ratio": 1.0}, {"engaged": True, "work_ratio": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("equal", "takes", "idle"),
+    (
+        ([True, True], [IDLE, IDLE], "its report says that it never engaged"),
+        ([True, False], [IDLE, IDLE], "its report says that it never engaged"),
+        ([True, True], [IDLE, WORK], None),
+        ([True, True], [WORK, IDLE], None),
+        ([True, False], [{**IDLE, "work_ratio": None}] * 2, None),
+        ([True, True], [{**IDLE, "work_ratio": None}] * 2, "its report says that it never engaged"),
+        ([False, False], [IDLE, {**IDLE, "work_ratio": 0.9}], None),
+        ([False, False], [IDLE, {**IDLE, "work_ratio": 1.2}], "its report says that it never engaged"),
+        ([True, True], [{**WORK, "work_ratio": 1}] * 2, "as much work as the plain run, and the same output"),
+        ([True, False], [{**WORK, "work_ratio": 1}] * 2, None),
+        ([True, True], [{**WORK, "work_ratio": 1}, WORK], None),
+        ([True, True], [{**WORK, "work_ratio": None}] * 2, None),
+    ),
+)
+def test_what_did_nothing(equal, takes, idle):
+    made = contestant(equal, [take(seed=seed, **report) for seed, report in enumerate(takes)])
+    assert made.idle == idle == row(made)["idle"]
+    made.kind = "simple"
+    assert made.idle is None
+
+
+def test_the_reason_of_the_report_comes_first_and_each_warning_once():
+    takes = [
+        take(engaged=False, work_ratio=1.0, warnings=("why", "more")),
+        take(engaged=False, warnings=("why", "new")),
+    ]
+    made = contestant([True], takes)
+    assert made.idle == "why" and made.warnings == ["why", "more", "new"]
+    assert row(made)["warnings"] == ["why", "more", "new"]
+
+
+# Figures
+
+
+def test_time_is_the_median_of_the_ratios_within_rounds():
+    seconds, plain = [1.0, 2.0, 4.0, 8.0], [2.0, 2.0, 12.0, 80.0]
+    made = row(contestant([True], [take(s) for s in seconds]), plain)
+    assert made["wall_seconds"] == 3.0 and made["baseline_seconds"] == 7.0
+    assert made["speedup"] == 2.5, "the ratios are 2, 1, 3 and 10; of an even count the middle two are averaged"
+    assert made["speedup_range"] == [1.0, 10.0] and made["wall_range"] == [1.0, 8.0]
+    assert made["takes"] == [{"seed": 0, "seconds": s, "ratio": p / s} for s, p in zip(seconds, plain, strict=True)]
+
+
+def test_work_is_a_mean_and_memory_a_peak():
+    takes = [take(work_ratio=0.25, extra=5, peak_bytes=9), take(work_ratio=None, extra=7), take(extra=6, peak_bytes=3)]
+    made = row(contestant([True], takes))
+    assert made["work_ratio"] == 0.375 and made["peak_extra_bytes"] == 7 and made["peak_bytes"] == 9
+    assert row(contestant([True], [take(work_ratio=None)]))["work_ratio"] is None
+    assert row(contestant([True], [take()]))["peak_bytes"] is None
+
+
+@pytest.mark.parametrize(("higher_is_better", "worst"), ((True, 1), (False, 2)))
+def test_the_worst_seed_is_kept_and_shown(higher_is_better, worst):
+    trial = Trial(higher_is_better)
+    made = Contestant("x", "method", planned(LOSSY), takes=[take(seed=seed) for seed in range(4)])
+    for seed, output in enumerate((5, 3, 9, 4)):
+        made.judged(trial, seed, 1, output)
+    assert made.worst == (worst, 1, {1: 3, 2: 9}[worst]) and made.worst_seed(trial) == worst
+    found = row(made, trial=trial)
+    assert found["worst_seed"] == worst and found["quality_worst"] == {1: 2.0, 2: 8.0}[worst]
+    assert (
+        found["quality"] == (4 + 2 + 8 + 3) / 4 and found["baseline_quality"] == 0.0 and found["seeds"] == [0, 1, 2, 3]
+    )
+    assert found["metrics"] == {"far": 4.25, "x": None}
+
+
+def test_how_a_row_names_its_method():
+    assert row(contestant(kind="plain"))["method"] == "plain" and row(contestant(kind="plain"))["settings"] == {}
+    fewer = row(contestant(kind="simple", fewer=3))
+    assert (fewer["method"], fewer["settings"], fewer["kind"]) == ("fewer steps", {"steps": 3}, "simple")
+    one = row(contestant(plan=planned(LOSSY)))
+    assert (one["method"], one["settings"]) == ("image.ZipAR", LOSSY.settings())
+    two = row(contestant(plan=planned(EXACT, LOSSY)))
+    assert two["method"] == "image.SpeculativeJacobi + image.ZipAR"
+    assert two["settings"] == {"image.SpeculativeJacobi": EXACT.settings(), "image.ZipAR": LOSSY.settings()}
+
+
+# The table
+
+
+def line(**changes):
+    """The last cells but one of a made-up row, and the notes beside the table."""
+    made = {**row(contestant()), "label": "x", **changes}
+    found = Comparison({"header": {"no_simple": ""}, "rows": [made]}, [], TRIAL.metrics[:1])
+    return found.table()[1][0], found.notes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    (
+        ({"equal": True, "same_law": True}, "equal"),
+        ({"equal": False, "same_law": True}, "same law"),
+        ({"equal": False, "same_law": False}, "differs"),
+        ({"kind": "plain"}, ""),
+    ),
+)
+def test_the_word_for_an_output(changes, word):
+    assert line(**changes)[0][-2] == word
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "high", "more", "told"),
+    (
+        (0.8, 0.7, 0.9, {}, "x is slower than the plain run"),
+        (0.9, 0.7, 1.2, {}, "x is slower than the plain run, though not in every round"),
+        (1.5, 0.9, 2.0, {}, "x is faster than the plain run, though not in every round"),
+        (1.5, 1.0, 2.0, {}, None),
+        (0.8, 0.7, 0.9, {"kind": "simple"}, None),
+        (0.99, 0.9, 1.1, {"idle": "why"}, None),
+        (0.8, 0.7, 0.9, {"idle": "why"}, "x is slower than the plain run"),
+    ),
+)
+def test_what_is_said_of_the_pace(speedup, low, high, more, told):
+    _, notes = line(speedup=speedup, speedup_range=[low, high], **more)
+    assert [note for note in notes if " is " in note] == ([told] if told else [])
+
+
+# Turns
+
+
+@pytest.mark.parametrize(("values", "middle"), (([3, 1], 2.0), ([1, 9, 2], 2.0), ([4, 1, 3, 2], 2.5), ([7], 7.0)))
+def test_a_median_of_an_even_count_lies_between_the_middle_two(values, middle):
+    assert bench.median(values) == middle
+
+
+def test_runs_take_turns_in_an_order_that_turns():
+    order = []
+
+    def runs(name):
+        def run(number):
+            order.append((number, name))
+            return f"{name}{number}"
+
+        return run
+
+    found = bench.alternate({name: runs(name) for name in "abc"}, 4)
+    assert order == [(number, name) for number, names in enumerate(("abc", "bca", "cab", "abc")) for name in names]
+    assert found == {name: [f"{name}{number}" for number in range(4)] for name in "abc"}
