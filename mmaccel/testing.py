@@ -10,6 +10,7 @@ test of their own for any of this::
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .adapter import find_adapter
+from .adapter import adapters, find_adapter
 from .errors import ActiveSessionError, UnknownNameError
 from .method import Method
 from .plan import Plan, plan
@@ -98,8 +99,12 @@ def check_method(method: type[Method]) -> None:
         Names the clause and the model family.
     """
     check_settings(method)
-    for example in examples(method.name.split(".")[0]):
-        if method.families is not None and find_adapter(example.build()[0]).family not in method.families:
+    modality, claimed = _modality(method), _claimed(method)
+    known = [(example, find_adapter(example.build()[0]).family) for example in examples(modality)]
+    missing = ", ".join(sorted(claimed - {family for _, family in known}))
+    assert not missing, f"{method.name} claims {missing}: add a model of it to mmaccel.{modality}.examples"
+    for example, family in known:
+        if family not in claimed:
             continue
         for clause in CLAUSES:
             try:
@@ -108,10 +113,21 @@ def check_method(method: type[Method]) -> None:
                 raise AssertionError(f"{method.name} on {example.family}, {clause.__name__}: {error}") from error
 
 
+def _modality(method: type[Method]) -> str:
+    return method.name.split(".")[0]
+
+
+def _claimed(method: type[Method]) -> frozenset[str]:
+    """The families that a method says it works on; all of its modality where it names none."""
+    if method.families is not None:
+        return method.families
+    return frozenset(adapter.family for adapter in adapters() if adapter.modality == _modality(method))
+
+
 def check_settings(method: type[Method]) -> None:
     """Settings make the round trip through JSON, and an unknown one is an error with a suggestion."""
     first = method()
-    assert method.from_settings(json.loads(json.dumps(first.settings()))) == first
+    assert method.from_settings(json.loads(json.dumps(first.settings()))) == first, "settings are lost in JSON"
     assert method.summary() and method.paper, "a docstring and a paper"
     key = next(iter(first.settings()))
     try:
@@ -216,9 +232,13 @@ def plans(method: type[Method], example: Example) -> None:
     model, arguments = example.build()
     made = plan(model, method(**method.engaging))
     again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
-    assert again == made
+    assert again == made, "a plan is lost in JSON"
+    with accelerate(model, made) as session:
+        expected = example.run(session, arguments)
     with accelerate(model, again) as session:
-        assert example.run(session, arguments).shape[0] == 1
+        out = example.run(session, arguments)
+    assert out.shape == expected.shape, "a saved plan gives another shape"
+    assert torch.equal(out, expected) or not method.repeatable, "a saved plan does something else"
 
 
 CLAUSES = (engaged_and_clean, neutral, seeded, shapes, exception, two_instances, plans)
@@ -247,16 +267,22 @@ class broken_after:  # noqa: N801  reads as a phrase: `with broken_after(module,
 
 
 def snapshot(target: Any) -> dict[str, Any]:
-    """What a method could have left behind: attributes, hooks and class attributes of every module.
+    """What a method could have left behind: attributes, weights, hooks and class attributes of every module.
 
-    Tensors and configuration are taken by identity, so that a replaced object shows; but not the tensors that a
-    pipeline and its scheduler make anew in every run.
+    Weights and buffers are taken bit for bit and by identity, configurations with all that they say; other objects by
+    identity, so that a replaced one shows. Not the values of tensors that a pipeline's scheduler makes anew in every
+    run.
     """
     found: dict[str, Any] = {}
+    classes: set[type] = set()
     for name, part in _parts(target):
         is_module = isinstance(part, torch.nn.Module)
         found[name] = {key: _value(value, is_module) for key, value in vars(part).items()}
-        found[f"{name}:class"] = (id(type(part)), frozenset(vars(type(part))))
+        found[f"{name}:class"] = type(part)
+        classes.update(type(part).__mro__)
+    for cls in classes:
+        names = {key: id(value) for key, value in vars(cls).items() if key != "__annotations__"}  # made when first read
+        found[f"class {cls.__module__}.{cls.__qualname__}"] = names
     return found
 
 
@@ -273,9 +299,17 @@ def _parts(target: Any) -> Iterator[tuple[str, Any]]:
 
 def _value(value: Any, is_module: bool) -> Any:
     if isinstance(value, torch.Tensor):  # a module may renew one in each run, as Qwen's `rope_deltas`: same values
-        return value.shape, value.dtype, float(value.double().sum()) if is_module else None
+        return value.shape, value.dtype, _bits(value) if is_module else None
     if isinstance(value, dict):
-        return {key: id(item) for key, item in value.items()}
+        return {key: (id(item), _bits(item) if isinstance(item, torch.Tensor) else None) for key, item in value.items()}
     if isinstance(value, bool | int | float | str | type(None)):
         return value
+    if hasattr(value, "to_dict") and hasattr(value, "__dict__"):  # a configuration
+        return id(value), {key: _value(item, False) for key, item in vars(value).items()}
     return id(value)
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    """A digest of the bytes of a tensor."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(content.numpy(), digest_size=16).digest()

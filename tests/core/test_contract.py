@@ -1,11 +1,18 @@
 """Every registered method keeps the contract of `mmaccel.testing`."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import mmaccel
+from mmaccel import session as session_module
 from mmaccel import testing
 from mmaccel.image import SpeculativeJacobi, ZipAR
+from mmaccel.report import Report
+from mmaccel.session import Session, override
+from mmaccel.speech import SuffixDraft
+from mmaccel.testing import Interrupted
 
 
 @pytest.mark.parametrize("name", mmaccel.methods())
@@ -61,3 +68,339 @@ def test_contract_sees_a_method_that_does_nothing(monkeypatch):
     monkeypatch.setattr(SpeculativeJacobi, "engaging", {"window": 1})
     with pytest.raises(AssertionError, match="did not engage"):
         testing.engaged_and_clean(SpeculativeJacobi, testing.examples("image")[0])
+
+
+JANUS = testing.examples("image")[0]
+CLAUSES = testing.CLAUSES
+
+
+@pytest.fixture
+def spoil(monkeypatch):
+    """Puts a function between ZipAR and its caller: `spoiled(session, generate, *args, **kwargs)`."""
+
+    def use(spoiled):
+        attach = ZipAR.attach
+
+        def careless(self, session, stack):
+            attach(self, session, stack)
+            generate = session.target.generate
+            override(stack, session.target, "generate", lambda *a, **k: spoiled(session, generate, *a, **k))
+
+        monkeypatch.setattr(ZipAR, "attach", careless)
+
+    return use
+
+
+def fails(clause, word, method=ZipAR, example=JANUS):
+    with pytest.raises(AssertionError, match=word):
+        clause(method, example)
+
+
+def other_tokens(out):
+    return (out + 1) % 16
+
+
+# What a run gives, and what its report says of it
+
+
+def test_contract_sees_another_shape(spoil):
+    spoil(lambda session, generate, *a, **k: generate(*a, **k)[:, :-1])
+    fails(testing.engaged_and_clean, r"shape \(1, 15\) instead of \(1, 16\)")
+
+
+def test_contract_sees_a_method_that_only_says_that_it_engaged(spoil, monkeypatch):
+    def same(session, generate, *args, generator=None, **kwargs):
+        torch.manual_seed(0)
+        out = generate(*args, **kwargs)
+        session.report.engaged = True
+        return out
+
+    monkeypatch.setattr(ZipAR, "engaging", {"window": JANUS.columns})
+    spoil(same)
+    fails(testing.engaged_and_clean, "no less work, and the same output")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    (
+        (lambda report: setattr(report, "wall_seconds", 0.0), "report is not filled"),
+        (lambda report: setattr(report, "details", {"x": {1}}), "not JSON serializable"),
+    ),
+)
+def test_contract_sees_a_report_that_is_not_filled(spoil, change, word):
+    def unfilled(session, generate, *args, **kwargs):
+        out = generate(*args, **kwargs)
+        change(session.report)
+        return out
+
+    spoil(unfilled)
+    with pytest.raises((AssertionError, TypeError), match=word):
+        testing.engaged_and_clean(ZipAR, JANUS)
+
+
+def test_contract_sees_a_report_that_says_too_much_or_too_little(spoil, monkeypatch):
+    def warned(session, generate, *args, **kwargs):
+        out = generate(*args, **kwargs)
+        session.report.warnings += ["first", "last"]
+        return out
+
+    spoil(warned)
+    testing.engaged_and_clean(ZipAR, JANUS)
+    figures = Report._figures
+    with monkeypatch.context() as patch:
+        patch.setattr(Report, "_figures", lambda self: [*figures(self), "one", "two", "three", "four"])
+        fails(testing.engaged_and_clean, "more than 8 lines of figures")
+    monkeypatch.setattr(Report, "_told", lambda self: self.warnings[:1])
+    fails(testing.engaged_and_clean, "a warning is left out")
+
+
+# What stays behind
+
+
+def test_contract_sees_a_model_that_gives_other_tokens_afterwards(spoil):
+    """Also if nothing that a snapshot holds has changed."""
+    dial = [0]
+
+    def build(seed=0):
+        model, arguments = JANUS.build(seed)
+        generate = model.generate
+        model.generate = lambda *a, **k: (generate(*a, **k) + dial[0]) % 16
+        return model, arguments
+
+    def turned(session, generate, *args, **kwargs):
+        dial[0] = 1
+        return generate(*args, **kwargs)
+
+    spoil(turned)
+    fails(testing.engaged_and_clean, "gives other tokens than before", example=replace(JANUS, build=build))
+
+
+def left_behind(model):
+    """Ways to leave a trace on a model: name -> what does it."""
+
+    def swap():
+        weight = model.get_output_embeddings().weight.data
+        weight[0], weight[1] = weight[1].clone(), weight[0].clone()
+
+    return {
+        "an attribute": lambda: setattr(model, "left", 1),
+        "a hook": lambda: next(model.children()).register_forward_pre_hook(lambda *_: None),
+        "two weights that changed places": swap,
+        "a buffer": lambda: next(model.buffers()).neg_(),
+        "a class attribute": lambda: setattr(type(model), "forward", model.forward.__func__.__get__),
+        "an attribute of a base class": lambda: setattr(torch.nn.Module, "left", 1),
+        "a setting of the configuration": lambda: setattr(model.config, "left", 1),
+        "a setting of an inner configuration": lambda: setattr(model.config.text_config, "_attn_implementation", "x"),
+        "a setting of generation": lambda: setattr(model.generation_config, "max_length", 7),
+    }
+
+
+@pytest.mark.parametrize("what", left_behind(None))
+def test_a_snapshot_sees(what, monkeypatch):
+    model, _ = JANUS.build()
+    monkeypatch.setattr(type(model), "forward", type(model).forward)  # to be put back
+    monkeypatch.setattr(torch.nn.Module, "left", None, raising=False)
+    monkeypatch.delattr(torch.nn.Module, "left")
+    before = testing.snapshot(model)
+    assert testing.snapshot(model) == before
+    left_behind(model)[what]()
+    assert testing.snapshot(model) != before
+
+
+def test_a_snapshot_sees_values_of_the_same_sum():
+    module = torch.nn.Module()
+    for values in ([1.0, 2.0], [2.0, 1.0], [3.0, 0.0], [3.0, -0.0]):
+        module.kept = torch.tensor(values)
+        found = testing.snapshot(module)
+        module.kept = torch.tensor(values)
+        assert testing.snapshot(module) == found, "made anew with the same values"
+        for other in ([1.0, 2.0], [2.0, 1.0], [3.0, 0.0], [3.0, -0.0]):
+            module.kept = torch.tensor(other)
+            assert (testing.snapshot(module) == found) == (str(other) == str(values))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.bool, torch.int64, torch.complex64), ids=str)
+def test_a_snapshot_takes_tensors_of_every_kind(dtype):
+    module = torch.nn.Module()
+    module.register_buffer("one", torch.ones((), dtype=dtype))
+    module.register_buffer("none", torch.ones(0, 3, dtype=dtype))
+    before = testing.snapshot(module)
+    module.one.zero_()
+    assert testing.snapshot(module) != before
+
+
+# Each of the other clauses
+
+
+def test_contract_sees_seeds_that_change_nothing_or_too_much(spoil):
+    calls = []
+
+    def drifting(session, generate, *args, **kwargs):
+        calls.append(1)
+        out = generate(*args, **kwargs)
+        return other_tokens(out) if len(calls) % 2 else out
+
+    spoil(drifting)
+    fails(testing.seeded, "the same seed gave another output")
+
+
+@pytest.mark.parametrize("cut", (lambda out: out[:1], lambda out: out[:, :-1]), ids=("rows", "tokens"))
+def test_contract_sees_lost_shapes(spoil, cut):
+    spoil(lambda session, generate, *a, **k: cut(generate(*a, **k)))
+    fails(testing.shapes, "shapes", example=replace(JANUS, variants=({},)))
+
+
+def interrupted(after):
+    """A method that answers an exception half-way in a way of its own."""
+
+    def run(session, generate, *args, **kwargs):
+        try:
+            out = generate(*args, **kwargs)
+        except Interrupted:
+            return after(session)
+        return other_tokens(out) if session.memory.get("damaged") else out
+
+    return run
+
+
+def again(session, change):
+    change(session)
+    raise Interrupted
+
+
+@pytest.mark.parametrize(
+    ("after", "word"),
+    (
+        (lambda session: torch.zeros(1, 16), "the hook never fired"),
+        (lambda session: again(session, lambda s: s.memory.update(damaged=True)), "the session is damaged"),
+        (lambda session: again(session, lambda s: setattr(s.target, "left", 1)), "left a trace"),
+        (lambda session: again(session, lambda s: s.target.dial.append(1)), "the model is damaged"),
+    ),
+    ids=("swallowed", "session", "trace", "model"),
+)
+def test_contract_sees_what_an_exception_leaves(spoil, after, word):
+    def build(seed=0):
+        model, arguments = JANUS.build(seed)
+        model.dial, generate = [], model.generate
+        model.generate = lambda *a, **k: (generate(*a, **k) + len(model.dial)) % 16
+        return model, arguments
+
+    spoil(interrupted(after))
+    fails(testing.exception, word, example=replace(JANUS, build=build))
+
+
+def test_contract_sees_two_sessions_that_feel_each_other(spoil):
+    sessions = []
+
+    def shared(session, generate, *args, **kwargs):
+        sessions.append(session)
+        out = generate(*args, **kwargs)
+        return out if len(set(map(id, sessions))) == 1 else other_tokens(out)
+
+    spoil(shared)
+    fails(testing.two_instances, "another session was felt")
+
+
+def test_contract_sees_a_second_session_on_one_target(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "__str__", lambda self: "somebody")
+        fails(testing.two_instances, "does not name the live session")
+
+    class Forgetful(dict):
+        def get(self, key, default=None):
+            return None
+
+    monkeypatch.setattr(session_module, "_holders", Forgetful())
+    fails(testing.two_instances, "a second session on one target was allowed")
+
+
+def test_contract_sees_a_plan_that_forgets(monkeypatch):
+    monkeypatch.setattr(ZipAR, "settings", lambda self: {"verify": self.verify})
+    fails(testing.plans, "a plan is lost in JSON")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"), ((other_tokens, "does something else"), (lambda out: out[:, :-1], "gives another shape"))
+)
+def test_contract_sees_a_saved_plan_that_does_something_else(spoil, change, word):
+    runs = []
+
+    def second(session, generate, *args, **kwargs):
+        runs.append(1)
+        out = generate(*args, **kwargs)
+        return out if len(runs) == 1 else change(out)
+
+    spoil(second)
+    fails(testing.plans, word)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    (
+        ("from_settings", classmethod(lambda cls, settings: cls(window=7)), "lost in JSON"),
+        ("paper", "", "a docstring and a paper"),
+        ("summary", classmethod(lambda cls: ""), "a docstring and a paper"),
+    ),
+)
+def test_contract_sees_settings_that_make_no_round_trip(monkeypatch, name, value, word):
+    monkeypatch.setattr(ZipAR, name, value)
+    with pytest.raises(AssertionError, match=word):
+        testing.check_settings(ZipAR)
+
+
+def test_contract_sees_an_unknown_setting_that_is_taken(monkeypatch):
+    take = ZipAR.from_settings
+    known = classmethod(lambda cls, settings: take({k: v for k, v in settings.items() if k in vars(cls())}))
+    monkeypatch.setattr(ZipAR, "from_settings", known)
+    with pytest.raises(AssertionError, match="an unknown setting was taken"):
+        testing.check_settings(ZipAR)
+
+
+# All of it
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """Which family each clause is asked of, instead of the clauses."""
+    asked = []
+    monkeypatch.setattr(testing, "CLAUSES", (lambda method, example: asked.append(example.family),))
+    return asked
+
+
+def test_every_claimed_family_has_a_model_or_is_told(monkeypatch, noted):
+    testing.check_method(SuffixDraft)
+    assert set(noted) == SuffixDraft.families
+    noted.clear()
+    few = [example for example in testing.examples("speech") if example.family != "moonshine_streaming"]
+    monkeypatch.setattr(testing, "examples", lambda modality: few)
+    with pytest.raises(AssertionError, match=r"SuffixDraft claims moonshine_streaming: .* mmaccel.speech.examples"):
+        testing.check_method(SuffixDraft)
+    assert not noted, "it is told before minutes of work"
+
+
+def test_a_method_that_names_no_family_claims_all_of_its_modality(monkeypatch, noted):
+    testing.check_method(ZipAR)
+    assert noted == ["janus", "emu3", "glm_image"]
+    monkeypatch.setattr(testing, "examples", lambda modality: [JANUS])
+    with pytest.raises(AssertionError, match="ZipAR claims emu3, glm_image: "):
+        testing.check_method(ZipAR)
+    monkeypatch.setattr(ZipAR, "families", frozenset({"janus"}))
+    testing.check_method(ZipAR)
+
+
+def test_a_failure_names_method_family_and_clause(monkeypatch):
+    def clause(method, example):
+        assert example.family != "emu3", "why"
+
+    monkeypatch.setattr(testing, "CLAUSES", (clause,))
+    with pytest.raises(AssertionError, match="image.ZipAR on emu3, clause: why"):
+        testing.check_method(ZipAR)
+    assert [each.__name__ for each in CLAUSES] == [
+        "engaged_and_clean",
+        "neutral",
+        "seeded",
+        "shapes",
+        "exception",
+        "two_instances",
+        "plans",
+    ]

@@ -16,7 +16,6 @@ from transformers import (
 )
 
 import mmaccel
-from mmaccel import testing
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
 from mmaccel.speech.moonshine import MoonshineAdapter
@@ -109,20 +108,6 @@ def spoken():
 def drafted(model, arguments, method=None, **more):
     with mmaccel.accelerate(model, method or SuffixDraft()) as session:
         return session.generate(**arguments(**more)), session.report
-
-
-def test_contract(monkeypatch):
-    """On Moonshine v2, which the tiny models of the common contract test do not have."""
-    tiny = testing.Example(
-        "moonshine_streaming",
-        moonshine_streaming,
-        lambda model: model.get_decoder(),
-        takes_generator=False,
-        variants=({"max_new_tokens": 5, "min_new_tokens": 5},),
-    )
-    monkeypatch.setattr(testing, "examples", lambda modality: [tiny])
-    monkeypatch.setitem(globals(), "NEW", 14)
-    testing.check_method(SuffixDraft)
 
 
 def test_adapters_of_the_families():
