@@ -35,7 +35,6 @@ MOONSHINE_SCALES = {
     "embed": 40.0,
     "": 4.0,
 }
-STREAMING_SCALES = {"conv": 1.0, "": 6.0}
 WHISPER_SCALES = {"conv": 20.0, "encoder.embed_positions": 1.0, "decoder.embed_positions": 60.0, "": 6.0}
 MEL_BINS, POSITIONS = 16, 250  # of the tiny Whisper: 5 seconds
 
@@ -87,12 +86,6 @@ class Processor:
         self.feature_extractor, self.tokenizer = feature_extractor, tokenizer
 
 
-def _audio_arguments(batch: int = 1, samples: int = SAMPLES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
-    values = sound(batch, samples)
-    call = {"input_values": values, "attention_mask": torch.ones(values.shape, dtype=torch.long)}
-    return {**call, "max_new_tokens": max_new_tokens, "do_sample": False, **more}
-
-
 def moonshine(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     """A `MoonshineForConditionalGeneration`, and `arguments(batch, samples, max_new_tokens, **more)` of a call."""
     config = MoonshineConfig(
@@ -113,31 +106,42 @@ def moonshine(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
         }
     )
 
-    return sharp(lambda: MoonshineForConditionalGeneration(config), seed, MOONSHINE_SCALES), _audio_arguments
+    return sharp(lambda: MoonshineForConditionalGeneration(config), seed, MOONSHINE_SCALES), _waveforms
 
 
-def moonshine_streaming(seed: int = 0) -> tuple[Any, Any]:
-    """A `MoonshineStreamingForConditionalGeneration`, and `arguments(batch, samples, max_new_tokens, **more)`."""
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
-    config = MoonshineStreamingConfig(
-        encoder_config={"hidden_size": 24, "intermediate_size": 48, **heads},
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        pad_token_id=0,
-        bos_token_id=START,
-        decoder_start_token_id=START,
-        eos_token_id=END,
-        **heads,
-    )
-    model = sharp(lambda: MoonshineStreamingForConditionalGeneration(config), seed, STREAMING_SCALES)
-    return model, _audio_arguments
+def _waveforms(batch: int = 1, samples: int = SAMPLES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+    """Arguments of a call of either Moonshine."""
+    values = sound(batch, samples)
+    call = {"input_values": values, "attention_mask": torch.ones(values.shape, dtype=torch.long)}
+    return {**call, "max_new_tokens": max_new_tokens, "do_sample": False, **more}
 
 
 def moonshine_processor() -> Any:
     """What belongs to the tiny Moonshine."""
     return Wav2Vec2Processor(Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True), tokenizer())
+
+
+def moonshine_streaming(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
+    """A `MoonshineStreamingForConditionalGeneration`, and `arguments(batch, samples, max_new_tokens, **more)`."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    config = MoonshineStreamingConfig(
+        **{
+            "vocab_size": VOCABULARY,
+            "encoder_config": {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2, **heads},
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            **heads,
+            "pad_token_id": 0,
+            "bos_token_id": START,
+            "decoder_start_token_id": START,
+            "eos_token_id": END,
+            "tie_word_embeddings": False,
+            **sizes,
+        }
+    )
+    scales = {"embedder": 4.0, **MOONSHINE_SCALES}
+    return sharp(lambda: MoonshineStreamingForConditionalGeneration(config), seed, scales), _waveforms
 
 
 def whisper(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
@@ -185,6 +189,7 @@ def whisper_processor() -> Any:
 # family -> how to build it, and further shapes of calls
 BUILDERS: dict[str, tuple[Callable[..., tuple[Any, Any]], tuple[dict[str, Any], ...]]] = {
     "moonshine": (moonshine, ({"samples": 9_000, "max_new_tokens": 4}, {"samples": 30_000})),
-    "moonshine_streaming": (moonshine_streaming, ({"samples": 9_600, "max_new_tokens": 4}, {"samples": 30_000})),
+    # whole frames of 80 samples, as its processor pads to
+    "moonshine_streaming": (moonshine_streaming, ({"samples": 9_600, "max_new_tokens": 4}, {"samples": 30_400})),
     "whisper": (whisper, ({"samples": 9_000, "max_new_tokens": 4}, {"samples": 30_000})),
 }
