@@ -174,6 +174,17 @@ def test_verify_a_tree(batched):
     agrees(kernels.verify_attention, q, k, v, torch.tensor([60, 130]), None, mask)
 
 
+@pytest.mark.parametrize("chosen", (False, True))
+@pytest.mark.parametrize("lengths", ((130, 130), (9, 100)))
+def test_verify_drafts_that_do_not_see_the_first(chosen, lengths):
+    """Each new token has a root of its own; a single one may not even see itself."""
+    lengths = torch.tensor(lengths)
+    for mask in (torch.eye(4).bool(), torch.zeros(4, 4).bool(), torch.zeros(1, 1).bool()):
+        q, k, v = tensors(torch.float32, queries=len(mask))
+        token_idx = select(lengths.tolist(), 2, len(mask), 8) if chosen else None
+        agrees(kernels.verify_attention, q, k, v, lengths, token_idx, mask)
+
+
 def select(lengths, heads, count, chosen):
     """Sorted random tokens of each head, the newest `count` included, padded with -1."""
     generator = torch.Generator().manual_seed(0)

@@ -64,6 +64,16 @@ def test_accept_length_against_the_reference():
     assert kernels.accept_length(p, p, tok, u).eq(5).all(), "a draft with the model's own law always passes"
 
 
+@pytest.mark.parametrize("name", ("reference", "native"))
+def test_accept_at_the_edges(name):
+    """`u` of exactly 0 keeps what the model may say and nothing else, and a `u` of exactly p / q keeps nothing."""
+    p = torch.tensor([[[0.0, 1.0]], [[0.25, 0.75]], [[0.25, 0.75]], [[2.0**-40, 1.0]]])
+    q, tok = torch.full((4, 1, 2), 0.5), torch.zeros(4, 1, dtype=torch.long)
+    with kernels.backend(name):
+        kept = kernels.accept_length(p, q, tok, torch.tensor([[0.0], [0.0], [0.5], [0.0]]))
+    assert kept.tolist() == [0, 1, 0, 1]
+
+
 P = torch.tensor([0.1, 0.4, 0.3, 0.2])
 Q = torch.tensor([0.4, 0.1, 0.3, 0.2])
 

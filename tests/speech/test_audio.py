@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
+from mmaccel.speech import audio
 from mmaccel.speech.audio import Resampler, read_audio, to_samples
 
 TONE = (0.5 * np.sin(np.arange(9_600) * 0.05)).astype(np.float32)
@@ -193,3 +194,14 @@ def test_without_pyav(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[speech\]"'):
         read_audio(_write_wav(tmp_path / "talk.wav", np.zeros(10, np.int16)))
+
+
+def test_a_file_that_changes_its_rate_keeps_its_last_samples(monkeypatch, tmp_path):
+    pytest.importorskip("soxr")
+    parts = [(torch.ones(48_000) / 2, 48_000), (torch.ones(8_000) / 2, 8_000), (torch.ones(16_000) / 2, 16_000)]
+    monkeypatch.setattr(audio, "_Decoder", lambda file, skip_damaged: parts)
+    (tmp_path / "talk.ts").write_bytes(b"x")
+    samples = read_audio(tmp_path / "talk.ts")
+    assert len(samples) == pytest.approx(48_000, abs=2)
+    for rate_began in (0, 16_000, 32_000):  # each part from its beginning to its end
+        assert torch.allclose(samples[rate_began + 300 : rate_began + 15_700], torch.tensor(0.5), atol=0.01)

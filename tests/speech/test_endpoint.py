@@ -115,11 +115,47 @@ def test_segments_by_hand():
 
 
 def test_a_flicker_between_the_thresholds_goes_on():
+    """The lower threshold counts only directly behind a frame of speech."""
     policy = EnergyEndpoint(silence=0.1, padding=0.0)
     segmenter = Segmenter(policy, None)
-    assert feed(segmenter, [0.6] * 3 + [0.4] * 30) == []  # 0.4 goes on with speech
-    assert [type(x) for x in feed(segmenter, [0.2] * 4)] == [Cut]
-    assert feed(segmenter, [0.4] * 30) == []  # and does not begin it
+    assert feed(segmenter, [0.4] * 30) == [] and segmenter.start is None  # 0.4 does not begin speech
+    assert feed(segmenter, [0.6] + [0.4] * 30) == [] and segmenter.start == 30 * FRAME  # it goes on with it
+    (cut,) = feed(segmenter, [0.2] + [0.4] * 3)  # and does not take it up again
+    assert cut == Cut(30 * FRAME, 61 * FRAME, 61 * FRAME, True)
+    assert feed(segmenter, [0.4] * 30) == [] and segmenter.start is None
+
+
+def test_no_sample_is_in_two_segments():
+    """Where the padding of the next speech reaches into what the segment before has already."""
+    segmenter = Segmenter(EnergyEndpoint(silence=0.5, padding=0.5), None)
+    cuts = feed(segmenter, [1] * 10 + [0] * 16 + [1] * 10 + [0] * 16)
+    assert [cut.start for cut in cuts] == [0, cuts[0].end] and cuts[0].end == 10 * FRAME + 8000
+
+
+def test_what_a_segment_may_still_want_is_held():
+    """Until speech begins: all that its padding reaches back to, whatever came of the frames before."""
+    segmenter = Segmenter(EnergyEndpoint(padding=0.2), None)
+    for likelihood in (0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1):
+        feed(segmenter, [likelihood])
+    held = segmenter.needed_from
+    feed(segmenter, [1])
+    assert segmenter.start == 10 * FRAME - 3200 and held <= segmenter.start
+
+
+def test_limits_are_inclusive():
+    """Silence of just 16 frames ends a segment, speech of just 64 is cut."""
+    segmenter = Segmenter(EnergyEndpoint(silence=16 * FRAME / RATE, longest=64 * FRAME / RATE, padding=0.0), None)
+    assert feed(segmenter, [1] * 3 + [0] * 15) == []
+    assert [cut.paused for cut in feed(segmenter, [0])] == [True]
+    assert feed(segmenter, [1] * 63) == []
+    assert [cut.paused for cut in feed(segmenter, [1])] == [False]
+
+
+def test_a_stream_that_ends_within_a_frame():
+    """The frame is filled up with silence, which is no part of the speech."""
+    segmenter = Segmenter(EnergyEndpoint(padding=0.1), None)
+    feed(segmenter, [1] * 5)
+    assert segmenter.flush(5 * FRAME - 100) == [Cut(0, 5 * FRAME - 100, 5 * FRAME - 100, False)]
 
 
 def test_looks_by_hand():
@@ -131,6 +167,22 @@ def test_looks_by_hand():
     ends = [19 * FRAME, 35 * FRAME, 43 * FRAME + 3200]
     assert looks[:-1] == [Look(start, end) for end in ends]
     assert looks[-1] == Cut(start, ends[-1], 43 * FRAME, True)
+
+
+def test_looks_after_a_pause():
+    """The interval is counted from the look that speech behind a pause gets at once, not from the plan before it."""
+    segmenter = Segmenter(EnergyEndpoint(silence=2.0, padding=0.1), 16 * FRAME / RATE)
+    looks = feed(segmenter, [1] * 20 + [0] * 30 + [1] * 18)
+    assert looks == [Look(0, end) for end in (19 * FRAME, 20 * FRAME + 1600, 51 * FRAME, 67 * FRAME)]
+
+
+def test_what_is_behind_a_cut_is_looked_at_anew():
+    """A pause was looked at, and then the segment is cut before it: the words in between belong to a new one."""
+    segmenter = Segmenter(EnergyEndpoint(silence=1.0, longest=2.0, padding=0.1), 1.0)
+    levels = [-20.0] * 45 + [-70.0] * 5 + [-20.0] * 5 + [-60.0] * 9
+    tasks = feed(segmenter, [1] * 55 + [0] * 9, levels)
+    settled, at = 55 * FRAME + 1600, 47 * FRAME + FRAME // 2
+    assert tasks[-3:] == [Look(0, settled), Cut(0, at, at, False), Look(at, settled)]
 
 
 def test_long_speech_is_cut_where_it_is_quietest():

@@ -222,6 +222,23 @@ def test_everything_is_banned_that_generate_bans():
     assert list(changed.tokens) != case.greedy and changed.tokens[0] != case.greedy[0]
 
 
+@pytest.mark.parametrize("drafted", (False, True))
+def test_what_is_banned_first_is_allowed_later(drafted):
+    """Whisper bans its end at the first place alone, whatever is drafted there and behind it."""
+    case = Case("whisper")
+    greedy, settings = case.greedy, case.model.generation_config
+    end = next(token for token in greedy[8:] if token != greedy[0])
+    text = greedy[: greedy.index(end)]
+    later = next(token for token in text[1:] if token != greedy[0])
+    settings.begin_suppress_tokens = [later, end]
+    case.adapter.end_tokens = frozenset({end})
+    out = case.model.generate(**case.inputs, max_new_tokens=NEW, do_sample=False, eos_token_id=end)
+    assert out[0].tolist()[: len(text)] == text and len(out[0]) <= len(text) + 1
+    found = case.decode(text if drafted else ())
+    assert list(found.tokens) == text and found.ended
+    assert found.forwards == (1 if drafted else len(text) + 1)
+
+
 def test_the_rule_is_that_of_the_decoding_core():
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):

@@ -333,6 +333,18 @@ def test_the_rate_may_change():
     assert said(events) == list(range(12))
 
 
+def test_no_sample_is_lost_where_the_rate_changes():
+    """A resampler holds back the last hundredths of a second; they come out before the first sample of the next."""
+    pytest.importorskip("soxr")
+    tone = torch.sin(2 * torch.pi * 440 * torch.arange(2 * 48_000) / 48_000) / 2
+    with recognizer().stream(sample_rate=48_000) as stream:
+        stream.push(tone[:48_000])
+        stream.push(tone[::2][24_000:], sample_rate=24_000)
+        assert stream.time < 2.0
+        stream.push(torch.zeros(0), sample_rate=16_000)
+        assert stream.time == pytest.approx(2.0, abs=2 / RATE)
+
+
 def test_a_final_takes_back_what_was_wrong():
     """Half words are promised under a policy that commits at once; their finals correct them, and it is counted."""
     events, stats = run(recognizer(policy=LocalAgreement(1)), talk())
