@@ -7,6 +7,7 @@ import torch
 
 from mmaccel import kernels
 from mmaccel.kernels import BlockPlan
+from mmaccel.kernels.plan import block_coverage
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -64,6 +65,42 @@ def test_with_a_plan(dtype, visible, shape):
 def test_long_ranges(queries, keys, visible):
     """Ranges with a middle part that needs no mask, and queries before the first key."""
     agrees(kernels.block_sparse_attention, *tensors(torch.float32, 1, 2, 1, queries, keys, 16), **visible)
+
+
+def seen_pairs(queries, keys, causal=False, window=None):
+    """The definition: the last query stands at the last key; a window of w holds the query and w - 1 keys a side."""
+    behind = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+    left, right = (window, window) if isinstance(window, int) else (None, None)
+    if isinstance(window, tuple):
+        left, right = (None if side < 0 else side + 1 for side in window)
+    seen = torch.ones_like(behind, dtype=torch.bool)
+    seen &= (behind >= 0) | (not causal)
+    return seen & (behind < (left or keys + queries)) & (-behind < (right or keys + queries))
+
+
+WINDOWS = (*VISIBLE, {"causal": True, "window": (5, 7)}, {"window": (0, 3)}, {"window": 1}, {"window": 17})
+
+
+@pytest.mark.parametrize("visible", WINDOWS, ids=str)
+@pytest.mark.parametrize(("queries", "keys"), ((48, 48), (40, 70), (70, 40), (1, 33)))
+def test_windows_are_their_definition(queries, keys, visible):
+    """Of pairs, and of blocks: those with a pair that is seen, and those of nothing else."""
+    seen = seen_pairs(queries, keys, **visible)
+    q, k, v = tensors(torch.float32, 1, 1, 1, queries, keys)
+    output, lse = kernels.block_sparse_attention(q, k, v, **visible)
+    some_seen = seen.any(-1)
+    assert torch.equal(lse[0, 0] > -torch.inf, some_seen)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen)[:, :, some_seen]
+    torch.testing.assert_close(output[:, :, some_seen], expected, rtol=2e-6, atol=2e-6)
+    for block_m, block_n in ((16, 16), (32, 16)):
+        some, full = block_coverage(
+            queries, keys, block_m, block_n, visible.get("causal", False), visible.get("window"), "cpu"
+        )
+        for row, column in itertools.product(range(len(some)), range(some.shape[1])):
+            block = seen[row * block_m :, column * block_n :][:block_m, :block_n]
+            assert some[row, column] == block.any()
+            # a block of keys that is cut short is never whole
+            assert full[row, column] == (bool(block.all()) and block.shape[1] == block_n)
 
 
 def test_a_plan_of_everything_and_of_nothing():

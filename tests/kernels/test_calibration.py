@@ -24,6 +24,31 @@ def test_break_even_is_where_the_lines_cross(monkeypatch):
 
 
 @pytest.mark.parametrize("causal", (False, True))
+def test_what_is_measured(monkeypatch, causal):
+    """Dense against sparse attention of the same direction, at shares of the blocks that are seen."""
+    runs, shares = [], []
+    monkeypatch.setattr(calibration, "_fastest", lambda found, device: runs.extend(found) or [1.0] * len(found))
+    monkeypatch.setattr(calibration, "_crossing", lambda dense, sparse, densities: shares.extend(densities) or 0.5)
+    monkeypatch.setattr(calibration, "DENSITIES", (0.25, 0.5, 1.0))
+    assert calibration._break_even(512, torch.device("cpu"), causal, torch.float32) == 0.5
+    dense, *sparse = (run() for run in runs)
+    torch.testing.assert_close(sparse[-1][0], dense, rtol=2e-5, atol=2e-5)  # of all blocks: the same attention
+    assert shares == [pytest.approx(0.25, abs=0.13), pytest.approx(0.5, abs=0.13), 1.0]
+    assert not torch.allclose(sparse[0][0], dense)
+
+
+def test_the_least_of_several_turns_counts(monkeypatch):
+    """The first turn warms up; what others do on the machine only ever adds."""
+    now, taken = [0.0], iter([0.0, 0.0, 5.0, 7.0, 2.0, 9.0, 4.0, 8.0])  # two runs by turns, four times
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
+
+    def run():
+        now[0] += next(taken)
+
+    assert calibration._fastest([run, run], torch.device("cpu")) == [2.0, 7.0]
+
+
+@pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_a_real_calibration_is_a_share(causal, dtype):
     found = kernels.calibrate("cpu", causal, dtype)
@@ -55,7 +80,10 @@ def test_lengths_in_between(monkeypatch):
     assert [known.at(n) for n in (1, 512, 1024, 2048, 9999)] == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.6])
     monkeypatch.setattr(calibration, "_kept", lambda *_: known)
     assert kernels.should_use_sparse(0.39, 1024) and not kernels.should_use_sparse(0.41, 1024)
+    assert not kernels.should_use_sparse(known.at(1024), 1024), "as fast is not faster"
     assert not kernels.should_use_sparse(1.0, 99999)
+    monkeypatch.setattr(calibration, "_kept", lambda *_: pytest.fail("a plan of all blocks needs no measurement"))
+    assert not kernels.should_use_sparse(1.0, 1024)
 
 
 @pytest.mark.parametrize(("name", "arguments"), (("density", (1.1, 9)), ("density", (-0.1, 9)), ("n", (0.5, 0))))

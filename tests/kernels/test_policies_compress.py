@@ -124,6 +124,30 @@ def test_fast_kv_is_one_set_for_all_heads():
     assert nested[0] < nested[1] < nested[2]
 
 
+@pytest.mark.parametrize(("keep", "kept"), ((0.2, 20), (0.255, 26), (0.254, 25), (0.001, 1)))
+def test_fast_kv_rounds_its_share(keep, kept):
+    assert policies.fast_kv(*draw(), keep=keep, window=1).shape == (2, kept)
+
+
+@pytest.mark.parametrize(("pool", "kernel"), (("avg", 1), ("avg", 5), ("max", 5)))
+def test_fast_kv_is_the_vote_of_all_heads(pool, kernel):
+    """Queries of the window over what they see, summed over them and all heads, then pooled by `kernel` neighbours."""
+    q, k = draw(queries=12)
+    window, count, scale = 4, 24, 0.5
+    votes = torch.zeros(2, 4, KEYS)
+    for row, head, query in itertools.product(range(2), range(4), range(window)):
+        seen = KEYS - window + query + 1
+        scores = k[row, head // 2, :seen] @ q[row, head, 12 - window + query] * scale
+        votes[row, head, :seen] += scores.softmax(-1)
+    votes[..., KEYS - window :] = 0  # they are kept anyway, and lend nothing to their neighbours
+    beside = torch.nn.functional.pad(votes, (kernel // 2, kernel // 2)).unfold(-1, kernel, 1)
+    votes = (beside.mean(-1) if pool == "avg" else beside.amax(-1)).sum(1)
+    top = votes[:, : KEYS - window].topk(count - window, -1).indices.tolist()
+    options = {"count": count, "window": window, "scale": scale}
+    kept = policies.fast_kv(q, k, kernel=kernel, pool=pool, **options)
+    assert [set(row) for row in kept.tolist()] == [set(row) | set(range(KEYS - window, KEYS)) for row in top]
+
+
 def test_streaming_is_its_definition():
     _, k = draw()
     kept = as_sets(policies.streaming(k, count=10, sink=3, valid=left_padding(0, 20)))

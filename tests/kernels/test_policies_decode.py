@@ -7,6 +7,7 @@ import torch
 
 from mmaccel import kernels
 from mmaccel.kernels import policies
+from mmaccel.kernels.policies import tables
 
 NAMES = sorted(policies.DECODE)
 SLOTS, COUNT = 96, 24
@@ -405,3 +406,7 @@ def test_bad_settings(policy, settings, name, allowed, value):
 def test_bad_count_in_the_table(name):
     with pytest.raises(ValueError, match=r"^count must be a whole number of at least 1, got 0"):
         run(name, Q, K, count=0)
+
+
+def test_ends_leave_most_to_the_policy():
+    assert tables._ends(24) == {"sink": 3, "recent": 6} and tables._ends(1000) == {"sink": 4, "recent": 64}

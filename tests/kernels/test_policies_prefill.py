@@ -1,5 +1,6 @@
 """Prefill policies: what they must find, must keep and must never read."""
 
+import functools
 import itertools
 
 import pytest
@@ -10,7 +11,7 @@ from mmaccel.kernels import policies
 from mmaccel.kernels.plan import block_coverage
 from mmaccel.kernels.policies.blocks import pool_mean
 from mmaccel.kernels.policies.flex_prefill import pattern_distance
-from mmaccel.kernels.policies.vertical_slash import last_attention, line_mass
+from mmaccel.kernels.policies.vertical_slash import covering_lines, last_attention, line_mass, on_lines
 
 BLOCK = 16
 NAMES = sorted(policies.PREFILL)
@@ -106,6 +107,9 @@ def test_planted_block_is_found(name, dtype):
     assert not mask[:, :2, :, 5].all()
 
 
+TOP_P = ((policies.pooled_top_p, {}), (policies.sparge, {"similarity": -1}))
+
+
 @pytest.mark.parametrize(
     ("p", "kept"), ((0.4, [0, 1]), (0.6, [0, 1, 2]), (0.8, [0, 1, 2]), (0.9, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3]))
 )
@@ -120,10 +124,24 @@ def test_top_p_counts_what_comes_before(p, kept):
     assert plan.col.tolist() == kept * 2
 
 
-def test_top_p_keeps_all_at_one_despite_rounding():
+@pytest.mark.parametrize(("policy", "more"), TOP_P)
+def test_top_p_keeps_all_at_one_despite_rounding(policy, more):
     q, k = draw()
-    mask = policies.pooled_top_p(q * 100, k * 100, p=1.0, block_m=BLOCK, block_n=BLOCK).mask()
+    mask = policy(q * 100, k * 100, p=1.0, block_m=BLOCK, block_n=BLOCK, **more).mask()
     assert (mask == table(128, 128, True)).all()
+
+
+@pytest.mark.parametrize(("policy", "more"), TOP_P)
+def test_top_p_stops_where_it_is_reached(policy, more):
+    """Four blocks of a quarter each: two are one half."""
+    q, k = torch.zeros(1, 1, BLOCK, 16), torch.zeros(1, 1, 4 * BLOCK, 16)
+    for p, kept in ((0.25, [0]), (0.5, [0, 1]), (0.51, [0, 1, 2])):
+        assert policy(q, k, p=p, causal=False, block_m=BLOCK, block_n=BLOCK, **more).col.tolist() == kept
+
+
+def test_lines_stop_where_their_mass_is_reached():
+    assert covering_lines(torch.ones(1, 4), 0.5).tolist() == [[True, True, False, False]]
+    assert covering_lines(torch.tensor([[1.0, 0.0, 3.0]]), 1.0).all()
 
 
 def test_top_p_gives_flat_rows_more():
@@ -255,6 +273,85 @@ def test_sparge_guard():
     assert bare[0, 6:, 5].all() and not bare[0, 6:, 1].any() and not bare[1, 6, :7].all()
 
 
+def test_sparge_takes_what_is_as_alike_as_asked():
+    """Blocks of equal tokens at a similarity of 1: the guard lets them all through."""
+    q, k = (torch.eye(16).repeat_interleave(BLOCK, 0)[None, None] for _ in range(2))
+    plans = [policies.sparge(q, k, p=0.2, similarity=x, block_m=BLOCK, block_n=BLOCK) for x in (1.0, -1)]
+    assert torch.equal(plans[0].mask(), plans[1].mask()) and plans[0].density < 0.3
+
+
+def test_sparge_guards_each_head_by_itself():
+    q, k = draw(batch=1)
+    k[:, 0], q[:] = 1, 1  # of key head 0 and all queries every block is alike
+    mask = policies.sparge(q, k, p=0.01, similarity=0.6, causal=False, block_m=BLOCK, block_n=2 * BLOCK).mask()[0]
+    assert mask.shape == (4, 8, 4)
+    assert mask[2:].all() and not mask[:2, :, 1:].any()
+
+
+@pytest.mark.parametrize(("budget", "kept"), ((0.5, [0, 1]), (0.75, [0, 1, 3])))
+def test_sparge_within_a_budget_favours_what_is_guarded(budget, kept):
+    """Blocks of 0.1, 0.5, 0.25 and 0.15, the last of tokens that are not alike: it counts as heavier than the third."""
+    q, k = torch.zeros(1, 1, BLOCK, 16), torch.zeros(1, 1, 4 * BLOCK, 16)
+    q[..., 0] = 1
+    k[..., 0] = torch.tensor([0.1, 0.5, 0.25, 0.15]).log().repeat_interleave(BLOCK)
+    k[:, :, 3 * BLOCK :, 1] = torch.tensor([90.0, -90.0]).repeat(BLOCK // 2)
+    sizes = {"block_m": BLOCK, "block_n": BLOCK, "causal": False}
+    plan = policies.sparge(q, k, p=1.0, similarity=0.6, budget=budget, scale=1.0, **sizes)
+    assert plan.col.tolist() == kept
+
+
+def test_the_estimate_of_vertical_slash_is_attention():
+    q, k = draw(queries=40, keys=72)
+    for causal, last in ((True, 5), (False, 5), (True, 64)):
+        count = min(last, 40)
+        expected = torch.zeros(2, 4, count, 72)
+        for row, head, query in itertools.product(range(2), range(4), range(count)):
+            seen = 72 - count + query + 1 if causal else 72
+            scores = k[row, head // 2, :seen] @ q[row, head, 40 - count + query] / 4
+            expected[row, head, query, :seen] = scores.softmax(-1)
+        torch.testing.assert_close(last_attention(q, k, last, causal), expected)
+
+
+@pytest.mark.parametrize("causal", (True, False))
+def test_lines_through_blocks_are_their_definition(causal):
+    """The mass of the columns of a block, or of the distances in it, whichever is more; the last blocks are short."""
+    generator = torch.Generator().manual_seed(0)
+    columns, diagonals = (torch.rand(1, 1, 72, generator=generator, dtype=torch.float64) for _ in range(2))
+    found = on_lines(columns, diagonals, 40, 72, 32, BLOCK, causal)[0, 0]
+    for row, column in itertools.product(range(2), range(5)):
+        queries, keys = range(row * 32, min(row * 32 + 32, 40)), range(column * BLOCK, min(column * BLOCK + BLOCK, 72))
+        distances = {query + 32 - key for query, key in itertools.product(queries, keys)}
+        sides = [{x for x in distances if x >= 0}, {-x for x in distances if x <= 0}][: 1 if causal else 2]
+        crossed = max(sum(diagonals[0, 0, x].item() for x in side) for side in sides)
+        assert found[row, column].item() == pytest.approx(max(crossed, columns[0, 0, list(keys)].sum().item()))
+
+
+def test_lines_that_are_not_kept_lend_no_weight():
+    """Within a budget a block counts by the lines that were chosen: here by one column, and all its rows alike."""
+    length = 8 * BLOCK
+    code = torch.nn.functional.normalize(torch.randn(length, 64, generator=torch.Generator().manual_seed(3)), dim=-1)
+    k, q = code.clone(), code.roll(3 * BLOCK, 0) * 40  # a diagonal, which is heavier than the column
+    k[2 * BLOCK, 0], q[:, 0] = 30, 1
+    sizes = {"last": 32, "causal": False, "block_m": BLOCK, "block_n": BLOCK}
+    plan = policies.vertical_slash(q[None, None], k[None, None], vertical=1, slash=0, budget=0.3, **sizes)
+    beside = plan.mask()[0, 0] & ~torch.eye(8, dtype=torch.bool)
+    assert beside[:, 2].tolist() == [x in (0, 1, 3, 4) for x in range(8)], "ties in the order of rows"
+
+
+@pytest.mark.parametrize("name", ("pooled_top_p", "flex_prefill", "sparge", "vertical_slash"))
+def test_scale_is_that_of_the_scores(name):
+    q, k = draw(batch=1)
+    settings = {
+        "pooled_top_p": {"p": 0.6},
+        "flex_prefill": {"gamma": 0.5, "min_budget": 0},
+        "sparge": {"p": 0.6, "similarity": -1},
+        "vertical_slash": {"vertical": 1, "slash": 1},
+    }[name]
+    run = functools.partial(getattr(policies, name), block_m=BLOCK, block_n=BLOCK, **settings)
+    scaled, plain = run(q, k, scale=8 / 4), run(q, k)
+    assert torch.equal(scaled.mask(), run(q * 8, k).mask()) and not torch.equal(scaled.mask(), plain.mask())
+
+
 GRIDS = (
     ((4, 8, 8), (2, 2, 4), (3, 3, 1)),
     ((6, 4, 12), (2, 4, 4), (1, 3, 5)),
@@ -334,6 +431,30 @@ def test_persistent_local(tensor):
     assert torch.equal(mask, expected & table(64, 128, True))
 
 
+@pytest.mark.parametrize("causal", (True, False))
+@pytest.mark.parametrize("local", (1, 2, 16, 17, 18, 20, 33))
+def test_local_is_its_definition(local, causal):
+    """Blocks with a key less than `local` tokens away, one token more or less at the edge of a block."""
+    sizes = {"causal": causal, "block_m": BLOCK, "block_n": BLOCK}
+    mask = policies.persistent_local(64, 128, persistent=[], local=local, **sizes).mask()[0, 0]
+    distance = torch.arange(64)[:, None] + 64 - torch.arange(128)
+    near = (distance.abs() < local) & ((distance >= 0) | (not causal))
+    assert torch.equal(mask, near.view(4, BLOCK, 8, BLOCK).any(3).any(1))
+
+
+def test_persistent_blocks_are_those_of_all_queries_in_order():
+    """Block 5 is the heaviest, then block 2; the last queries look at block 1 alone."""
+    q, k = torch.zeros(1, 1, 8 * BLOCK, 16), torch.zeros(1, 1, 8 * BLOCK, 16)
+    q[:, :, :, 0], q[:, :, 7 * BLOCK :, 0], q[:, :, 7 * BLOCK :, 1] = 8, 0, 8
+    k[:, :, 5 * BLOCK : 6 * BLOCK, 0], k[:, :, 2 * BLOCK : 3 * BLOCK, 0] = 9, 8.8
+    k[:, :, BLOCK : 2 * BLOCK, 1] = 9
+    options = {"count": 2, "causal": False, "block_m": BLOCK, "block_n": BLOCK}
+    assert policies.persistent_blocks(q, k, **options).tolist() == [[[2, 5]]]
+    # causal, queries before block 5 do not see it: then all the heavier ones go to block 2
+    causal = policies.persistent_blocks(q, k, **options | {"causal": True, "count": 1})
+    assert causal.tolist() == [[[2]]] and policies.persistent_blocks(q, k, **options | {"count": 1}).tolist() == [[[5]]]
+
+
 def test_persistent_blocks_by_head():
     q, k = draw(queries=64, keys=192)
     q[..., 0], k[..., 0] = 8, 0
@@ -391,6 +512,13 @@ BAD = (
         "persistent",
         "0 and 0",
         "int64 [1]",
+    ),
+    (
+        policies.persistent_local,
+        {"q_len": 64, "kv_len": 64, "persistent": torch.tensor([0, 1]), "local": 1},
+        "persistent",
+        "0 and 0",
+        "int64 [2]",
     ),
 )
 

@@ -47,8 +47,9 @@ def test_segment_mean(dtype, weighted):
     assert not means[0, 1].any(), "an empty segment is 0"
     if weighted:
         assert not means[0, 0].any(), "a segment of weight 0 is 0"
-    one = kernels.segment_mean(x[1], None if w is None else w[1], perm[1].int(), ptr[1].int())
-    torch.testing.assert_close(one, means[1], rtol=tolerance, atol=tolerance)
+    for row in range(3):  # the last one does not begin at the first of `perm`
+        one = kernels.segment_mean(x[row], None if w is None else w[row], perm[row].int(), ptr[row].int())
+        torch.testing.assert_close(one, means[row], rtol=tolerance, atol=tolerance)
     assert torch.equal(means, kernels.segment_mean(x, w, perm, ptr)), "deterministic"
 
 
@@ -61,6 +62,8 @@ def test_accept_length_against_the_reference():
     lengths = kernels.accept_length(p, q, tok, u)
     assert torch.equal(lengths, expected) and lengths.dtype == torch.int32
     assert len(lengths.unique()) > 3
+    bonus = torch.cat([p, p.flip(-1)[:, :1]], 1)  # the place after the last draft, which nothing is compared with
+    assert torch.equal(kernels.accept_length(bonus, q, tok, u), expected)
     assert kernels.accept_length(p, p, tok, u).eq(5).all(), "a draft with the model's own law always passes"
 
 
