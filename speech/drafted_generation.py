@@ -198,7 +198,7 @@ def _fill(report: Any, run: Run, seconds: float) -> None:
     stats = run.stats
     report.wall_seconds, report.tokens = seconds, run.tokens
     report.forwards, report.plain_forwards = stats.forwards, stats.emitted
-    report.engaged = report.engaged or stats.accepted > 0  # a method beside it may have engaged
+    report.engaged |= stats.accepted > 0  # a method beside it may have
     report.warnings.extend(run.warnings)
     report.details.update(drafted=stats.drafted, accepted=stats.accepted)
     if stats.forwards and not stats.accepted:

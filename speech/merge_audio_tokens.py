@@ -227,7 +227,8 @@ def _fill(method: MergeAudioTokens, session: Session, counts: _Counts, result: A
     report = session.report
     sequences = result if isinstance(result, torch.Tensor) else result["sequences"]
     report.tokens = int(sequences.numel())
-    report.engaged = report.engaged or counts.kept < counts.tokens  # drafts beside it may have engaged
+    merged = counts.kept < counts.tokens
+    report.engaged |= merged  # a method beside it may have
     report.peak_extra_bytes = counts.peak_bytes
     report.details.update(audio_tokens=counts.tokens, kept=counts.kept, merging_seconds=counts.seconds)
     if counts.rows:
@@ -236,7 +237,7 @@ def _fill(method: MergeAudioTokens, session: Session, counts: _Counts, result: A
         report.keys, report.plain_keys = round(counts.kept * each), round(counts.tokens * each)
     elif method.keep < 1:
         report.warnings.append(f"{method} did nothing: encoder_outputs were given, and the encoder did not run")
-    if counts.rows and counts.kept == counts.tokens:
+    if counts.rows and not merged:
         report.warnings.append(f"no two neighbours are alike from {method.threshold}: lower threshold or keep")
 
 

@@ -179,6 +179,7 @@ class SpeechStream:
 
     def _cut(self, cut: Cut) -> None:
         segment = self._open(cut.start)
+        draft = segment.draft  # of what is behind the cut too
         encoded, hypothesis = self._hear(segment, cut.start, cut.end)
         words = self._words(encoded, hypothesis, segment.prompt, cut)
         text = self.recognizer.adapter.text(hypothesis.tokens).strip()
@@ -191,7 +192,7 @@ class SpeechStream:
         self._count(segment, cut, words, len(segment.times) - carried)
         # Behind a pause models do without; there a text before makes small ones repeat themselves.
         self._history = last_words(f"{self._history} {text}".strip(), self.recognizer.context) if goes_on else ""
-        self._segment = self._begin(segment, carried, hypothesis.tokens) if goes_on else None
+        self._segment = self._begin(segment, carried, remainder(draft, hypothesis.tokens)) if goes_on else None
         if self._segment is not None and (partial := self._segment.partial(self._segmenter.position / RATE)):
             self._events.append(partial)
 
@@ -201,7 +202,7 @@ class SpeechStream:
             self._segment.began = start / RATE + self.recognizer.endpoint.padding
         return self._segment
 
-    def _begin(self, before: Segment | None = None, carried: int = 0, final: tuple[int, ...] = ()) -> Segment:
+    def _begin(self, before: Segment | None = None, carried: int = 0, draft: tuple[int, ...] = ()) -> Segment:
         """A new segment, which keeps what was promised of it while it was part of the one before."""
         prompt = tuple(self.recognizer.adapter.prompt(self._history))
         if before is None:
@@ -211,7 +212,7 @@ class SpeechStream:
         segment = Segment(prompt, self.recognizer.policy.begin(words), self.recognizer.growing())
         segment.times = before.times[len(before.times) - carried :]
         segment.commitment.tail = before.commitment.tail
-        segment.draft = remainder(before.draft, final)
+        segment.draft = draft
         return segment
 
     def _count(self, segment: Segment, cut: Cut, words: list[Word], promised: int) -> None:

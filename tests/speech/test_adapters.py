@@ -141,6 +141,19 @@ def test_limits_and_frames():
     assert list(whisper.banned(0)) == [2, 3, 4] and list(whisper.banned(1)) == [2] == list(moonshine.banned(0))
 
 
+def test_heads_ends_and_starts():
+    moonshine, whisper = MoonshineAdapter(examples.moonshine()[0]), WhisperAdapter(examples.whisper()[0])
+    every = [0, 1, 2, 3]
+    assert moonshine.heads() == {2: every} and whisper.heads() == {1: every, 2: every}  # of three layers
+    whisper.target.generation_config.alignment_heads = [[0, 3], [2, 1], [0, 1]]
+    assert whisper.heads() == {0: [3, 1], 2: [1]}
+    whisper.target.generation_config.eos_token_id = [2, 9]
+    whisper.target.generation_config.decoder_start_token_id = 7
+    assert whisper.end_tokens == {2, 9} and whisper.prompt() == [7]
+    moonshine.processor = examples.moonshine_processor()
+    assert moonshine.encode(torch.zeros(30 * 16_000)).seconds == 30.0  # the longest piece just fits
+
+
 def test_a_short_context_is_the_encoder_of_fewer_positions(monkeypatch):
     """The class itself, built for fewer positions with the same weights, gives the same."""
     monkeypatch.setattr(whisper, "SHORTEST_FRAMES", 400)  # the tiny model holds 5 s

@@ -268,6 +268,49 @@ def test_beams_and_outputs_given(target):
             generate(fast, inputs(1), return_token_timestamps=True)
 
 
+def test_each_call_has_its_own_figures(target):
+    model, inputs = target
+    seen = []
+    with session_of(model, MergeAudioTokens(keep=0.5)) as fast:
+        for batch in (2, 1, 2):
+            generate(fast, inputs(batch))
+            seen.append({**fast.report.details, "keys": fast.report.keys, "bytes": fast.report.peak_extra_bytes})
+            del seen[-1]["merging_seconds"]
+        assert seen[0] == seen[2] != seen[1] and seen[0]["audio_tokens"] == 2 * seen[1]["audio_tokens"]
+        name, sound = next(iter(inputs(1).items()))
+        if name == "input_values":
+            with torch.no_grad():
+                given = model.get_encoder()(sound)
+            fast.generate(encoder_outputs=given, max_new_tokens=2)
+            assert fast.report.warnings and not fast.report.engaged
+        assert torch.equal(fast.generate(sound, max_new_tokens=8, do_sample=False), generate(fast, inputs(1)))
+        assert not fast.report.warnings and fast.report.engaged
+
+
+def test_settings_and_padding_reach_the_merging():
+    model, _ = moonshine()
+    model.eval()
+    mask = torch.ones(2, 16_000, dtype=torch.long)
+    mask[0, 8_000:] = 0
+    values = random(2, 16_000) * mask
+    with session_of(model, MergeAudioTokens(keep=0.99, threshold=-1)) as fast:
+        generate(fast, {"input_values": values, "attention_mask": mask})
+        details = fast.report.details
+        assert details["kept"] == 2, "everything is alike from -1: one run a row"
+    frames = model.get_encoder()(values, attention_mask=mask).attention_mask
+    assert details["audio_tokens"] == int(frames.sum()) < frames.numel()
+
+
+def test_all_tokens_kept_have_times():
+    """Nothing is refused where nothing merges."""
+    torch.manual_seed(0)
+    model, inputs = whisper()
+    settings = model.eval().generation_config
+    settings.alignment_heads, settings.no_timestamps_token_id = [[1, 0]], 60
+    with session_of(model, MergeAudioTokens(keep=1)) as fast:
+        assert "token_timestamps" in generate(fast, inputs(1), return_token_timestamps=True, return_timestamps=True)
+
+
 def test_nothing_alike_and_all_kept_says_so(target):
     model, inputs = target
     with session_of(model, MergeAudioTokens(keep=0.999, threshold=1.0)) as fast:

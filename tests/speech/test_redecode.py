@@ -214,6 +214,8 @@ def test_an_end_in_the_draft_ends_the_draft(case):
 def test_everything_is_banned_that_generate_bans():
     case = Case("whisper")
     config = case.model.generation_config
+    config.suppress_tokens = [*config.suppress_tokens, VOCABULARY + 5]  # of a larger vocabulary: no notice is taken
+    assert list(case.decode().tokens) == case.greedy
     allowed = set(case.greedy)
     assert not allowed & set(config.suppress_tokens) and case.greedy[0] not in config.begin_suppress_tokens
     config.suppress_tokens = None  # without them the text is another, so that the test above means something

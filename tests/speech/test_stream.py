@@ -21,7 +21,7 @@ from mmaccel.speech.redecode import decode
 from mmaccel.speech.sample_buffer import SampleBuffer
 from mmaccel.speech.stats import Clock, Lags, StreamStats, quantile
 from mmaccel.speech.stream import last_words
-from mmaccel.speech.transcribe import transcribe, transcribe_samples, transcript
+from mmaccel.speech.transcribe import as_recognizer, pieces, transcribe, transcribe_samples, transcript
 from mmaccel.speech.wrappers import BackgroundStream, stream_events
 
 _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
@@ -98,12 +98,14 @@ def test_committed_text_only_grows():
     """Also across the cuts of speech that is longer than a segment."""
     events, stats = run(recognizer(), talk())
     stable, before = "", ""
-    for event in events:
+    for event, following in zip(events, [*events[1:], None], strict=True):
         if isinstance(event, Partial):
-            assert event.stable == stable + event.delta
-            stable = event.stable
+            assert event.stable == stable + event.delta and not event.stable.startswith(" ")
+            stable, seen = event.stable, f"{before} {event.stable}{event.unstable}".split()
         if isinstance(event, Final):
             before, stable = f"{before} {event.text}".strip(), ""
+            if isinstance(following, Partial):  # what was shown behind a cut is still shown
+                assert len(f"{before} {following.stable}{following.unstable}".split()) >= len(seen)
         shown = f"{before} {stable}".strip().split()
         assert shown == [f"w{word}" for word in WORDS[: len(shown)]]
     assert stats.retracted == 0 and stats.committed >= len(WORDS) - 6
@@ -129,6 +131,9 @@ def test_without_partials_the_finals_are_the_same():
         mixed = [event for place, chunk in chunks for event in stream.push(chunk, partials=place % 3 == 0)]
         mixed += stream.finish()
     assert finals(mixed) == finals(expected)
+    with recognizer().stream() as stream:
+        none = [event for chunk in talk().split(1600) for event in stream.push(chunk, partials=False)]
+        assert none and not any(isinstance(event, Partial) for event in none) and stream.stats.partial_decodes == 0
 
 
 def test_words_have_times_of_the_stream():
@@ -343,6 +348,9 @@ def test_no_sample_is_lost_where_the_rate_changes():
         assert stream.time < 2.0
         stream.push(torch.zeros(0), sample_rate=16_000)
         assert stream.time == pytest.approx(2.0, abs=2 / RATE)
+        stream.push(tone[:48_000], sample_rate=48_000)
+        stream.finish()
+        assert stream.time == pytest.approx(3.0, abs=3 / RATE), "and where the stream ends"
 
 
 def test_a_final_takes_back_what_was_wrong():
@@ -351,6 +359,56 @@ def test_a_final_takes_back_what_was_wrong():
     assert said(events) == WORDS
     assert 0 < stats.retracted < stats.committed
     assert stats.retracted_share == stats.retracted / stats.committed
+
+
+def test_when_each_word_was_promised():
+    """Also where speech was cut between the promise and the final: the clock of a word stops once."""
+    promised, expected, words = {}, [], []
+    with recognizer(policy=LocalAgreement(2)).stream() as stream:
+        for chunk in [*talk().split(1600), None]:
+            events = stream.finish() if chunk is None else stream.push(chunk)
+            for event in events:
+                if isinstance(event, Partial):
+                    for word in event.delta.split():
+                        promised.setdefault(word, stream.time)
+                if isinstance(event, Final):
+                    words += event.words
+                    expected += [promised.get(word.text, stream.time) - word.end for word in event.words]
+    stats = stream.stats
+    assert len(words) == len(WORDS) and list(stats.word_lag.heard) == pytest.approx(expected)
+    assert stats.committed == len(promised) and 0 < max(stats.word_lag.heard) < 2
+    assert len(stats.first_partial.heard) == 3, "once for each time that somebody began to speak"
+    assert len(stats.finalisation.heard) == 3, "for two pauses, and the end of the stream"
+
+
+def test_a_draft_goes_on_behind_a_cut():
+    """Only where speech begins there is nothing to draft from; sound without words is heard, and no text comes."""
+    asr, drafts = recognizer(), []
+    hear = asr.hear
+    asr.hear = lambda samples, prompt, draft=(), audio=None: drafts.append(draft) or hear(samples, prompt, draft, audio)
+    assert len(finals(run(asr, talk())[0])) == 5 and sum(draft == () for draft in drafts) == 3
+    hum = 0.03 * torch.sin(torch.arange(RATE) * 0.6)
+    events, stats = run(recognizer(), torch.cat([silence(1), hum, silence(1)]))
+    assert [type(event) for event in events] == [Endpoint] and stats.finals == 1
+    assert events[0].time == pytest.approx(2.0, abs=0.04)
+    events, stats = run(recognizer(), torch.cat([silence(1), hum, spoken(range(4)), silence(1)]))
+    assert said(events) == [0, 1, 2, 3] and stats.first_partial.heard[0] > 1.0, "from the start of speech to its text"
+
+
+def test_text_that_was_shown_is_taken_back_by_its_final():
+    asr = recognizer()
+    encode = asr.adapter.encode
+    asr.adapter.encode = lambda samples: encode(samples if samples.numel() < 1.5 * RATE else 0 * samples)
+    events, _ = run(asr, torch.cat([silence(1), spoken(range(4)), silence(1)]))
+    assert [final.text for final in finals(events)] == [""] and isinstance(events[0], Partial)
+
+
+def test_what_the_last_frame_brings_is_told():
+    """A pause that is long enough only with the silence that fills the last frame up."""
+    for extra in range(0, 1024, 128):
+        samples = torch.cat([silence(0.5), spoken(range(4)), silence(0.4), torch.zeros(extra)])
+        events, _ = run(recognizer(), samples)
+        assert said(events) == [0, 1, 2, 3]
 
 
 def test_statistics_by_hand():
@@ -367,6 +425,8 @@ def test_statistics_by_hand():
     pairs = zip(stats.word_lag.heard, stats.word_lag.ready, strict=True)
     assert all(0 < heard < ready for heard, ready in pairs)
     assert stats.real_time_factor == stats.compute_seconds / stats.audio_seconds > 0
+    assert 0.01 * stats.partial_decodes < stats.compute_seconds < 0.01 * next(times)
+    assert stats.decoded_seconds == pytest.approx(sum(final.end - final.start for final in finals(events)))
     assert str(stats).count("\n") + 1 <= 8
     assert stats.to_dict()["word_lag"]["heard_p50"] == quantile(stats.word_lag.heard, 0.5)
     assert isinstance(events[0], Partial)
@@ -382,7 +442,9 @@ def test_lags_are_bounded():
     assert str(lags) == "none" and lags.to_dict()["heard_p50"] is None
     for place in range(11_000):
         lags.add(0.0, float(place), float(place))
-    assert len(lags.heard) == 10_000
+    assert len(lags.heard) == len(lags.ready) == 10_000
+    figures = lags.to_dict()
+    assert figures["heard_p90"] == figures["ready_p90"] == pytest.approx(figures["heard_p50"] + 4_000, abs=1)
     assert quantile([4.0], 0.9) == 4.0 and quantile([0.0, 10.0], 0.9) == pytest.approx(9.0)
     assert str(StreamStats())
 
@@ -401,6 +463,9 @@ def test_bad_settings():
         recognizer(policy="local agreement")
     with pytest.raises(SettingError, match=r"EnergyEndpoint\(longest=29.5\)"):
         recognizer(endpoint=EnergyEndpoint(longest=40))
+    assert recognizer(endpoint=EnergyEndpoint(longest=29.5)).endpoint.longest == 29.5, "as the message says"
+    with pytest.raises(SettingError, match=r"EnergyEndpoint\(longest=29.5\)"):
+        recognizer(endpoint=EnergyEndpoint(longest=29.8))
     for model, name in ((torch.nn.Linear(1, 1), "Linear"), ("moonshine-tiny", "str"), (None, "NoneType")):
         with pytest.raises(UnsupportedTargetError, match=f"no recogniser for {name}; .*Whisper.*speech.load") as error:
             StreamingRecognizer(model)
@@ -423,6 +488,24 @@ def test_transcribe_is_the_stream(tmp_path):
     assert made == transcript(events, stats) == transcribe_samples(samples.numpy(), recognizer(), progress=False)
     made.save(tmp_path / "talk.srt")
     assert "w91" in (tmp_path / "talk.srt").read_text()
+
+
+def test_a_recogniser_from_what_is_given():
+    processor = Letters()
+    made = as_recognizer(moonshine_v2(), processor, "energy", 77)
+    assert made.adapter.processor is processor and made.context == 77 and isinstance(made.endpoint, EnergyEndpoint)
+    assert as_recognizer(made, None, "auto", 200) is made
+
+
+def test_a_bar_is_drawn_if_asked_for(capsys):
+    for progress in (False, None, True):
+        assert torch.equal(torch.cat(list(pieces(talk(), progress))), talk())
+        assert bool(capsys.readouterr().err) == (progress is True)
+
+
+def test_finals_without_text_leave_no_gap():
+    segments = [Final(text, (), 0.0, 1.0) for text in ("one", "", "two")]
+    assert transcript(segments, StreamStats()).text == "one two"
 
 
 def test_an_async_source():
@@ -556,6 +639,8 @@ def test_an_encoder_that_appends_hears_each_frame_once():
     events, stats = run(asr, samples)
     assert whole == [] and stats.partial_decodes > 6  # only ever by GrowingAudio
     assert run(asr, samples, 160)[0] == run(asr, samples, 80_000)[0] == events
+    run(StreamingRecognizer(asr.adapter, policy=AppendOnly(), endpoint=EnergyEndpoint(longest=2)), samples)
+    assert whole == [], "nor behind a cut"
     assert len(finals(events)) == 2
     for final in finals(events):
         piece = samples[round(final.start * RATE) : round(final.end * RATE)]

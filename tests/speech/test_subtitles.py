@@ -8,7 +8,9 @@ import pytest
 from mmaccel.errors import SettingError
 from mmaccel.speech.adapter import Word
 from mmaccel.speech.events import Final
+from mmaccel.speech.stats import StreamStats
 from mmaccel.speech.subtitles import Cue, SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
+from mmaccel.speech.transcribe import Transcript
 
 
 def said(text, start=0.0, pace=0.4):
@@ -110,3 +112,41 @@ def test_scripts_without_spaces_are_joined_without():
     words = tuple(Word(unit, place, place + 1) for place, unit in enumerate(("\u4f60", "\u597d", "\u5417\u3002")))
     assert cues([Final(text, words, 0, 3)])[0].lines == (text,)
     assert not re.search(r"\s", cues([Final(text, (), 0, 3)])[0].lines[0])
+
+
+def test_none_is_shown_for_longer_than_the_layout_allows():
+    """However slowly one reads, and however short the words are."""
+    slow = SubtitleLayout(longest=3.0, shortest=0.0, reading_speed=1.0)
+    (alone,) = cues([said("Try again", 1.0, pace=0.2)], slow)
+    assert (alone.start, alone.end) == (1.0, 4.0)
+    shown = cues([said("a b c d e f g h i j k l m", 0.0, pace=1.0)], slow)
+    assert len(shown) > 3 and all(cue.end - cue.start <= 3.0 for cue in shown)
+
+
+def test_short_sentences_stay_together_and_only_a_pause_behind_the_last_word_parts():
+    assert [cue.lines for cue in cues([said("Yes. No. Maybe.")])] == [("Yes. No. Maybe.",)]
+    even = Final(
+        "one two three",
+        tuple(Word(text, place, place + 0.5) for place, text in enumerate(("one", "two", "three"))),
+        0,
+        3,
+    )
+    assert len(cues([even])) == 1
+
+
+def test_words_without_times_begin_where_their_segment_does():
+    (shown,) = cues([Final("Try again", (), 10.0, 12.0)])
+    assert (shown.start, shown.end) == (10.0, 12.0)
+
+
+@pytest.mark.parametrize(("suffix", "written"), ((".srt", to_srt), (".vtt", to_vtt)))
+def test_files_follow_the_layout(tmp_path, suffix, written):
+    layout, path = SubtitleLayout(width=10, lines=1), tmp_path / f"talk{suffix}"
+    write_subtitles(path, [LONG], layout)
+    assert path.read_text() == written(cues([LONG], layout)) != written(cues([LONG]))
+    Transcript(LONG.text, LONG.words, (LONG,), StreamStats()).save(path, layout)
+    assert path.read_text() == written(cues([LONG], layout))
+
+
+def test_a_time_before_the_start_is_the_start():
+    assert to_srt([Cue(-0.5, 1.0, ("a",))]).startswith("1\n00:00:00,000 --> 00:00:01,000")

@@ -1,5 +1,8 @@
 """SuffixDraft: `generate` of every kind gives what it gives without, in fewer passes."""
 
+import copy
+import types
+
 import pytest
 import torch
 from transformers import (
@@ -18,6 +21,7 @@ from transformers import (
 import mmaccel
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
+from mmaccel.speech import examples
 from mmaccel.speech.moonshine import MoonshineAdapter
 from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
 from mmaccel.speech.suffix_draft import SuffixDraft
@@ -114,6 +118,7 @@ def test_adapters_of_the_families():
     families = [find_adapter(build()[0]) for build in MODELS.values()]
     assert [type(adapter) for adapter in families] == [WhisperAdapter, MoonshineAdapter, MoonshineStreamingAdapter]
     assert {adapter.family for adapter in families} == SuffixDraft.families
+    assert SuffixDraft.families <= {example.family for example in examples.examples()}, "the contract runs on them"
 
 
 @pytest.mark.parametrize(
@@ -214,6 +219,7 @@ def test_long_form_with_times(spoken):
     with mmaccel.accelerate(model, SuffixDraft(shortest=1)) as session:
         found = session.generate(**arguments, return_segments=True)
         assert session.report.engaged and session.report.forwards < session.report.plain_forwards
+        assert session.report.tokens == session.report.plain_forwards, "of all segments"
     assert torch.equal(found["sequences"], plain["sequences"])
     one, two = ([(float(s["start"]), float(s["end"])) for s in x["segments"][0]] for x in (found, plain))
     assert one == two and len(one) > 1
@@ -228,6 +234,10 @@ def test_long_form_with_times(spoken):
         ({"use_cache": False}, "no cache"),
         ({"cache_implementation": "static"}, "cache_implementation='static'"),
         ({"return_dict_in_generate": True, "output_attentions": True}, "attentions"),
+        (
+            {"custom_generate": lambda model, input_ids, **_: torch.nn.functional.pad(input_ids, (0, 1), value=7)},
+            "custom_generate was given",
+        ),
     ),
     ids=lambda value: str(value),
 )
@@ -242,7 +252,55 @@ def test_what_is_left_to_the_model(case, more, reason):
         found, plain = found["sequences"], plain["sequences"]
         model.set_attn_implementation("sdpa")
     assert torch.equal(found, plain) and not report.engaged
+    if "batch" in more:
+        assert report.tokens == 2 * NEW
     assert report.warnings[0].startswith("the model's own loop ran: ") and reason in report.warnings[0]
+
+
+@pytest.mark.parametrize("given", (False, True))
+def test_what_a_configuration_asks_for_is_left_to_the_model(given):
+    """Beams of the call's configuration, or of the model's own."""
+    model, arguments = moonshine()
+    config = copy.deepcopy(model.generation_config) if given else model.generation_config
+    config.num_beams = 2
+    call = {"generation_config": config} if given else {}
+    plain = model.generate(**arguments(**call))
+    found, report = drafted(model, arguments, **call)
+    assert torch.equal(found, plain) and report.warnings == ["the model's own loop ran: num_beams=2"]
+
+
+def test_a_padded_prompt_is_left_to_the_model():
+    model, arguments = moonshine()
+    prompt = torch.tensor([[0, START, 7]])
+    more = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt > 0).long()}
+    plain = model.generate(**arguments(**more))
+    found, report = drafted(model, arguments, **more)
+    assert torch.equal(found, plain) and report.warnings == ["the model's own loop ran: the prompt is padded"]
+
+
+def test_each_call_has_its_own_report(case):
+    """And the sound may be given by place."""
+    model, arguments = case
+    with mmaccel.accelerate(model, SuffixDraft()) as session:
+        session.generate(**arguments(batch=2))
+        assert session.report.warnings
+        call = arguments()
+        session.generate(call.pop(next(iter(call))), **call)
+        assert session.report.engaged and not session.report.warnings and session.report.tokens == NEW
+
+
+def test_the_first_bans_hold_for_the_first_token_alone(spoken):
+    """Whisper bans some tokens, its end among them, at the first place; drafts reach further."""
+    model, arguments = spoken
+    text = model.generate(**arguments())[0].tolist()
+    later = next(token for token in text[3:] if token != text[0])
+    model.generation_config.begin_suppress_tokens = [END, later]
+    plain = model.generate(**arguments())
+    assert plain[0].tolist() == text
+    with mmaccel.accelerate(model, SuffixDraft(shortest=1)) as session:
+        for _ in range(2):
+            assert torch.equal(session.generate(**arguments()), plain)
+        assert session.report.forwards < NEW / 2
 
 
 def test_sampling_is_left_to_the_model(case):
@@ -286,6 +344,12 @@ def test_the_index():
     assert index.propose(16) == [8, 9, 5, 6], "an earlier text, up to its end"
     index.begin([1, 2])
     assert len(index) <= 8 + 2 and index.propose(4) == []
+
+
+def test_the_settings_reach_the_index():
+    method, session = SuffixDraft(longest=5, shortest=3, remember=7), types.SimpleNamespace(memory={})
+    index = method._index(session)
+    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method._index(session) is index
 
 
 def test_bad_settings():
