@@ -136,6 +136,7 @@ def raw(row_ptr=(0, 1, 3), col=(0, 0, 2), n_full=(0, 1), **sizes):
         ("row_ptr", {"row_ptr": (0, 2, 1)}),
         ("row_ptr", {"row_ptr": (0, 1, 2)}),
         ("row_ptr", {"row_ptr": (0, 3)}),
+        ("row_ptr", {"row_ptr": (1, 2, 3)}),
         ("col", {"col": (0, 0, 3)}),
         ("col", {"col": (0, 0, -1)}),
         ("col", {"col": (0, 2, 0), "n_full": (0, 0)}),
@@ -158,6 +159,8 @@ def test_a_plan_says_what_it_holds():
     assert plan.density == 0.5 and plan.rows == 2 and plan.columns == 3
     again = BlockPlan.from_mask(plan.mask(), q_len=64, kv_len=96, block_m=32, block_n=32, causal=True)
     assert again.mask().tolist() == plan.mask().tolist() and again.n_full.tolist() == [[[1, 1]]]
+    moved = plan.to("meta")
+    assert {x.device.type for x in (moved.row_ptr, moved.col, moved.n_full)} == {"meta"} and moved.rows == 2
     with pytest.raises(ValueError, match="^mask must be 2 rows and 3 columns of blocks"):
         BlockPlan.from_mask(plan.mask()[..., :2], q_len=64, kv_len=96, block_m=32, block_n=32)
 

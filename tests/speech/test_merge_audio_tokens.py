@@ -301,6 +301,37 @@ def test_settings_and_padding_reach_the_merging():
     assert details["audio_tokens"] == int(frames.sum()) < frames.numel()
 
 
+def test_what_the_encoder_hands_to_the_merging(monkeypatch, target):
+    """Padding has no importance; rows get equally many tokens where the decoder takes no mask; all calls count."""
+    model, inputs = target
+    calls, merge = [], MergeAudioTokens.merge
+    monkeypatch.setattr(
+        MergeAudioTokens, "merge", lambda *args, **more: calls.append((args, more)) or merge(*args, **more)
+    )
+    call = inputs(2)
+    masked = "input_values" in call
+    if masked:
+        call["attention_mask"] = torch.ones(2, 16_000, dtype=torch.long)
+        call["attention_mask"][0, 8_000:] = 0
+    with session_of(model, MergeAudioTokens(keep=0.5)) as fast:
+        generate(fast, call)
+        ((_, _, importance, mask), more) = calls[0]
+        assert more["equal"] is not masked and (mask is not None) is masked
+        assert (importance > 0).equal(mask.bool() if masked else torch.ones_like(importance, dtype=torch.bool))
+        if masked:
+            return
+        calls.clear()
+        model.generation_config.no_timestamps_token_id = 60
+        more = {"attention_mask": torch.ones(1, 260, dtype=torch.long), "return_timestamps": True}
+        fast.generate(random(1, 8, 260), max_new_tokens=8, do_sample=False, **more)
+        assert len(calls) > 1, "segments of a long recording"
+        report, kept = fast.report, [int((merge(*args, **given).size > 0).sum()) for args, given in calls]
+        assert report.details["audio_tokens"] == 50 * len(calls) and report.details["kept"] == sum(kept)
+        assert report.work_ratio == pytest.approx(sum(kept) / 50 / len(calls), rel=1e-2)
+        # every new token attends to the tokens of its own segment alone, 50 of them in 8 heads
+        assert report.plain_keys == report.tokens * 50 * 8
+
+
 def test_all_tokens_kept_have_times():
     """Nothing is refused where nothing merges."""
     torch.manual_seed(0)

@@ -178,6 +178,7 @@ def test_one_word_changed_put_in_or_left_out(case, place):
         found = case.decode(draft)
         assert list(found.tokens) == greedy, name
         assert found.forwards <= 8, (name, found.forwards)
+        assert found.forwards == run(draft, [*greedy, END] if found.ended else greedy), "as the draft alone counts"
 
 
 def test_the_draft_is_the_start(case):
