@@ -7,7 +7,7 @@ import torch
 
 from mmaccel import kernels
 from mmaccel.kernels import policies
-from mmaccel.kernels.policies import tables
+from mmaccel.kernels.policies import tables, tokens
 
 NAMES = sorted(policies.DECODE)
 SLOTS, COUNT = 96, 24
@@ -410,3 +410,26 @@ def test_bad_count_in_the_table(name):
 
 def test_ends_leave_most_to_the_policy():
     assert tables._ends(24) == {"sink": 3, "recent": 6} and tables._ends(1000) == {"sink": 4, "recent": 64}
+
+
+def test_the_newest_queries_stand_at_the_end():
+    q, k = draw(queries=3)
+    assert tokens.query_positions(q, k, LENGTHS).tolist() == [[93, 94, 95], [67, 68, 69]]
+    assert tokens.query_positions(q, k, None).tolist() == [[93, 94, 95]] * 2
+
+
+def test_there_is_room_for_what_must_be_chosen():
+    """Forced tokens come first and all of them, whatever the count; unused places are last."""
+    score, real = torch.tensor([[[5.0, 4.0, 3.0, 2.0, 1.0]]]), torch.tensor([[False, True, True, True, True]])
+    forced = torch.tensor([[False, False, False, True, True]])
+    assert tokens.select(score, forced, real, 1, 2).tolist() == [[[3, 4]]]
+    assert tokens.select(score, forced, real, 3, 2).tolist() == [[[1, 3, 4]]]
+    assert tokens.select(score, forced, real, 9, 2).tolist() == [[[1, 2, 3, 4, -1]]]
+    assert tokens.all_tokens(real, 2).tolist() == [[[1, 2, 3, 4, -1]] * 2]
+
+
+def test_votes_of_an_earlier_step_keep_their_places():
+    """Of a cache that grew the new tokens come last, of one that shrank the first votes stay."""
+    votes = torch.tensor([[0.0, 0.5, 0.25]])
+    assert tokens.to_length(votes, 5).tolist() == [[0.0, 0.5, 0.25, -1.0, -1.0]]
+    assert tokens.to_length(votes, 2).tolist() == [[0.0, 0.5]]

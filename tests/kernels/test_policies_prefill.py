@@ -288,12 +288,18 @@ def test_sparge_guards_each_head_by_itself():
     assert mask[2:].all() and not mask[:2, :, 1:].any()
 
 
-@pytest.mark.parametrize(("budget", "kept"), ((0.5, [0, 1]), (0.75, [0, 1, 3])))
-def test_sparge_within_a_budget_favours_what_is_guarded(budget, kept):
-    """Blocks of 0.1, 0.5, 0.25 and 0.15, the last of tokens that are not alike: it counts as heavier than the third."""
+LIGHT, HEAVY = [0.1, 0.5, 0.25, 0.15], [0.1, 0.3, 0.25, 0.35]
+
+
+@pytest.mark.parametrize(
+    ("mass", "budget", "kept"),
+    ((LIGHT, 0.5, [0, 1]), (LIGHT, 0.75, [0, 1, 3]), (HEAVY, 0.5, [0, 3]), (HEAVY, 0.75, [0, 1, 3])),
+)
+def test_sparge_within_a_budget_favours_what_is_guarded(mass, budget, kept):
+    """The tokens of the last block are not alike: its mass counts among all, and half of what is before it."""
     q, k = torch.zeros(1, 1, BLOCK, 16), torch.zeros(1, 1, 4 * BLOCK, 16)
     q[..., 0] = 1
-    k[..., 0] = torch.tensor([0.1, 0.5, 0.25, 0.15]).log().repeat_interleave(BLOCK)
+    k[..., 0] = torch.tensor(mass).log().repeat_interleave(BLOCK)
     k[:, :, 3 * BLOCK :, 1] = torch.tensor([90.0, -90.0]).repeat(BLOCK // 2)
     sizes = {"block_m": BLOCK, "block_n": BLOCK, "causal": False}
     plan = policies.sparge(q, k, p=1.0, similarity=0.6, budget=budget, scale=1.0, **sizes)

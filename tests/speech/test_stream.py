@@ -12,6 +12,7 @@ import torch
 from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
 
 from mmaccel.errors import AudioError, SettingError, StreamFinishedError, UnsupportedTargetError
+from mmaccel.speech.adapter import Word
 from mmaccel.speech.append_only import AppendOnly
 from mmaccel.speech.endpoint import EnergyEndpoint
 from mmaccel.speech.events import Endpoint, Final, Partial
@@ -143,6 +144,14 @@ def test_words_have_times_of_the_stream():
         begin = 0.5 + place * (scripted.WORD + scripted.GAP)
         assert abs(word.start - begin) < 0.03 and abs(word.end - begin - scripted.WORD) < 0.03
     assert all(a.end <= b.start + 1e-6 for a, b in zip(words, words[1:], strict=False))
+
+
+def test_words_stay_within_their_segment():
+    asr = recognizer()
+    asr.adapter.words = lambda *_: [Word("a", -1.0, 0.5), Word("b", 0.5, 99.0), Word("c", 98.0, 99.0)]
+    (final,) = finals(run(asr, torch.cat([silence(1), spoken(range(4)), silence(1)]))[0])
+    times = [(word.start, word.end) for word in final.words]
+    assert times == [(final.start, final.start + 0.5), (final.start + 0.5, final.end), (final.end, final.end)]
 
 
 def test_silence_and_noise_are_never_decoded():
@@ -426,6 +435,8 @@ def test_statistics_by_hand():
     assert all(0 < heard < ready for heard, ready in pairs)
     assert stats.real_time_factor == stats.compute_seconds / stats.audio_seconds > 0
     assert 0.01 * stats.partial_decodes < stats.compute_seconds < 0.01 * next(times)
+    whole, read = StreamingRecognizer(ScriptedAdapter(), endpoint=EnergyEndpoint(), timer=asr.timer), next(times)
+    assert run(whole, talk(), 10**9)[1].compute_seconds < 0.01 * (next(times) - read), "no second counts twice"
     assert stats.decoded_seconds == pytest.approx(sum(final.end - final.start for final in finals(events)))
     assert str(stats).count("\n") + 1 <= 8
     assert stats.to_dict()["word_lag"]["heard_p50"] == quantile(stats.word_lag.heard, 0.5)
