@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmaccel import kernels
-from mmaccel.cache import EvictingLayer
+from mmaccel.cache import EvictingLayer, RaggedLayer
 from mmaccel.kernels.policies import Visual
 
 from .rows import causal_pairs, runs
@@ -109,6 +109,17 @@ class Call:
     def evicted(self) -> EvictingLayer | None:
         """The cache layer, if tokens were dropped from it."""
         return self.cached if isinstance(self.cached, EvictingLayer) and self.cached.evicted else None
+
+    def by_heads(self) -> list[Call]:
+        """One call for each key head where the cache layer holds these apart, else this one."""
+        if not isinstance(self.cached, RaggedLayer) or not self.cached.heads:
+            return [self]
+        calls = []
+        for query, head in zip(self.query.chunk(len(self.cached.heads), 1), self.cached.heads, strict=True):
+            assert head.keys is not None and head.values is not None
+            key, value = head.keys[:, :, : head.length], head.values[:, :, : head.length]
+            calls.append(replace(self, query=query, key=key, value=value, cached=head, starts=head.starts))
+        return calls
 
     def pieces(self) -> list[tuple[tuple[int, int], int, int]]:
         """Runs of rows of equal padding: rows, their first key and their first query that are no padding."""

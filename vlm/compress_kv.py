@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from mmaccel.cache import EvictingCache, EvictingLayer, estimate_bytes
+from mmaccel.cache import EvictingCache, EvictingLayer, RaggedLayer, estimate_bytes
 from mmaccel.kernels.policies import COMPRESS, Visual
 from mmaccel.method import is_count
 from mmaccel.registry import register
@@ -17,6 +17,8 @@ from mmaccel.registry import register
 from .call import FEW_QUERIES, Call, Run
 from .method import DecoderMethod
 from .rows import causal_pairs, runs
+
+VOTERS = ("snap_kv", "fast_kv", "st_lite")  # policies by the attention of the end of the prompt
 
 
 @register("vlm")
@@ -38,9 +40,17 @@ class CompressKV(DecoderMethod):
     tokens
         Number of tokens to keep instead, at least 2; None (default) to go by `budget`.
     window
-        Queries at the end of the prompt that the policy sees, default 32 as SnapKV. A later pass of more
-        queries than this (another turn, or a chunk of the prompt) brings the cache back to the budget; tokens of
+        Queries at the end of the prompt that vote on what is kept, and whose own tokens are kept; at most half of
+        what is kept. None (default) for those of the policy: 32, or 8 for ``"fast_kv"``. A later pass of more queries
+        than this, or than 32 (another turn, or a chunk of the prompt), brings the cache back to the budget; tokens of
         shorter passes are all kept.
+    kernel
+        Width of the pooling of votes over neighbouring tokens, odd, 1 for none. None (default) for that of the
+        policies, 7; ``"streaming"`` has no votes.
+    head_budgets
+        Let the key heads of a layer share one budget, so that those that look at more of the prompt keep more
+        (Ada-KV, 2024; no head less than a fifth of its part); with ``"snap_kv"`` only, default False. Each head
+        takes the memory of what it keeps, and is attended to by itself, which costs some time where heads are many.
 
     Notes
     -----
@@ -61,7 +71,9 @@ class CompressKV(DecoderMethod):
     policy: str = "snap_kv"
     budget: float | None = 0.2
     tokens: int | None = None
-    window: int = 32
+    window: int | None = None
+    kernel: int | None = None
+    head_budgets: bool = False
 
     paper: ClassVar[str] = "SnapKV: LLM Knows What You are Looking for Before Generation, 2024"
     excludes: ClassVar[frozenset[str]] = frozenset({"vlm.SelectKV"})
@@ -71,47 +83,52 @@ class CompressKV(DecoderMethod):
     def __post_init__(self) -> None:
         self._require(self.policy in COMPRESS, "policy", f"one of {', '.join(COMPRESS)}")
         self._check_budget()
-        self._require(is_count(self.window), "window", "a whole number of at least 1")
+        window, kernel, votes = self.window, self.kernel, self.policy in VOTERS
+        self._require(window is None or is_count(window), "window", "a whole number of at least 1, or None")
+        odd = kernel is None or (votes and is_count(kernel) and kernel % 2 == 1)
+        self._require(odd, "kernel", f"an odd number with {' or '.join(VOTERS)}, or None")
+        shared = self.head_budgets is False or (self.head_budgets is True and self.policy == "snap_kv")
+        self._require(shared, "head_budgets", "False, or True with policy='snap_kv'")
 
     def make_cache(self, config: Any, prompt: int, new: int) -> Cache:
-        return EvictingCache(config, max(1, new))
+        return EvictingCache(config, max(1, new), RaggedLayer if self.head_budgets else EvictingLayer)
 
     def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
         return estimate_bytes(config, batch, prompt, dtype, "evicting", keep=self.count(prompt), new=max(1, new))
 
     def attend(self, call: Call) -> torch.Tensor | None:
-        layer = call.evicted
-        if layer is None:
+        if call.evicted is None:
             return None
         call.run.engaged.add(self.name)
-        heads = call.query.shape[1]
-        if call.starts is not None and call.queries <= FEW_QUERIES:
-            pairs = sum(causal_pairs(call.queries, call.keys - start) for start in call.starts)
-            call.count_pairs(heads * pairs)
-            return call.by_rows(lambda query, key, value, _: call.verify(query, key, value))
-        visible = _visible(layer, call.queries)
-        call.count_pairs(visible.sum() * (heads // call.key.shape[1]))
-        return _masked(call, visible)
+        return torch.cat([_attend(part) for part in call.by_heads()], 1)
 
     def after(self, call: Call) -> None:
         """Bring the layer to the budget, if that was a prompt."""
         layer = call.cached
         if not isinstance(layer, EvictingLayer) or call.queries == 1:
             return
+        parts = call.by_heads()
+        for part, shares in zip(parts, _shares(parts), strict=True):
+            self._settle(part, shares)
+        if isinstance(layer, RaggedLayer) and layer.heads:
+            layer.follow()
+
+    def _settle(self, call: Call, shares: list[float]) -> None:
+        """After a prompt or another turn bring some heads to the budget, so many times it for each row."""
+        layer = call.cached
         if layer.evicted and layer.starts is None and any(layer.hidden):
             layer.align()
-            return
-        if layer.total == call.queries or call.queries > self.window:
+        elif layer.total == call.queries or call.queries > (self.window or FEW_QUERIES):
             if call.starts is None:
                 call.run.warn("CompressKV kept everything: the mask is more than causal with padding on the left")
             else:
-                self._compress(call, layer, call.starts)
+                self._compress(call, layer, call.starts, shares)
 
-    def _compress(self, call: Call, layer: EvictingLayer, starts: list[int]) -> None:
+    def _compress(self, call: Call, layer: EvictingLayer, starts: list[int], shares: list[float]) -> None:
         if not layer.evicted:
             layer.hidden = list(starts)
         lengths = [layer.total - hidden for hidden in layer.hidden]
-        counts = [self.count(length) for length in lengths]
+        counts = [max(2, int(self.count(length) * share)) for length, share in zip(lengths, shares, strict=True)]
         if all(count >= call.keys - start for count, start in zip(counts, starts, strict=True)):
             return
         kept = call.key.new_full((*call.key.shape[:2], call.keys), -1, dtype=torch.int32)
@@ -128,11 +145,40 @@ class CompressKV(DecoderMethod):
         if count >= key.shape[2]:
             slots = torch.arange(start, call.keys, dtype=torch.int32, device=key.device)
             return slots.expand(*key.shape[:2], -1)
-        token_idx = COMPRESS[self.policy](query[:, :, -self.window :], key, count=count, visual=visual)
+        if self.window is not None and self.window > count // 2 and self.policy in VOTERS:
+            call.run.warn(f"CompressKV: of window={self.window}, {count // 2} vote, half of the {count} tokens kept")
+        voters = query[:, :, -(self.window or FEW_QUERIES) :]
+        token_idx = COMPRESS[self.policy](voters, key, count=count, visual=visual, **self._votes(key.shape[1]))
         return torch.where(token_idx < 0, -1, token_idx + start)
+
+    def _votes(self, heads: int) -> dict[str, Any]:
+        """What is asked of a policy beyond its defaults; a head by itself has nobody to share with."""
+        if self.policy not in VOTERS:
+            return {}
+        asked = {"window": self.window, "kernel": self.kernel, "head_budgets": self.head_budgets and heads > 1}
+        return {name: value for name, value in asked.items() if value is not None and value is not False}
 
     def idle(self, run: Run) -> str:
         return "no prompt had more tokens than are kept"
+
+
+def _attend(call: Call) -> torch.Tensor:
+    """Attention to what some heads have kept."""
+    layer, heads = call.cached, call.query.shape[1]
+    if call.starts is not None and call.queries <= FEW_QUERIES:
+        pairs = sum(causal_pairs(call.queries, call.keys - start) for start in call.starts)
+        call.count_pairs(heads * pairs)
+        return call.by_rows(lambda query, key, value, _: call.verify(query, key, value))
+    visible = _visible(layer, call.queries)
+    call.count_pairs(visible.sum() * (heads // call.key.shape[1]))
+    return _masked(call, visible)
+
+
+def _shares(parts: list[Call]) -> list[list[float]]:
+    """For each head that is held apart how many times the mean of them it holds of each row."""
+    held = [[part.keys - start for start in part.starts or [0] * len(part.key)] for part in parts]
+    means = [max(1.0, sum(row) / len(parts)) for row in zip(*held, strict=True)]
+    return [[count / mean for count, mean in zip(row, means, strict=True)] for row in held]
 
 
 def _visual(call: Call, rows: tuple[int, int], start: int) -> Visual | None:

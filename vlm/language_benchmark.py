@@ -62,6 +62,7 @@ def methods(budgets: tuple[float, ...] = BUDGETS) -> Iterator[DecoderMethod]:
         yield from (SelectKV(policy, budget) for policy in DECODE)
         # on text alone st_lite is snap_kv
         yield from (CompressKV(policy, budget) for policy in COMPRESS if policy != "st_lite")
+        yield CompressKV(budget=budget, head_budgets=True)
     yield from (SparsePrefill(budget=1.0), SelectKV(budget=1.0), CompressKV(budget=1.0))
 
 
@@ -134,8 +135,8 @@ def write_page(result: dict[str, Any], path: Path) -> None:
 
 def _label(row: dict[str, Any]) -> str:
     settings = row["settings"]
-    forced = ", always=True" * settings.get("always", False)
-    return f"{row['method'].removeprefix('vlm.')}({settings['policy']!r}, {settings['budget']}{forced})"
+    switches = "".join(f", {name}=True" for name in ("always", "head_budgets") if settings.get(name))
+    return f"{row['method'].removeprefix('vlm.')}({settings['policy']!r}, {settings['budget']}{switches})"
 
 
 def _measure(

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from mmaccel.kernels.checks import check_attention, require
 
-from .blocks import check_count, head_scores, masked_softmax
-from .tokens import check_valid, real_tokens, select
+from .blocks import check_count, check_share, head_scores, masked_softmax
+from .tokens import check_valid, in_order, real_tokens, select
 
 POOLS = ("avg", "max")
 
@@ -21,10 +21,16 @@ def snap_kv(
     window: int = 32,
     kernel: int = 7,
     pool: str = "avg",
+    head_budgets: bool = False,
+    safeguard: float = 0.2,
     valid: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """The last tokens of a prompt, and those that they attend to most, with their surroundings (SnapKV, 2024).
+
+    With `head_budgets` (Ada-KV, 2024) the heads of a layer share one budget: a token of any head is kept if it gets
+    more attention than those of all heads that are dropped, so that a head that looks at few tokens leaves room to
+    one that looks at many.
 
     Parameters
     ----------
@@ -33,13 +39,18 @@ def snap_kv(
     k : `[B, Hkv, N, D]`
         All keys of the prompt, rotated.
     count
-        Tokens to keep per key head, the window included.
+        Tokens to keep per key head, the window included; with `head_budgets` the mean over the key heads.
     window
         Last tokens whose attention is summed, and which are kept; default 32 as in the paper.
     kernel
         Width of the pooling over neighbouring tokens, odd, default 7 as in the paper; 1 for none.
     pool
         ``"avg"`` (default, as in the authors' code) or ``"max"``.
+    head_budgets
+        Whether the key heads share their budgets, default False: each has the same.
+    safeguard
+        Share of `count` that every head keeps in any case, above 0 and up to 1, default 0.2 as in the paper; only
+        with `head_budgets`.
     valid : bool `[B, N]`
         False for padding on the left, which is never kept; None (default) for none.
     scale
@@ -47,18 +58,36 @@ def snap_kv(
 
     Returns
     -------
-    int32 `[B, Hkv, min(count, N)]`, ascending and -1 at the end.
+    int32 `[B, Hkv, S]`, ascending and -1 at the end; `S` is ``min(count, N)``, or what the widest head keeps.
 
     Raises
     ------
     ValueError
-        If shapes do not fit, `count` is not above `window`, `kernel` is even, or there is no such `pool`.
+        If shapes do not fit, `count` is not above `window`, `kernel` is even, `safeguard` is not in (0, 1], or
+        there is no such `pool`.
     """
     score, forced, real = window_votes(q_window, k, window, kernel, pool, valid, scale)
     check_count("count", count, 1)
     require(count > window, "count", f"above window, which is {window}", count)
+    check_share("safeguard", safeguard)
     score = score.unflatten(1, (k.shape[1], -1)).sum(2)
+    if head_budgets:
+        return _select_over_heads(score, forced, real, count, int(safeguard * count))
     return select(score, forced, real, count, 0)
+
+
+def _select_over_heads(
+    score: torch.Tensor, forced: torch.Tensor, real: torch.Tensor, count: int, safe: int
+) -> torch.Tensor:
+    """The `count` times heads tokens of `score [B, H, N]` that score highest in a row, `safe` of each head at least."""
+    _, heads, slots = score.shape
+    absent = ~real[:, None]
+    key = score.masked_fill(forced[:, None], torch.inf).masked_fill(absent, -torch.inf)
+    key = key.scatter(-1, key.topk(min(safe, slots)).indices, torch.inf).masked_fill(absent, -torch.inf).flatten(1)
+    value, index = key.topk(min(count, slots) * heads)
+    kept = torch.zeros_like(key, dtype=torch.bool).scatter(1, index, value > -torch.inf).unflatten(1, (heads, slots))
+    numbers = torch.where(kept, torch.arange(slots, device=kept.device), slots)
+    return in_order(numbers, slots)[..., : int(kept.sum(-1).max())]
 
 
 def window_votes(

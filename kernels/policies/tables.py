@@ -186,10 +186,13 @@ def _snap_kv(
     count: int,
     valid: torch.Tensor | None = None,
     visual: Visual | None = None,
+    window: int = 32,
+    kernel: int = 7,
+    head_budgets: bool = False,
 ) -> torch.Tensor:
-    """A window of 32, or half of a small count."""
-    check_count("count", count, 2)
-    return snap_kv(q_window, k, count=count, window=min(32, count // 2), valid=valid)
+    """A window of at most half the count."""
+    window = _window(window, count)
+    return snap_kv(q_window, k, count=count, window=window, kernel=kernel, head_budgets=head_budgets, valid=valid)
 
 
 def _fast_kv(
@@ -199,10 +202,11 @@ def _fast_kv(
     count: int,
     valid: torch.Tensor | None = None,
     visual: Visual | None = None,
+    window: int = 8,
+    kernel: int = 7,
 ) -> torch.Tensor:
     """The tokens that would be propagated, kept for every key head."""
-    check_count("count", count, 2)
-    tokens = fast_kv(q_window, k, count=count, window=min(8, count // 2), valid=valid)
+    tokens = fast_kv(q_window, k, count=count, window=_window(window, count), kernel=kernel, valid=valid)
     return tokens[:, None].expand(-1, k.shape[1], -1).contiguous()
 
 
@@ -226,10 +230,17 @@ def _st_lite(
     count: int,
     valid: torch.Tensor | None = None,
     visual: Visual | None = None,
+    window: int = 32,
+    kernel: int = 7,
 ) -> torch.Tensor:
-    """A window of 32, or half of a small count."""
+    """A window of at most half the count."""
+    return st_lite(q_window, k, count=count, visual=visual, window=_window(window, count), kernel=kernel, valid=valid)
+
+
+def _window(window: int, count: int) -> int:
+    """No more than half of a small count, so that something is left to vote on."""
     check_count("count", count, 2)
-    return st_lite(q_window, k, count=count, visual=visual, window=min(32, count // 2), valid=valid)
+    return min(window, count // 2)
 
 
 COMPRESS: dict[str, Choice] = {
@@ -240,5 +251,6 @@ COMPRESS: dict[str, Choice] = {
 }
 """Compression policies, `(q_window, k, *, count, valid=None, visual=None) -> int32 [B, Hkv, S]`.
 
-`count` is at least 2. `visual` says which tokens of each row are visual; policies that do not care ignore it.
+`count` is at least 2. `visual` says which tokens of each row are visual; policies that do not care ignore it. Those
+that go by votes also take `window`, at most half of the count, and `kernel`; `snap_kv` also `head_budgets`.
 """

@@ -3,6 +3,7 @@
 from .branch import BranchCache
 from .estimate import estimate_bytes, free_memory, require_memory
 from .evicting import EvictingCache, EvictingLayer
+from .ragged import RaggedLayer
 from .rollback import RollbackCache, RollbackLayer
 from .selecting import SelectingCache, SelectingLayer
 from .sliding import SlidingCache, SlidingLayer
@@ -11,6 +12,7 @@ __all__ = [
     "BranchCache",
     "EvictingCache",
     "EvictingLayer",
+    "RaggedLayer",
     "RollbackCache",
     "RollbackLayer",
     "SelectingCache",

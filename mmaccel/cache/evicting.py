@@ -106,12 +106,13 @@ class EvictingLayer(CacheLayerMixin):
         return self.current, self.values[:, :, : self.length]
 
     def _refuse_unmasked(self) -> None:
+        """Without attention that reads this layer, all rows and heads must have the same number of tokens."""
         uneven = self.starts is None or any(self.starts)
         reader = self.shared.reader
         if self.evicted and uneven and (reader is None or not reader.active):
             raise ValueError(
-                "the rows of this EvictingCache keep different numbers of tokens, which only attention that reads"
-                " `valid` can tell: use it within the session that made it, or with a batch without padding"
+                "the rows or heads of this EvictingCache keep different numbers of tokens, which only attention that"
+                " reads its layers can tell: use it within the session that made it"
             )
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -258,9 +259,12 @@ class EvictingCache(Cache):
         layers.
     room
         Slots for new tokens that are allocated with the kept ones, default 256; they grow when full.
+    layer
+        What a layer that drops tokens is: :class:`EvictingLayer` (default), whose heads take as much memory as the
+        widest of them, or :class:`~mmaccel.cache.RaggedLayer`, which takes what they keep.
 
     By itself it stands in for any cache as long as all rows keep the same number of tokens. Rows of different
-    lengths need attention that reads :attr:`EvictingLayer.valid`; without such a reader the next forward raises
+    lengths, and ragged layers, need attention that reads the layers; without such a reader the next forward raises
     a `ValueError`.
 
     Examples
@@ -271,11 +275,11 @@ class EvictingCache(Cache):
     ...     layer.keep(token_idx)
     """
 
-    def __init__(self, config: Any, room: int = ROOM) -> None:
+    def __init__(self, config: Any, room: int = ROOM, layer: type[EvictingLayer] = EvictingLayer) -> None:
         if room < 1:
             raise ValueError(f"EvictingCache(room={room}): room must be at least 1")
         self.shared = Shared(room)
-        super().__init__(layers=cache_layers(config, lambda: EvictingLayer(self.shared)))
+        super().__init__(layers=cache_layers(config, lambda: layer(self.shared)))
 
     @property
     def reader(self) -> Reader | None:
@@ -293,4 +297,4 @@ class EvictingCache(Cache):
 
     def nbytes(self) -> int:
         """Bytes allocated for keys, values and positions, by count."""
-        return layer_bytes(self.layers)
+        return layer_bytes(part for layer in self.layers for part in getattr(layer, "heads", None) or [layer])

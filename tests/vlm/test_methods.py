@@ -17,6 +17,7 @@ METHODS = [
     *(SparsePrefill(policy=name, budget=0.4, **BLOCKS) for name in PREFILL),
     *(SelectKV(policy=name, budget=0.2, dense_layers=1) for name in DECODE),
     *(CompressKV(policy=name, budget=0.2) for name in COMPRESS),
+    CompressKV(budget=0.2, head_budgets=True),
 ]
 
 

@@ -8,7 +8,12 @@ import torch
 import mmaccel
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 
-METHODS = (SelectKV(budget=0.3, dense_layers=1), CompressKV(budget=0.3), CompressKV(policy="streaming", window=4))
+METHODS = (
+    SelectKV(budget=0.3, dense_layers=1),
+    CompressKV(budget=0.3),
+    CompressKV(policy="streaming", window=4),
+    CompressKV(budget=0.3, head_budgets=True),
+)
 TURNS = pytest.mark.parametrize("method", METHODS, ids=str)
 
 

@@ -1,0 +1,152 @@
+"""What `CompressKV` keeps by its window, its pooling and its budgets, and what a cache of uneven heads holds."""
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.cache import EvictingCache, RaggedLayer
+from mmaccel.errors import SettingError
+from mmaccel.kernels import policies
+from mmaccel.vlm import CompressKV, examples
+from mmaccel.vlm.attention import SessionAttention
+
+LENGTH, COUNT = 320, 160
+
+
+class Layer(torch.nn.Module):
+    layer_idx, is_causal, num_key_value_groups = 0, True, 2
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama()
+
+
+def states(queries=LENGTH, keys=LENGTH, seed=0):
+    """Queries of four heads, keys and values of two; the first key head looks at few tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, h, n, 32, generator=generator) for h, n in ((4, queries), (2, keys), (2, keys)))
+    q[:, :2] *= 4
+    return q, k, v
+
+
+def compressed(model, method, room=8):
+    """The first layer of a cache after a prompt, and the attention that reads it."""
+    layer = RaggedLayer if method.head_budgets else EvictingCache(model.config).layers[0].__class__
+    cache = EvictingCache(model.config, room, layer)
+    cache.reader = attention = SessionAttention([method])
+    q, k, v = states()
+    attention(Layer(), q, *cache.update(k, v, 0), None)
+    return cache, cache.layers[0], attention
+
+
+def positions(layer):
+    return [set(head[head >= 0].tolist()) for head in layer.positions[0, :, : layer.length]]
+
+
+@pytest.mark.parametrize(
+    ("method", "chosen"),
+    (
+        (CompressKV(budget=0.5), {"window": 32}),
+        (CompressKV(budget=0.5, window=64), {"window": 64}),
+        (CompressKV(budget=0.5, window=5, kernel=1), {"window": 5, "kernel": 1}),
+        (CompressKV(budget=0.5, kernel=31), {"window": 32, "kernel": 31}),
+    ),
+    ids=str,
+)
+def test_window_and_kernel_are_those_of_the_policy(llama, method, chosen):
+    _, layer, attention = compressed(llama[0], method)
+    q, k, _ = states()
+    wanted = policies.snap_kv(q[:, :, -chosen["window"] :], k, count=COUNT, **chosen)
+    assert positions(layer) == [set(head) for head in wanted[0].tolist()]
+    assert attention.run is None
+
+
+@pytest.mark.parametrize(("window", "used"), ((None, 8), (32, 32)))
+@pytest.mark.parametrize("kernel", (1, 7))
+def test_fast_kv_has_a_window_of_its_own(llama, window, used, kernel):
+    _, layer, _ = compressed(llama[0], CompressKV("fast_kv", 0.5, window=window, kernel=kernel))
+    q, k, _ = states()
+    wanted = set(policies.fast_kv(q[:, :, -used:], k, count=COUNT, window=used, kernel=kernel)[0].tolist())
+    assert positions(layer) == [wanted, wanted]
+
+
+def test_a_window_that_does_not_fit_is_a_warning(llama):
+    model, arguments = llama
+    with mmaccel.accelerate(model, CompressKV(budget=0.2, window=12)) as fast:
+        fast.generate(**arguments())
+        assert any("of window=12, 8 vote, half of the 16 tokens kept" in text for text in fast.report.warnings)
+    for method in (CompressKV(budget=0.2), CompressKV(budget=0.2, window=8), CompressKV("streaming", 0.2, window=64)):
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**arguments())
+            assert fast.report.engaged and not fast.report.warnings
+
+
+def test_heads_share_the_budget_and_its_memory(llama):
+    cache, layer, attention = compressed(llama[0], CompressKV(budget=0.25, head_budgets=True), room=8)
+    q, k, v = states()
+    wanted = policies.snap_kv(q[:, :, -32:], k, count=80, head_budgets=True)[0]
+    kept = [set(head[head >= 0].tolist()) for head in wanted]
+    assert [positions(head)[0] for head in layer.heads] == kept
+    lengths = [head.length for head in layer.heads]
+    assert sum(lengths) == 160 and min(lengths) < 60 and max(lengths) == layer.length
+    slot = 2 * 32 * 4 + 4  # a key, a value and a position
+    assert cache.nbytes() == cache.shared.allocated == (160 + 2 * 8) * slot
+    whole = 2 * LENGTH * slot
+    assert cache.peak == whole + cache.nbytes(), "while heads are cut out of it, the prompt is still there"
+    # a decoding step, and a draft of three: each head sees what it kept, and what came since
+    for start, new in ((LENGTH, 1), (LENGTH + 1, 3)):
+        query, key, value = states(new, new, seed=start)
+        output = attention(Layer(), query, *cache.update(key, value, 0), None)[0].transpose(1, 2)
+        k, v = torch.cat([k, key], 2), torch.cat([v, value], 2)
+        seen = torch.ones(new, start + new, dtype=torch.bool).tril(start).repeat(4, 1, 1)
+        for number, tokens in enumerate(kept):
+            seen[2 * number : 2 * number + 2, :, [i for i in range(LENGTH) if i not in tokens]] = False
+        dense = torch.nn.functional.scaled_dot_product_attention(query, k, v, seen, enable_gqa=True)
+        assert torch.allclose(output, dense, atol=1e-5)
+    assert layer.total == cache.get_seq_length() == LENGTH + 4 and layer.appended == 36
+
+
+def test_later_passes_keep_how_the_heads_share(llama):
+    cache, layer, attention = compressed(llama[0], CompressKV(budget=0.25, head_budgets=True))
+    before = [head.length for head in layer.heads]
+    q, k, v = states(40, 40, seed=1)
+    attention(Layer(), q, *cache.update(k, v, 0), None)
+    after = [head.length for head in layer.heads]
+    held = [40 + count for count in before]
+    assert after == [pytest.approx(90 * count / (sum(held) / 2), abs=1) for count in held] and sum(after) <= 180
+    assert all(set(range(330, 360)) <= positions(head)[0] for head in layer.heads), "the newest tokens stay"
+
+
+def test_a_cache_of_uneven_heads_takes_tokens_and_rows_back(llama):
+    cache, layer, _ = compressed(llama[0], CompressKV(budget=0.25, head_budgets=True))
+    lengths = [head.length for head in layer.heads]
+    cache.update(*states(1, 3)[1:], 0)
+    cache.crop(-2)
+    assert cache.get_seq_length() == LENGTH + 1 and [head.length for head in layer.heads] == [n + 1 for n in lengths]
+    with pytest.raises(ValueError, match="cannot take back 60 tokens"):
+        cache.crop(-60)
+    cache.batch_repeat_interleave(2)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    assert all(head.keys.shape[0] == 2 for head in layer.heads) and layer.hidden == [0, 0]
+    cache.reader.active = False
+    with pytest.raises(ValueError, match="use it within the session that made it"):
+        cache.update(*(x.expand(2, -1, -1, -1) for x in states(1, 1)[1:]), 0)
+    cache.reset()
+    assert not layer.heads and cache.nbytes() == cache.shared.allocated == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    (
+        ({"window": -1}, "window=-1"),
+        ({"kernel": 4}, "kernel=4.*odd"),
+        ({"kernel": 0}, "kernel=0"),
+        ({"policy": "streaming", "kernel": 5}, "kernel=5.*snap_kv"),
+        ({"head_budgets": 1}, "head_budgets=1"),
+        ({"policy": "fast_kv", "head_budgets": True}, "head_budgets=True.*snap_kv"),
+    ),
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(SettingError, match=message):
+        CompressKV(**settings)
