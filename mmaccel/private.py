@@ -99,6 +99,13 @@ def unregister_attention(name: str) -> None:
     AttentionMaskInterface._global_mapping.pop(name, None)
 
 
+def makes_keys_after_cache(module: torch.nn.Module) -> bool:
+    """Whether attention makes its keys of what the cache holds, such as of latents, or of one set for many heads."""
+    # MLA expands latents; JetMoE repeats keys for its experts; Idefics may norm them
+    expands = hasattr(module, "expand_kv") or type(module).__name__ == "JetMoeAttention"
+    return expands or (hasattr(module, "k_layer_norm") and bool(getattr(module, "qk_layer_norms", False)))
+
+
 def uses_attention_interface(module: torch.nn.Module) -> bool:
     """Whether the class of this module was written against the shared table of attention functions."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

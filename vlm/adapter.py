@@ -68,6 +68,10 @@ class DecoderAdapter(Adapter):
         modules = self.attention_modules()
         if not modules:
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
+        if any(getattr(module, "is_causal", True) is False for module in modules):
+            raise UnsupportedTargetError(
+                f"{name} attends in both directions; the vlm methods work on decoders: load it with is_decoder=True"
+            )
         if any(getattr(module, "sinks", None) is not None for module in modules):
             raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which no vlm method can do")
         asked = private.attention_name(text)
@@ -75,7 +79,25 @@ class DecoderAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"attn_implementation={asked!r}: load the model with attn_implementation='sdpa'"
             )
+        self._check_keys(method, name, modules)
         self._check_layers(method, name)
+
+    def _check_keys(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
+        """Keys must be those of the cache, as long as values, and of this layer."""
+        if any(_widths_differ(module) for module in modules) and method.attends:
+            raise UnsupportedTargetError(
+                f"the heads of {name} have keys and values of different sizes, which no method here can attend to"
+            )
+        if any(private.makes_keys_after_cache(module) for module in modules) and method.replaces_cache:
+            raise UnsupportedTargetError(
+                f"{name} makes its keys anew of what its cache holds, so that {method.name} cannot choose among them;"
+                " vlm.SparsePrefill leaves the cache alone"
+            )
+        if getattr(self.text_config, "num_kv_shared_layers", 0) and method.drops_keys:
+            raise UnsupportedTargetError(
+                f"layers of {name} share their keys, of which each would keep others: {method.name} cannot drop any;"
+                " vlm.SelectKV and vlm.SparsePrefill drop none"
+            )
 
     def _check_layers(self, method: Any, name: str) -> None:
         layers = DynamicCache(config=self.text_config).layers
@@ -114,3 +136,10 @@ class DecoderAdapter(Adapter):
     def _detach(self, attention: SessionAttention) -> None:
         attention.active = False
         self.attention = None
+
+
+def _widths_differ(module: torch.nn.Module) -> bool:
+    """Whether keys and values of an attention module have different numbers in a head."""
+    key = getattr(module, "qk_head_dim", getattr(module, "head_dim", None))
+    value = getattr(module, "v_head_dim", key)
+    return isinstance(key, int) and value != key

@@ -79,6 +79,7 @@ class CompressKV(DecoderMethod):
     excludes: ClassVar[frozenset[str]] = frozenset({"vlm.SelectKV"})
     engaging: ClassVar[dict[str, Any]] = {"budget": 0.2}
     replaces_cache: ClassVar[bool] = True
+    drops_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._require(self.policy in COMPRESS, "policy", f"one of {', '.join(COMPRESS)}")

@@ -77,6 +77,7 @@ class Compressor(DecoderMethod):
     excludes: ClassVar[frozenset[str]] = COMPRESSORS
     neutral: ClassVar[dict[str, Any]] = {"keep": 1.0}
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
+    attends: ClassVar[bool] = False
     needs_attention: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
 

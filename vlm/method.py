@@ -28,10 +28,16 @@ class DecoderMethod(Method):
     ----------------
     replaces_cache
         Whether `generate` gets a cache from :meth:`make_cache`.
+    drops_keys
+        Whether keys go from that cache.
+    attends
+        Whether it computes attention itself.
     """
 
     neutral: ClassVar[dict[str, Any]] = {"budget": 1.0}
     replaces_cache: ClassVar[bool] = False
+    drops_keys: ClassVar[bool] = False
+    attends: ClassVar[bool] = True
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         adapter: DecoderAdapter = session.adapter  # type: ignore[assignment]

@@ -63,25 +63,32 @@ def estimate_bytes(
     """
     if kind not in KINDS:
         raise unknown_name("kind of cache", kind, KINDS)
-    layers, heads, width = _sizes(config)
-    slot = 2 * batch * heads * width * dtype.itemsize  # a key and a value of one layer
+    layers = _sizes(config)
+    slots = [2 * batch * heads * width * dtype.itemsize for heads, width in layers]  # a key and a value of each layer
     if kind == "evicting":
+        slots = [slot + 4 * batch * heads for slot, (heads, _) in zip(slots, layers, strict=True)]
         whole = keep is None or keep >= length
         kept = (length if keep is None else min(keep, length)) + new
         # the last layer holds the prompt until it has copied what it keeps
-        return (slot + 4 * batch * heads) * (layers * kept + (0 if whole else length))
+        return sum(slots) * kept + (0 if whole else slots[-1] * length)
     if kind == "sliding":
         length = min(length, sink + (length if window is None else window) + chunk)
-    return slot * length * layers * (branches if kind == "branch" else 1)
+    return sum(slots) * length * (branches if kind == "branch" else 1)
 
 
-def _sizes(config: Any) -> tuple[int, int, int]:
-    """Layers, key heads and head dimension of a transformers or diffusers configuration."""
+def _sizes(config: Any) -> list[tuple[int, int]]:
+    """Key heads and head dimension of each layer of a transformers or diffusers configuration."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     layers = getattr(text, "num_hidden_layers", None) or text.num_layers
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or getattr(text, "attention_head_dim", None)
-    return layers, heads, width or text.hidden_size // text.num_attention_heads
+    if getattr(text, "is_heterogeneous", False):  # such as Gemma 4, whose layers differ
+        return [_size_of_layer(layer) for layer in text.per_layer_config]
+    return [_size_of_layer(text)] * layers
+
+
+def _size_of_layer(config: Any) -> tuple[int, int]:
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or getattr(config, "attention_head_dim", None)
+    return heads, width or config.hidden_size // config.num_attention_heads
 
 
 def free_memory(device: torch.device | str) -> int | None:

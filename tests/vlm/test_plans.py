@@ -1,0 +1,109 @@
+"""What a plan refuses on decoders whose keys are not those of the cache, and that its advice works."""
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
+    JetMoeConfig,
+    JetMoeForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
+)
+
+import mmaccel
+from mmaccel.cache import estimate_bytes
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
+
+SPARSE = SparsePrefill(**SparsePrefill.engaging)
+CACHES = (CompressKV(), SelectKV(dense_layers=0))
+SIZES = {**examples.TEXT, "num_hidden_layers": 2, "num_key_value_heads": 4}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 2}
+
+
+def latent(cls, config, value, **more):
+    """A model with multi-head latent attention: keys of 12 numbers in a head, values of `value`."""
+    return cls(config(**SIZES, **LATENT, v_head_dim=value, **more)).eval()
+
+
+def deepseek_v3(value=8):
+    return latent(DeepseekV3ForCausalLM, DeepseekV3Config, value, **EXPERTS, n_group=1, topk_group=1)
+
+
+def jetmoe():
+    sizes = {**SIZES, "num_key_value_heads": 2, "kv_channels": 8, "num_local_experts": 2, "num_experts_per_tok": 2}
+    return JetMoeForCausalLM(JetMoeConfig(**sizes)).eval()
+
+
+def runs(model, method):
+    """Whether `generate` engages the method, without a warning."""
+    _, arguments = examples.llama()
+    with mmaccel.accelerate(model, method) as fast:
+        fast.generate(**arguments(2))
+        return fast.report.engaged and not fast.report.warnings
+
+
+@pytest.mark.parametrize(
+    "make",
+    (
+        deepseek_v3,
+        lambda: latent(DeepseekV2ForCausalLM, DeepseekV2Config, 8, **EXPERTS),
+        lambda: latent(MiniCPM3ForCausalLM, MiniCPM3Config, 8),
+    ),
+    ids=("deepseek_v3", "deepseek_v2", "minicpm3"),
+)
+def test_keys_and_values_of_different_sizes(make):
+    model = make()
+    for method in (SPARSE, *CACHES):
+        with pytest.raises(UnsupportedTargetError, match="keys and values of different sizes, which no method"):
+            mmaccel.plan(model, method)
+
+
+@pytest.mark.parametrize("make", (lambda: deepseek_v3(value=12), jetmoe), ids=("deepseek_v3", "jetmoe"))
+def test_keys_that_are_made_of_what_the_cache_holds(make):
+    model = make()
+    for method in CACHES:
+        with pytest.raises(UnsupportedTargetError, match=r"keys anew.*vlm\.SparsePrefill leaves the cache alone"):
+            mmaccel.plan(model, method)
+    assert runs(model, SPARSE), "the advice"
+
+
+def test_layers_that_share_their_keys():
+    model, _ = examples.llama()
+    model.config.num_kv_shared_layers = 1
+    with pytest.raises(UnsupportedTargetError, match="share their keys.*vlm.SelectKV and vlm.SparsePrefill"):
+        mmaccel.plan(model, CompressKV())
+    for method in (SPARSE, SelectKV(dense_layers=0)):
+        mmaccel.plan(model, method)
+
+
+def test_attention_in_both_directions():
+    config = BertConfig(**{**SIZES, "max_position_embeddings": 128})
+    for method in (SPARSE, *CACHES):
+        with pytest.raises(UnsupportedTargetError, match="both directions.*is_decoder=True"):
+            mmaccel.plan(BertLMHeadModel(config), method)
+    config.is_decoder = True
+    assert runs(BertLMHeadModel(config).eval(), SPARSE), "the advice"
+
+
+def test_layers_of_different_sizes():
+    """Gemma 4 has wider heads in its layers of full attention."""
+    sizes = {**SIZES, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 16}
+    config = Gemma4UnifiedTextConfig(**sizes, global_head_dim=32, num_global_key_value_heads=1)
+    layers = [(layer.num_key_value_heads, layer.head_dim) for layer in config.per_layer_config]
+    assert len(set(layers)) == 2
+    expected = sum(2 * heads * width * 50 * 4 for heads, width in layers)
+    assert estimate_bytes(config, 1, 50, torch.float32, "dynamic") == expected
+    model = Gemma4UnifiedForCausalLM(config).eval()
+    _, arguments = examples.llama()
+    for method in CACHES:
+        with mmaccel.accelerate(model, method) as fast:
+            assert fast.generate(**arguments(2)).shape == (2, 86) and fast.report.engaged
