@@ -129,6 +129,10 @@ class BaseTrial(ABC):
         """What a session tells of the run that gave `output`; a run of several calls adds them up."""
         return {**session.report.to_dict(), "warnings": list(session.report.warnings)}
 
+    def visual_share(self, fewer: int) -> float | None:
+        """Of the visual tokens, those of so many units; None where there are none or nobody knows."""
+        return None
+
     @abstractmethod
     def equal(self, one: Any, other: Any) -> bool:
         """Whether two outputs are the same, bit for bit."""

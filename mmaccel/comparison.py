@@ -86,8 +86,14 @@ class Comparison:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings, and a line of cells for each contestant."""
         more = [metric.title for metric in self.metrics]
-        headings = ["", "seconds", "speed-up", more[0], "worst", *more[1:], "output", "extra memory"]
+        visual = ["visual tokens"] if self._shortens else []
+        headings = ["", "seconds", "speed-up", *visual, more[0], "worst", *more[1:], "output", "extra memory"]
         return headings, [self._line(row) for row in self.rows]
+
+    @property
+    def _shortens(self) -> bool:
+        """Whether a method leaves out visual tokens."""
+        return any(row["kind"] == "method" and row.get("visual_share") is not None for row in self.rows)
 
     def _line(self, row: dict[str, Any]) -> list[str]:
         first, *others = self.metrics
@@ -99,7 +105,8 @@ class Comparison:
         perfect = [row["kind"] == "plain" and (m.higher_is_better or m.relative) for _, m in figures]
         quality = ["" if p else _figure(value, m) for p, (value, m) in zip(perfect, figures, strict=True)]
         seconds = "{:.3g} ({:.3g} to {:.3g})".format(row["wall_seconds"], *row["wall_range"])
-        return [row["label"], seconds, speed, *quality, _output(row), _memory(row)]
+        visual = [_visual(row)] if self._shortens else []
+        return [row["label"], seconds, speed, *visual, *quality, _output(row), _memory(row)]
 
     def notes(self) -> list[str]:
         """What must be said beside the table."""
@@ -181,6 +188,12 @@ def _pair(trial: BaseTrial, contestant: Contestant) -> Pair:
 
 def _figure(value: float | None, metric: Metric) -> str:
     return "" if value is None else format(value, metric.form)
+
+
+def _visual(row: dict[str, Any]) -> str:
+    """A mean over the layers, by which methods are alike that drop tokens at different depths."""
+    share = row["visual_share"]
+    return "" if share is None else f"{share:.1%}"
 
 
 def _pace(row: dict[str, Any]) -> str:

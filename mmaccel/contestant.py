@@ -105,6 +105,7 @@ class Contestant:
             baseline_seconds=bench.median(take.seconds for take in plain.takes),
             speedup=bench.median(ratios),
             work_ratio=sum(work) / len(work) if work else None,
+            visual_share=self._visual_share(trial),
             peak_extra_bytes=max(int(take.report.get("peak_extra_bytes", 0)) for take in self.takes),
             label=self.label,
             kind=self.kind,
@@ -131,6 +132,16 @@ class Contestant:
             "metrics": means,
             "metrics_by_seed": self.metrics,
         }
+
+    def _visual_share(self, trial: BaseTrial) -> float | None:
+        """Visual tokens that the language model got, a share of all and a mean over its layers; None without any."""
+        if self.fewer is not None:
+            return trial.visual_share(self.fewer)
+        counts = [
+            (take.report.get("visual_tokens", 0), take.report.get("plain_visual_tokens", 0)) for take in self.takes
+        ]
+        shares = [kept / whole for kept, whole in counts if whole]
+        return sum(shares) / len(shares) if shares else None
 
     def _name(self, trial: BaseTrial) -> str:
         if self.plan is None:

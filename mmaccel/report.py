@@ -99,9 +99,8 @@ class Report:
             lines.append(f"  passes      {self.forwards:.5g} instead of {self.plain_forwards:.5g}, {fewer:.2f}x fewer")
         if self.plain_visual_tokens:
             share = self.visual_tokens / self.plain_visual_tokens
-            lines.append(
-                f"  visual      {self.visual_tokens} tokens instead of {self.plain_visual_tokens}, {share:.1%}"
-            )
+            counts = f"{self.visual_tokens} tokens instead of {self.plain_visual_tokens}"
+            lines.append(f"  visual      {counts}, {share:.1%}, a mean over layers")
         if self.plain_keys:
             share = self.keys / self.plain_keys
             lines.append(f"  keys        {self.keys} attended to instead of {self.plain_keys}, {share:.1%}")

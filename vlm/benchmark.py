@@ -106,7 +106,8 @@ class TokenClock(LogitsProcessor):
 class Timed:
     """Seconds of one answer: the vision tower's, from there to the first token, and of each token after that.
 
-    `cache_bytes` are those of the keys and values at its end, `extra_bytes` what the method allocated, counted.
+    `cache_bytes` are those of the keys and values at its end, `extra_bytes` what the method allocated, counted, and
+    `visual_share` the visual tokens that the language model got, of all, a mean over its layers.
     """
 
     tower: float
@@ -114,6 +115,7 @@ class Timed:
     token: float
     cache_bytes: int
     extra_bytes: int = 0
+    visual_share: float = 1.0
 
     @property
     def total(self) -> float:
@@ -206,8 +208,14 @@ def _timed(model: Any, processor: Any, contestant: Contestant, question: Any) ->
         result = target.generate(**inputs, **length, do_sample=False, logits_processor=[clock])
     first, *_, last = clock.times
     cache_bytes = sum(x.nbytes for layer in result.past_key_values.layers for x in (layer.keys, layer.values))
-    extra_bytes = target.report.peak_extra_bytes if isinstance(target, Session) else 0
-    return Timed(tower.seconds, first - began - tower.seconds, (last - first) / (NEW - 1), cache_bytes, extra_bytes)
+    seconds = (tower.seconds, first - began - tower.seconds, (last - first) / (NEW - 1))
+    if not isinstance(target, Session):
+        return Timed(
+            *seconds, cache_bytes, visual_share=len(question.frames[:: contestant.step]) / len(question.frames)
+        )
+    report = target.report
+    share = report.visual_tokens / report.plain_visual_tokens
+    return Timed(*seconds, cache_bytes, report.peak_extra_bytes, share)
 
 
 class _TowerClock:
@@ -260,6 +268,7 @@ def _row(
         first_token_speedup=middle([p.first / t.first for p, t in zip(plain, times, strict=True)]),
         tower_speedup=middle([p.tower / t.tower for p, t in zip(plain, times, strict=True)]),
         cache_bytes=times[0].cache_bytes,
+        visual_share=sum(t.visual_share for t in times) / len(times),
         peak_extra_bytes=max(t.extra_bytes for t in times),
         tokens_per_second=1 / middle([t.token for t in times]),
         quality_metric=f"share of {count} questions answered right",

@@ -11,9 +11,10 @@ INTRO = """
 Measured by `mmaccel bench vlm` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
 `mmaccel.demos.train_tiny_onevision` and `mmaccel.demos.thin_tiny_onevision`), clips of 32 frames, 2,048 visual tokens,
 greedy answers. *right* is the share of held-out questions answered word for word, *kept* that share against all
-tokens'. *first token* is the time from the end of the vision tower to the first token, compression included; *end to
-end* has the tower too; both are ratios to the plain model in one alternation. *fewer frames* is the plain model on
-every n-th frame.
+tokens'. *tokens* is the share of the visual tokens that the language model got, a mean over its layers: where a method
+drops some of them inside it, `keep` says another share, and methods are to be compared by this one. *first token* is
+the time from the end of the vision tower to the first token, compression included; *end to end* has the tower too;
+both are ratios to the plain model in one alternation. *fewer frames* is the plain model on every n-th frame.
 The raw rows are in [{json}]({json}).
 
 ![accuracy against time]({png})
@@ -59,6 +60,7 @@ def _table(group: list[dict[str, Any]]) -> str:
                 label(r),
                 f"{r['quality']:.1%}",
                 f"{r['quality'] / max(r['baseline_quality'], 1e-9):.1%}",
+                f"{r['visual_share']:.1%}",
                 f"{1000 * r['first_token_seconds']:.0f} ms",
                 f"{r['first_token_speedup']:.2f}x",
                 f"{r['tower_speedup']:.2f}x",
@@ -67,7 +69,18 @@ def _table(group: list[dict[str, Any]]) -> str:
                 f"{r['cache_bytes'] / 2**20:.1f} MiB",
             ]
         )
-    headings = ("method", "right", "kept", "first token", "speed-up", "tower", "end to end", "tokens/s", "cache")
+    headings = (
+        "method",
+        "right",
+        "kept",
+        "tokens",
+        "first token",
+        "speed-up",
+        "tower",
+        "end to end",
+        "tokens/s",
+        "cache",
+    )
     return bench.markdown(headings, lines)
 
 

@@ -74,6 +74,9 @@ class Trial(BaseTrial):
         ids = call.get("input_ids", call.get("inputs"))
         return sequences if ids is None else sequences[:, ids.shape[1] :]
 
+    def visual_share(self, fewer: int) -> float | None:
+        return fewer / self.count if self.count else None
+
     def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         return torch.equal(one, other)
 

@@ -108,6 +108,10 @@ class Compressor(DecoderMethod):
         """
         raise NotImplementedError  # pragma: no cover
 
+    def lacks(self, frames: int, cells: int) -> str | None:
+        """What a video of so many frames and tokens a frame loses at these settings that the method is for, or None."""
+        return None
+
     def merges_after(self, layers: int) -> tuple[int, ...]:
         """After which of so many layers of the vision tower frames merge."""
         return ()

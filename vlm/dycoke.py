@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,8 +39,9 @@ class DyCoke(Compressor):
     Lossy: what was dropped is gone; tokens are dropped in favour of their like in an earlier frame, none are
     averaged. Every second frame of a window goes by its cosine with the one before, every fourth by the one two
     before, and so on. Where the first frames alone exceed the budget, the window is doubled until they do not; where
-    even one frame does, tokens of the first are taken at even distances. The paper's second stage, which prunes the
-    cache while decoding, is not here.
+    even one frame does, tokens of the first are taken at even distances. A budget that does not hold one frame and a
+    token of each other one is a warning of the report. The paper's second stage, which prunes the cache while decoding,
+    is not here.
 
     Raises
     ------
@@ -62,6 +64,14 @@ class DyCoke(Compressor):
     def __post_init__(self) -> None:
         self._check_keep()
         self._require(is_count(self.window, 2), "window", "a whole number of at least 2")
+
+    def lacks(self, frames: int, cells: int) -> str | None:
+        count, whole = self.count(frames * cells), frames * cells
+        least = cells + frames - 1
+        if frames == 1 or count >= least:
+            return None
+        enough = f"keep={math.ceil(1000 * least / whole) / 1000}" if self.tokens is None else f"tokens={least}"
+        return f"{count} tokens are not one frame of {cells} and a token of each other frame: give at least {enough}"
 
     def compress(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -155,6 +156,7 @@ class VisualAdapter(DecoderAdapter):
         prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
         if prompt is None:
             return None
+        self._warn(method, prompt, run)
         self._replace(kwargs, prompt)
         run.cuts = cuts or self._new_cuts(method, prompt, run, kwargs)
         if cuts is not None:
@@ -164,6 +166,12 @@ class VisualAdapter(DecoderAdapter):
         if prompt.kept < prompt.total:
             run.engaged.add(method.name)
         return prompt
+
+    @staticmethod
+    def _warn(method: Compressor, prompt: Prompt, run: Run) -> None:
+        for visual in itertools.chain(*prompt.visuals.values()):
+            if reason := method.lacks(visual.grid[0], visual.cells):
+                run.warn(f"{method}: {reason}")
 
     def _new_cuts(self, method: Compressor, prompt: Prompt, run: Run, kwargs: dict[str, Any]) -> Cuts | None:
         """What a method drops inside the decoder, where the cache may differ in length from layer to layer."""

@@ -166,9 +166,8 @@ class EvictingLayer(CacheLayerMixin):
         self.positions = positions
         # newest tokens that all rows and heads kept can still be taken back
         newest = torch.arange(self.length - width, self.length, device=chosen.device)
-        alike = (chosen == newest).all(0).all(0)
-        appended = int(alike.flip(0).long().cumprod(0).sum())
-        self.appended = min(self.appended, appended)
+        alike = (chosen == newest).all(0).all(0)  # ascending numbers: from the first that is alike on all are
+        self.appended = min(self.appended, int(alike.sum()))
         self.length, self.evicted, self.current = width, True, None
         self._find_starts()
         self._note()

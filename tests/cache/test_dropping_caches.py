@@ -82,6 +82,56 @@ def test_crop_takes_back_new_tokens_only():
     assert cache.get_seq_length() == 0 and not layer.evicted
 
 
+def test_bytes_are_counted_as_they_come_and_go():
+    """36 bytes a token and head; the peak of a layer that drops is what was, and what is kept, with its room."""
+    slot = 2 * (2 * 4 * 4 + 4)
+    cache, layer = small(room=4)
+    cache.update(*states(6), 1)
+    assert cache.nbytes() == cache.shared.allocated == cache.peak == 12 * slot
+    layer.keep(torch.tensor([[[0, 3, 5], [1, 2, 5]]]))
+    assert cache.nbytes() == cache.shared.allocated == (6 + 3 + 4) * slot
+    assert cache.peak == (12 + 3 + 4) * slot
+    cache.layers[1].keep(torch.tensor([[[4], [5]]]))
+    assert cache.nbytes() == (7 + 5) * slot and cache.peak == 19 * slot, "the first layer had the higher peak"
+    for token in range(6, 10):
+        cache.update(*states(1, float(token)), 0)
+    assert cache.nbytes() == (7 + 5) * slot and layer.length == 7, "its room is full"
+    cache.update(*states(1, 10.0), 0)
+    assert layer.keys.shape[2] == 8 + 4 and cache.nbytes() == cache.shared.allocated == (12 + 5) * slot
+    cache.update(*states(30, 11.0), 0)
+    assert layer.keys.shape[2] == 38 + 38 // 4 and cache.peak == cache.nbytes() == (47 + 5) * slot
+    cache.batch_repeat_interleave(3)
+    assert cache.nbytes() == cache.shared.allocated == cache.peak == 3 * (47 + 5) * slot
+    cache.batch_select_indices(torch.tensor([True, False, True]))
+    assert cache.nbytes() == cache.shared.allocated == 2 * (47 + 5) * slot and cache.peak == 3 * 52 * slot
+    cache.reset()
+    assert cache.nbytes() == cache.shared.allocated == 0 and cache.peak == 3 * 52 * slot
+
+
+def test_tokens_are_counted_as_they_come_and_go():
+    cache, layer = small(batch=2)
+    counts = lambda: (layer.length, layer.total, layer.appended, layer.hidden)  # noqa: E731
+    assert counts() == (6, 6, 6, [0, 0])
+    layer.keep(torch.tensor([[[1, 4, 5]] * 2, [[0, 4, 5], [3, 4, 5]]]))
+    assert counts() == (3, 6, 2, [0, 0]), "all rows and heads have the newest two"
+    layer.keep(torch.arange(3).expand(2, 2, -1))
+    assert counts() == (3, 6, 2, [0, 0]), "slots that all kept can hold other tokens"
+    cache.update(*states(3, 6.0, batch=2), 0)
+    assert counts() == (6, 9, 5, [0, 0])
+    layer.hide(torch.tensor([[True, True, True], [False, False, True]]))
+    assert counts() == (6, 9, 5, [0, 2])
+    layer.hide(torch.tensor([[True], [False]]))
+    assert counts() == (6, 9, 5, [0, 3]), "what is padding of one turn adds to that of others"
+    cache.crop(-1)
+    assert counts() == (5, 8, 4, [0, 3])
+    cache.reorder_cache(torch.tensor([1, 1]))
+    assert counts() == (5, 8, 4, [3, 3]) and cache.get_mask_sizes(2, 0) == (7, 3)
+    layer.keep(torch.tensor([[[0, 4], [0, 1]], [[0, 4], [0, 1]]]))
+    assert counts() == (2, 8, 0, [3, 3]), "not all heads have the newest"
+    with pytest.raises(ValueError, match="0 are new since"):
+        cache.crop(-1)
+
+
 @torch.no_grad()
 def test_model_sees_the_kept_tokens_at_their_positions():
     """Plain SDPA over the cache gives what a mask over the whole sequence gives."""

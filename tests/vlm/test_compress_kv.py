@@ -118,6 +118,19 @@ def test_later_passes_keep_how_the_heads_share(llama):
     assert all(set(range(330, 360)) <= positions(head)[0] for head in layer.heads), "the newest tokens stay"
 
 
+def test_uneven_heads_take_back_what_all_of_them_have(llama):
+    cache = EvictingCache(llama[0].config, 4, RaggedLayer)
+    cache.reader = SessionAttention([])
+    cache.update(*states(1, 6)[1:], 0)
+    layer = cache.layers[0]
+    layer.keep(torch.tensor([[[0, 5, -1], [3, 4, 5]]]))
+    assert (layer.length, layer.total, layer.appended) == (3, 6, 1)
+    cache.update(*states(1, 2)[1:], 0)
+    assert (layer.length, layer.total, layer.appended) == (5, 8, 3)
+    with pytest.raises(ValueError, match="cannot take back 4 tokens: 3 are new"):
+        cache.crop(-4)
+
+
 def test_a_cache_of_uneven_heads_takes_tokens_and_rows_back(llama):
     cache, layer, _ = compressed(llama[0], CompressKV(budget=0.25, head_budgets=True))
     lengths = [head.length for head in layer.heads]

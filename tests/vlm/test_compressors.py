@@ -356,6 +356,17 @@ def early_segments(rows, tau, window, ema):
     return [*segments, (start, len(rows) - 1)]
 
 
+def test_a_segment_is_held_against_its_first_frame():
+    """Frames that turn by 25 degrees each are all like the one before, and soon unlike the first."""
+    angle = torch.arange(9.0) * math.pi * 25 / 180
+    x = torch.stack([angle.cos(), angle.sin()], 1)[:, None]
+    # cos 50 is above one half, cos 75 below; each segment begins the count again
+    assert running_segments(x, tau=0.5, window=9, ema=1.0) == [(0, 2), (3, 5), (6, 8)]
+    assert running_segments(x, tau=-1.0, window=20, ema=1.0) == [(0, 8)]
+    # a running cosine falls later
+    assert running_segments(x[:5], tau=0.5, window=9, ema=0.5) == [(0, 3), (4, 4)]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_early_tom(seed):
     """6 frames of 9 tokens: three each, and two more at ends of segments."""

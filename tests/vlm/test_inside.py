@@ -192,6 +192,19 @@ def test_what_the_language_model_drops_is_gone_in_the_picture():
         assert [kept.share for kept in vlm.kept(fast)] == [0.25, 0.25]
 
 
+@pytest.mark.parametrize("beams", (2, 3))
+def test_beams_show_what_their_prompt_keeps(beams):
+    """Every beam of a prompt has the cuts of the prompt, each video its own."""
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, vlm.FastV(keep=0.25)) as fast:
+        fast.generate(**arguments(2))
+        alone = [kept.sizes for kept in vlm.kept(fast)]
+        fast.generate(**arguments(2, num_beams=beams))
+        together = [kept.sizes for kept in vlm.kept(fast)]
+    assert not torch.equal(*alone), "the videos would not be told apart"
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
 def test_scores_are_those_of_the_towers_last_layer():
     """Against an explicit softmax of its queries and keys, frame by frame, pooled as the features."""
     model, arguments = visual_examples.onevision()

@@ -62,6 +62,47 @@ def test_a_stream_that_keeps_everything_answers_as_a_plain_call(parts):
     assert snapshot(model) == before
 
 
+def asked(stream, question="what moves up?"):
+    """The logits of an answer."""
+    seen = []
+
+    def watch(ids, scores):
+        seen.append(scores.clone())
+        return scores
+
+    stream.ask(question, max_new_tokens=3, logits_processor=[watch])
+    return torch.stack(seen)
+
+
+def test_what_was_asked_before_a_frame_came_is_forgotten(parts):
+    """Ask, push, ask: the last answer is that of a stream that was given the same frames and asked nothing."""
+    model, processor = parts
+    method, clip = vlm.StreamingCompression(keep=0.5, refresh=1.0), frames(6)
+    asking, silent = (vlm.VideoStream(model, processor, method) for _ in range(2))
+    for stream in (asking, silent):
+        stream.push(clip[:2])
+    before = asked(asking)
+    for stream in (asking, silent):
+        stream.push(clip[2:])
+    after = asked(asking)
+    assert torch.equal(after, asked(silent)) and not torch.equal(after, before)
+    # and where nothing came, the prefix that was kept gives what a new one gives
+    assert torch.allclose(asked(asking), asked(silent, "what moves up?"), atol=1e-5)
+    assert torch.allclose(asked(asking, "how many?"), asked(silent, "how many?"), atol=1e-5)
+
+
+def test_a_stream_that_was_closed_begins_anew(parts):
+    model, processor = parts
+    method = vlm.StreamingCompression(keep=0.25, refresh=0.5, interval=2)
+    used, fresh = (vlm.VideoStream(model, processor, method) for _ in range(2))
+    used.push(frames(3, seed=9))
+    asked(used)
+    used.close()
+    for stream in (used, fresh):
+        stream.push(frames(4))
+    assert torch.equal(asked(used), asked(fresh)) and torch.equal(used.memory.tokens(), fresh.memory.tokens())
+
+
 def test_frames_are_pruned_as_the_formula_says(parts):
     model, processor = parts
     clip = frames(4)

@@ -136,19 +136,32 @@ def later_turn(family, method, everything):
         together = fast.generate(**again, **whole)
         given = whole if everything else {pixels: call[pixels], **grid}
         later = fast.generate(**again, **given, past_key_values=first.past_key_values)
-        return together, later, fast.report, vlm.kept(fast)
+        return together, later, fast.report, vlm.kept(fast), fast.adapter.last[0]
+
+
+@pytest.mark.parametrize("family", ("llava_onevision", "qwen2_vl"))
+def test_videos_of_a_later_turn_have_numbers_of_their_own(family):
+    """Each placeholder that stays says to which video of the conversation it belongs, and where it stands in it."""
+    *_, later = later_turn(family, Some(), False)
+    assert len(later.cells) == 4
+    for row, numbers in enumerate(later.number.tolist()):
+        found = list(dict.fromkeys(number for number in numbers if number >= 0))
+        assert found == [row, 2 + row], "a row has its video of the first turn, and then that of the second"
+        for number in found:
+            anchors = later.anchor[row][later.number[row] == number].tolist()
+            assert anchors == list(range(0, later.cells[number] * 3, 3))[: len(anchors)] and len(anchors) > 1
 
 
 @pytest.mark.parametrize("everything", (False, True), ids=("new", "all"))
 @pytest.mark.parametrize("family", EXAMPLES)
 def test_a_later_turn_with_new_videos(family, everything):
-    together, later, report, kept = later_turn(family, Some(), everything)
+    together, later, report, kept, _ = later_turn(family, Some(), everything)
     assert torch.equal(together, later)
     assert report.engaged and 0 < report.visual_tokens < report.plain_visual_tokens and len(kept) == 2
 
 
 def test_a_later_turn_says_that_nothing_is_dropped_inside():
-    _, _, report, kept = later_turn("llava_onevision", vlm.FastV(keep=0.3), False)
+    _, _, report, kept, _ = later_turn("llava_onevision", vlm.FastV(keep=0.3), False)
     assert "first turn only" in report.warnings[0]
     assert report.visual_tokens == report.plain_visual_tokens == 96 and all(one.share == 1 for one in kept)
 
