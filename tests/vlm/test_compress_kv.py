@@ -9,6 +9,7 @@ from mmaccel.errors import SettingError
 from mmaccel.kernels import policies
 from mmaccel.vlm import CompressKV, examples
 from mmaccel.vlm.attention import SessionAttention
+from mmaccel.vlm.call import Call, Run
 
 LENGTH, COUNT = 320, 160
 
@@ -75,11 +76,31 @@ def test_a_window_that_does_not_fit_is_a_warning(llama):
     model, arguments = llama
     with mmaccel.accelerate(model, CompressKV(budget=0.2, window=12)) as fast:
         fast.generate(**arguments())
-        assert any("of window=12, 8 vote, half of the 16 tokens kept" in text for text in fast.report.warnings)
+        assert fast.report.warnings == ["CompressKV: of window=12, 8 vote, half of the 16 tokens kept"]
     for method in (CompressKV(budget=0.2), CompressKV(budget=0.2, window=8), CompressKV("streaming", 0.2, window=64)):
         with mmaccel.accelerate(model, method) as fast:
             fast.generate(**arguments())
             assert fast.report.engaged and not fast.report.warnings
+
+
+@pytest.mark.parametrize("head_budgets", (False, True))
+def test_keys_are_counted_without_padding(llama, head_budgets):
+    """Prompts of 80 and 75 tokens in a batch of 80, of which 16 and 15 are kept, and five steps."""
+    model, arguments = llama
+    heads, layers, steps = 4, 3, 5
+    with mmaccel.accelerate(model, CompressKV(budget=0.2, head_budgets=head_budgets)) as fast:
+        fast.generate(**arguments(2))
+        report = fast.report
+    plain = sum(n * (n + 1) // 2 for n in (80 + steps, 75 + steps))
+    prompt = sum(n * (n + 1) // 2 for n in (80, 75))
+    decoding = sum(kept + step for kept in (16, 15) for step in range(1, steps + 1))
+    assert report.plain_keys == heads * layers * plain and report.keys == heads * layers * (prompt + decoding)
+
+
+def test_pairs_of_a_chunk_that_the_kernel_masks():
+    query, key = torch.zeros(2, 4, 5, 8), torch.zeros(2, 2, 9, 8)
+    call = Call(0, query, key, key, None, None, None, None, lambda: query, Run())
+    assert call.plain_pairs() == 2 * 4 * 15
 
 
 def test_heads_share_the_budget_and_its_memory(llama):

@@ -144,6 +144,8 @@ def test_videos_of_a_later_turn_have_numbers_of_their_own(family):
     """Each placeholder that stays says to which video of the conversation it belongs, and where it stands in it."""
     *_, later = later_turn(family, Some(), False)
     assert len(later.cells) == 4
+    if later.position_ids is not None:  # time, row and column come after a count without gaps
+        assert torch.equal(later.position_ids[0], (later.attention_mask.cumsum(1) - 1).clamp(min=0))
     for row, numbers in enumerate(later.number.tolist()):
         found = list(dict.fromkeys(number for number in numbers if number >= 0))
         assert found == [row, 2 + row], "a row has its video of the first turn, and then that of the second"
