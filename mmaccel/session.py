@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -64,6 +64,8 @@ class Session:
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory: dict[str, Any] = {}  # what methods learn from one run for the next
+        self.is_running = False  # whether a call of the session is under way
+        self.after_call: list[Callable[[], None]] = []  # by methods, to complete the report
         self._stack: ExitStack | None = None
         self._removed = False
         for part in adapter.parts():
@@ -141,8 +143,14 @@ class Session:
             method.prepare(self, args, kwargs)
         self.report.start()
         began = time.perf_counter()
-        output = self.target(*args, **kwargs)
+        self.is_running = True
+        try:
+            output = self.target(*args, **kwargs)
+        finally:
+            self.is_running = False
         self.report.wall_seconds = time.perf_counter() - began
+        for complete in list(self.after_call):
+            complete()
         return output
 
     def __getattr__(self, name: str) -> Any:

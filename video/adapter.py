@@ -13,6 +13,8 @@ from mmaccel.method import Method
 DENOISERS = ("transformer", "transformer_2", "unet")
 TRANSFORMERS = frozenset({"diffusion transformer"})
 UNETS = frozenset({"diffusion unet"})
+# Every frame has a sampler of its own, a copy of the pipeline's, so that there is no step that all frames make.
+FRAMEWISE = "DiffusionForcing"
 
 
 @register_adapter
@@ -37,16 +39,44 @@ class DiffusionTransformerAdapter(Adapter):
         return [part for part in found if isinstance(part, torch.nn.Module)]
 
     def check(self, method: Method) -> None:
-        """Refuse a transformer that is wrapped by `torch.compile`: it is another object than the one that runs."""
+        """Refuse what the method cannot work on, and a transformer that is wrapped by `torch.compile`.
+
+        That is another object than the one that runs.
+        """
         for denoiser in self.denoisers():
             if hasattr(denoiser, "_orig_mod"):
                 raise UnsupportedTargetError(
                     f"{method.name} cannot follow torch.compile({type(denoiser._orig_mod).__name__}): write"
                     " pipe.transformer.compile(...), which compiles it in place"
                 )
+        if isinstance(method, DiffusionMethod):
+            method.check(self)
 
     def parts(self) -> list[Any]:
         return list({id(part): part for part in (self.target, *self.denoisers())}.values())
+
+
+class DiffusionMethod(Method):
+    """Base of the methods that ask something of a pipeline or its transformers."""
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work there; called by every plan."""
+
+
+def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
+    """Raise an `UnsupportedTargetError` where there are no steps of a pipeline to follow."""
+    name = type(adapter.target).__name__
+    if not hasattr(adapter.target, "scheduler"):
+        raise UnsupportedTargetError(
+            f"{method} needs the steps of a pipeline, and {name} is only its transformer: accelerate(pipe, ...)"
+        )
+    if not adapter.denoisers():
+        raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
+    if FRAMEWISE in name:
+        raise UnsupportedTargetError(
+            f"{method} needs steps that all frames make together, and {name} has a sampler for every frame:"
+            " video.SparseAttention works on it"
+        )
 
 
 def token_grid(denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int] | None:

@@ -18,7 +18,7 @@ from mmaccel.method import Method, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .adapter import TRANSFORMERS
+from .adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
 from .easy_cache import EasyCache
 from .heterogeneous_steps import HeterogeneousSteps
 from .step_cache import STEP_CACHES
@@ -31,7 +31,7 @@ THRESHOLDS = (0.05, 0.1, 0.2)  # of EasyCache
 
 @register("video")
 @dataclass(frozen=True)
-class Auto(Method):
+class Auto(DiffusionMethod):
     """Measures the pipeline on the first prompt, and picks the method that keeps a speed-up or a quality.
 
     The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, about six times
@@ -71,6 +71,9 @@ class Auto(Method):
         speedup, psnr = self.target_speedup, self.min_psnr
         self._require(speedup is None or (is_number(speedup, 1) and speedup > 1), "target_speedup", "None or above 1")
         self._require(psnr is None or (is_number(psnr, 0) and psnr > 0), "min_psnr", "None or above 0 dB")
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        require_steps(adapter, self.name)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         chosen = session.memory.get("chosen")

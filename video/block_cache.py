@@ -11,6 +11,7 @@ from mmaccel.method import is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
 
+from .adapter import DiffusionTransformerAdapter
 from .blocks import BlockStepper, Streams, check_families
 from .families import Family
 from .step_cache import StepCache
@@ -67,14 +68,17 @@ class BlockCache(StepCache):
         self._require(is_count(self.first), "first", "an integer of at least 1")
         self._require(is_count(self.last, 0), "last", "an integer of at least 0")
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        for family, denoiser in check_families(session, self.name):
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
+        for family, denoiser in check_families(adapter, self.name):
             blocks = len(family.block_list(denoiser))
             if self.first + self.last >= blocks:
                 raise SettingError(
                     f"BlockCache(first={self.first}, last={self.last}): together they must be fewer than the {blocks}"
                     f" blocks of {type(denoiser).__name__}"
                 )
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
         follow(session, stack, lambda run: _Stepper(session, run, self))
 
 

@@ -116,8 +116,7 @@ class BlockStepper(CacheStepper):
         super().close()
 
 
-def check_families(session: Session, method: str) -> list[tuple[Family, torch.nn.Module]]:
+def check_families(adapter: DiffusionTransformerAdapter, method: str) -> list[tuple[Family, torch.nn.Module]]:
     """The families of all denoisers, or an `UnsupportedTargetError`, before anything is touched."""
-    adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
     refuse_compiled(method, BLOCKS, *adapter.denoisers())
     return [(family_of(denoiser, method), denoiser) for denoiser in adapter.denoisers()]

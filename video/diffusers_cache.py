@@ -51,10 +51,13 @@ class DiffusersCache(StepCache):
         """Put the hooks on a denoiser."""
         raise NotImplementedError  # pragma: no cover
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
         for denoiser in adapter.denoisers():
             self._check(denoiser)
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        for denoiser in session.adapter.denoisers():  # type: ignore[attr-defined]
             if not has_registry(denoiser):
                 stack.callback(forget_registry, denoiser)
         follow(session, stack, lambda run: self.stepper(session, run))

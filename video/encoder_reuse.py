@@ -77,9 +77,11 @@ class EncoderReuse(StepCache):
         """Whether a step of a run of `steps` runs the encoder."""
         return self.keys is None or any(round(key * steps / STEPS) == step for key in self.keys)
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
         refuse_compiled(self.name, BLOCKS, *adapter.denoisers())
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
         follow(session, stack, lambda run: _Stepper(session, run, self))
 
 

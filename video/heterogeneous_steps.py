@@ -5,18 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from mmaccel.method import Method, is_count, is_number
+from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .adapter import TRANSFORMERS, DiffusionTransformerAdapter
-from .compiled import is_compiled
-from .families import divisible_family
+from .adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
 from .heterogeneous_run import HeterogeneousRun
-from .partial import PartialForward
+from .partial import ADVICE, PartialForward
 from .step_cache import STEP_CACHES
 from .steps import follow
-from .token_subset import KINDS
+from .token_subset import KINDS, require_divisible
 
 POLICIES = ("refresh", "groups")
 CHOICES = ("hottest", "random")
@@ -24,7 +22,7 @@ CHOICES = ("hottest", "random")
 
 @register("video")
 @dataclass(frozen=True)
-class HeterogeneousSteps(Method):
+class HeterogeneousSteps(DiffusionMethod):
     """Spends a budget of computation on the steps and tokens whose velocity changes most, and forecasts the rest.
 
     Some steps, denser at both ends of a run, compute all tokens. In the others only the hottest tokens are computed,
@@ -119,17 +117,20 @@ class HeterogeneousSteps(Method):
         return self.budget == 1
 
     @property
-    def may_be_partial(self) -> bool:
-        """Whether some steps may compute some of the tokens."""
-        return self.steps is None and (self.fraction is None or self.fraction > 0)
+    def chooses_tokens(self) -> bool:
+        """Whether some steps compute some of the tokens."""
+        return not self.exact and self.steps is None and (bool(self.fraction) or self.policy == "groups")
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        require_steps(adapter, self.name)
+        if self.chooses_tokens:
+            for denoiser in adapter.denoisers():
+                require_divisible(denoiser, ADVICE)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
-        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+        if self.exact:
+            return
         parts: dict[int, PartialForward] = {}
-        if not self.exact and self.may_be_partial:
-            is_asked_for = self.fraction or self.policy == "groups"
-            for denoiser in adapter.denoisers():
-                if is_asked_for or (divisible_family(denoiser) and not is_compiled(denoiser)):
-                    parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
-        if not self.exact:
-            follow(session, stack, lambda run: HeterogeneousRun(self, session, run, parts))
+        for denoiser in session.adapter.denoisers() if self.chooses_tokens else []:  # type: ignore[attr-defined]
+            parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
+        follow(session, stack, lambda run: HeterogeneousRun(self, session, run, parts))

@@ -13,9 +13,10 @@ import torch
 from tqdm import tqdm
 
 from mmaccel.errors import SettingError
-from mmaccel.method import Method, is_count
+from mmaccel.method import is_count
 from mmaccel.session import Session, accelerate
 
+from .adapter import DiffusionMethod, DiffusionTransformerAdapter
 from .families import Family
 from .steps import Forward, Run, Stepper, follow, replace_method
 from .token_cache import TokenCache, divisible_families, token_change
@@ -126,14 +127,16 @@ def calibrate_token_cache(
 
 
 @dataclass(frozen=True)
-class _Recording(Method):
+class _Recording(DiffusionMethod):
     """Runs plainly and records; not registered, since it is no method for users."""
 
     name = "video.recording"
     method: TokenCache = TokenCache()
 
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        self.method.check(adapter)
+
     def attach(self, session: Session, stack: ExitStack) -> None:
-        divisible_families(session)
         follow(session, stack, lambda run: _Recorder(session, run, self.method))
 
 
@@ -146,7 +149,7 @@ class _Recorder(Stepper):
         self.stack = ExitStack()
         self.last: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.errors: dict[int, list[Array]] = {}
-        for family, denoiser in divisible_families(session):
+        for family, denoiser in divisible_families(session.adapter):  # type: ignore[arg-type]
             for layer, block in enumerate(family.block_list(denoiser)):
                 replace_method(block, "forward", functools.partial(self.block, family, block, layer), self.stack)
 

@@ -13,11 +13,11 @@ import torch
 from mmaccel import kernels
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import BlockPlan, policies
-from mmaccel.method import Method, is_count, is_number
+from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .adapter import GRIDS, TRANSFORMERS, DiffusionTransformerAdapter, token_grid
+from .adapter import GRIDS, TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, token_grid
 from .compiled import refuse_compiled
 from .interception import intercept
 
@@ -30,7 +30,7 @@ Grid = tuple[int, int, int]
 
 @register("video")
 @dataclass(frozen=True)
-class SparseAttention(Method):
+class SparseAttention(DiffusionMethod):
     """Self-attention of a diffusion transformer over chosen blocks of tokens, by a policy.
 
     Cross-attention, attention with a mask and short sequences stay dense. Where the policy keeps so many blocks
@@ -83,11 +83,10 @@ class SparseAttention(Method):
     def exact(self) -> bool:
         return self.budget == 1
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
         denoisers = adapter.denoisers()
         if not denoisers:
-            raise UnsupportedTargetError(f"{type(session.target).__name__} has no transformer to make sparse")
+            raise UnsupportedTargetError(f"{type(adapter.target).__name__} has no transformer to make sparse")
         for denoiser in denoisers:
             name = type(denoiser).__name__
             if self.policy in GRID_POLICIES and name not in GRIDS:
@@ -97,6 +96,10 @@ class SparseAttention(Method):
                 )
             if not self.exact:
                 refuse_compiled(self.name, "use video.HeterogeneousSteps, which chooses steps", *denoiser.modules())
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        if not self.exact:
+            for denoiser in session.adapter.denoisers():  # type: ignore[attr-defined]
                 attention = _Attention(self, session)
                 intercept(denoiser, attention, stack, before=attention.begin)
 

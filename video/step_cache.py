@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.method import Method, is_count, is_number
+from mmaccel.method import is_count, is_number
 from mmaccel.session import Session
 
-from .adapter import TRANSFORMERS
+from .adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
 from .steps import Forward, Run, Stepper, count_forwards
 from .tensors import count_bytes
 
@@ -33,7 +33,7 @@ NAMES = (
 STEP_CACHES = frozenset(f"video.{name}" for name in NAMES)
 
 
-class StepCache(Method):
+class StepCache(DiffusionMethod):
     """Base of the methods that reuse results of earlier steps; only one of them at a time."""
 
     excludes: ClassVar[frozenset[str]] = STEP_CACHES
@@ -45,6 +45,9 @@ class StepCache(Method):
     def __post_init__(self) -> None:
         self._check_steps()
         self._require(is_number(self.threshold, 0), "threshold", "a number of at least 0")
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        require_steps(adapter, self.name)
 
     def _check_steps(self) -> None:
         self._require(is_count(self.warmup), "warmup", "an integer of at least 1: there is nothing to reuse before")

@@ -12,9 +12,9 @@ import torch
 from tqdm import tqdm
 
 from mmaccel.errors import SettingError
-from mmaccel.method import Method
 from mmaccel.session import Session, accelerate
 
+from .adapter import DiffusionMethod, DiffusionTransformerAdapter, require_steps
 from .heterogeneous_steps import HeterogeneousSteps
 from .steps import Run, Stepper, follow
 
@@ -120,10 +120,13 @@ def calibrate_steps(
 
 
 @dataclass(frozen=True)
-class _Recording(Method):
+class _Recording(DiffusionMethod):
     """Runs plainly and records; not registered, since it is no method for users."""
 
     name = "video.recording"
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        require_steps(adapter, "calibrate_steps")
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         follow(session, stack, lambda run: _Recorder(session, run))

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 
 from mmaccel import private
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.report import Report
 from mmaccel.session import Session
 
 from .adapter import DiffusionTransformerAdapter
 from .families import latents_of
 
 Forward = Callable[..., Any]
-EULER = "FlowMatchEulerDiscreteScheduler"
+# More forward passes than a step of any pipeline makes: from here on, nobody steps the sampler that is followed.
+MOST_BRANCHES = 8
 
 
 @dataclass
@@ -36,8 +37,6 @@ class Run:
     levels
         Where each step stands on the way from noise to data, and where the last one ends: noise levels, or for other
         samplers than flow matching timesteps as a share of those in training.
-    is_euler
-        Whether the sampler makes plain Euler steps: it adds the velocity times the way to the next level.
     step
         Index of the step that is running, from 0.
     branch
@@ -49,7 +48,6 @@ class Run:
 
     steps: int
     levels: list[float]
-    is_euler: bool = False
     step: int = 0
     branch: int = -1
     expert: int = 0
@@ -73,11 +71,25 @@ class Stepper:
         """The velocity (or noise) to step with, after guidance; this one leaves it."""
         return output
 
+    def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
+        """Let the sampler step: ``make(velocity, sample)``; this one takes :meth:`velocity`."""
+        return make(self.velocity(output, sample), sample)
+
+    def warn(self, text: str) -> None:
+        """Put a warning into the report, once for all segments of a call."""
+        warn(self.report, text)
+
     def finish(self) -> None:
         """Called after the last step."""
 
     def close(self) -> None:
         """Called when the run is over in whatever way: after :meth:`finish`, an exception, the next run's start."""
+
+
+def warn(report: Report, text: str) -> None:
+    """Add a warning to a report that does not have it yet."""
+    if text not in report.warnings:
+        report.warnings.append(text)
 
 
 class _Instead:
@@ -131,6 +143,7 @@ class _Follower:
         self.scheduler = session.target.scheduler
         self.stepper: Stepper | None = None
         self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
+        self.passes = self.followed = 0  # forward passes seen in this call, and steps behind some
 
     def drop(self) -> None:
         """Let go of the run, however far it came."""
@@ -141,7 +154,8 @@ class _Follower:
 
     def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         self.drop()  # an interrupted run's memory goes before the new one is made
-        self.session.report.start()
+        if not self.session.is_running:  # a call of the target itself; a session's call may be several runs
+            self.session.report.start()
         result = original(*args, **kwargs)
         timesteps = self.scheduler.timesteps
         steps = len(timesteps)
@@ -153,18 +167,22 @@ class _Follower:
             levels = [float(sigma) for sigma in sigmas]
         else:
             levels = [*(float(t) / self.scheduler.config.num_train_timesteps for t in timesteps), 0.0]
-        is_euler = any(cls.__name__ == EULER for cls in type(self.scheduler).__mro__)
-        is_euler = is_euler and not self.scheduler.config.stochastic_sampling
-        self.stepper = self.make(Run(steps, levels, is_euler))
+        self.stepper = self.make(Run(steps, levels))
         return result
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        self.passes += 1
+        if self.session.target.scheduler is not self.scheduler:
+            self.drop()
         if self.stepper is None:  # a call outside of a run
             return original(*args, **kwargs)
         run = self.stepper.run
         if run.step == 0 and run.branch < 0:  # image-to-image starts further down
             run.step = getattr(self.scheduler, "begin_index", None) or 0
         run.branch, run.expert = run.branch + 1, expert
+        if run.branch == MOST_BRANCHES:
+            self.drop()
+            return original(*args, **kwargs)
         try:
             if run.branch == 0:
                 self.begin_again_if_resized([x.shape for x in latents_of(denoiser, args, kwargs)])
@@ -179,7 +197,7 @@ class _Follower:
         run = self.stepper.run
         before = self.shapes.get(run.expert, shapes)
         if before != shapes:
-            self.session.report.warnings.append(
+            self.stepper.warn(
                 f"in step {run.step} latents of {list(before[0])} became {list(shapes[0])}:"
                 " what was kept is forgotten, and the method begins anew"
             )
@@ -192,11 +210,14 @@ class _Follower:
             return original(*args, **kwargs)
         names = ("model_output", "timestep", "sample")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if given.get("per_token_timesteps") is not None:
-            self.stepper.run.is_euler = False  # tokens go different ways
-        given["model_output"] = self.stepper.velocity(given["model_output"], given["sample"])
-        result = original(*(given.pop(name) for name in names), *args[3:], **given)
+        output, timestep, sample = (given.pop(name) for name in names)
+
+        def make(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
+            return original(velocity, timestep, sample, *args[3:], **given)
+
+        result = self.stepper.step(make, output, sample)
         run = self.stepper.run
+        self.followed += run.branch >= 0
         run.step, run.branch = run.step + 1, -1
         if run.is_over:
             self.stepper.finish()
@@ -204,31 +225,35 @@ class _Follower:
         return result
 
 
+    def conclude(self) -> None:
+        """After a call of the session: let go of what it left, and say so where nothing could be done."""
+        self.drop()
+        name, passes, followed = type(self.session.target).__name__, self.passes, self.followed
+        self.passes = self.followed = 0
+        if self.session.target.scheduler is not self.scheduler:
+            why = "pipe.scheduler was changed after accelerate(): remove() the session, and accelerate anew"
+        elif not passes:
+            why = "its transformer was changed after accelerate(): remove() the session, and accelerate anew"
+        else:
+            why = f"{name} does not step pipe.scheduler"
+        if not followed:
+            warn(self.session.report, f"no step was followed, and all was computed: {why}")
+
+
 def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -> None:
     """Put ``make(run)`` in charge of every run of the session's pipeline, until `stack` closes.
 
     Three methods are replaced on the instances: the scheduler's `set_timesteps` and `step`, and the `forward` of every
     denoiser.
-
-    Raises
-    ------
-    UnsupportedTargetError
-        If the target is a transformer without its pipeline, or has none.
     """
     adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
-    name, method = type(session.target).__name__, " and ".join(m.name for m in session.plan.methods)
-    if not hasattr(session.target, "scheduler"):
-        raise UnsupportedTargetError(
-            f"{method} needs the steps of a pipeline, and {name} is only its transformer: accelerate(pipe, ...)"
-        )
-    denoisers = adapter.denoisers()
-    if not denoisers:
-        raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     follower = _Follower(session, make)
     replace_method(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
     replace_method(follower.scheduler, "step", follower.step, stack)
-    for expert, denoiser in enumerate(denoisers):
+    for expert, denoiser in enumerate(adapter.denoisers()):
         replace_forward(denoiser, functools.partial(follower.forward, expert, denoiser), stack)
+    session.after_call.append(follower.conclude)
+    stack.callback(session.after_call.remove, follower.conclude)
     stack.callback(follower.drop)
 
 

@@ -15,6 +15,7 @@ from mmaccel.method import is_number
 from mmaccel.registry import register
 from mmaccel.session import Session, accelerate
 
+from .adapter import DiffusionTransformerAdapter
 from .blocks import BlockStepper, Reuse, Streams, check_families
 from .families import Family
 from .step_cache import StepCache
@@ -82,8 +83,11 @@ class TeaCache(StepCache):
             return change
         return max(0.0, float(numpy.polyval(self.coefficients, change)))
 
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
+        check_families(adapter, self.name)
+
     def attach(self, session: Session, stack: ExitStack) -> None:
-        check_families(session, self.name)
         follow(session, stack, lambda run: self.stepper(session, run))
 
     def stepper(self, session: Session, run: Run) -> BlockStepper:

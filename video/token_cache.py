@@ -108,20 +108,22 @@ class TokenCache(StepCache):
         share = self.share(steps) if self.fractions is None else sum(self.fractions) / len(self.fractions)
         return (full + (steps - full) * share) / steps
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        for family, denoiser in divisible_families(session):
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
+        for family, denoiser in divisible_families(adapter):
             layers = len(family.block_list(denoiser))
             if self.fractions is not None and len(self.fractions) != layers:
                 raise SettingError(
                     f"TokenCache has fractions for {len(self.fractions)} layers, and {type(denoiser).__name__} has"
                     f" {layers}: calibrate_token_cache(pipe, ...) finds them"
                 )
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
         follow(session, stack, lambda run: _Stepper(session, run, self))
 
 
-def divisible_families(session: Session) -> list[tuple[Family, torch.nn.Module]]:
+def divisible_families(adapter: DiffusionTransformerAdapter) -> list[tuple[Family, torch.nn.Module]]:
     """The families of all denoisers, or an `UnsupportedTargetError` where tokens cannot be computed apart."""
-    adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
     return [(require_divisible(denoiser, ADVICE), denoiser) for denoiser in adapter.denoisers()]
 
 
@@ -146,7 +148,7 @@ class _Stepper(CacheStepper):
         self.subset: TokenSubset | None = None  # within a layer that computes some tokens
         self.done: list[float] = []  # shares of the layers of this forward pass
         self.keys: list[KeysValues] = []  # of each expert
-        for family, denoiser in [] if method.exact else divisible_families(session):
+        for family, denoiser in [] if method.exact else divisible_families(session.adapter):  # type: ignore[arg-type]
             self.watch(family, denoiser)
 
     def watch(self, family: Family, denoiser: torch.nn.Module) -> None:

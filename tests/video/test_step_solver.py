@@ -15,12 +15,12 @@ from mmaccel.video.step_solver import _record
 
 def error_of(true, levels, computed):
     """What the solver minimises, by the method's own moves along known velocities."""
-    kept, off, total, before = Velocities(0.5), torch.zeros(true.shape[1], dtype=true.dtype), 0.0, None
-    for k, velocity in enumerate(true):
-        given = velocity[None, None] if k in computed else None
-        off = off + (levels[k + 1] - levels[k]) * (kept.step(levels[k], levels[k + 1], given)[0, 0] - velocity)
-        if given is not None:
-            total, before = total + (0.0 if before is None else float((off - before).norm())), off
+    kept, total = Velocities(0.5), 0.0
+    for last, k in zip((None, *computed), computed, strict=False):
+        kept.step(levels[k], true[k][None, None])
+        skipped = [] if last is None else range(last + 1, k)
+        moves = ((levels[j + 1] - levels[j]) * (kept.on_line(levels[j])[0, 0] - true[j]) for j in skipped)
+        total += float(sum(moves, torch.zeros(true.shape[1], dtype=true.dtype)).norm())
     return total
 
 
