@@ -99,7 +99,6 @@ def rows(pipe: Any, call: dict[str, Any], seconds: float) -> list[dict[str, Any]
                 work_ratio=report.work_ratio,
                 peak_extra_bytes=report.peak_extra_bytes,
                 estimated_bytes=report.details.get("estimated_bytes"),
-                overhead=report.details.get("overhead of a partial pass"),
             )
         )
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -64,8 +64,7 @@ class Session:
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory: dict[str, Any] = {}  # what methods learn from one run for the next
-        self.is_running = False  # whether a call of the session is under way
-        self.after_call: list[Callable[[], None]] = []  # by methods, to complete the report
+        self.around: list[Callable[[], AbstractContextManager[None]]] = []  # entered by methods around every call
         self._stack: ExitStack | None = None
         self._removed = False
         for part in adapter.parts():
@@ -143,14 +142,11 @@ class Session:
             method.prepare(self, args, kwargs)
         self.report.start()
         began = time.perf_counter()
-        self.is_running = True
-        try:
+        with ExitStack() as stack:
+            for enter in self.around:
+                stack.enter_context(enter())
             output = self.target(*args, **kwargs)
-        finally:
-            self.is_running = False
-        self.report.wall_seconds = time.perf_counter() - began
-        for complete in list(self.after_call):
-            complete()
+            self.report.wall_seconds = time.perf_counter() - began
         return output
 
     def __getattr__(self, name: str) -> Any:

@@ -204,8 +204,9 @@ LIMITS = """
 - **What the steps are worth, and the tokens.** Nearly all of the gain is the forecast, its correction, and where the
   full steps lie. Choosing tokens (*hottest*, *random*) costs quality here: a partial pass of a twentieth of the tokens
   took a fifth of a full one on 2 cores, so that fewer full steps are left, and chosen at random the tokens do as
-  well. Even with all keys and values fresh, which nobody can afford, it stays behind. The solver leaves partial steps
-  out wherever a pass costs more than 0.03 beyond its tokens; `fraction=` asks for them.
+  well. Even with all keys and values fresh, which nobody can afford, it stays behind. These rows have partial steps
+  wherever a step is skipped, which starves the tokens that are never hot; with `fraction=` alone every fourth is one.
+  That was never better than none either, so that partial steps are off by default.
 - **Worst prompts.** With two moving things this model decides in the first steps what goes where, and a small
   difference there gives another clip, as good and far away. At a quarter of the time a forecast over long gaps can tip
   that: without it (`forecast=0`, as the preset "fast" has it) mean and worst are better, and the worst is above

@@ -23,13 +23,13 @@ CHOICES = ("hottest", "random")
 @register("video")
 @dataclass(frozen=True)
 class HeterogeneousSteps(DiffusionMethod):
-    """Spends a budget of computation on the steps and tokens whose velocity changes most, and forecasts the rest.
+    """Spends a budget of computation on the steps whose velocity changes most, and forecasts the rest.
 
-    Some steps, denser at both ends of a run, compute all tokens. In the others only the hottest tokens are computed,
-    against the kept keys and values of all; or none, where this machine's cost of a partial pass says that it does
-    not pay. Every token that is not computed moves with its last velocity and half its slope, so that all tokens are
-    always at the sampler's noise level; when it is computed again, what the forecasts missed is made up for. Lossy
-    below a budget of 1.
+    Some steps, denser at both ends of a run, compute all tokens; in the others every token moves with its last
+    velocity and half its slope. When a token is computed again, what its forecasts missed is made up for: the sampler
+    makes its steps since then again, with velocities on the line between the two. A few steps may compute the hottest
+    tokens alone, against the kept keys and values of all; that was never measured to be better than none, and is off
+    by default. Lossy below a budget of 1.
 
     Parameters
     ----------
@@ -42,18 +42,19 @@ class HeterogeneousSteps(DiffusionMethod):
         Share of the velocity's slope to trust, 0 to 1; default 0.5, measured to be the safest: level with 0 or
         better where no prompt tips over (docs/benchmarks/video.md), and better than 1 over long gaps.
     correct
-        Make up for what forecasts missed (default), with samplers that make Euler steps, as
-        `FlowMatchEulerDiscreteScheduler`. Others go on without; with those of second order fewer steps do as well
-        down to half of them.
+        Make up for what forecasts missed (default), with samplers that draw no noise: flow matching in Euler steps,
+        UniPC, DPM-Solver++, DEIS and Helios's. Others go on without, and the report says so.
     warmup, cooldown
-        Full steps at the beginning and the end, default 1 each; 3 at the beginning where a sampler's
-        steps cannot be corrected.
+        Full steps at the beginning and the end, default 1 each; with samplers of several steps, such as UniPC, four
+        tenths of the computed steps lie at the beginning. Where these are fewer than 8, such a sampler does as well
+        with fewer steps, and the report says so.
     interval
         A full step every so many steps between; None (default) to spread what the budget pays for, denser towards
         both ends.
     fraction
-        Share of the tokens in partial steps, 0 for none; None (default) to solve from the budget and a cost measured
-        in the first run of each shape. In a compiled transformer there are none.
+        Share of the tokens in partial steps; None (default) or 0 for none. Every fourth of the skipped steps is
+        then one, or with an `interval` as many as the budget has left for. The budget counts tokens; a partial pass
+        takes more of the time than its share, and none works in a compiled transformer.
     tokens
         ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
     steps
@@ -70,7 +71,8 @@ class HeterogeneousSteps(DiffusionMethod):
     MemoryLimitError
         Before the run, if its keys and values do not fit.
     UnsupportedTargetError
-        If the target is no pipeline, or tokens are to be chosen in a family whose blocks are not known.
+        If the target is no pipeline, has a sampler for every frame, or tokens are to be chosen in a family whose
+        blocks are not known.
 
     Examples
     --------

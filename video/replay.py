@@ -18,6 +18,7 @@ REPEATABLE = (
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler",
+    "HeliosScheduler",
 )
 Make = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -26,6 +27,7 @@ def is_repeatable(scheduler: Any) -> bool:
     """Whether steps of this sampler can be made again from the state before them."""
     config = scheduler.config
     draws = config.get("stochastic_sampling") or "sde" in str(config.get("algorithm_type"))
+    draws = draws or config.get("scheduler_type") == "dmd"
     known = any(cls.__name__ in REPEATABLE for cls in type(scheduler).__mro__)
     return known and not draws and config.get("solver_p") is None
 

@@ -7,8 +7,8 @@ running it, and may change the velocity that the sampler steps with. :func:`foll
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,7 +143,8 @@ class _Follower:
         self.scheduler = session.target.scheduler
         self.stepper: Stepper | None = None
         self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
-        self.passes = self.followed = 0  # forward passes seen in this call, and steps behind some
+        self.is_called = False  # within a call of the session
+        self.passes = self.followed = 0  # in it: forward passes seen, and steps behind some
 
     def drop(self) -> None:
         """Let go of the run, however far it came."""
@@ -154,7 +155,7 @@ class _Follower:
 
     def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         self.drop()  # an interrupted run's memory goes before the new one is made
-        if not self.session.is_running:  # a call of the target itself; a session's call may be several runs
+        if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
         result = original(*args, **kwargs)
         timesteps = self.scheduler.timesteps
@@ -225,19 +226,25 @@ class _Follower:
         return result
 
 
-    def conclude(self) -> None:
-        """After a call of the session: let go of what it left, and say so where nothing could be done."""
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around a call of the session: let go of what it leaves, and say so where nothing could be done."""
+        self.is_called, self.passes, self.followed = True, 0, 0
+        try:
+            yield
+        finally:
+            self.is_called = False
         self.drop()
-        name, passes, followed = type(self.session.target).__name__, self.passes, self.followed
-        self.passes = self.followed = 0
+        if not self.followed:
+            warn(self.session.report, f"no step was followed, and all was computed: {self.reason()}")
+
+    def reason(self) -> str:
+        """Why no step was followed."""
         if self.session.target.scheduler is not self.scheduler:
-            why = "pipe.scheduler was changed after accelerate(): remove() the session, and accelerate anew"
-        elif not passes:
-            why = "its transformer was changed after accelerate(): remove() the session, and accelerate anew"
-        else:
-            why = f"{name} does not step pipe.scheduler"
-        if not followed:
-            warn(self.session.report, f"no step was followed, and all was computed: {why}")
+            return "pipe.scheduler was changed after accelerate(): remove() the session, and accelerate anew"
+        if not self.passes:
+            return "its transformer was changed after accelerate(): remove() the session, and accelerate anew"
+        return f"{type(self.session.target).__name__} does not step pipe.scheduler"
 
 
 def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -> None:
@@ -252,8 +259,8 @@ def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -
     replace_method(follower.scheduler, "step", follower.step, stack)
     for expert, denoiser in enumerate(adapter.denoisers()):
         replace_forward(denoiser, functools.partial(follower.forward, expert, denoiser), stack)
-    session.after_call.append(follower.conclude)
-    stack.callback(session.after_call.remove, follower.conclude)
+    session.around.append(follower.call)
+    stack.callback(session.around.remove, follower.call)
     stack.callback(follower.drop)
 
 

@@ -169,10 +169,10 @@ def test_correction_is_worth_it(wan, sampler):
     plain, fewer = run(pipe, call), run(pipe, call, num_inference_steps=12)
     found = {}
     for correct in (True, False):
-        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.4, correct=correct, warmup=1)) as fast:
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, correct=correct)) as fast:
             found[correct] = run(fast, call)
             assert not fast.report.warnings
-    assert 0 < distance(found[True], plain) < distance(found[False], plain) < distance(fewer, plain)
+    assert 0 < distance(found[True], plain) < min(distance(found[False], plain), distance(fewer, plain))
 
 
 @pytest.mark.parametrize("sampler", DRAWING)

@@ -1,0 +1,278 @@
+"""Following the steps of a pipeline: several runs in one call, and what cannot be followed is said or refused."""
+
+import importlib.util
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    SiglipImageProcessorPil,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
+
+import mmaccel
+from mmaccel import video
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.untrained import untrained
+from mmaccel.video import examples
+
+_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
+loop = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(loop)
+
+FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+BUILD = {"base_dim": 3, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
+TEXT = {"prompt_embeds": loop.noise(1, 5, 16), "negative_prompt_embeds": loop.noise(1, 5, 16, seed=1)}
+PICTURE = Image.new("RGB", (16, 16), (200, 10, 10))
+
+
+def animate():
+    """Every segment ends with `set_timesteps` for the next, the last one too."""
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "ffn_dim": 16, "freq_dim": 16, "num_layers": 1}
+    channels = {"in_channels": 36, "latent_channels": 16, "out_channels": 16, "text_dim": 16, "image_dim": 4}
+    motion = {"encoder_size": 16, "style_dim": 8, "dim": 4, "encoder_dim": 16}
+    face = {"face_encoder_hidden_dim": 16, "face_encoder_num_heads": 2, "inject_face_latents_blocks": 1}
+    transformer = diffusers.WanAnimateTransformer3DModel(
+        **sizes,
+        **channels,
+        **{f"motion_{name}": size for name, size in motion.items()},
+        **face,
+        motion_encoder_channel_sizes={"4": 8, "8": 8, "16": 8},
+        rope_max_seq_len=32,
+    )
+    vision = {"hidden_size": 4, "projection_dim": 4, "num_hidden_layers": 2, "intermediate_size": 16}
+    pipe = diffusers.WanAnimatePipeline(
+        tokenizer=None,
+        text_encoder=None,
+        vae=diffusers.AutoencoderKLWan(**BUILD, z_dim=16),
+        scheduler=diffusers.UniPCMultistepScheduler(**FLOW),
+        image_processor=CLIPImageProcessorPil(crop_size=4, size=4),
+        image_encoder=CLIPVisionModel(CLIPVisionConfig(**vision, num_attention_heads=2, image_size=4, patch_size=1)),
+        transformer=transformer,
+    )
+    clips = {"image": PICTURE, "pose_video": [PICTURE] * 9, "face_video": [PICTURE] * 9, "segment_frame_length": 5}
+    return pipe, {**TEXT, **clips, "height": 16, "width": 16, "guidance_scale": 1.0}
+
+
+def helios():
+    """`set_timesteps` before every chunk of frames."""
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "ffn_dim": 16, "freq_dim": 16, "num_layers": 1}
+    transformer = diffusers.HeliosTransformer3DModel(
+        **sizes, in_channels=4, out_channels=4, text_dim=16, rope_dim=(4, 4, 4)
+    )
+    vae = diffusers.AutoencoderKLWan(**BUILD, z_dim=4, latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
+    scheduler = diffusers.HeliosScheduler(stages=1, stage_range=[0, 1])
+    pipe = diffusers.HeliosPipeline(
+        tokenizer=None, text_encoder=None, vae=vae, scheduler=scheduler, transformer=transformer
+    )
+    size = {"height": 32, "width": 32, "num_frames": 10, "num_latent_frames_per_chunk": 2}
+    return pipe, {**TEXT, **size, "guidance_scale": 1.0}
+
+
+def framepack():
+    """The same for sections, through `retrieve_timesteps`."""
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 10, "num_layers": 1, "num_single_layers": 1}
+    more = {"num_refiner_layers": 1, "text_embed_dim": 16, "pooled_projection_dim": 8, "rope_axes_dim": (2, 4, 4)}
+    transformer = diffusers.HunyuanVideoFramepackTransformer3DModel(
+        **sizes, **more, in_channels=4, out_channels=4, patch_size=2, image_proj_dim=4, has_image_proj=True,
+        has_clean_x_embedder=True,
+    )  # fmt: skip
+    blocks = {"down_block_types": ("HunyuanVideoDownBlock3D",) * 4, "up_block_types": ("HunyuanVideoUpBlock3D",) * 4}
+    vae = diffusers.AutoencoderKLHunyuanVideo(
+        **blocks, latent_channels=4, block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=4,
+        mid_block_add_attention=False,
+    )  # fmt: skip
+    vision = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    pipe = diffusers.HunyuanVideoFramepackPipeline(
+        text_encoder=None,
+        tokenizer=None,
+        transformer=transformer,
+        vae=vae,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        text_encoder_2=None,
+        tokenizer_2=None,
+        image_encoder=SiglipVisionModel(SiglipVisionConfig(**vision, image_size=8, patch_size=4)),
+        feature_extractor=SiglipImageProcessorPil(size={"height": 8, "width": 8}),
+    )
+    text = {"prompt_embeds": TEXT["prompt_embeds"], "pooled_prompt_embeds": loop.noise(1, 8)}
+    text["prompt_attention_mask"] = torch.ones(1, 5)
+    return pipe, {**text, "image": PICTURE, "height": 32, "width": 32, "num_frames": 9, "latent_window_size": 2}
+
+
+@pytest.mark.parametrize("build", (animate, helios, framepack))
+def test_all_segments_of_a_call_are_reported(build):
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    pipe, call = build()
+    torch.set_rng_state(state)
+    pipe.set_progress_bar_config(disable=True)
+    call = {**call, "num_inference_steps": 4, "output_type": "latent", "return_dict": False}
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.75, warmup=1)) as fast:
+        fast(**call, generator=torch.Generator().manual_seed(0))
+        report = fast.report
+        assert (report.forwards, report.plain_forwards) == (6, 8), "two segments of four steps"
+        assert report.details["steps"].count(0.0) == 2 and report.engaged
+        warned = [text for text in report.warnings if "3 computed steps are few" in text]
+        assert warned == report.warnings and len(warned) == (build is not framepack), "once, for all segments"
+        trace = video.trace_of(fast).shares()
+        assert trace == report.details["steps"][4:]
+
+
+def test_a_call_forgets_the_call_before():
+    pipe, start, call = loop.pipeline("WanTransformer3DModel")
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        for _ in range(2):
+            fast(start, call)
+            assert fast.report.plain_forwards == 2 * loop.STEPS and fast.report.forwards == 6
+        pipe(start, call)
+        pipe(start, call)
+        assert fast.report.plain_forwards == 2 * loop.STEPS, "the target's own call"
+
+
+METHODS = (video.HeterogeneousSteps(), video.EasyCache(1e6, warmup=2), video.TeaCache(1e6))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("again", (True, False))
+def test_a_scheduler_that_is_swapped_is_said(method, again):
+    """Also where the run before was broken off, so that something of it is left."""
+    pipe, arguments = examples.wan_pipeline()
+    call = arguments(steps=6)
+    with mmaccel.accelerate(pipe, method) as fast:
+        if again:
+            with pytest.raises(RuntimeError, match="stop"):
+                fast(**call, callback_on_step_end=stop)
+        old, pipe.scheduler = pipe.scheduler, diffusers.UniPCMultistepScheduler(**FLOW)
+        out = fast(**call)[0]
+        assert "no step was followed" in str(fast.report) and "pipe.scheduler was changed" in str(fast.report)
+        assert not fast.report.engaged
+    assert torch.equal(pipe(**call)[0], out)
+    for part in (old, pipe.scheduler, pipe.transformer):
+        assert not {"step", "set_timesteps", "forward"} & set(vars(part))
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**call)
+        assert not any("followed" in text for text in fast.report.warnings)
+
+
+def stop(pipe, step, timestep, kwargs):
+    if step == 2:
+        raise RuntimeError("stop")
+    return kwargs
+
+
+def test_a_transformer_that_is_swapped_is_said():
+    (pipe, arguments), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        pipe.register_modules(transformer=other.transformer)
+        fast(**arguments())
+        assert any("its transformer was changed" in text for text in fast.report.warnings)
+
+
+def test_a_pipeline_that_steps_another_scheduler_is_said():
+    class Framewise(loop.Loop):
+        def __call__(self, start, call, steps):
+            self.scheduler.set_timesteps(steps)
+            own = type(self.scheduler).from_config(self.scheduler.config)
+            own.set_timesteps(steps)
+            self.return_dict, x = False, start[0]
+            for t in own.timesteps:
+                x = own.step(self._rows([x], t, call, None)[0], t, x)[0]
+            return x
+
+    made, start, call = loop.pipeline("WanTransformer3DModel")
+    pipe = Framewise(made.transformer, made.scheduler)
+    plain = pipe(start, call, 12)
+    for method in METHODS:
+        with mmaccel.accelerate(pipe, method) as fast:
+            assert torch.equal(fast(start, call, 12), plain)
+            assert any("does not step pipe.scheduler" in text for text in fast.report.warnings)
+
+
+def without_encoders(cls, transformer, scheduler=None):
+    """A pipeline of diffusers' own class with nothing but what denoises."""
+    pipe = cls.__new__(cls)
+    diffusers.DiffusionPipeline.__init__(pipe)
+    pipe.register_modules(transformer=transformer, scheduler=scheduler or diffusers.FlowMatchEulerDiscreteScheduler())
+    return pipe
+
+
+def unknown(name):
+    """A tiny transformer of a class whose blocks are not known."""
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1}
+    wan = {**sizes, "in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 16, "ffn_dim": 16}
+    flux = {**sizes, "in_channels": 4, "num_single_layers": 1, "joint_attention_dim": 16}
+    settings = {
+        "MochiTransformer3DModel": {**sizes, "in_channels": 4, "text_embed_dim": 16, "pooled_projection_dim": 16},
+        "Flux2Transformer2DModel": {**flux, "axes_dims_rope": (2, 2, 4, 4)},
+        "ChromaTransformer2DModel": {**flux, "axes_dims_rope": (4, 4, 4)},
+        "Kandinsky5Transformer3DModel": {
+            "in_visual_dim": 4, "in_text_dim": 16, "in_text_dim2": 8, "time_dim": 16, "out_visual_dim": 4,
+            "model_dim": 24, "ff_dim": 16, "num_text_blocks": 1, "num_visual_blocks": 1, "axes_dims": (4, 4, 4),
+        },
+        "SkyReelsV2Transformer3DModel": wan,
+        "WanVACETransformer3DModel": {**wan, "vace_layers": [0], "vace_in_channels": 4},
+    }  # fmt: skip
+    return untrained(lambda: getattr(diffusers, name)(**settings[name]), 0)
+
+
+UNKNOWN = {
+    "MochiPipeline": "MochiTransformer3DModel",
+    "Flux2Pipeline": "Flux2Transformer2DModel",
+    "ChromaPipeline": "ChromaTransformer2DModel",
+    "Kandinsky5T2VPipeline": "Kandinsky5Transformer3DModel",
+    "SkyReelsV2Pipeline": "SkyReelsV2Transformer3DModel",
+    "WanVACEPipeline": "WanVACETransformer3DModel",
+}
+OF_BLOCKS = (
+    video.BlockCache(),
+    video.TeaCache(),
+    video.FirstBlockCache(),
+    video.TaylorSeer(),
+    video.MagCache(),
+    video.PyramidAttentionBroadcast(),
+    video.FasterCache(),
+)
+OF_TOKENS = (video.TokenCache(), video.HeterogeneousSteps(fraction=0.2), video.HeterogeneousSteps(policy="groups"))
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_plans_refuse_what_needs_to_know_the_blocks(name):
+    pipe = without_encoders(getattr(diffusers, name), unknown(UNKNOWN[name]))
+    for method in OF_BLOCKS:
+        with pytest.raises(UnsupportedTargetError, match=f"{UNKNOWN[name]} is not among Wan"):
+            mmaccel.plan(pipe, method)
+    for method in OF_TOKENS:
+        with pytest.raises(UnsupportedTargetError, match=f"the tokens of {UNKNOWN[name]} cannot be computed apart"):
+            mmaccel.plan(pipe, method)
+    for method in METHODS[:2]:
+        assert mmaccel.plan(pipe, method).methods == (method,)
+
+
+def test_plans_refuse_a_bare_transformer_and_compiled_blocks():
+    model, _ = examples.wan()
+    for method in (*METHODS, *OF_BLOCKS, *OF_TOKENS, video.Auto()):
+        with pytest.raises(UnsupportedTargetError, match=r"needs the steps of a pipeline.*accelerate\(pipe"):
+            mmaccel.plan(model, method)
+    assert mmaccel.plan(model, video.SparseAttention())
+    model.blocks[0].compile()
+    pipe = without_encoders(diffusers.WanPipeline, model)
+    for method in OF_TOKENS:
+        with pytest.raises(UnsupportedTargetError, match="compiled"):
+            mmaccel.plan(pipe, method)
+
+
+@pytest.mark.parametrize("kind", ("", "ImageToVideo", "VideoToVideo"))
+def test_diffusion_forcing_is_refused(kind):
+    """It steps a copy of the scheduler for every frame."""
+    cls = getattr(diffusers, f"SkyReelsV2DiffusionForcing{kind}Pipeline")
+    pipe = without_encoders(cls, unknown("SkyReelsV2Transformer3DModel"))
+    for method in METHODS[:2]:
+        with pytest.raises(UnsupportedTargetError, match="a sampler for every frame: video.SparseAttention"):
+            mmaccel.plan(pipe, method)
+    assert mmaccel.plan(pipe, video.SparseAttention())
