@@ -216,3 +216,18 @@ def test_the_private_names_are_there():
     broadcast = PyramidAttentionBroadcastHook((0, 1), 2, lambda: 0)
     broadcast.initialize_hook(model)
     assert "state" in vars(broadcast) and type(broadcast.state)().cache is None
+
+
+@pytest.mark.parametrize("first", (0, 3))
+@pytest.mark.parametrize("warmup", (1, 3))
+@pytest.mark.parametrize("jump", (5, 8))
+def test_mag_cache_computes_at_the_ratio_that_jumps(jump, warmup, first):
+    """And at no other, wherever the warm-up ends and the run begins."""
+    pipe, start, call = loop.pipeline(WAN)
+    ratios = [1.0] * 11
+    ratios[jump] = 2.0
+    method = video.MagCache(threshold=0.5, ratios=tuple(ratios), max_skips=20, warmup=warmup, cooldown=1)
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(start, call, steps=11, first=first)
+        computed = [first + k for k, done in enumerate(fast.report.details["computed"][::2]) if done == 1]
+    assert computed == sorted({*range(first, first + warmup), *({jump} - set(range(first))), 10})

@@ -319,6 +319,48 @@ def test_the_second_of_two_transformers_begins_with_a_full_step():
     assert 0 < distance(out, plain) < 0.3
 
 
+@pytest.mark.parametrize("sampler", ("Euler", "UniPC"))
+@pytest.mark.parametrize("settings", ({}, {"fraction": 0.2}, {"interval": 3}))
+def test_two_transformers_share_one_budget(sampler, settings):
+    """The full step with which the second begins is not on top."""
+    (first, arguments), (second, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
+    pipe = WanPipeline(
+        **dict.fromkeys(("tokenizer", "text_encoder", "vae")),
+        scheduler=SAMPLERS[sampler](),
+        transformer=first.transformer,
+        transformer_2=second.transformer,
+        boundary_ratio=0.8,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, **settings)) as fast:
+        run(fast, arguments(1, steps=20))
+        shares = fast.report.details["steps"]
+        assert fast.report.work_ratio == pytest.approx(0.5, abs=0.1 if "interval" in settings else 0.04), shares
+        boundary = next(k for k, level in enumerate(trace_of(fast).levels) if level < 0.8)
+    assert shares[0] == shares[boundary] == shares[-1] == 1.0
+
+
+@pytest.mark.parametrize(("share", "tokens", "count"), [
+    (0.1, 20, 2), (0.3, 256, 77), (0.05, 64, 3), (0.001, 64, 1), (1.0, 7, 7),
+    (0.05, 8192, 384), (0.001, 8192, 128), (0.5, 4096, 2048),
+])  # fmt: skip
+def test_active_tokens_keep_to_their_share(share, tokens, count):
+    """In small grids to the token, in large ones to tiles of 128."""
+    assert module.active_count(share, tokens) == count
+
+
+def test_a_few_steps_of_a_multistep_sampler_are_said(wan):
+    pipe, call = wan
+    for sampler, budget, few in (("UniPC", 0.25, True), ("UniPC", 0.5, False), ("Euler", 0.25, False)):
+        pipe.scheduler = SAMPLERS[sampler]()
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(budget)) as fast:
+            run(fast, call, num_inference_steps=24)
+            warned = [text for text in fast.report.warnings if "num_inference_steps=6" in text]
+            shares = fast.report.details["steps"]
+        assert bool(warned) == few
+        assert (0.0 not in shares[:5]) == (sampler == "UniPC" and not few), "full steps at the beginning"
+
+
 def test_a_timestep_per_token_is_followed():
     """As in Wan 2.2 TI2V."""
     made, arguments = examples.wan_pipeline()

@@ -92,6 +92,94 @@ def test_easy_cache_follows_its_formula():
             assert (computed(fast)[4] == 0) is reused
 
 
+def prompts_passes(pipe, run):
+    """Inputs and outputs of the prompt's branch, and inputs of its first self-attention; also of reused steps."""
+    xs, outs, modulated = [], [], []
+
+    def note(module, args, kwargs, output):
+        xs.append(kwargs["hidden_states"].clone())
+        outs.append(output[0].clone())
+
+    attention = pipe.transformer.blocks[0].attn1
+    hooks = [
+        pipe.transformer.register_forward_hook(note, with_kwargs=True),
+        attention.register_forward_pre_hook(lambda module, args: modulated.append(args[0].clone())),
+    ]
+    run()
+    for hook in hooks:
+        hook.remove()
+    return xs[::2], outs[::2], modulated
+
+
+def mean(x):
+    return float(x.abs().mean())
+
+
+@pytest.mark.parametrize("threshold", (0.15, 0.4))
+def test_easy_cache_adds_up_what_it_predicts(threshold):
+    """All decisions of a run, by the formula: errors add up over reused steps, and computed ones start anew."""
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, video.EasyCache(threshold=threshold, warmup=3)) as fast:
+        xs, outs, _ = prompts_passes(pipe, lambda: fast(start, call, steps=24))
+        done = computed(fast)[::2]
+    expected, last, ratio, error = [], None, None, 0.0
+    for k, (x, out) in enumerate(zip(xs, outs, strict=True)):
+        if ratio is not None and 3 <= k < 23:
+            error += ratio * mean(x - xs[k - 1]) / mean(outs[last])
+        if 3 <= k < 23 and error < threshold:
+            expected.append(0.0)
+            continue
+        if last is not None:
+            ratio = mean(out - outs[last]) / mean(x - xs[last])
+        expected.append(1.0)
+        last, error = k, 0.0
+    assert done == expected
+    text = "".join("#" if share else "." for share in done)
+    assert ".." in text and text[3:-1].count("#") > 1, text
+
+
+@pytest.mark.parametrize(("threshold", "coefficients"), [(0.1, None), (0.2, (2.0, 0.0)), (0.04, (0.5, -0.004))])
+def test_tea_cache_adds_up_what_it_estimates(threshold, coefficients):
+    pipe, start, call = loop.pipeline(WAN)
+    method = video.TeaCache(threshold, coefficients, warmup=2)
+    seen = []
+    with mmaccel.accelerate(pipe, method) as fast:
+        attention = pipe.transformer.blocks[0].attn1
+        hook = attention.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+        fast(start, call, steps=24, branches=lambda step: (1,))
+        hook.remove()
+        done = computed(fast)
+    expected, error = [], 0.0
+    for k, x in enumerate(seen):
+        reused = False
+        if 2 <= k < 23:
+            error += method.rescaled(mean(x - seen[k - 1]) / mean(seen[k - 1]))
+            reused = error < threshold
+        error = error if reused else 0.0
+        expected.append(0.0 if reused else 1.0)
+    assert done == expected
+    text = "".join("#" if share else "." for share in done)
+    assert ".." in text and text[2:-1].count("#") > 1, text
+
+
+def test_block_cache_compares_with_the_last_computed_step():
+    """Not with the step before: its change does not add up, it is measured from where the residual was made."""
+    pipe, start, call = loop.pipeline(WAN)
+    first, seen = pipe.transformer.blocks[0], []
+    with mmaccel.accelerate(pipe, video.BlockCache(threshold=0.04, warmup=2)) as fast:
+        hook = first.register_forward_hook(lambda module, args, output: seen.append((output - args[0]).clone()))
+        fast(start, call, steps=24, branches=lambda step: (1,))
+        hook.remove()
+        done = computed(fast)
+    expected, last = [], None
+    for k, added in enumerate(seen):
+        reused = 2 <= k < 23 and mean(added - last) / mean(last) < 0.04
+        last = last if reused else added
+        expected.append(not reused)
+    assert [share == 1 for share in done] == expected
+    assert 3 < sum(expected) < 20, expected
+
+
 @pytest.mark.parametrize("method", OWN)
 def test_branches_do_not_mix(method):
     """The prompt's predictions are the same, whatever the other branch is and whether there is one."""
