@@ -128,7 +128,7 @@ class ImageAdapter(Adapter):
                 progress(passes, passes)
             report.warnings.append("these settings are plain decoding: the model's own generate was called")
         else:
-            source = private_generator(generator, task)
+            source = private_generator(generator, task, method.keeps_noise)
             decoder = method.decode(task, source, progress, session)
             result = task.result(decoder.tokens)
             passes = decoder.stats.forwards
@@ -141,17 +141,29 @@ class ImageAdapter(Adapter):
         return result
 
 
-def private_generator(generator: torch.Generator | None, task: ImageTask) -> torch.Generator:
+def private_generator(generator: torch.Generator | None, task: ImageTask, keeps_noise: bool) -> torch.Generator:
     """The caller's generator, or one seeded by a single draw from the global state, as sampling would draw.
 
-    A generator on another device (diffusers pipelines take CPU generators) seeds one on the model's.
+    A method that keeps the noise draws from the global state itself. A generator on another device (diffusers
+    pipelines take CPU generators) seeds one on the model's.
     """
     if generator is not None and generator.device.type == task.device.type:
         return generator
     private = torch.Generator(task.device)
     if generator is None and not task.sampling.do_sample:
         return private.manual_seed(0)  # greedy decoding draws no token: leave the global state alone
+    if generator is None and keeps_noise:
+        return global_generator(task.device)
     return private.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+
+
+def global_generator(device: torch.device) -> torch.Generator:
+    """The generator that sampling on a device draws from where none is given."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found: torch.Generator = torch.cuda.default_generators[index]
+        return found
+    return torch.default_generator
 
 
 def left_pad(rows: list[torch.Tensor], masks: list[torch.Tensor], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

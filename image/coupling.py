@@ -6,9 +6,11 @@ the window decoder lossless; they differ in how often a draft survives, and so i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from mmaccel.decoding import gumbel, residual, sample
+from mmaccel.decoding import residual, sample
 
 COUPLINGS = ("independent", "maximal", "gumbel", "gumbel_exact")
 
@@ -18,10 +20,17 @@ class GumbelNoise:
 
     Position `i` gets the same noise however many positions are asked for at a time, so that window decoding
     and one-token decoding can be given the same noise. Rows before `start` are forgotten.
+
+    Parameters
+    ----------
+    draw
+        Gives the row of the next position.
+    length
+        Positions in all. Those behind the last one are never sampled: they get its row, and draw none.
     """
 
-    def __init__(self, batch: int, vocabulary: int, generator: torch.Generator | None, device: torch.device) -> None:
-        self.shape, self.generator, self.device = (batch, vocabulary), generator, device
+    def __init__(self, draw: Callable[[], torch.Tensor], length: int) -> None:
+        self.draw, self.last = draw, length - 1
         self.start = 0
         self.rows: list[torch.Tensor] = []
 
@@ -29,10 +38,10 @@ class GumbelNoise:
         """Noise `[batch, W, V]` for `positions [batch, W]`, all within `first .. last`."""
         del self.rows[: first - self.start]
         self.start = max(self.start, first)
-        while self.start + len(self.rows) <= last:
-            self.rows.append(gumbel(self.shape, self.generator, self.device))
+        while self.start + len(self.rows) <= min(last, self.last):
+            self.rows.append(self.draw())
         stacked = torch.stack(self.rows, 1)
-        index = (positions - self.start)[..., None].expand(-1, -1, self.shape[1])
+        index = (positions.clamp_max(self.last) - self.start)[..., None].expand(-1, -1, stacked.shape[2])
         return stacked.gather(1, index)
 
 

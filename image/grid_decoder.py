@@ -140,6 +140,10 @@ class GridDecoder:
         tokens[:, 0] = choose(p) if choose is not None else sample(p, self.generator)
         return tokens
 
+    def noise(self, generator: torch.Generator | None) -> torch.Tensor:
+        """Gumbel noise `[batch, V]` of one position, the draws that the model's own sampling would make."""
+        return self.task.noise(generator)
+
     def count(self, done: int) -> None:
         """Tell the caller's progress function."""
         if self.progress is not None:

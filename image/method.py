@@ -28,6 +28,11 @@ class ImageMethod(Method):
         adapter: ImageAdapter = session.adapter  # type: ignore[assignment]
         adapter.replace_generate(session, stack, self)
 
+    @property
+    def keeps_noise(self) -> bool:
+        """Whether a seed gives the tokens that the model's own generate draws with it."""
+        return False
+
     @abstractmethod
     def decode(
         self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session

@@ -86,6 +86,10 @@ class SpeculativeJacobi(ImageMethod):
     def is_neutral(self, layout: Layout) -> bool:
         return self.window == 1
 
+    @property
+    def keeps_noise(self) -> bool:
+        return self.coupling == "gumbel_exact"
+
     def decode(
         self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
     ) -> GridDecoder:

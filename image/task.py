@@ -11,6 +11,7 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmaccel.cache import RollbackCache
+from mmaccel.decoding import gumbel
 
 from .layout import Layout
 from .sampling import Sampling
@@ -91,6 +92,14 @@ class ImageTask(ABC):
     @abstractmethod
     def result(self, tokens: torch.Tensor) -> Any:
         """What the model's own `generate` returns, from local ids `[batch, N]`."""
+
+    def noise(self, generator: torch.Generator | None) -> torch.Tensor:
+        """Gumbel noise `[batch, codes + specials]` of one position.
+
+        `torch.multinomial`, with which the model's own generate samples, takes the largest of p / Exp(1). The same
+        draws as -log(Exp(1)) give the same tokens.
+        """
+        return gumbel((self.batch, self.codes), generator, self.device)
 
     def cache(self, capacity: int) -> RollbackCache:
         return RollbackCache(self.model.config, capacity)

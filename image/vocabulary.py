@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.decoding import gumbel
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.private import generation_settings
 
@@ -49,6 +50,10 @@ class VocabularyTask(ImageTask):
         if last - first + 1 == len(codes):
             return weight[first : last + 1]  # a view
         return weight[codes]
+
+    def noise(self, generator: torch.Generator | None) -> torch.Tensor:
+        # the model's own generate samples over all it could say, text included
+        return gumbel((self.batch, self.model.lm_head.out_features), generator, self.device)[:, self.ids]
 
     def codebook(self) -> torch.Tensor:
         return self.model.get_input_embeddings().weight[self.ids[: self.codes]]

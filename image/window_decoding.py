@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -40,6 +41,8 @@ class Decoder(Protocol):
     def first(self, choose: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.Tensor: ...
 
     def forward(self, tokens: torch.Tensor, index: torch.Tensor, reach: int) -> torch.Tensor: ...
+
+    def noise(self, generator: torch.Generator | None) -> torch.Tensor: ...
 
     def count(self, done: int) -> None: ...
 
@@ -79,19 +82,14 @@ def decode_window(
         Probability of keeping each draft, from `(p, q, drafts)`; the token ratio unless a lossy method
         brings its own.
     """
-    noise = None
-    if coupling.startswith("gumbel"):
-        # From a generator of its own, so that a position gets the same noise whatever the windows are.
-        seed = int(torch.randint(2**62, (), generator=decoder.generator, device=decoder.device))
-        private = torch.Generator(decoder.device).manual_seed(seed)
-        noise = GumbelNoise(decoder.batch, decoder.vocabulary, private, decoder.device)
+    generator, noise = _sources(decoder, coupling)
     tokens = decoder.first(_first_choice(coupling, noise))
     done = [1] * decoder.batch  # final tokens of each row
     q = torch.zeros(decoder.batch, 0, decoder.vocabulary, device=decoder.device)
     while min(done) < decoder.length:
         began = time.perf_counter()
         width = min(budget.width(), decoder.length - min(done))
-        q = _open(decoder, tokens, done, q, width, init)
+        q = _open(decoder, tokens, done, q, width, init, generator)
         start = torch.tensor(done, device=decoder.device)[:, None]
         index = start - 1 + torch.arange(width, device=decoder.device)
         window = tokens.gather(1, index)
@@ -100,9 +98,9 @@ def decode_window(
         verified = time.perf_counter()
         drafts = window[:, 1:]
         chance = accept(p[:, :-1], q, drafts)
-        passed = torch.rand(chance.shape, generator=decoder.generator, device=decoder.device) < chance
+        passed = torch.rand(chance.shape, generator=generator, device=decoder.device) < chance
         rows = noise.at(index + 1, min(done), max(done) - 1 + width) if noise is not None else None
-        chosen, kept = couple(coupling, p, q, drafts, passed, decoder.generator, rows)
+        chosen, kept = couple(coupling, p, q, drafts, passed, generator, rows)
         tokens.scatter_(1, index + 1, chosen)
         runs = kept.tolist()  # the only wait for the device in a pass
         open_rows = [run for run, n in zip(runs, done, strict=True) if n < decoder.length]
@@ -117,6 +115,22 @@ def decode_window(
         seconds["draft"] += drafted - began
         seconds["other"] += time.perf_counter() - verified
     return tokens[:, : decoder.length]
+
+
+def _sources(decoder: Decoder, coupling: str) -> tuple[torch.Generator | None, GumbelNoise | None]:
+    """Where drafts and their tests are drawn from, and the noise of the two Gumbel couplings.
+
+    The two never share a generator, so that a position gets the same noise whatever the windows are.
+    """
+    if not coupling.startswith("gumbel"):
+        return decoder.generator, None
+    if coupling == "gumbel_exact":
+        # The noise alone decides the tokens. It is what one-token sampling would draw from this generator.
+        drafting = torch.Generator(decoder.device).manual_seed(0)
+        return drafting, GumbelNoise(partial(decoder.noise, decoder.generator), decoder.length)
+    seed = int(torch.randint(2**62, (), generator=decoder.generator, device=decoder.device))
+    private = torch.Generator(decoder.device).manual_seed(seed)
+    return decoder.generator, GumbelNoise(partial(decoder.noise, private), decoder.length)
 
 
 def _first_choice(coupling: str, noise: GumbelNoise | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -139,7 +153,13 @@ def _shift(p: torch.Tensor, advance: list[int]) -> torch.Tensor:
 
 
 def _open(
-    decoder: Decoder, tokens: torch.Tensor, done: list[int], q: torch.Tensor, width: int, init: str
+    decoder: Decoder,
+    tokens: torch.Tensor,
+    done: list[int],
+    q: torch.Tensor,
+    width: int,
+    init: str,
+    generator: torch.Generator | None,
 ) -> torch.Tensor:
     """Bring `q` to `width - 1` drafts per row, drawing those that are missing into `tokens`."""
     missing = width - 1 - q.shape[1]
@@ -149,7 +169,7 @@ def _open(
     position = torch.tensor(done, device=decoder.device)[:, None] + torch.arange(width - 1, device=decoder.device)
     empty = q.sum(-1) == 0
     old = tokens.gather(1, position)
-    drafts, start = _initial(decoder, tokens, position, empty, init)
+    drafts, start = _initial(decoder, tokens, position, empty, init, generator)
     forced = decoder.forced[position]
     certain = one_hot(forced.clamp_min(0), decoder.vocabulary)
     drafts = torch.where(forced >= 0, forced, drafts)
@@ -159,11 +179,16 @@ def _open(
 
 
 def _initial(
-    decoder: Decoder, tokens: torch.Tensor, position: torch.Tensor, empty: torch.Tensor, init: str
+    decoder: Decoder,
+    tokens: torch.Tensor,
+    position: torch.Tensor,
+    empty: torch.Tensor,
+    init: str,
+    generator: torch.Generator | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts for positions that no pass has seen, and what they are drawn from."""
     if init == "uniform":
-        drafts = torch.randint(decoder.codes, position.shape, generator=decoder.generator, device=decoder.device)
+        drafts = torch.randint(decoder.codes, position.shape, generator=generator, device=decoder.device)
         uniform = torch.zeros(decoder.vocabulary, device=decoder.device)
         uniform[: decoder.codes] = 1 / decoder.codes
         return drafts, uniform.expand(*position.shape, -1)

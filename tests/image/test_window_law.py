@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from mmaccel.decoding import Budget, Stats, VerifyCost, one_hot, sample
+from mmaccel.decoding import Budget, Stats, VerifyCost, gumbel, one_hot, sample
 from mmaccel.image import coupling as coupling_module
 from mmaccel.image import window_decoding
 from mmaccel.image.coupling import GumbelNoise, couple
@@ -77,6 +78,9 @@ class Toy:
             p = self.tables[target][code.clamp(0)]
             result = torch.where(here[..., None], p[:, None], result)
         return result
+
+    def noise(self, generator):
+        return gumbel((self.batch, self.vocabulary), generator)
 
     def count(self, done):
         self.progress.append(done)
@@ -264,46 +268,39 @@ def test_mutant_rows_resampling_from_p(monkeypatch):
 # The seed-equivalent mode.
 
 
-def private_noise(seed):
-    """`GumbelNoise` from a generator of its own, whatever the decoder passes."""
-
-    def build(batch, vocabulary, generator, device):
-        return GumbelNoise(batch, vocabulary, torch.Generator().manual_seed(seed), device)
-
-    return build
-
-
 @pytest.mark.parametrize("forced", (False, True), ids=("free", "forced"))
 @pytest.mark.parametrize("init", ("uniform", "repeat_left"))
 @pytest.mark.parametrize("widths", ((2,), (5,), (4, 1, 3)), ids=str)
-def test_gumbel_exact_is_sequential_gumbel_max(widths, init, forced, monkeypatch):
-    monkeypatch.setattr(window_decoding, "GumbelNoise", private_noise(5))
-    toy = Toy(64, length=5, forced=forced, law=3)
+def test_gumbel_exact_is_sequential_gumbel_max(widths, init, forced):
+    """One row of noise a position, from the caller's generator and nothing else: both end in the same state."""
+    toy = Toy(64, length=5, forced=forced, law=3, seed=5)
     tokens = decode_window(toy, Cycle(*widths), "gumbel_exact", init)
-    noise = private_noise(5)(64, toy.vocabulary, None, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(5)
     code, wanted = torch.zeros(64, dtype=torch.long), []
     for position in range(5):
-        g = noise.at(torch.full((64, 1), position), position, position)[:, 0]
-        wanted.append((toy.tables[position][code].log() + g).argmax(-1))
+        wanted.append((toy.tables[position][code].log() + toy.noise(generator)).argmax(-1))
         code = code * toy.vocabulary + wanted[-1]
     assert torch.equal(tokens, torch.stack(wanted, 1))
+    assert torch.equal(toy.generator.get_state(), generator.get_state())
 
 
-def test_gumbel_exact_keeps_the_law(monkeypatch):
-    monkeypatch.setattr(window_decoding, "GumbelNoise", private_noise(6))
-    toy = Toy(ROWS)
+def test_gumbel_exact_keeps_the_law():
+    toy = Toy(ROWS, seed=6)
     assert_lossless(toy, decode_window(toy, FixedWindow(3), "gumbel_exact"))
 
 
 def test_noise_belongs_to_its_position():
     """However many positions are asked for at a time, and after old ones were forgotten."""
-    one, many = (GumbelNoise(2, 3, torch.Generator().manual_seed(0), torch.device("cpu")) for _ in range(2))
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    one, many = (GumbelNoise(partial(gumbel, (2, 3), generator), 6) for generator in generators)
     single = torch.cat([one.at(torch.full((2, 1), i), i, i) for i in range(6)], 1)
     many.at(torch.tensor([[0], [1]]), 0, 1)
     rows = torch.stack([torch.arange(2, 5), torch.arange(3, 6)])
     assert torch.equal(many.at(rows, 2, 5), single.gather(1, rows[..., None].expand(-1, -1, 3)))
     assert torch.equal(many.at(torch.full((2, 1), 5), 5, 5), single[:, 5:])
     assert len(many.rows) == 1, "rows before `first` are forgotten"
+    assert torch.equal(many.at(torch.full((2, 1), 8), 5, 8), single[:, 5:])
+    assert torch.equal(*(generator.get_state() for generator in generators)), "positions behind the picture draw none"
 
 
 def test_gumbel_couplings_need_noise():
