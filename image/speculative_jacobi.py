@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.decoding import Budget, VerifyCost
+from mmaccel.decoding import Budget
 from mmaccel.method import is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -28,26 +28,26 @@ class SpeculativeJacobi(ImageMethod):
     """Verify a window of guessed tokens in one forward pass and keep those that agree; lossless.
 
     Speculative Jacobi Decoding (Teng et al., 2024) with the couplings of Speculative Coupled Decoding
-    and SJD-PAC (2025): `1.8x` to `4.5x` fewer passes on 7B models, with the model's own output law.
+    and SJD-PAC (2025): `1.8x` to `4.5x` fewer passes on 7B models, with the model's own output distribution.
 
     Parameters
     ----------
     window
         Tokens per forward pass, the last committed one included; 1 is plain decoding. ``"auto"``
-        (default) picks it from a verify-cost curve measured on this model and device and from the run
-        lengths seen so far, and decodes plainly where speculation does not pay. A seed then gives the
-        same picture again within a session; across machines fix the window.
+        (default) picks it from the time of the passes and the tokens that they committed so far, also
+        by earlier calls of the session, and decodes plainly where speculation does not pay. So a seed
+        gives the same picture again only at a fixed window, or with ``"gumbel_exact"``.
     coupling
         How drafts behind the first failure are drawn anew: ``"maximal"`` (default, most drafts survive),
-        ``"independent"`` (plain SJD), ``"gumbel"``, or ``"gumbel_exact"``, which gives the very tokens of
-        one-token Gumbel-max sampling with the same noise.
+        ``"independent"`` (plain SJD), ``"gumbel"``, or ``"gumbel_exact"``: a seed gives the very picture
+        that the model's own generate draws with it, whatever the window.
     init
         First guess of a position: ``"uniform"`` over the image codes (default), or ``"repeat_left"``.
 
     Notes
     -----
-    Exact: the same law as plain sampling; the same tokens as plain decoding where nothing is sampled
-    (in float32; lower precision may break near-ties differently).
+    Exact: the same distribution as plain sampling; the same tokens as plain decoding with ``"gumbel_exact"``
+    and where nothing is sampled (in float32; lower precision may break near-ties differently).
 
     Raises
     ------
@@ -95,26 +95,22 @@ class SpeculativeJacobi(ImageMethod):
     ) -> GridDecoder:
         budget: FixedWindow | Budget
         if self.window == "auto":
-            budget = measured_budget(task, session)
+            budget = learned_budget(task, session)
             margin = max(WINDOWS)
         else:
             budget, margin = FixedWindow(int(self.window)), int(self.window)
         decoder = GridDecoder(task, generator, progress, margin)
         decoder.tokens = decode_window(decoder, budget, self.coupling, self.init)
+        if isinstance(budget, Budget) and budget.cost is not None:
+            session.report.details["verify_cost"] = budget.cost.to_dict()
         return decoder
 
 
-def measured_budget(task: ImageTask, session: Session) -> Budget:
-    """A budget from the verify cost of calls of this shape, which is measured once in a session.
-
-    Run lengths are learned anew in every call: they depend on the prompt, and so a seed gives the same
-    picture again.
-    """
+def learned_budget(task: ImageTask, session: Session) -> Budget:
+    """The budget of calls of this shape, with what earlier calls of the session taught it."""
     shape = (task.batch, task.branches, task.layout.length, str(task.device), str(task.model.dtype))
-    costs: dict[Any, VerifyCost] = session.memory.setdefault("image.verify_cost", {})
-    windows = tuple(w for w in WINDOWS if w <= task.layout.length)
-    if shape not in costs:
-        probe = GridDecoder(task, torch.Generator(task.device).manual_seed(0), margin=max(windows))
-        costs[shape] = probe.measure_cost(windows)
-    session.report.details["verify_cost"] = costs[shape].to_dict()
-    return Budget(costs[shape], windows)
+    budgets: dict[Any, Budget] = session.memory.setdefault("image.budget", {})
+    if shape not in budgets:
+        budgets[shape] = Budget(tuple(w for w in WINDOWS if w <= task.layout.length))
+    budgets[shape].begin()
+    return budgets[shape]

@@ -56,7 +56,7 @@ class FixedWindow:
     def width(self) -> int:
         return self.window
 
-    def observe(self, width: int, emitted: list[int]) -> None:
+    def observe(self, width: int, emitted: list[int], seconds: float) -> None:
         pass
 
 
@@ -74,8 +74,8 @@ def decode_window(
     decoder
         The model behind :class:`Decoder`.
     budget
-        Says how wide the next window is; it is shown only lengths of committed runs, never drafts that are
-        still open, or its choices would be correlated with them and bias the law.
+        Says how wide the next window is; it is shown only lengths of committed runs and their seconds, never
+        drafts that are still open, or its choices would be correlated with them and bias the distribution.
     coupling, init
         See :class:`SpeculativeJacobi`.
     accept
@@ -104,11 +104,11 @@ def decode_window(
         tokens.scatter_(1, index + 1, chosen)
         runs = kept.tolist()  # the only wait for the device in a pass
         open_rows = [run for run, n in zip(runs, done, strict=True) if n < decoder.length]
-        budget.observe(width, [run + 1 for run in open_rows])
         decoder.stats.observe(open_rows, width - 1)
         advance = [min(run + 1, decoder.length - n) for run, n in zip(runs, done, strict=True)]
         done = [n + step for n, step in zip(done, advance, strict=True)]
         q = _shift(p, advance)
+        budget.observe(width, [run + 1 for run in open_rows], time.perf_counter() - began)
         decoder.extra_bytes = max(decoder.extra_bytes, 3 * p.numel() * p.element_size())
         decoder.count(min(done))
         seconds = decoder.stats.seconds

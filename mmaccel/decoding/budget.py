@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log2
 from statistics import fmean, median
 from typing import Any
 
@@ -112,27 +113,41 @@ class VerifyCost:
 class Budget:
     """Choose how many tokens the next forward verifies, 1 being plain decoding.
 
-    The choice maximises expected emitted tokens per second over the recent run lengths. It sees **only the
-    lengths of committed runs**, never drafts that were not tested yet: those survive into later rounds in
-    Jacobi-style loops, and a width chosen by looking at them would be correlated with the tokens it is about
-    to admit and bias the output law.
+    A picture begins with a few plain passes, which tell what a token costs, and goes on with wide ones. Of all
+    widths that were tried the one with the most tokens per second is taken; runs of a wide window also tell what a
+    narrower one would have committed, and never the other way round. Wide passes are given up once they have lost
+    `patience` passes of plain decoding, and tried again after a while.
+
+    It sees **only the lengths of committed runs and the seconds they took**, never drafts that were not tested
+    yet: those survive into later rounds in Jacobi-style loops, and a width chosen by looking at them would be
+    correlated with the tokens it is about to admit and bias the output distribution.
 
     Deterministic: `width()` is a function of the observations alone.
 
     Parameters
     ----------
-    cost
-        Measured cost of a forward.
     candidates
         Widths to choose from (last committed token + drafts); 1 is always among them.
-    switch_off
-        Least speed-up over plain decoding worth having.
+    start
+        First width (default 16, where most models have little to gain any more): the widest candidate up to it.
     history
         Number of recent wide runs that count.
-    retry
-        Plain runs after which wide passes are tried afresh.
+    settle
+        Wide passes after a plain one that say nothing of a width: its drafts are guesses, not yet refined.
     trial
         Runs that a width needs before its own figures are believed.
+    patience
+        Plain passes that wide ones may lose, from where they last gained, before they are given up.
+    forgive
+        Share of a plain pass by which that loss shrinks with each of them; at half of `patience` wide passes are
+        tried again. So decoding where no draft is ever accepted stays within this share of plain decoding, and
+        `patience` passes.
+
+    Attributes
+    ----------
+    cost
+        Seconds of recent passes, the least of each width: what other work on the machine takes only adds. None
+        before any is known.
 
     Raises
     ------
@@ -141,94 +156,142 @@ class Budget:
 
     Examples
     --------
-    >>> budget = Budget(VerifyCost((1, 4), (1.0, 10.0)), candidates=(4,))
-    >>> budget.width()  # four tokens can never repay ten times the cost
+    >>> budget = Budget()
+    >>> budget.width()  # the first passes tell what plain decoding costs
     1
     """
 
-    # A width is "often filled" if at least this share of its runs committed every token.
-    _FULL = 0.25
+    TIMED = 2  # timings that a width needs, besides the first one, which warms up
+    RECENT = 8  # timings of a width that count
+    # While few plain passes are timed, a wide one is taken to cost at least this many of them.
+    LEAST = 1.25
+    # A window that costs up to this many plain passes is tried before anything is known of its drafts.
+    CHEAP = 2.5
+    # Drafts of half the window are redrawn less often before they are tested: this share of them is accepted.
+    MATURE = 0.75
+    # Rates differ less by width than by chance: another one has to be better by this factor.
+    INERTIA = 1.15
 
     def __init__(
         self,
-        cost: VerifyCost,
         candidates: Sequence[int] = BUCKETS,
-        switch_off: float = 1.05,
-        history: int = 64,
+        start: int = 16,
+        history: int = 32,
         *,
-        retry: int = 64,
+        settle: int = 6,
         trial: int = 8,
+        patience: float = 10.0,
+        forgive: float = 0.02,
     ) -> None:
         if not candidates or min(candidates) < 1:
             raise ValueError(f"candidates must be widths of at least 1, got {tuple(candidates)}")
-        if not switch_off > 0:
-            raise ValueError(f"switch_off must be positive, got {switch_off}")
-        if retry < 1 or not 1 <= trial <= history:
-            raise ValueError(f"need retry >= 1 and 1 <= trial <= history, got {retry}, {trial}, {history}")
-        self.cost = cost
+        if settle < 0 or not 1 <= trial <= history:
+            raise ValueError(f"need settle >= 0 and 1 <= trial <= history, got {settle}, {trial}, {history}")
+        if not patience > 0 or not 0 < forgive < 1:
+            raise ValueError(f"need patience > 0 and 0 < forgive < 1, got {patience}, {forgive}")
         self.candidates = tuple(sorted({1, *(int(w) for w in candidates)}))
-        self.switch_off = switch_off
-        self.retry = retry
-        self.trial = trial
+        self.wide = self.candidates[1:]
+        self.first = max((w for w in self.wide if w <= start), default=min(self.wide, default=1))
+        self.settle, self.trial, self.patience, self.forgive = settle, trial, patience, forgive
         self._runs: deque[tuple[int, int]] = deque(maxlen=history)
-        self._plain = 0
+        self._seconds: dict[int, deque[float]] = {}
+        self.cost: VerifyCost | None = None
+        self._unsettled = settle
+        self._passes: Counter[int] = Counter()  # wide passes since they last gained, by width
+        self._gained = 0.0  # the tokens of these, and what was forgiven since
+        self._plain = False
+        self._now = 0  # the last wide width
 
-    def observe(self, width: int, emitted: int | Sequence[int]) -> None:
-        """Record the tokens committed by one forward of `width` tokens, per sequence of the batch.
+    def begin(self) -> None:
+        """A new picture: nothing is drafted yet. What was learned of widths and costs stays."""
+        self._unsettled = self.settle
+
+    def observe(self, width: int, emitted: int | Sequence[int], seconds: float) -> None:
+        """Record the tokens committed by one forward of `width` tokens, per sequence of the batch, and its time.
 
         Raises ValueError unless 1 <= emitted <= width.
         """
         lengths = [emitted] if isinstance(emitted, int) else [int(n) for n in emitted]
         if any(not 1 <= n <= width for n in lengths):
             raise ValueError(f"emitted must be between 1 and width={width}, got {emitted}")
+        if width in self.candidates:
+            self._time(width, seconds)
         if width > 1:
-            self._plain = 0
-            self._runs.extend((width, n) for n in lengths)
+            self._learn(width, lengths)
+        else:
+            self._unsettled = self.settle
+            self._gained += self.forgive
+        self._judge()
+
+    def _time(self, width: int, seconds: float) -> None:
+        if width not in self._seconds:
+            self._seconds[width] = deque(maxlen=self.RECENT)  # the first pass of a shape warms up
             return
-        self._plain += 1
-        if self._plain >= self.retry:
-            self._plain = 0
-            self._runs.clear()  # the content may have changed: old runs must not veto a new trial
+        self._seconds[width].append(max(seconds, 1e-9))  # a coarse clock may read 0
+        timed = {w: min(times) for w, times in sorted(self._seconds.items()) if len(times) >= self.TIMED}
+        self.cost = VerifyCost(tuple(timed), tuple(timed.values())) if timed else None
+
+    def _learn(self, width: int, lengths: list[int]) -> None:
+        self._passes[width] += 1
+        self._gained += fmean(lengths)
+        if width in self.candidates:
+            self._now = width
+        if self._unsettled:
+            self._unsettled -= 1
+        else:
+            self._runs.extend((width, n) for n in lengths)
+
+    def _judge(self) -> None:
+        """Give wide passes up, or try them again."""
+        loss = sum(n * self._ratio(width) for width, n in self._passes.items()) - self._gained
+        if loss <= 0:
+            self._passes.clear()
+            self._gained = 0.0
+        self._plain = loss > (self.patience / 2 if self._plain else self.patience)
+
+    def _ratio(self, width: int) -> float:
+        """Cost of a pass in plain ones."""
+        if self.cost is None or self.cost.buckets[0] > 1:
+            return 1.0
+        least = self.LEAST if len(self._seconds[1]) < self.RECENT else 1.0
+        return max(least, self.cost.seconds(width) / self.cost.seconds(1))
 
     def width(self) -> int:
         """Return the width of the next forward."""
+        if self._plain or not self.wide or not self._is_timed(1):
+            return 1
         expected = self._expected()
-        plain = 1.0 / self.cost.seconds(1)
-        rates = {w: tokens / self.cost.seconds(w) for w, tokens in expected.items()}
-        best = max(rates, key=lambda w: (rates[w], -w), default=1)
-        return best if best > 1 and rates[best] >= self.switch_off * plain else 1
+        if not expected:
+            return self._begun()
+        top = max(expected)
+        wider = next((w for w in self.wide if w > top), None)
+        if wider is not None and self._is_worth_a_trial(wider, top, expected[top]):
+            return wider
+        rates = {w: tokens / self._ratio(w) for w, tokens in expected.items()}
+        best = max(rates, key=lambda w: (rates[w], -w))
+        settled = self._now in rates and rates[best] < self.INERTIA * rates[self._now]
+        return self._now if settled else best
+
+    def _is_timed(self, width: int) -> bool:
+        return len(self._seconds.get(width, ())) >= self.TIMED
+
+    def _begun(self) -> int:
+        """A width to begin with: as wide as is cheap, once one was timed."""
+        if not self._is_timed(self.first):
+            return self.first
+        return max((w for w in self.wide if self._ratio(w) <= self.CHEAP), default=self.wide[0])
 
     def _expected(self) -> dict[int, float]:
-        """Return expected emitted tokens by width: measured, and optimistic for the next larger one."""
-        wide = [w for w in self.candidates if w > 1]
-        measured: dict[int, float] = {}
-        for w in wide:
-            runs = [min(n, w) for used, n in self._runs if used >= w]
+        """Expected tokens of a pass, by width, from runs at least as wide."""
+        expected: dict[int, float] = {}
+        for w in self.wide:
+            runs = [1 + (min(n, w) - 1) * self.MATURE ** log2(used / w) for used, n in self._runs if used >= w]
             if len(runs) >= self.trial:
-                measured[w] = fmean(runs)
-        if not measured:
-            return self._first(wide)
-        top = max(measured)
-        larger = [w for w in wide if w > top]
+                expected[w] = fmean(runs)
+        return expected
+
+    def _is_worth_a_trial(self, wider: int, top: int, tokens: float) -> bool:
+        """Whether a width that was not tried is cheap, or would pay if every run that filled `top` filled it too."""
         full = fmean(n >= top for used, n in self._runs if used >= top)
-        if larger and full >= self._FULL:
-            # As if every run that filled the present width went on to the end of the next one.
-            measured[larger[0]] = measured[top] + full * (larger[0] - top)
-        elif larger and self._climbing(measured, top):
-            # Drafts of a wider window are redrawn more often before they are tested, and so accepted more
-            # often; that shows only when it is tried.
-            measured[larger[0]] = 1.01 * measured[top] * self.cost.seconds(larger[0]) / self.cost.seconds(top)
-        return measured
-
-    def _climbing(self, measured: dict[int, float], top: int) -> bool:
-        """Whether the widest width that was tried beats all narrower ones."""
-        rate = {w: tokens / self.cost.seconds(w) for w, tokens in measured.items()}
-        plain = self.switch_off / self.cost.seconds(1)
-        return rate[top] >= plain and all(rate[top] >= rate[w] for w in rate)
-
-    def _first(self, wide: Sequence[int]) -> dict[int, float]:
-        """Return the smallest width that would pay if all its drafts were accepted."""
-        for w in wide:
-            if w * self.cost.seconds(1) >= self.switch_off * self.cost.seconds(w):
-                return {w: float(w)}
-        return {}
+        reach = tokens + full * (wider - top)
+        return self._ratio(wider) <= self.CHEAP or reach / self._ratio(wider) > self.INERTIA * tokens / self._ratio(top)

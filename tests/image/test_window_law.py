@@ -138,7 +138,7 @@ class Cycle:
     def width(self):
         return next(self.widths)
 
-    def observe(self, width, emitted):
+    def observe(self, width, emitted, seconds):
         assert all(1 <= n <= width for n in emitted)
 
 
@@ -168,15 +168,17 @@ def test_changing_widths(name, init):
 @pytest.mark.parametrize("batch", (1, 3))
 def test_small_batches_with_a_budget(batch):
     """Batches as users have them: the window is cut at the end by the slowest row, and the budget learns."""
-    budget = Budget(VerifyCost((1, 2, 4), (1.0, 1.3, 1.7)), (2, 3, 4), history=16, retry=4, trial=2)
-    widths, choose = set(), budget.width
+    cost = VerifyCost((1, 2, 4), (1.0, 1.3, 1.7))
+    budget = Budget((2, 3, 4), start=3, history=16, settle=1, trial=2, patience=1.0, forgive=0.2)
+    widths, choose, observe = set(), budget.width, budget.observe
     budget.width = lambda: (widths.add(choose()), choose())[1]
+    budget.observe = lambda width, emitted, _: observe(width, emitted, cost.seconds(width))
     generator, rows = torch.Generator().manual_seed(3), []
     for _ in range(2700 // batch):
         toy = Toy(batch, length=4, codes=2, law=2)
         toy.generator = generator
         rows.append(decode_window(toy, budget))
-    assert len(widths) > 1, "the budget never changed its mind"
+    assert len(widths) > 2, "the budget never changed its mind"
     assert_lossless(toy, torch.cat(rows), slack=2.5)  # few cells: the distance itself varies more
 
 
