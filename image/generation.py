@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoProcessor, Emu3ForConditionalGeneration
 
 from mmaccel import zoo
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
+from mmaccel.progress import looks
 from mmaccel.session import Session
 from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
@@ -215,7 +216,7 @@ def progress_bar(label: str | None) -> Any:
     if label is None:
         yield None
         return
-    with tqdm(desc=label, unit="token", ncols=80, leave=True) as bar:
+    with tqdm(**{"desc": label, "unit": "tokens", "ncols": 80, **looks()}) as bar:
 
         def update(done: int, total: int) -> None:
             bar.total = total

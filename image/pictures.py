@@ -1,31 +1,35 @@
-"""Pictures on disk: one, several, or two runs side by side with their times."""
+"""Pictures on disk: of one run, or of two side by side with their times."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmaccel.errors import SettingError
-from mmaccel.pictures import column, enlarged, headed, sheet
+from PIL import Image
+
+from mmaccel.pictures import FORMATS, enlarged, sheet, side_by_side
 
 if TYPE_CHECKING:
     from .generation import Painted
 
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+
+def save(painted: Painted, path: Path) -> None:
+    """Write the pictures of a run, several of them in about a square."""
+    _save(_grid(painted), path)
 
 
-def check_format(path: Path) -> None:
-    """Raise a `SettingError` for a file name that no picture format goes with."""
-    if path.suffix.lower() not in FORMATS:
-        raise SettingError(f"cannot write a picture as {path.name!r}: end the name with {', '.join(FORMATS)}")
+def save_side_by_side(runs: Sequence[tuple[str, Painted]], path: Path) -> None:
+    """Write the pictures of several runs beside each other, each with its label and time above."""
+    labels = [f"{label}: {painted.token_seconds:.2f} s" for label, painted in runs]
+    _save(side_by_side([_grid(painted) for _, painted in runs], labels), path)
 
 
-def save(runs: list[tuple[str, Painted]], path: Path, captions: bool) -> None:
-    """Write one column per run, with its label and time above if `captions`."""
-    columns = [column([enlarged(picture) for picture in painted.pictures]) for _, painted in runs]
-    if captions:
-        columns = [
-            headed(picture, f"{label}  {painted.token_seconds:.2f} s")
-            for picture, (label, painted) in zip(columns, runs, strict=True)
-        ]
-    sheet(columns, len(columns)).save(path, FORMATS[path.suffix.lower()])
+def _grid(painted: Painted) -> Image.Image:
+    found = [enlarged(picture) for picture in painted.pictures]
+    return sheet(found, math.ceil(math.sqrt(len(found))))
+
+
+def _save(picture: Image.Image, path: Path) -> None:
+    picture.save(path, FORMATS[path.suffix.lower()])

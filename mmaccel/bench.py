@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
-import platform
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 
 from .errors import WeightsError, shown
 from .foreign_json import read_json
+from .machine import machine
 from .version import versions
 
 LONGEST = 90  # characters of a method with its settings
@@ -131,16 +130,6 @@ def seconds(row: dict[str, Any]) -> tuple[float | None, float | None]:
     return row["wall_seconds"], row["baseline_seconds"]
 
 
-def machine() -> dict[str, str]:
-    """What the figures were measured on."""
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": str(os.cpu_count()),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-    }
-
-
 def where(header: dict[str, Any]) -> dict[str, Any]:
     """What a row that is shown alone says of where it was measured: the chip, its threads and the date."""
     machine = header["machine"]
@@ -158,15 +147,6 @@ def place(found: Mapping[str, Any]) -> str:
     """
     threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
     return f"{found['machine']}, {threads}, {found['date'][:10]}"
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
 
 
 def alternate(runs: dict[Any, Callable[[int], Any]], rounds: int) -> dict[Any, list[Any]]:

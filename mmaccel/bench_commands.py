@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .arguments import THREADS, whole
 from .errors import MmaccelError
 
 # Each has `rows(full)` and `write_page(result, path)`; `THREADS` where it is not 2.
@@ -58,16 +59,18 @@ def add_parser(commands: Any) -> None:
     difference.add_argument(
         "--fail-below", type=float, metavar="SHARE", help="exit code 1 if a speed-up is below that share of the old one"
     )
-    difference.set_defaults(run=run_difference)
+    difference.set_defaults(run=run_difference, loads_models=False)
     index = kinds.add_parser("index", help="the page and the plots over all results in a folder", **looks)
     index.add_argument("folder", type=Path, nargs="?", default=FOLDER, help=f"default {FOLDER}")
-    index.set_defaults(run=run_index)
+    index.set_defaults(run=run_index, loads_models=False)
 
 
 def _add_common(kind: Any, duration: str) -> None:
     kind.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     kind.add_argument("--full", action="store_true", help=f"all settings of docs/benchmarks ({duration})")
-    kind.add_argument("--threads", type=int, help="CPU threads (default 2; 1 for speech, whose figures are of 1)")
+    kind.add_argument(
+        "--threads", type=whole(1, THREADS), help="CPU threads (default 2; 1 for speech, whose figures are of 1)"
+    )
 
 
 def run_benchmark(arguments: argparse.Namespace) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .arguments import RUNS, number, whole
 from .errors import PromptError, SettingError
-from .run_commands import dtype_of, painter
+from .model_arguments import add_model, device_of, dtype_of, painter
+from .run_commands import clip_of
+from .run_parsers import add_answer, add_clip
 
-Add = Callable[..., None]
 Prepared = tuple[Any, dict[str, Any]]  # a target, and the inputs of its call
 
 
@@ -40,9 +42,7 @@ class Call:
     seeded: bool = False
 
 
-def add_kinds(
-    commands: Any, name: str, about: str, examples: str, seeds: int, add_model: Add
-) -> Iterator[tuple[str, Any]]:
+def add_kinds(commands: Any, name: str, about: str, examples: str, seeds: int) -> Iterator[tuple[str, Any]]:
     """Add a command with one kind for each call, and yield each kind's name and parser.
 
     `seeds` is how many are run if nothing is said.
@@ -61,9 +61,12 @@ def _add_call(parser: Any, call: Call, seeds: int) -> None:
     call.add(parser)
     parser.set_defaults(prepare=call.prepare)
     if call.seeded:
-        parser.add_argument("--seeds", type=int, default=seeds, help=f"how many seeds, from 0 on (default {seeds})")
-        parser.add_argument("--guidance", type=float, help="guidance scale (default: the model's own)")
-    parser.add_argument("--rounds", type=int, help="runs of each seed (default: 3 runs in all, or one of each seed)")
+        parser.add_argument(
+            "--seeds", type=whole(1, RUNS), default=seeds, help=f"how many seeds, from 0 on (default {seeds})"
+        )
+        parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
+    rounds = "runs of each seed (default: 3 runs in all, or one of each seed)"
+    parser.add_argument("--rounds", type=whole(1, RUNS), help=rounds)
     parser.add_argument("--no-simple", action="store_true", help="leave out the simple alternative")
 
 
@@ -75,11 +78,9 @@ def measured_inputs(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]
     MmaccelError
         If something is missing or does not fit, as far as possible before the model is loaded.
     """
-    seeds = getattr(arguments, "seeds", 1)
-    if seeds < 1:
-        raise SettingError(f"--seeds {seeds}: it must be at least 1")
     target, inputs = arguments.prepare(arguments)
-    return target, {"seeds": range(seeds), "rounds": arguments.rounds, "simple": not arguments.no_simple, **inputs}
+    seeds = range(getattr(arguments, "seeds", 1))
+    return target, {"seeds": seeds, "rounds": arguments.rounds, "simple": not arguments.no_simple, **inputs}
 
 
 def _add_image(parser: Any) -> None:
@@ -97,8 +98,7 @@ def _image(arguments: argparse.Namespace) -> Prepared:
 
 def _add_video(parser: Any) -> None:
     parser.add_argument("prompt")
-    for name in ("steps", "frames", "height", "width"):
-        parser.add_argument(f"--{name}", type=int, help="default: the pipeline's own")
+    add_clip(parser)
 
 
 def _video(arguments: argparse.Namespace) -> Prepared:
@@ -108,7 +108,8 @@ def _video(arguments: argparse.Namespace) -> Prepared:
     settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
     if not arguments.prompt.strip():
         raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
-    pipe = generation.load(arguments.model, arguments.device, dtype_of(arguments))
+    generation.check_memory(settings)
+    pipe = generation.load(arguments.model, device_of(arguments), dtype_of(arguments))
     pipe.set_progress_bar_config(disable=True)
     return pipe, {"prompt": arguments.prompt, "output_type": "pil", **settings.arguments()}
 
@@ -117,28 +118,27 @@ def _add_vlm(parser: Any) -> None:
     parser.add_argument("video", type=Path, nargs="?", help="video file, such as .mp4")
     parser.add_argument("question", nargs="?")
     parser.add_argument("--example", action="store_true", help="a clip of moving emoji and its question, no file")
-    parser.add_argument("--frames", type=int, default=32, help="frames to look at (default 32)")
-    parser.add_argument("--max-new-tokens", type=int, default=32, help="length of the answer (default 32)")
+    add_answer(parser)
 
 
 def _vlm(arguments: argparse.Namespace) -> Prepared:
     from .vlm import answering
 
     frames, question = _clip(arguments)
-    model, processor = answering.load(arguments.model, arguments.device, dtype_of(arguments))
+    model, processor = answering.load(arguments.model, device_of(arguments), dtype_of(arguments))
     length = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
     return model, {"frames": frames, "questions": [question], "processor": processor, **length}
 
 
 def _clip(arguments: argparse.Namespace) -> tuple[Any, str]:
     """Frames and a question: those of the file, or of a clip that the shipped model never saw."""
-    from . import vlm, zoo
+    from . import zoo
 
     _check_example(arguments, [arguments.video, arguments.question], "clip.mp4 'what moves up?'")
     if arguments.example:
         asked = zoo.questions("tiny-onevision", 1)[0]
         return asked.frames, asked.question
-    return vlm.read_video(arguments.video, frames=arguments.frames).frames, arguments.question
+    return clip_of(arguments).frames, arguments.question
 
 
 def _add_speech(parser: Any) -> None:
@@ -151,7 +151,7 @@ def _speech(arguments: argparse.Namespace) -> Prepared:
     from .speech.weights import load
 
     audio, reference = _recordings(arguments)
-    model, processor = load(arguments.model, arguments.device, dtype_of(arguments))
+    model, processor = load(arguments.model, device_of(arguments), dtype_of(arguments))
     return model, {"audio": audio, "reference": reference, "processor": processor}
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .call_commands import Add, add_kinds, measured_inputs
+from .call_commands import add_kinds, measured_inputs
 from .comparison import Comparison, check_format
-from .output import replacing
-from .run_commands import chosen_methods
+from .model_arguments import add_methods, chosen_methods
+from .output import check_writable
 
 SEEDS = 3
 DEFAULTS = {"image": "exact", "video": "balanced", "vlm": "balanced", "speech": "speech.SuffixDraft"}  # if none is said
@@ -25,24 +24,25 @@ EXAMPLES = """examples:
 """
 
 
-def add_parser(commands: Any, add_model: Add, add_methods: Add, run: Callable[[argparse.Namespace], None]) -> None:
+def add_parser(commands: Any) -> None:
     """Add `compare` with its kinds to the command line."""
     about = "methods beside the plain run and the simple alternative"
-    for name, kind in add_kinds(commands, "compare", about, EXAMPLES, SEEDS, add_model):
+    for name, kind in add_kinds(commands, "compare", about, EXAMPLES, SEEDS):
         add_methods(kind, DEFAULTS[name])
         kind.add_argument("-o", "--output", type=Path, help="page (.html), picture (.png) or rows (.json) to write")
-        kind.set_defaults(run=run)
+        kind.set_defaults(run=run_compare)
 
 
-def run_compare(arguments: argparse.Namespace) -> Comparison:
-    """Compare each of the methods that are given, and write what was found."""
-    if arguments.output is None:
-        return _compare(arguments)
-    check_format(arguments.output)
-    with replacing(arguments.output) as temporary:  # fails now, and not after minutes of work
-        found = _compare(arguments)
-        found.save(temporary)
-    return found
+def run_compare(arguments: argparse.Namespace) -> None:
+    """Compare each of the methods that are given; print what was found, and write it."""
+    if arguments.output:
+        check_format(arguments.output)
+    check_writable(arguments.output)
+    found = _compare(arguments)
+    print(found, flush=True)
+    if arguments.output:
+        found.save(arguments.output)
+        print(f"wrote {arguments.output}")
 
 
 def _compare(arguments: argparse.Namespace) -> Comparison:

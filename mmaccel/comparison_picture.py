@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from .comparison import Comparison, Pair
 from .difference import FACTOR, difference, worst_frame, worst_row, worst_texts
-from .pictures import BACKGROUND, GAP, INK, enlarged, headed, sheet
+from .pictures import BACKGROUND, GAP, INK, enlarged, side_by_side
 
 SIZE, LINE, MARGIN, COLUMN = 15, 22, 16, 18
 SOFT = (110, 110, 116)
@@ -62,7 +62,7 @@ def _pair(comparison: Comparison, pair: Pair) -> Iterator[Image.Image]:
         frame = worst_frame(one, other)
         names = ("plain" if len(one) == 1 else f"plain, frame {frame}", pair.label, f"difference x {FACTOR}")
         pictures = (one[frame], other[frame], difference(one[frame], other[frame]))
-        yield sheet([headed(enlarged(p), name) for p, name in zip(pictures, names, strict=True)], 3)
+        yield side_by_side([enlarged(picture) for picture in pictures], names)
 
 
 def _answer(name: str, plain: str, other: str) -> list[str]:

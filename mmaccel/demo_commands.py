@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .arguments import whole
 from .errors import SettingError
-from .run_commands import dtype_of
+from .model_arguments import add_device, device_of, dtype_of
 
 
 def add_parser(commands: Any) -> None:
     """Add `demo` to the command line."""
     demo = commands.add_parser("demo", help="try it in a browser")
-    demo.add_argument("--port", type=int, help="default: the first free one from 7860 on")
+    demo.add_argument("--port", type=whole(0, 65_535), help="default: the first free one from 7860 on")
     demo.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     demo.add_argument(
         "--allow-host",
@@ -34,8 +35,7 @@ def add_parser(commands: Any) -> None:
         help="one more model that visitors may choose, such as image=deepseek-community/Janus-Pro-1B",
     )
     demo.add_argument("--allow-models", action="store_true", help="let visitors type any hub id (they are large)")
-    demo.add_argument("--device", default="cpu")
-    demo.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored")
+    add_device(demo)
     demo.set_defaults(run=run_demo)
 
 
@@ -44,7 +44,8 @@ def run_demo(arguments: argparse.Namespace) -> None:
     with ended_by_signals(), _folder_of_its_own():
         from .demos import app  # says what to install where gradio is missing
 
-        models = app.Models(_by_kind(arguments.model), arguments.allow_models, arguments.device, dtype_of(arguments))
+        device, dtype = device_of(arguments), dtype_of(arguments)
+        models = app.Models(_by_kind(arguments.model), arguments.allow_models, device, dtype)
         app.launch(app.Frame(models), arguments.host, arguments.port, allow_hosts=arguments.allow_host)
 
 

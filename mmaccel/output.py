@@ -1,4 +1,4 @@
-"""Files that appear only when they are finished."""
+"""Files that appear only when they are finished, in places that were tried before the work began."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+
+ROOM = 2**20  # bytes that must fit, about what a picture or a clip of the shipped models takes
 
 
 class replacing:  # noqa: N801  reads as a phrase: `with replacing(path) as temporary:`
@@ -15,7 +17,7 @@ class replacing:  # noqa: N801  reads as a phrase: `with replacing(path) as temp
         self.path = path
 
     def __enter__(self) -> Path:
-        self.temporary = _temporary(self.path)
+        self.temporary = _temporary(self.path, "-o")
         return self.temporary
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -28,20 +30,51 @@ class replacing:  # noqa: N801  reads as a phrase: `with replacing(path) as temp
             self.temporary.unlink(missing_ok=True)
 
 
-def check_writable(path: Path) -> None:
-    """Raise an `OSError` that says why if a file cannot be written there, before any work is done."""
-    _temporary(path).unlink()
+def check_writable(path: Path | None, option: str = "-o") -> None:
+    """Raise an `OSError` that says why if a file cannot be written there, before any work is done.
+
+    Nothing stays behind, so that a run that is killed leaves no empty files.
+
+    Parameters
+    ----------
+    path
+        None where no file is asked for.
+    option
+        What the user changes to write elsewhere.
+    """
+    if path is None:
+        return
+    temporary = _temporary(path, option)
+    try:
+        temporary.write_bytes(bytes(ROOM))
+    except OSError as error:
+        raise OSError(f"no room for {path} ({error.strerror}): free some, or write elsewhere with {option}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def _temporary(path: Path) -> Path:
+def beside(path: Path, word: str) -> Path:
+    """The file of the same kind with a word in its name.
+
+    Examples
+    --------
+    >>> print(beside(Path("clip.mp4"), "compare"))
+    clip.compare.mp4
+    """
+    return path.with_name(f"{path.stem}.{word}{path.suffix}")
+
+
+def _temporary(path: Path, option: str) -> Path:
     """A new file beside a path."""
     if path.is_dir():
         raise OSError(f"{path} is a folder: give a file name")
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no ordinary file, and would be replaced: write elsewhere with {option}")
     if not path.parent.is_dir():
-        raise OSError(f"there is no folder {path.parent}: make it first, or write elsewhere with -o")
+        raise OSError(f"there is no folder {path.parent}: make it first, or write elsewhere with {option}")
     try:
         handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".mmaccel-", dir=path.parent)
     except OSError as error:
-        raise OSError(f"cannot write to {path.parent} ({error.strerror}): choose another place with -o") from error
+        raise OSError(f"cannot write to {path.parent} ({error.strerror}): write elsewhere with {option}") from error
     os.close(handle)
     return Path(name)

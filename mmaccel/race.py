@@ -14,6 +14,7 @@ from . import bench
 from .comparing import BaseTrial
 from .contestant import Contestant, Take
 from .plan import Plan
+from .progress import looks
 from .session import Session, accelerate
 
 PLAIN = "plain"
@@ -43,7 +44,8 @@ class Race:
 
     def run(self, simple: bool) -> None:
         """Warm up, and let all take turns."""
-        with tqdm(total=(self.total + 1) * len(self.contestants), desc="compare", disable=None) as self._bar:
+        shown = {**looks(), "desc": "compare", "unit": "runs", "delay": 0.0}  # the first run alone can take minutes
+        with tqdm(total=(self.total + 1) * len(self.contestants), **shown) as self._bar:
             for contestant in self.contestants:
                 self._call(contestant, self.seeds[0])
             self._take_turns(0, 1, self.contestants)

@@ -6,6 +6,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+UNMEASURED = "not measured: run the target once within `with session.baseline():`"
+
 
 @dataclass
 class Report:
@@ -108,5 +110,5 @@ class Report:
         if self.speedup is not None:
             lines.append(f"  speed-up    {self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured")
         else:
-            lines.append("  speed-up    not measured: run the target once within `with session.baseline():`")
+            lines.append(f"  speed-up    {UNMEASURED}")
         return [*lines, f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted"]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import AudioError, SettingError
-from .output import replacing
+from .errors import AudioError
+from .model_arguments import chosen_methods, device_of, dtype_of, painter
+from .output import beside, check_writable, replacing
+from .progress import looks
+from .report import UNMEASURED, Report
 
 # Policies of `mmaccel run speech`, by module and class of `mmaccel.speech`.
 POLICIES = {
@@ -23,67 +25,104 @@ POLICIES = {
 }
 
 
+def told(report: Report) -> str:
+    """A report for the command line, whose advice is an option and no line of Python."""
+    return str(report).replace(UNMEASURED, "not measured: say --compare")
+
+
 def run_image(arguments: argparse.Namespace) -> None:
-    """Draw a prompt, and write the picture."""
+    """Draw a prompt, and write the picture; with ``--compare`` also both side by side."""
     from .image import generation, pictures
+    from .pictures import check_format
     from .session import accelerate
 
-    pictures.check_format(arguments.output)
+    check_format(arguments.output)
+    both = _checked(arguments)
     names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
     settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
-    with replacing(arguments.output) as temporary:  # fails now, and not after minutes of work
-        chosen, preset = chosen_methods(arguments)
-        drawing = painter(arguments)
-        generation.check_prompts(drawing, [arguments.prompt])
-        columns = []
-        with accelerate(drawing.target, *chosen, preset=preset) as session:
-            if arguments.compare:
-                with session.baseline() as plain:
-                    painted = drawing.paint(plain, [arguments.prompt], settings, "plain")
-                session.report.baseline_seconds = painted.token_seconds
-                columns.append(("plain", painted))
-            columns.append(
-                (", ".join(session.report.methods), drawing.paint(session, [arguments.prompt], settings, "fast"))
-            )
-            report = session.report
-        pictures.save(columns, temporary, captions=arguments.compare)
-    print(report)
-    print(f"wrote {arguments.output}")
+    chosen, preset = chosen_methods(arguments)
+    drawing = painter(arguments)
+    generation.check_prompts(drawing, [arguments.prompt])
+    runs = []
+    with accelerate(drawing.target, *chosen, preset=preset) as session:
+        if arguments.compare:
+            with session.baseline() as plain:
+                painted = drawing.paint(plain, [arguments.prompt], settings, "plain")
+            session.report.baseline_seconds = painted.token_seconds
+            runs.append(("plain", painted))
+        label = ", ".join(session.report.methods)
+        runs.append((label, drawing.paint(session, [arguments.prompt], settings, "fast")))
+        report = session.report
+    with replacing(arguments.output) as temporary:
+        pictures.save(runs[-1][1], temporary)
+    if both:
+        with replacing(both) as temporary:
+            pictures.save_side_by_side(runs, temporary)
+    print(told(report))
+    _tell_written(arguments, both)
     if arguments.compare and report.exact:
         print("the pictures differ as two samples of one prompt do: the method keeps the law, not the noise")
 
 
 def run_video(arguments: argparse.Namespace) -> None:
-    """Film a prompt, and write the clip."""
+    """Film a prompt, and write the clip; with ``--compare`` also both side by side."""
     from .session import accelerate
     from .video import clips, generation, trace_of
 
     clips.check_format(arguments.output)
+    _check_picture(arguments.trace, "--trace")
+    both = _checked(arguments)
     names = ("seed", "steps", "guidance", "frames", "height", "width")
     settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
-    with replacing(arguments.output) as temporary:
-        chosen, preset = chosen_methods(arguments)
-        pipe = generation.load(arguments.model, arguments.device, dtype_of(arguments))
-        runs = {}
-        with accelerate(pipe, *chosen, preset=preset) as session:
-            if arguments.compare:
-                with session.baseline() as plain:
-                    runs["plain"] = generation.film(plain, arguments.prompt, settings)
-            label = ", ".join(session.report.methods)
-            runs[label] = generation.film(session, arguments.prompt, settings)
-            report = session.report
-            if arguments.trace:
-                with replacing(arguments.trace) as drawing:
-                    trace_of(session).save(drawing)
-        frames = [run.frames for run in runs.values()]
-        labels = [f"{label}  {run.seconds:.2f} s" for label, run in runs.items()]
-        clips.save(clips.side_by_side(frames, labels) if arguments.compare else frames[0], temporary)
+    generation.check_memory(settings)
+    chosen, preset = chosen_methods(arguments)
+    pipe = generation.load(arguments.model, device_of(arguments), dtype_of(arguments))
+    runs = {}
+    with accelerate(pipe, *chosen, preset=preset) as session:
         if arguments.compare:
-            quality = f"{clips.psnr(*frames):.1f} dB PSNR, {clips.ssim(*frames):.3f} SSIM"
-    print(report)
-    if arguments.compare:
+            pipe.set_progress_bar_config(desc="plain", unit="steps", **looks())
+            with session.baseline() as plain:
+                runs["plain"] = generation.film(plain, arguments.prompt, settings)
+        pipe.set_progress_bar_config(desc="fast", unit="steps", **looks())
+        label = ", ".join(session.report.methods)
+        runs[label] = generation.film(session, arguments.prompt, settings)
+        report = session.report
+        if arguments.trace:
+            with replacing(arguments.trace) as drawing:
+                trace_of(session).save(drawing)
+    frames = [run.frames for run in runs.values()]
+    with replacing(arguments.output) as temporary:
+        clips.save(frames[-1], temporary)
+    if both:
+        labels = [f"{label}: {run.seconds:.2f} s" for label, run in runs.items()]
+        with replacing(both) as temporary:
+            clips.save(clips.side_by_side(frames, labels), temporary)
+    print(told(report))
+    if both:
+        quality = f"{clips.psnr(*frames):.1f} dB PSNR, {clips.ssim(*frames):.3f} SSIM"
         print(f"  quality     {quality} to the plain clip, measured")
-    print(f"wrote {arguments.output}")
+    _tell_written(arguments, both)
+
+
+def _check_picture(path: Path | None, option: str) -> None:
+    """Raise if a picture that is also asked for cannot be written there."""
+    if path is not None:
+        from .pictures import check_format
+
+        check_format(path)
+        check_writable(path, option)
+
+
+def _checked(arguments: argparse.Namespace) -> Path | None:
+    """Where both runs go side by side, None if nobody asked; raises if that or the result cannot be written."""
+    both = beside(arguments.output, "compare") if arguments.compare else None
+    check_writable(arguments.output)
+    check_writable(both)
+    return both
+
+
+def _tell_written(arguments: argparse.Namespace, both: Path | None) -> None:
+    print(f"wrote {arguments.output}" + (f", and {both} with the plain one beside it" if both else ""))
 
 
 def run_vlm(arguments: argparse.Namespace) -> None:
@@ -92,10 +131,10 @@ def run_vlm(arguments: argparse.Namespace) -> None:
     from .session import accelerate
     from .vlm import answering
 
+    _check_picture(arguments.picture, "--picture")
     chosen, preset = chosen_methods(arguments)
-    frames = arguments.frames if arguments.fps is None else None
-    video = vlm.read_video(arguments.video, frames=frames, fps=arguments.fps)
-    model, processor = answering.load(arguments.model, arguments.device, dtype_of(arguments))
+    video = clip_of(arguments)
+    model, processor = answering.load(arguments.model, device_of(arguments), dtype_of(arguments))
     ask = {"questions": [arguments.question], "max_new_tokens": arguments.max_new_tokens}
     with accelerate(model, *chosen, preset=preset) as session:
         plain = None
@@ -111,21 +150,30 @@ def run_vlm(arguments: argparse.Namespace) -> None:
     if plain is not None:
         print(f"plain: {plain[0]}")
     print(answers[0] if plain is None else f"fast:  {answers[0]}")
-    print(report)
+    print(told(report))
     if arguments.picture:
         print(f"wrote {arguments.picture}")
 
 
+def clip_of(arguments: argparse.Namespace) -> Any:
+    """The frames of a video file that are asked for, or all of them where it has fewer."""
+    from . import vlm
+
+    if getattr(arguments, "fps", None) is not None:
+        return vlm.read_video(arguments.video, fps=arguments.fps)
+    there = vlm.read_video(arguments.video, frames=1).total_frames
+    return vlm.read_video(arguments.video, frames=min(arguments.frames, there))
+
+
 def run_speech(arguments: argparse.Namespace) -> None:
     """Write down what is said in a file, or on standard input while it is said."""
-    from .speech.recognizer import check_update_interval
     from .speech.subtitles import FORMATS, check_format
 
-    check_update_interval(arguments.update_interval)
     suffix = check_format(arguments.output) if arguments.output else ""
-    with replacing(arguments.output) if arguments.output else contextlib.nullcontext() as temporary:
-        made = _listen(arguments) if arguments.live or arguments.audio == "-" else _transcribe(arguments)
-        if temporary:
+    check_writable(arguments.output)
+    made = _listen(arguments) if arguments.live or arguments.audio == "-" else _transcribe(arguments)
+    if arguments.output:
+        with replacing(arguments.output) as temporary:
             temporary.write_text(FORMATS[suffix](list(made.segments), None), encoding="utf-8")
     print(made.stats, file=sys.stderr)  # standard output is the text alone
     if arguments.output:
@@ -171,8 +219,6 @@ def _file_chunks(path: str) -> Iterator[Any]:
 def _standard_input(arguments: argparse.Namespace) -> Iterator[bytes]:
     if sys.stdin.isatty():
         raise AudioError("no audio on standard input: arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -")
-    if arguments.channels < 1:
-        raise SettingError(f"--channels {arguments.channels}: pass at least 1")
     return _whole_samples(2 * arguments.channels, max(arguments.rate // 10, 1))
 
 
@@ -201,82 +247,7 @@ def _recognizer(arguments: argparse.Namespace) -> Any:
     module, name = POLICIES[arguments.policy]
     policy = getattr(importlib.import_module(f"{speech.__name__}.{module}"), name)()
     began = time.perf_counter()
-    model, processor = load(arguments.model, arguments.device, dtype_of(arguments))
+    model, processor = load(arguments.model, device_of(arguments), dtype_of(arguments))
     recognizer = StreamingRecognizer(model, processor, policy=policy, endpoint=endpoint, packed=arguments.packed)
     print(f"loaded {arguments.model} in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     return recognizer
-
-
-def target_of(arguments: argparse.Namespace) -> Any:
-    """The model or pipeline that is asked for."""
-    from . import zoo
-
-    kind = zoo.modality(arguments.model) if zoo.is_known(arguments.model) else None
-    if kind == "video" or (Path(arguments.model) / "model_index.json").is_file():
-        from .video import generation
-
-        return generation.load(arguments.model, arguments.device, dtype_of(arguments))
-    if kind == "vlm":
-        from .vlm import answering
-
-        return answering.load(arguments.model, arguments.device, dtype_of(arguments))[0]
-    return painter(arguments).target
-
-
-def painter(arguments: argparse.Namespace) -> Any:
-    from .image import generation
-
-    return generation.load(arguments.model, arguments.device, dtype_of(arguments))
-
-
-def dtype_of(arguments: argparse.Namespace) -> Any:
-    import torch
-
-    return getattr(torch, arguments.dtype) if arguments.dtype else None
-
-
-def chosen_methods(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
-    """Methods and preset; the command's own default, a method or a preset, where nothing was asked."""
-    from .plan import Plan
-
-    chosen = [parse_method(text) for text in arguments.method]
-    if arguments.plan:
-        chosen.append(Plan.load(arguments.plan))
-    if chosen or arguments.preset:
-        return chosen, arguments.preset
-    default = arguments.default
-    return ([parse_method(default)], None) if "." in default else ([], default)
-
-
-def parse_method(text: str) -> Any:
-    """A method from ``NAME[:KEY=VALUE,...]``.
-
-    Examples
-    --------
-    >>> print(parse_method("image.ZipAR:window=2,verify=true"))
-    image.ZipAR(window=2, verify=True)
-    """
-    from .registry import get_method
-
-    name, _, settings = text.partition(":")
-    values: dict[str, Any] = {}
-    for item in filter(None, settings.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise SettingError(f"--method {text}: write KEY=VALUE after the colon, such as {name}:window=4")
-        values[key.strip()] = value_of(value)
-    return get_method(name).from_settings(values)
-
-
-def value_of(text: str) -> Any:
-    """A setting as it is typed: a number, true, false, none or a word.
-
-    Examples
-    --------
-    >>> value_of("0.5"), value_of("False"), value_of("refresh")
-    (0.5, False, 'refresh')
-    """
-    try:
-        return json.loads(text.replace("True", "true").replace("False", "false").replace("None", "null"))
-    except json.JSONDecodeError:
-        return text

@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .call_commands import Add, add_kinds, measured_inputs
+from .arguments import number
+from .call_commands import add_kinds, measured_inputs
 from .errors import SettingError
+from .model_arguments import parse_method, value_of
 from .output import check_writable
-from .run_commands import parse_method, value_of
 
 SEEDS = 1
 EXAMPLES = """examples:
@@ -23,10 +24,10 @@ EXAMPLES = """examples:
 """
 
 
-def add_parser(commands: Any, add_model: Add) -> None:
+def add_parser(commands: Any) -> None:
     """Add `tune` with its kinds to the command line."""
     about = "measure settings of a method, and save the plan that is enough"
-    for _, kind in add_kinds(commands, "tune", about, EXAMPLES, SEEDS, add_model):
+    for _, kind in add_kinds(commands, "tune", about, EXAMPLES, SEEDS):
         _add_choice(kind)
         kind.set_defaults(run=run_tune)
 
@@ -46,10 +47,11 @@ def _add_choice(kind: Any) -> None:
         metavar="KEY=V1,V2,...",
         help="values to measure; given twice, all combinations (default: four values of the method's main setting)",
     )
-    kind.add_argument("--target-speedup", type=float, metavar="X", help="the speed-up to reach, such as 1.8")
+    above = number("a number above 1", lambda value: value > 1)
+    kind.add_argument("--target-speedup", type=above, metavar="X", help="the speed-up to reach, such as 1.8")
     kind.add_argument(
         "--floor",
-        type=float,
+        type=number(),
         help="the quality to keep: at least so many dB PSNR for video, the share of equal answers for vlm;"
         " for image at most so many nats of surprise, for speech at most such a word error rate",
     )
@@ -66,8 +68,8 @@ def run_tune(arguments: argparse.Namespace) -> None:
             raise SettingError(f"{path.name!r}: end it with {ending}; -o saves the plan, --plot draws the curve")
     if arguments.plot:
         require_matplotlib()
-    for path in filter(None, (arguments.output, arguments.plot)):
-        check_writable(path)
+    check_writable(arguments.output)
+    check_writable(arguments.plot, "--plot")
     found = _tune(arguments)
     print(found, flush=True)
     if arguments.output and found.plan is not None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from mmaccel.progress import looks
+
 from .adapter import Word
 from .audio import read_audio, to_samples
 from .endpoint import RATE, EndpointPolicy
@@ -74,7 +76,8 @@ def transcribe(
     endpoint, context
         As of :class:`~mmaccel.speech.StreamingRecognizer`; a recogniser has its own.
     progress
-        Whether to draw a bar on standard error; by default for more than a minute of audio, on a terminal.
+        Whether to draw a bar on standard error; by default for more than a minute of audio. Where that is no terminal,
+        a line now and then.
 
     Raises
     ------
@@ -119,8 +122,9 @@ def as_recognizer(model: Any, processor: Any, endpoint: str | EndpointPolicy, co
 def pieces(samples: torch.Tensor, progress: bool | None) -> Iterator[torch.Tensor]:
     """Samples in steps, with a bar that counts seconds."""
     seconds = samples.numel() / RATE
-    hidden = not progress if progress is not None else (None if seconds > LONG else True)
-    with tqdm(total=round(seconds), unit="s", desc="transcribe", disable=hidden) as bar:
+    hidden = seconds <= LONG if progress is None else not progress
+    shown = {"unit": "s", "desc": "transcribe", **looks(), **({"delay": 0.0} if progress else {})}
+    with tqdm(total=round(seconds), disable=hidden, **shown) as bar:
         for piece in samples.split(round(STEP * RATE)):
             yield piece
             bar.update(round(piece.numel() / RATE))

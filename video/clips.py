@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mmaccel import pictures
 from mmaccel.errors import MissingExtraError, SettingError
-from mmaccel.pictures import enlarged, headed, sheet
+from mmaccel.pictures import enlarged, sheet
 
 from . import tensors
 
@@ -55,8 +56,7 @@ def save(clip: Clip, path: str | Path, rate: float = 8) -> None:
 
 def side_by_side(clips: Sequence[Clip], labels: Sequence[str]) -> list[Image.Image]:
     """Clips of equal length as one, each with its label above."""
-    columns = [[headed(enlarged(frame), label) for frame in clip] for clip, label in zip(clips, labels, strict=True)]
-    return [sheet(list(frames), len(columns)) for frames in zip(*columns, strict=True)]
+    return [pictures.side_by_side([enlarged(f) for f in frames], labels) for frames in zip(*clips, strict=True)]
 
 
 def pixels(clip: Clip) -> torch.Tensor:

@@ -12,7 +12,8 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
-from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.cache import free_memory
+from mmaccel.errors import MemoryLimitError, MmaccelError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.zoo.weights import no_foreign_code
 
 from .adapter import DiffusionTransformerAdapter
@@ -53,6 +54,17 @@ class Settings:
             "width": self.width,
         }
         return {name: value for name, value in given.items() if value is not None}
+
+
+def check_memory(settings: Settings) -> None:
+    """Raise a `MemoryLimitError` if not even the finished clip, in float32, fits into the memory that is free."""
+    frames, height, width = (getattr(settings, name) or 1 for name in ("frames", "height", "width"))
+    need, free = 12 * frames * height * width, free_memory("cpu")
+    if free is not None and need > free:
+        raise MemoryLimitError(
+            f"{frames} frames of {width} x {height} pixels take {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are"
+            " free: ask for fewer, or for smaller ones"
+        )
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:

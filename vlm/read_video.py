@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from mmaccel.cache import free_memory
 from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, VideoFileError, unknown_name
+from mmaccel.progress import looks
 
 from .sampling import MAX_FRAMES, MIN_FRAMES, check_sampling, sample_frames
 from .video_readers import READERS, Reader, resized, scaled
@@ -230,9 +231,8 @@ def _read(reader: Reader, chosen: np.ndarray, max_side: int | None, progress: bo
     """The frames in one array, scaled one by one as they come."""
     wanted = sorted(set(chosen.tolist()))
     result: np.ndarray | None = None
-    delay = BAR_AFTER if progress is None else 0.0
-    found = reader.frames(wanted)
-    bar = tqdm(found, file.name, len(wanted), unit="frame", disable=progress is False, delay=delay)
+    shown = {"unit": "frames", "delay": BAR_AFTER, **looks(), **({"delay": 0.0} if progress else {})}
+    bar = tqdm(reader.frames(wanted), file.name, len(wanted), disable=progress is False, **shown)
     for place, frame in enumerate(bar):
         small = scaled(frame, max_side)
         if result is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmaccel.method import Method
-from mmaccel.run_commands import parse_method
+from mmaccel.model_arguments import parse_method
 
 from .limits import Limits, number
 

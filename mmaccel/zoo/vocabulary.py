@@ -41,22 +41,29 @@ class Vocabulary:
         return str(self.tokenizer.backend_tokenizer.normalizer.normalize_str(prompt)).split()
 
     def check(self, prompt: Any) -> None:
-        """Raise a `PromptError` that lists near words, unless the model can draw the prompt."""
+        """Raise a `PromptError` that says what comes near, unless the model can draw the prompt."""
         if not isinstance(prompt, str) or not prompt.strip():
             raise PromptError(f"the prompt is empty: say what to draw, such as {self.example!r}")
         asked = self.normalized(prompt)
         unknown = [word for word in asked if word not in self.words]
         if unknown:
-            raise PromptError(f"{self.model} does not know {unknown[0]!r}: {self._near(unknown[0])}")
+            near = difflib.get_close_matches(unknown[0], [*self.names, *sorted(self.words)], n=3, cutoff=0.6)
+            raise PromptError(f"{self.model} does not know {unknown[0]!r}: {self._such_as('near words are', near)}")
         phrase = f" {' '.join(asked)} "
         if not any(f" {name} " in phrase for name in self.names):
-            raise PromptError(f"{prompt!r} names no thing that {self.model} can draw: {self._near(' '.join(asked))}")
+            raise PromptError(f"{prompt!r} {self._things(asked)}")
 
-    def _near(self, word: str) -> str:
-        near = difflib.get_close_matches(word, self.names, n=3, cutoff=0.6)
-        near += [n for n in difflib.get_close_matches(word, sorted(self.words), n=3, cutoff=0.6) if n not in near]
-        near += [name for name in self.names if word in name.split() and name not in near][:3]
+    def _things(self, asked: list[str]) -> str:
+        """What a prompt lacks: the rest of a name, such as 'red heart' for 'heart', or a thing at all."""
+        shared = [name for name in self.names if set(name.split()) & set(asked)]
+        if shared:
+            return self._such_as(f"is not enough for {self.model}: say which thing, such as", shared[:4])
+        near = difflib.get_close_matches(" ".join(asked), self.names, n=3, cutoff=0.6)
+        return f"names no thing that {self.model} can draw: {self._such_as('near are', near)}"
+
+    def _such_as(self, what: str, near: list[str]) -> str:
+        """What comes near, or some of all there is where nothing does."""
         if near:
-            return "near words are " + ", ".join(repr(n) for n in near)
+            return f"{what} {', '.join(repr(name) for name in dict.fromkeys(near))}"
         shown = ", ".join(self.names[i] for i in range(0, len(self.names), max(1, len(self.names) // 8)))
         return f"it knows {len(self.names)} things, such as {shown}"

@@ -115,8 +115,8 @@ def test_interrupted_it_finishes_with_what_was_heard(model, samples, capsys, mon
     (
         (["missing.wav"], "missing.wav"),
         (["WAV", "-o", "talk.txt"], ".srt, .vtt, .json"),
-        (["WAV", "--update-interval", "0"], "update_interval"),
-        (["missing.wav", "--update-interval", "0"], "update_interval"),
+        (["WAV", "--update-interval", "0"], "--update-interval 0"),
+        (["missing.wav", "--update-interval", "0"], "--update-interval 0"),
         (["WAV", "--silence", "0"], "silence"),
         (["WAV", "--policy", "append-only"], "LocalAgreement"),
         (["-", "--channels", "0"], "--channels"),

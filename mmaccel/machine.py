@@ -1,0 +1,42 @@
+"""What this machine is, said without loading torch where that can be known."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+# Where Linux shows accelerators: NVIDIA's, those of its Jetson boards, AMD's, and those of Windows under WSL.
+DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
+
+
+def machine() -> dict[str, str]:
+    """What figures are measured on."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "accelerator": _accelerator(),
+    }
+
+
+def _accelerator() -> str:
+    """The name of the first CUDA or ROCm device, which only torch can tell; "none" where there cannot be one."""
+    is_cpu_build = metadata.version("torch").endswith("+cpu")
+    has_no_device = sys.platform == "linux" and not any(Path(path).exists() for path in DEVICES)
+    if "torch" not in sys.modules and (is_cpu_build or has_no_device):
+        return "none"
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"

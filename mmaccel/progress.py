@@ -1,0 +1,38 @@
+"""How progress is shown: a bar on a terminal, and a plain line now and then where it goes into a file."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+EVERY = 10.0  # seconds between two lines
+LINE = "{desc}: {n_fmt} of {total_fmt} {unit}, {elapsed}"
+
+
+class Lines:
+    """A stream that writes each state of a tqdm bar as a line, once."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def write(self, text: str) -> None:
+        said = text.strip()
+        if said not in ("", self.last):
+            sys.stderr.write(f"{said}\n")
+            self.last = said
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def looks() -> dict[str, Any]:
+    """Arguments of tqdm: none on a terminal, else those that make it tell in lines, of what takes longer than one.
+
+    Examples
+    --------
+    >>> with tqdm(total=4, desc="compare", **looks()) as bar:  # doctest: +SKIP
+    ...     bar.update()
+    """
+    if sys.stderr.isatty():
+        return {}
+    return {"file": Lines(), "delay": EVERY, "mininterval": EVERY, "bar_format": LINE, "ncols": None}
