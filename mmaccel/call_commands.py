@@ -143,7 +143,7 @@ def _clip(arguments: argparse.Namespace) -> tuple[Any, str]:
 
 def _add_speech(parser: Any) -> None:
     parser.add_argument("audio", type=Path, nargs="*", help="audio or video files")
-    parser.add_argument("--example", action="store_true", help="ten seconds of human speech, instead of files")
+    parser.add_argument("--example", action="store_true", help="eight seconds of human speech, instead of files")
     parser.add_argument("--reference", action="append", metavar="TEXT", help="what is said; once for each file")
 
 
@@ -160,10 +160,10 @@ def _recordings(arguments: argparse.Namespace) -> tuple[list[Any], list[str] | N
     _check_example(arguments, arguments.audio, "talk.wav")
     if not arguments.example:
         return arguments.audio, arguments.reference
-    from .speech.benchmark_recordings import TEXTS, load_recordings
+    from .speech.benchmark_recordings import example
 
-    found = load_recordings(list(TEXTS)[:1])
-    return [recording.samples for recording in found], [recording.text for recording in found]
+    found = example()
+    return [found.samples], [found.text]
 
 
 def _check_example(arguments: argparse.Namespace, given: list[Any], such_as: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
+    from .plan import Plan
     from .session import Session
 
 
@@ -104,6 +105,8 @@ class BaseTrial(ABC):
         Whether an output is a sample, so that a method of the same law gives another one.
     seedless
         Why all seeds give the same output; empty where they do not.
+    about
+        What the plain run does, where its name does not say it.
     """
 
     unit: ClassVar[str] = ""
@@ -115,6 +118,7 @@ class BaseTrial(ABC):
     model: str = ""
     draws: bool = False
     seedless: str = ""
+    about: str = ""
 
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
         self.adapter, self.target, self.inputs, self.processor = adapter, adapter.target, inputs, processor
@@ -124,6 +128,12 @@ class BaseTrial(ABC):
     @abstractmethod
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
         """Call a session or the plain target; this is what is timed. `fewer` of the unit, None for all."""
+
+    def accelerated(self, plan: Plan) -> Session:
+        """A session of the target with a plan."""
+        from .session import accelerate
+
+        return accelerate(self.target, plan)
 
     def report(self, session: Session, output: Any) -> dict[str, Any]:
         """What a session tells of the run that gave `output`; a run of several calls adds them up."""

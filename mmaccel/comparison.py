@@ -70,6 +70,8 @@ class Comparison:
         )
         measured = {key for row in result["rows"] for key, value in row["metrics"].items() if value is not None}
         metrics = tuple(metric for metric in trial.metrics if metric.key in measured)
+        if trial.about:
+            result["header"]["about"] = trial.about
         if trial.seedless and len(seeds) > 1:
             result["header"]["seedless"] = trial.seedless
         return cls(result, [_pair(trial, c) for c in contestants[1:]], metrics)
@@ -110,11 +112,12 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """What must be said beside the table."""
+        header = self.result["header"]
         idle = [(row["label"], row["idle"]) for row in self.rows if row["idle"]]
-        found = [f"{label} did nothing: {reason.removeprefix(label + ': ')}" for label, reason in idle]
+        found = [header["about"]] if "about" in header else []
+        found += [f"{label} did nothing: {reason.removeprefix(label + ': ')}" for label, reason in idle]
         found += [f"{row['label']} is {told}" for row in self.rows if (told := _pace(row))]
         found += [f"{row['label']}: {text}" for row in self.rows for text in row["warnings"] if text != row["idle"]]
-        header = self.result["header"]
         found += [f"no simple alternative: {header['no_simple']}"] if header["no_simple"] else []
         return [*found, *([f"all seeds gave one output: {header['seedless']}"] if "seedless" in header else [])]
 

@@ -15,7 +15,7 @@ from .comparing import BaseTrial
 from .contestant import Contestant, Take
 from .plan import Plan
 from .progress import looks
-from .session import Session, accelerate
+from .session import Session
 
 PLAIN = "plain"
 
@@ -91,7 +91,7 @@ class Race:
     def _target(self, contestant: Contestant) -> AbstractContextManager[Any]:
         if contestant.plan is None:
             return nullcontext(self.trial.target)
-        return accelerate(self.trial.target, contestant.plan)
+        return self.trial.accelerated(contestant.plan)
 
     def _judge(self, contestant: Contestant, number: int, output: Any) -> None:
         """Judge what waits for the plain output of a seed; only the worst pairs are kept."""

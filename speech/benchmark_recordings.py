@@ -11,7 +11,7 @@ import torch
 from mmaccel.errors import MissingExtraError
 
 from .adapter import Word
-from .audio import read_audio
+from .audio import SAMPLE_RATE, read_audio
 
 # What is said in the recordings of the package moonshine-voice: Beckett's Worstward Ho, Dickens's A Tale of Two Cities.
 TEXTS = {
@@ -44,6 +44,13 @@ def load_recordings(names: list[str]) -> list[Recording]:
         raise MissingExtraError('the recordings come with the speech extra: pip install "mmaccel[speech]"')
     folder = Path(found.origin).parent / "assets"
     return [Recording(name, read_audio(folder / name), TEXTS[name]) for name in names]
+
+
+def example() -> Recording:
+    """Eight seconds of running speech, up to a pause."""
+    whole = load_recordings(["two_cities.wav"])[0]
+    text = whole.text.partition(", it was the epoch of belief")[0]
+    return Recording(whole.name, whole.samples[: round(8.4 * SAMPLE_RATE)], text)
 
 
 def word_errors(references: list[str], texts: list[str]) -> float:

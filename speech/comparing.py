@@ -113,16 +113,9 @@ class Trial(BaseTrial):
         return [self._segments(item, policy, number) for number, item in enumerate(recordings, 1)]
 
     def _segments(self, item: Any, policy: EndpointPolicy | None, number: int) -> list[dict[str, Any]]:
-        is_file = isinstance(item, str | PathLike)
-        samples = read_audio(item) if is_file else to_samples(item)
-        name = Path(item).name if is_file else f"recording {number}"
-        if len(samples) < SHORTEST:
-            raise AudioError(f"{name} holds {len(samples)} samples, too few for a word: give at least {SHORTEST}")
-        parts = [samples] if policy is None else cut(samples, policy)
-        if not parts:
-            seconds = len(samples) / SAMPLE_RATE
-            raise AudioError(f"no speech in {name}, {seconds:.1f} s: give a recording in which somebody speaks")
-        self.names.append(f"{name}, {len(samples) / SAMPLE_RATE:.1f} s")
+        name, samples = recording(item, number)
+        parts = [samples] if policy is None else spoken(name, samples, policy)
+        self.names.append(name)
         return [self._prepared(part) for part in parts]
 
     def _prepared(self, samples: torch.Tensor) -> dict[str, Any]:
@@ -146,14 +139,7 @@ class Trial(BaseTrial):
         return {"max_length": start + self.recogniser.limit(seconds)}  # of `max_new_tokens` it warns in every call
 
     def _checked(self, reference: Any) -> list[str] | None:
-        if reference is None:
-            return None
-        texts = [reference] if isinstance(reference, str) else list(reference)
-        if len(texts) != len(self.names) or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise SettingError(
-                f"reference={reference!r}: give what is said in each of {len(self.names)} recordings, as words"
-            )
-        return texts
+        return None if reference is None else checked_texts(reference, len(self.names))
 
     def _allow_simple(self) -> None:
         """Whisper's encoder hears 30 s however little is said, which can be cut; others hear no more than there is."""
@@ -217,10 +203,36 @@ class Trial(BaseTrial):
         return [" ".join(filter(None, map(self.recogniser.text, segments))) for segments in output.tokens]
 
 
+def recording(item: Any, number: int) -> tuple[str, torch.Tensor]:
+    """Samples `[n]` at 16 kHz of a file or of samples, and what they are called, with their seconds."""
+    is_file = isinstance(item, str | PathLike)
+    samples = read_audio(item) if is_file else to_samples(item)
+    name = Path(item).name if is_file else f"recording {number}"
+    if len(samples) < SHORTEST:
+        raise AudioError(f"{name} holds {len(samples)} samples, too few for a word: give at least {SHORTEST}")
+    return f"{name}, {len(samples) / SAMPLE_RATE:.1f} s", samples
+
+
+def checked_texts(reference: Any, count: int) -> list[str]:
+    """What is said in each of `count` recordings."""
+    texts = [reference] if isinstance(reference, str) else list(reference)
+    if len(texts) != count or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise SettingError(f"reference={reference!r}: give what is said in each of {count} recordings, as words")
+    return texts
+
+
 def name_of(model: Any) -> str:
     """The name by which :func:`~mmaccel.speech.load` knows a model that it converted; empty for others."""
     name = Path(str(getattr(model, "name_or_path", ""))).name.rpartition("-")[0]  # behind it stands a digest
     return name if name in names() else ""
+
+
+def spoken(name: str, samples: torch.Tensor, policy: EndpointPolicy) -> list[torch.Tensor]:
+    """The speech of a recording, see :func:`cut`; an error where there is none."""
+    parts = cut(samples, policy)
+    if not parts:
+        raise AudioError(f"no speech in {name}: give a recording in which somebody speaks")
+    return parts
 
 
 def cut(samples: torch.Tensor, policy: EndpointPolicy) -> list[torch.Tensor]:

@@ -271,7 +271,7 @@ def loaded(moonshine, monkeypatch):
 
 def test_the_command_line(files, loaded, capsys):
     talk, page = files / "talk.wav", files / "talk.html"
-    words = ["compare", "speech", str(talk), str(talk), "--rounds", "1"]
+    words = ["compare", "speech", str(talk), str(talk), "--rounds", "1", "--method", "speech.SuffixDraft"]
     assert cli.main([*words, "--reference", "w3 w5", "--reference", "w3", "-o", str(page)]) == 0
     out = capsys.readouterr().out
     assert "speech.SuffixDraft()" in out and "word errors" in out and f"wrote {page}" in out

@@ -1,0 +1,103 @@
+"""`compare speech` of streams: what verified drafts save, for equal events, beside a stream that looks less often."""
+
+import pytest
+import torch
+
+from mmaccel import cli
+from mmaccel.errors import AudioError, SettingError
+from mmaccel.plan import Plan
+from mmaccel.speech import examples
+from mmaccel.speech.endpoint import EnergyEndpoint
+from mmaccel.speech.stream_comparing import PlainStreams, StreamTrial, VerifiedDrafts, compare_streams
+from mmaccel.testing import snapshot
+
+pytest.importorskip("jiwer")
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def model():
+    return examples.moonshine()[0], examples.moonshine_processor()
+
+
+def said(seconds=2.0, seed=0):
+    """Tones loud enough for pauses to be found by energy, between silence; the tiny model makes words of them."""
+    time = torch.arange(round(seconds * RATE)) / RATE
+    tone = 0.5 * torch.sin(2000 * time + (40 + seed) * torch.sin(7 * time))
+    return torch.cat([torch.zeros(RATE // 2), tone, torch.zeros(RATE // 2)])
+
+
+def trial(model, audio):
+    return StreamTrial(PlainStreams(*model, endpoint=EnergyEndpoint()), audio, None)
+
+
+def test_drafts_save_passes_and_change_nothing(model):
+    before = snapshot(model[0])
+    found = compare_streams(*model, [said()], rounds=1, simple=False, endpoint=EnergyEndpoint())
+    assert snapshot(model[0]).keys() == before.keys()
+    plain, drafted, packed = found.rows
+    assert drafted["method"] == packed["method"] == "speech.StreamingRecognizer"
+    assert drafted["exact"] and drafted["equal"] and drafted["work_ratio"] < 1 and not drafted["idle"]
+    assert packed["label"].endswith("(packed=True)") and not packed["exact"], "equal but for rounding"
+    assert plain["label"] == "plain" and plain["quality"] > 0, "words come late"
+    assert [metric.key for metric in found.metrics] == ["lag", "changed", "same"]
+    assert "plain is a stream that decodes each hypothesis from its start" in str(found)
+
+
+def test_the_plain_stream_knows_no_hypothesis_before(model):
+    made = trial(model, [said()])
+    plain = made.run(made.target, 0)
+    with made.accelerated(Plan((VerifiedDrafts(),), "speech stream")) as session:
+        drafted = made.run(session, 0)
+        report = made.report(session, drafted)
+    again = made.run(made.target, 0)
+    assert sum(one.accepted for one in plain.stats) == 0 < sum(one.accepted for one in drafted.stats)
+    assert again.calls == plain.calls > drafted.calls, "the drafts stay when the session is over"
+    assert made.equal(plain, drafted) and made.equal(plain, again)
+    assert (report["forwards"], report["plain_forwards"]) == (drafted.calls, plain.calls) and report["engaged"]
+
+
+def test_the_simple_alternative_looks_less_often(model):
+    made = trial(model, [said()])
+    assert (made.count, made.least) == (6, 1)
+    whole, fewer = made.run(made.target, 0), made.run(made.target, 0, fewer=3)
+    assert (whole.stats[0].partial_decodes, fewer.stats[0].partial_decodes) == (5, 3)
+    assert made.plain_calls == whole.calls, "what methods are held against is the whole"
+    assert made.judge(whole, fewer)["lag"] > 0 and whole.texts == fewer.texts
+
+
+def test_several_recordings_with_what_is_said(model):
+    audio = [said(), said(1.0, 4)]
+    made = trial(model, audio)
+    texts = made.run(made.target, 0).texts
+    reference = [f"{texts[0]} more", texts[1]]
+    found = compare_streams(*model, audio, reference, rounds=1, simple=False, endpoint=EnergyEndpoint())
+    assert found.rows[0]["metrics"]["errors"] > 0 and found.pairs[0].plain.texts == texts
+    assert found.pairs[0].plain.names == ["recording 1, 3.0 s", "recording 2, 2.0 s"]
+    assert found.result["header"]["call"]["update_interval"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("audio", "reference", "error", "hint"),
+    (
+        (["missing.wav"], None, AudioError, "missing.wav does not exist"),
+        ([torch.zeros(10)], None, AudioError, "10 samples"),
+        ([said()], ["one", "two"], SettingError, "each of 1 recordings"),
+    ),
+)
+def test_bad_input_before_anything_runs(model, audio, reference, error, hint):
+    with pytest.raises(error, match=hint):
+        compare_streams(*model, audio, reference, endpoint=EnergyEndpoint())
+
+
+def test_the_command_line_compares_streams_if_no_method_is_named(model, tmp_path, capsys, monkeypatch):
+    wavfile = pytest.importorskip("scipy.io.wavfile")
+    pytest.importorskip("av")
+    wavfile.write(tmp_path / "talk.wav", RATE, (said() * 32767).to(torch.int16).numpy())
+    monkeypatch.setattr("mmaccel.speech.weights.load", lambda *_: model)
+    monkeypatch.setattr("mmaccel.speech.recognizer.find_endpoint", lambda _: EnergyEndpoint())
+    words = ["compare", "speech", str(tmp_path / "talk.wav"), "--rounds", "1"]
+    assert cli.main([*words, "-o", str(tmp_path / "talk.html")]) == 0
+    out = capsys.readouterr().out
+    assert "speech.StreamingRecognizer()" in out and "speech.SuffixDraft" not in out
+    assert "decodes each hypothesis from its start" in (tmp_path / "talk.html").read_text()
