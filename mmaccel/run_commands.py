@@ -32,12 +32,13 @@ def told(report: Report) -> str:
 
 def run_image(arguments: argparse.Namespace) -> None:
     """Draw a prompt, and write the picture; with ``--compare`` also both side by side."""
-    from .image import generation, pictures
     from .pictures import check_format
-    from .session import accelerate
 
     check_format(arguments.output)
     both = _checked(arguments)
+    from .image import generation, pictures
+    from .session import accelerate
+
     names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
     settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
     chosen, preset = chosen_methods(arguments)
@@ -86,13 +87,12 @@ def run_video(arguments: argparse.Namespace) -> None:
         pipe.set_progress_bar_config(desc="fast", unit="steps", **looks())
         label = ", ".join(session.report.methods)
         runs[label] = generation.film(session, arguments.prompt, settings)
-        report = session.report
+        report, frames = session.report, [run.frames for run in runs.values()]
+        with replacing(arguments.output) as temporary:  # before the trace, which not every method keeps
+            clips.save(frames[-1], temporary)
         if arguments.trace:
             with replacing(arguments.trace) as drawing:
                 trace_of(session).save(drawing)
-    frames = [run.frames for run in runs.values()]
-    with replacing(arguments.output) as temporary:
-        clips.save(frames[-1], temporary)
     if both:
         labels = [f"{label}: {run.seconds:.2f} s" for label, run in runs.items()]
         with replacing(both) as temporary:
@@ -127,11 +127,11 @@ def _tell_written(arguments: argparse.Namespace, both: Path | None) -> None:
 
 def run_vlm(arguments: argparse.Namespace) -> None:
     """Answer a question about a video file."""
+    _check_picture(arguments.picture, "--picture")
     from . import vlm
     from .session import accelerate
     from .vlm import answering
 
-    _check_picture(arguments.picture, "--picture")
     chosen, preset = chosen_methods(arguments)
     video = clip_of(arguments)
     model, processor = answering.load(arguments.model, device_of(arguments), dtype_of(arguments))
@@ -143,16 +143,14 @@ def run_vlm(arguments: argparse.Namespace) -> None:
                 plain, seconds = answering.ask(target, processor, video.frames, **ask)
             session.report.baseline_seconds = seconds
         answers, _ = answering.ask(session, processor, video.frames, **ask)
-        report = session.report
-        if arguments.picture:
+        if plain is not None:
+            print(f"plain: {plain[0]}")
+        print(answers[0] if plain is None else f"fast:  {answers[0]}")
+        print(told(session.report), flush=True)
+        if arguments.picture:  # last, since not every method leaves out patches
             with replacing(arguments.picture) as temporary:
                 vlm.kept(session)[0].save(video.frames, temporary)
-    if plain is not None:
-        print(f"plain: {plain[0]}")
-    print(answers[0] if plain is None else f"fast:  {answers[0]}")
-    print(told(report))
-    if arguments.picture:
-        print(f"wrote {arguments.picture}")
+            print(f"wrote {arguments.picture}")
 
 
 def clip_of(arguments: argparse.Namespace) -> Any:

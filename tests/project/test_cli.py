@@ -1,14 +1,23 @@
 """The command line as a user types it."""
 
+import argparse
+import io
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFont
+from tqdm import tqdm
 
 import mmaccel
-from mmaccel import cli
+from mmaccel import arguments, cli, listing, machine, pictures, progress
+from mmaccel.demos import method_listing
+from mmaccel.output import check_writable, replacing
+from mmaccel.registry import MODALITIES
+from mmaccel.run_commands import clip_of
 
 
 def run(capsys, *words):
@@ -28,10 +37,16 @@ def test_python_runs_the_package():
     assert done.returncode == 0 and done.stdout.strip() == mmaccel.__version__
 
 
-def test_help_has_examples(capsys):
+@pytest.mark.parametrize("kind", ["image", "video", "vlm", "speech"])
+def test_help_has_examples_of_its_own(capsys, kind):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["run", "image", "--help"])
-    assert stop.value.code == 0 and "mmaccel run image" in capsys.readouterr().out
+        cli.main(["run", kind, "--help"])
+    examples = [line.split("mmaccel ")[1] for line in capsys.readouterr().out.splitlines() if "  mmaccel " in line]
+    assert stop.value.code == 0 and any(line.startswith(f"run {kind}") for line in examples)
+    own = (
+        (f"run {kind}", "run video") if kind == "vlm" else (f"run {kind}",)
+    )  # which makes the clip that is asked about
+    assert all(line.startswith(own) for line in examples)
 
 
 def test_picture_and_plan(tmp_path, capsys):
@@ -50,11 +65,41 @@ def test_picture_and_plan(tmp_path, capsys):
 
 
 def test_compare_puts_two_side_by_side(tmp_path, capsys):
-    target = tmp_path / "two.webp"
+    """The picture itself goes to -o, as without --compare, and a second file has both."""
+    target, both = tmp_path / "one.webp", tmp_path / "one.compare.webp"
     code, out = run(capsys, "run", "image", "pizza", "-o", str(target), "--compare", "--preset", "fast")
     assert code == 0 and "speed-up" in out.out and "both measured" in out.out
-    width, height = Image.open(target).size
-    assert width > 2 * 256 and height > 256
+    assert f"wrote {target}, and {both} " in out.out
+    width, height = Image.open(both).size
+    assert width > 2 * 256 and height > 256 and Image.open(target).size == (256, 256)
+    assert sorted(tmp_path.iterdir()) == [both, target]
+
+
+def test_without_compare_the_advice_is_an_option(tmp_path, capsys):
+    code, out = run(capsys, "run", "image", "pizza", "-o", str(tmp_path / "a.png"), "--preset", "fast", "--count", "3")
+    assert code == 0 and "not measured: say --compare" in out.out and "baseline" not in out.out
+    assert Image.open(tmp_path / "a.png").size == (520, 520), "three pictures in about a square"
+
+
+def test_a_clip_is_filmed_and_asked_about(tmp_path, capsys, monkeypatch):
+    """What the README types, one after the other: the clip has 17 frames, and nobody asked for 32."""
+    pytest.importorskip("av")
+    monkeypatch.chdir(tmp_path)
+    film = ["run", "video", "rocket moves up, blue background", "-o", "clip.mp4", "--compare", "--steps", "4"]
+    assert run(capsys, *film, "--trace", "trace.png")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.compare.mp4", "clip.mp4", "trace.png"]
+    from mmaccel import vlm
+
+    clips = [vlm.read_video(name, frames=1) for name in ("clip.mp4", "clip.compare.mp4")]
+    assert [clip.total_frames for clip in clips] == [17, 17]
+    assert clips[0].frames.shape[2] == 64 and clips[1].frames.shape[2] > 512
+    code, out = run(capsys, "run", "vlm", "clip.mp4", "what moves up?", "--compare", "--picture", "kept.png")
+    assert code == 0 and "both measured" in out.out, out.err
+    words = cli.build_parser().parse_args(["compare", "vlm", "clip.mp4", "what moves up?"])
+    assert len(clip_of(words)) == 17, "compare and tune take what there is as well"
+    words.frames = 5
+    assert len(clip_of(words)) == 5
+    assert Path("kept.png").is_file()
 
 
 @pytest.mark.parametrize(
@@ -76,6 +121,16 @@ def test_compare_puts_two_side_by_side(tmp_path, capsys):
         (["pizza", "-o", "{}/x.png", "--plan", "{}/none.json"], "none.json"),
         (["pizza", "-o", "{}/x.png", "--count", "0"], "at least 1"),
         (["pizza", "-o", "{}/x.png", "--temperature", "0"], "temperature"),
+        (["pizza", "-o", "{}/x.png", "--count", "100000"], "--count 100000: it must be"),
+        (["pizza", "-o", "{}/x.png", "--seed", "99999999999999999999"], "--seed 99999999999999999999: it must be"),
+        (["pizza", "-o", "{}/x.png", "--seed", "-1"], "--seed -1"),
+        (["pizza", "-o", "{}/x.png", "--seed", "one"], "whole number"),
+        (["pizza", "-o", "{}/x.png", "--guidance", "nan"], "--guidance nan: it must be a finite number"),
+        (["pizza", "-o", "{}/x.png", "--top-p", "1.5"], "--top-p 1.5"),
+        (["pizza", "-o", "{}/x.png", "--device", "nowhere"], "--device nowhere"),
+        (["pizza", "-o", "{}/x.png", "--device", "meta"], "--device meta"),
+        (["pizza"], "-o/--output"),
+        (["heart", "-o", "{}/x.png"], "such as 'red heart'"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys, words, hint):
@@ -111,3 +166,245 @@ def test_bench_is_json_in_the_one_format(capsys, monkeypatch):
     for row in result["rows"]:
         assert set(bench.COLUMNS) <= set(row) and row["wall_seconds"] > 0 and 0 < row["work_ratio"] <= 1
     assert "ZipAR" in bench.table(result)
+
+
+def test_a_device_that_is_not_there(tmp_path, capsys):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("it is there")
+    for words in (["image", "pizza"], ["video", "rocket"]):
+        code, out = run(capsys, "run", *words, "-o", str(tmp_path / "x.png"), "--device", "cuda")
+        assert code == 2 and "--device cuda cannot be used here" in out.err, out.err
+        assert len(out.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["video", "rocket", "-o", "{}/x.mp4", "--trace", "{}/o.txt"], "cannot write a picture as 'o.txt'"),
+        (["video", "rocket", "-o", "{}/x.mp4", "--trace", "{}/no/o.png"], "write elsewhere with --trace"),
+        (["video", "rocket", "-o", "{}/x.mp4", "--steps", "1000000"], "--steps 1000000: it must be"),
+        (["video", "rocket", "-o", "{}/x.mp4", "--frames", "0"], "--frames 0: it must be"),
+        (["video", "rocket", "-o", "{}/x.mp4", "--width", "99999999"], "--width 99999999: it must be"),
+        (["video", "r", "-o", "{}/x.mp4", "--frames", "768", "--height", "8192", "--width", "8192"], "GiB are free"),
+        (["vlm", "{}/x.mp4", "what?", "--picture", "{}/o.txt"], "cannot write a picture as 'o.txt'"),
+        (["vlm", "{}/x.mp4", "what?", "--picture", "{}/no/o.png"], "write elsewhere with --picture"),
+        (["vlm", "{}/x.mp4", "what?", "--frames", "-3"], "--frames -3: it must be"),
+        (["vlm", "{}/x.mp4", "what?", "--max-new-tokens", "1e9"], "--max-new-tokens 1e9: it must be"),
+        (["speech", "{}/x.wav", "--rate", "0"], "--rate 0: it must be"),
+    ],
+)
+def test_messages_name_options_before_anything_is_loaded(tmp_path, capsys, monkeypatch, words, hint):
+    monkeypatch.setattr("mmaccel.zoo.load", lambda name: pytest.fail("a model was loaded"))
+    code, out = run(capsys, "run", *(word.format(tmp_path) for word in words))
+    assert code == 2 and hint in out.err and len(out.err.strip().splitlines()) == 1, out.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_up_to_their_bounds_are_taken():
+    assert arguments.seed(str(2**64 - 1)) == 2**64 - 1 and arguments.seed("0") == 0
+    assert arguments.whole(1, 64)("64") == 64 and arguments.whole(1, 64)("1") == 1
+    for text in ("65", "0", "1.5", "", "9" * 6000):
+        with pytest.raises(argparse.ArgumentTypeError, match="at least 1 and at most 64") as error:
+            arguments.whole(1, 64)(text)
+        assert len(str(error.value)) < 120
+
+
+# Files: noticed before the work, and nothing left behind
+
+
+def python(*lines, **more):
+    return subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, **more)
+
+
+@pytest.fixture
+def full():
+    """Files of more than half a MiB are refused, as on a disk that is full."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "image", "pizza", "-o", "{}/x.png"],
+        ["run", "image", "pizza", "-o", "{}/x.png", "--compare"],
+        ["run", "video", "rocket", "-o", "{}/x.gif"],
+        ["run", "vlm", "{}/none.mp4", "what?", "--picture", "{}/x.png"],
+        ["run", "speech", "{}/none.wav", "-o", "{}/x.srt"],
+        ["compare", "image", "pizza", "-o", "{}/x.html"],
+        ["tune", "image", "pizza", "--method", "ZipAR", "-o", "{}/x.json"],
+        ["plan", "-o", "{}/x.json"],
+    ],
+)
+def test_a_full_disk_is_noticed_before_the_work(tmp_path, capsys, monkeypatch, full, words):
+    for name in ("mmaccel.zoo.load", "mmaccel.speech.weights.load"):
+        monkeypatch.setattr(name, lambda *_: pytest.fail("a model was loaded"))
+    code, out = run(capsys, *(word.format(tmp_path) for word in words))
+    assert code == 2 and "no room for" in out.err and len(out.err.strip().splitlines()) == 1, out.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_file_is_not_replaced():
+    with pytest.raises(OSError, match="no ordinary file"):
+        check_writable(Path("/dev/null"))
+
+
+def test_what_is_checked_leaves_nothing_and_spares_what_is_there(tmp_path):
+    (tmp_path / "a.png").write_text("kept")
+    check_writable(tmp_path / "a.png")
+    check_writable(None)
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a.png"):
+        1 / 0  # noqa: B018
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_sigterm_leaves_no_files(tmp_path):
+    lines = (
+        "import os, signal, sys, time",
+        "from pathlib import Path",
+        "from mmaccel import cli, machine",
+        "from mmaccel.output import replacing",
+        "def run():",
+        f"    with replacing(Path({str(tmp_path / 'x.png')!r})):",
+        "        os.kill(os.getpid(), signal.SIGTERM)",
+        "        time.sleep(60)",
+        "machine.machine = run",
+        "cli.main(['env'])",
+    )
+    done = python(*lines, timeout=50)
+    assert done.returncode == 143 and list(tmp_path.iterdir()) == [], done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+def test_a_reader_that_has_seen_enough():
+    command = [sys.executable, "-m", "mmaccel", "methods"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("image.")
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert errors == "" and process.returncode in (0, 141)  # 0: all of it was in the pipe already
+
+
+def test_a_broken_pipe_is_no_error_message():
+    lines = (
+        "import os, sys",
+        "read, write = os.pipe()",
+        "os.close(read)",
+        "os.dup2(write, 1)",
+        "from mmaccel import cli",
+    )
+    done = python(*lines, "sys.exit(cli.main(['presets']))")
+    assert done.returncode == 141 and done.stderr == ""
+
+
+# Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_bars_on_a_terminal_and_lines_in_a_file(monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.02)
+    for stream in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with tqdm(range(5), desc="compare", unit="runs", **progress.looks()) as bar:
+            for _ in bar:
+                time.sleep(0.03)
+        text = stream.getvalue()
+        assert ("\r" in text and "%|" in text) == stream.isatty()
+    lines = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", lines)
+    with tqdm(range(5), desc="compare", unit="runs", **progress.looks()) as bar:
+        for _ in bar:
+            time.sleep(0.03)
+    told = lines.getvalue().splitlines()
+    assert told[-1].startswith("compare: 5 of 5 runs, ") and len(set(told)) == len(told) > 1
+    assert "\r" not in lines.getvalue() and "%|" not in lines.getvalue()
+
+
+def test_what_is_quick_tells_nothing_in_a_file(monkeypatch):
+    lines = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", lines)
+    for _ in tqdm(range(5), **progress.looks()):
+        pass
+    assert lines.getvalue() == ""
+
+
+# What is only read
+
+
+def test_the_list_of_methods_is_that_of_the_registry():
+    kept = (Path(listing.__file__).with_name(listing.FILE)).read_text(encoding="utf-8")
+    assert kept == method_listing.collect(), "take it over: python -m mmaccel.demos.method_listing"
+
+
+def test_methods_say_exact_and_what_settings_mean(capsys):
+    from mmaccel.registry import methods
+
+    code, out = run(capsys, "methods")
+    assert code == 0 and "lossless" not in "".join(line for line in out.out.splitlines() if "[" in line[:60])
+    text = " ".join(out.out.split())
+    for name, method in methods().items():
+        assert f"{name} [{'exact' if method().exact else 'lossy'}]" in text
+        for setting, default in ((key, getattr(method(), key)) for key in method().settings()):
+            after = text.split(f"{name} [", 1)[1].split(f" {setting}={default!r} ", 1)[1]
+            assert after[0].isalnum() or after[0] in "\"'[(", f"{name}: {setting} has no meaning"
+    assert "window=4 Tokens that a row must be ahead" in text
+
+
+def test_one_modality_of_the_lists(capsys):
+    for command in ("methods", "presets"):
+        for modality in MODALITIES:
+            code, out = run(capsys, command, "--modality", modality)
+            others = [f"\n{other}" for other in MODALITIES if other != modality]
+            assert code == 0 and out.out.startswith(modality) and not any(other in out.out for other in others)
+
+
+@pytest.mark.parametrize("command", ["methods", "presets", "env"])
+def test_lists_load_no_model_library(command):
+    """Torch alone takes longer to import than they may take; where there is a GPU only torch knows its name."""
+    if command == "env" and any(Path(path).exists() for path in machine.DEVICES):
+        pytest.skip("torch is asked for the name of the GPU")
+    done = python(
+        "import sys",
+        "from mmaccel import cli",
+        f"assert cli.main([{command!r}]) == 0",
+        "heavy = {'torch', 'transformers', 'diffusers', 'numpy', 'PIL'} & set(sys.modules)",
+        "assert not heavy, heavy",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_env_says_what_torch_says(capsys):
+    import torch
+
+    code, out = run(capsys, "env")
+    found = dict(line.split(None, 1) for line in out.out.splitlines())
+    assert code == 0 and found["torch"] == torch.__version__ and found["mmaccel"] == mmaccel.__version__
+    assert (found["cuda"].strip() == "not available") == (not torch.cuda.is_available())
+
+
+# Captions
+
+
+def test_captions_are_whole_and_pictures_stay_in_line():
+    long = "image.SpeculativeJacobi(window=16, init='repeat_left'): 0.74 s"
+    lines = pictures.wrapped(long, 256)
+    font = ImageFont.load_default(pictures.SIZE)
+    assert "".join("".join(lines).split()) == "".join(long.split()) and len(lines) > 1
+    assert all(font.getlength(line) <= 256 - 2 * pictures.MARGIN for line in lines)
+    assert "".join(pictures.wrapped("x" * 200, 100)) == "x" * 200
+    red, blue = (Image.new("RGB", (256, 64), color) for color in ("red", "blue"))
+    both = pictures.side_by_side([red, blue], ["plain: 3.48 s", long])
+    for left, color in ((0, (255, 0, 0)), (256 + pictures.GAP, (0, 0, 255))):
+        assert both.crop((left, both.height - 64, left + 256, both.height)).getcolors() == [(256 * 64, color)]
+        above = both.crop((left, 0, left + 256, both.height - 64)).getcolors(10_000)
+        assert color not in [found for _, found in above] and len(above) > 1, "a caption, and no picture under it"

@@ -98,6 +98,9 @@ def test_the_command_line_compares_streams_if_no_method_is_named(model, tmp_path
     monkeypatch.setattr("mmaccel.speech.recognizer.find_endpoint", lambda _: EnergyEndpoint())
     words = ["compare", "speech", str(tmp_path / "talk.wav"), "--rounds", "1"]
     assert cli.main([*words, "-o", str(tmp_path / "talk.html")]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.startswith("compare: 0 of 6 runs, 00:00\n") and "\r" not in err and "%|" not in err, (
+        "a log is no terminal"
+    )
     assert "speech.StreamingRecognizer()" in out and "speech.SuffixDraft" not in out
     assert "decodes each hypothesis from its start" in (tmp_path / "talk.html").read_text()
