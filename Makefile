@@ -12,7 +12,7 @@ INSTALLED := .venv/installed
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-run: $(INSTALLED) ## draw "red heart", plainly and accelerated, side by side in heart.png
+run: $(INSTALLED) ## draw a red heart accelerated in heart.png, and beside the plain one in heart.compare.png
 	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
 
 test: $(INSTALLED) ## lint and test

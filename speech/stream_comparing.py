@@ -206,4 +206,5 @@ def compare_streams(
 
 def _can_pack(model: Any) -> bool:
     """Whether packed weights do anything: in float32 on a CPU."""
-    return isinstance(model, torch.nn.Module) and (model.device.type, model.dtype) == ("cpu", torch.float32)
+    weight = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+    return weight is not None and weight.device.type == "cpu" and weight.dtype == torch.float32
