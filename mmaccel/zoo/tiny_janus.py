@@ -35,7 +35,7 @@ class TinyJanusProcessor(JanusProcessor):
         return super().postprocess([torch.as_tensor(image).permute(2, 0, 1) for image in images], **kwargs)
 
     def check_prompt(self, prompt: str) -> None:
-        """Raise a `PromptError` that lists near words, unless the model can draw the prompt."""
+        """Raise a `PromptError` that says what comes near, unless the model can draw the prompt."""
         Vocabulary("tiny-janus", self.names, self.tokenizer, "small red heart on blue").check(prompt)
 
 

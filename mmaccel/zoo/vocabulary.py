@@ -55,11 +55,12 @@ class Vocabulary:
 
     def _things(self, asked: list[str]) -> str:
         """What a prompt lacks: the rest of a name, such as 'red heart' for 'heart', or a thing at all."""
-        shared = [name for name in self.names if set(name.split()) & set(asked)]
-        if shared:
-            return self._such_as(f"is not enough for {self.model}: say which thing, such as", shared[:4])
-        near = difflib.get_close_matches(" ".join(asked), self.names, n=3, cutoff=0.6)
-        return f"names no thing that {self.model} can draw: {self._such_as('near are', near)}"
+        fuller = [name for name in self.names if name.split()[-1] in asked]
+        if fuller:
+            return self._such_as(f"is not enough for {self.model}: say which thing, such as", fuller[:4])
+        near = [name for name in self.names if set(name.split()) & set(asked)]
+        near = near or difflib.get_close_matches(" ".join(asked), self.names, n=3, cutoff=0.6)
+        return f"names no thing that {self.model} can draw: {self._such_as('near are', near[:4])}"
 
     def _such_as(self, what: str, near: list[str]) -> str:
         """What comes near, or some of all there is where nothing does."""

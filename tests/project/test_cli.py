@@ -130,7 +130,7 @@ def test_a_clip_is_filmed_and_asked_about(tmp_path, capsys, monkeypatch):
         (["pizza", "-o", "{}/x.png", "--device", "nowhere"], "--device nowhere"),
         (["pizza", "-o", "{}/x.png", "--device", "meta"], "--device meta"),
         (["pizza"], "-o/--output"),
-        (["heart", "-o", "{}/x.png"], "such as 'red heart'"),
+        (["heart", "-o", "{}/x.png"], "'heart' is not enough for tiny-janus: say which thing, such as 'red heart', "),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys, words, hint):
