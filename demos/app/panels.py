@@ -151,7 +151,8 @@ def verdict(report: Report, cost: str, film: str = "") -> str:
     if report.baseline_seconds is None:
         return Verdict(f"{report.wall_seconds:.2f} s", saved(report), said=NOT_MEASURED).page()
     times = ((PLAIN, report.baseline_seconds), (ACCELERATED, report.wall_seconds))
-    return Verdict(ratio(*(seconds for _, seconds in times)), cost, times, said=ONE_RUN_EACH, film=film).page()
+    gain = ratio(report.baseline_seconds, report.wall_seconds)
+    return Verdict(gain, cost, times, said=ONE_RUN_EACH, film=film).page()
 
 
 def saved(report: Report) -> str:

@@ -63,7 +63,8 @@ class Race:
     def share(self, lane: str, seconds: float) -> float:
         """How far a lane was after so many seconds of its own run."""
         pace = self._paces.get(lane) or [(0.0, 0.0)]
-        return float(np.interp(seconds, *zip(*pace, strict=True)))
+        times, shares = ([point[place] for point in pace] for place in (0, 1))
+        return float(np.interp(seconds, times, shares))
 
     def page(self) -> str:
         """The lanes as they are now."""
