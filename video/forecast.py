@@ -38,9 +38,7 @@ class Velocities:
         assert self.velocity is not None
         return self.velocity + self.slope * (level - self.level)[:, None]
 
-    def step(
-        self, level: float, computed: torch.Tensor | None, active: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def step(self, level: float, computed: torch.Tensor | None, active: torch.Tensor | None = None) -> torch.Tensor:
         """The velocities `[B, S, C]` with which all tokens go on from a noise level.
 
         Parameters

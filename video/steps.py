@@ -225,7 +225,6 @@ class _Follower:
             self.drop()
         return result
 
-
     @contextmanager
     def call(self) -> Iterator[None]:
         """Around a call of the session: let go of what it leaves, and say so where nothing could be done."""
