@@ -13,6 +13,7 @@ from .errors import SettingError
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 SMALLEST = 256  # pictures of small models are enlarged to this side, so that a person can see them
 SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
+BAR = LINE + 2 * MARGIN  # above a picture whose text is one line
 BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
 
 
@@ -64,7 +65,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _under(picture: Image.Image, lines: list[str]) -> Image.Image:
-    bar = LINE * len(lines) + 2 * MARGIN
+    bar = BAR + LINE * (len(lines) - 1)
     framed = Image.new("RGB", (picture.width, picture.height + bar), BACKGROUND)
     pen, font = ImageDraw.Draw(framed), ImageFont.load_default(SIZE)
     for number, line in enumerate(lines):

@@ -408,3 +408,8 @@ def test_captions_are_whole_and_pictures_stay_in_line():
         assert both.crop((left, both.height - 64, left + 256, both.height)).getcolors() == [(256 * 64, color)]
         above = both.crop((left, 0, left + 256, both.height - 64)).getcolors(10_000)
         assert color not in [found for _, found in above] and len(above) > 1, "a caption, and no picture under it"
+
+
+def test_a_caption_of_one_line_is_as_high_as_in_the_shipped_sheets():
+    """The gallery of the demo cuts its pictures out of them by this height."""
+    assert pictures.headed(Image.new("RGB", (256, 64)), "plain").height == 64 + pictures.BAR == 64 + 30
