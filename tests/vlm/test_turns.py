@@ -141,12 +141,36 @@ def test_beams_of_a_row_alone(llama, method, more):
 
 
 @pytest.mark.parametrize("policy", ("snap_kv", "streaming"))
+@torch.no_grad()
 def test_drafts_over_a_compressed_cache(llama, policy):
-    """Assisted decoding takes rejected drafts back, also those that came with the prompt."""
+    """Assisted decoding takes rejected drafts back, also those that came with the prompt.
+
+    What it gives is what single steps give over a prompt that was compressed with the same drafts behind it.
+    """
     model, arguments = llama
     call = arguments(1, max_new_tokens=16)
     call["input_ids"][:, 40:] = call["input_ids"][:, :40]  # something to look up
+    passes = []
     with mmaccel.accelerate(model, CompressKV(policy=policy)) as session:
+        hook = model.model.register_forward_pre_hook(lambda _, args, kwargs: passes.append(kwargs), with_kwargs=True)
         tokens = session.generate(**call, prompt_lookup_num_tokens=4)
+        hook.remove()
         assert tokens.shape == (1, 96) and session.report.engaged
-        assert torch.equal(session.generate(**call, prompt_lookup_num_tokens=4), tokens)
+        first = passes[0]["input_ids"]
+        drafts = first[0, 80:].tolist()
+        right = next((i for i, draft in enumerate(drafts) if draft != tokens[0, 80 + i]), len(drafts))
+        assert right < len(drafts), "none of those that came with the prompt was rejected"
+        assert sum(each["input_ids"].shape[1] for each in passes[1:]) > 15 - right, "no later draft was rejected"
+        for rejected in (len(drafts) - right, 0):
+            begun = session.generate(input_ids=first, max_new_tokens=1, return_dict_in_generate=True)
+            begun.past_key_values.crop(-rejected)
+            stepped = single_steps(session, tokens[:, : 81 + right], begun.past_key_values, 15 - right)
+            assert torch.equal(stepped, tokens) == (rejected > 0), "as drafted, and otherwise if they stay"
+
+
+def single_steps(session, tokens, cache, count):
+    """Greedy decoding over a cache that lacks the last of the tokens."""
+    for _ in range(count):
+        logits = session(tokens[:, -1:], past_key_values=cache).logits
+        tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
+    return tokens
