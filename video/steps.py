@@ -173,7 +173,7 @@ class _Follower:
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
         self.passes += 1
-        if self.session.target.scheduler is not self.scheduler:
+        if self.is_swapped:
             self.drop()
         if self.stepper is None:  # a call outside of a run
             return original(*args, **kwargs)
@@ -234,12 +234,17 @@ class _Follower:
         finally:
             self.is_called = False
         self.drop()
-        if not self.followed:
-            warn(self.session.report, f"no step was followed, and all was computed: {self.reason()}")
+        if self.is_swapped or not self.followed:
+            warn(self.session.report, f"steps were not followed, and all was computed: {self.reason()}")
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the pipeline has another scheduler by now."""
+        return self.session.target.scheduler is not self.scheduler
 
     def reason(self) -> str:
-        """Why no step was followed."""
-        if self.session.target.scheduler is not self.scheduler:
+        """Why steps were not followed."""
+        if self.is_swapped:
             return "pipe.scheduler was changed after accelerate(): remove() the session, and accelerate anew"
         if not self.passes:
             return "its transformer was changed after accelerate(): remove() the session, and accelerate anew"
