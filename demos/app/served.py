@@ -36,4 +36,4 @@ def take_only_uploads(blocks: gr.Blocks) -> None:
                 raise gr.Error("Upload the file itself: nothing is fetched from other places.", print_exception=False)
             return await take(file)  # type: ignore[operator, no-any-return]
 
-        component.async_move_resource_to_block_cache = taken  # type: ignore[method-assign]
+        component.async_move_resource_to_block_cache = taken  # type: ignore[assignment, method-assign]

@@ -40,7 +40,7 @@ def url(frame, tmp_path_factory):
     """Where the app is served."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("visitors")))
-        blocks = app.launch(frame, wait=False)
+        blocks = app.launch(frame, wait=False, allow_hosts=["demo.example.org"])
     yield blocks.local_url
     frame.runs.close()
     blocks.close(verbose=False)

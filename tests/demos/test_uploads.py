@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 from mmaccel import speech, vlm
-from mmaccel.demos.app import apart
+from mmaccel.demos.app import apart, question_tab, speech_tab
+from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits, number
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.uploads import read_clip, read_recording
@@ -198,6 +199,24 @@ def test_a_stop_ends_decoding(tmp_path, slow):
     with pytest.raises(Stopped):
         read_recording(str(sound(tmp_path)), Limits(), run)
     assert not running(slow), "it goes on"
+
+
+def test_the_tabs_let_a_stop_reach_it(monkeypatch):
+    seen, run = [], Run()
+
+    def read(path, *given):
+        seen.append(given[-1])
+        raise Stopped
+
+    monkeypatch.setattr(question_tab, "read_clip", read)
+    monkeypatch.setattr(speech_tab, "read_recording", read)
+    values = ("clip.mp4", "what moves?", "balanced", "", "tiny-onevision", "", "", "", False)
+    with pytest.raises(Stopped):
+        question_tab._work(Frame(), None, False, run, question_tab.Talk(), *values)
+    with pytest.raises(Stopped):
+        settings = ("local-agreement", "moonshine-tiny", "", "auto", "", "")
+        list(speech_tab._transcribe(Frame(), False, run, "talk.wav", *settings))
+    assert seen == [run, run]
 
 
 def test_decoding_has_a_deadline(tmp_path, slow):
