@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
     0, 1 (a check that was asked for failed), 2 (what was asked cannot be done), 130 (interrupted) or 141 (nobody reads
-    what is printed). SIGTERM ends it by `SystemExit`, so that what is half done is cleared away.
+    what is printed). SIGTERM and SIGHUP end it by `SystemExit`, so that what is half done is cleared away.
     """
     try:
         arguments = build_parser().parse_args(argv)
-        with _ended_by_sigterm():
+        with _ended_by_signals():
             if arguments.loads_models:
                 _quiet_libraries()
             code: int | None = arguments.run(arguments)
@@ -149,8 +149,11 @@ def _one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the block as an exception does, so that temporary files and folders are removed."""
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM, and the SIGHUP of a closed terminal, unwind the block as an exception does.
+
+    Temporary files and folders are removed then.
+    """
     if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
         yield
         return
@@ -158,11 +161,13 @@ def _ended_by_sigterm() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _quiet_libraries() -> None:

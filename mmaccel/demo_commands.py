@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ def add_parser(commands: Any) -> None:
 
 def run_demo(arguments: argparse.Namespace) -> None:
     """Serve the demo until it is stopped."""
-    with ended_by_signals(), _folder_of_its_own():
+    with _folder_of_its_own():
         from .demos import app  # says what to install where gradio is missing
 
         device, dtype = device_of(arguments), dtype_of(arguments)
@@ -63,18 +62,6 @@ def _folder_of_its_own() -> Iterator[None]:
         finally:
             os.environ.pop("GRADIO_TEMP_DIR")
             os.environ.update({} if given is None else {"GRADIO_TEMP_DIR": given})
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM, and the SIGHUP of a closed terminal, end this block as Ctrl+C does, so that it cleans up."""
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), signal.default_int_handler) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
 
 
 def _by_kind(given: list[str]) -> dict[str, list[str]]:
