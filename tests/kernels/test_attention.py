@@ -128,6 +128,23 @@ def test_gathered_queries(with_plan, visible):
     agrees(kernels.block_sparse_attention, q, k, v, table, q_pos=position.int(), **visible)
 
 
+def test_gathered_queries_under_a_plan_of_all_blocks():
+    """All that causal queries see in their order is not all that they see in another."""
+    q, k, v = tensors(torch.float32, queries=130)
+    table = BlockPlan.from_mask(
+        torch.ones(1, 1, 5, 9, dtype=torch.bool), q_len=130, kv_len=130, block_m=32, block_n=16, causal=True
+    )
+    position = torch.arange(129, -1, -1, dtype=torch.int32).expand(2, -1)
+    agrees(kernels.block_sparse_attention, q, k, v, table, q_pos=position, causal=True)
+
+
+def test_ranges_of_one_length_with_other_limits():
+    """Two blocks of queries read as many keys, and each query sees others of them."""
+    order = torch.arange(192, dtype=torch.int32)
+    position = torch.cat([order, order.flip(0)])[None]
+    agrees(kernels.block_sparse_attention, *tensors(torch.float32, 1, 2, 1, 384, 384, 16), q_pos=position, causal=True)
+
+
 def test_gathered_queries_are_the_rows_of_the_whole():
     q, k, v = tensors(torch.float32, queries=130)
     position = torch.tensor([[3, 77, 129]] * 2, dtype=torch.int32)

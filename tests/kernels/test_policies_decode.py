@@ -433,3 +433,14 @@ def test_votes_of_an_earlier_step_keep_their_places():
     votes = torch.tensor([[0.0, 0.5, 0.25]])
     assert tokens.to_length(votes, 5).tolist() == [[0.0, 0.5, 0.25, -1.0, -1.0]]
     assert tokens.to_length(votes, 2).tolist() == [[0.0, 0.5]]
+
+
+def test_what_is_learnt_of_the_first_step_leaves_padding_out():
+    """The pairs and channels of a padded row are those of the row without its padding."""
+    q, k = draw(queries=6)
+    k[..., :40, :] = 30 * q[:, ::2, :1]  # all that the queries look for, were it read
+    for name, key in (("fasa", "pairs"), ("double_sparsity", "channels")):
+        padded, bare = {}, {}
+        run(name, q, k, torch.tensor([96, 96]), state=padded, valid=left_padding(40, 40))
+        run(name, q, k[:, :, 40:], torch.tensor([56, 56]), state=bare)
+        assert torch.equal(padded[key], bare[key])

@@ -168,6 +168,28 @@ def test_a_character_of_several_tokens_waits(model, processor):
     ]
 
 
+def test_spaces_between_pushes(model, processor):
+    """Tokens are decoded behind those before, also where a push brought none in between."""
+
+    class Spaced:
+        def decode(self, tokens, **_):
+            return " ".join(map(chr, tokens))
+
+    other = Processor()
+    other.tokenizer = Spaced()
+    stream = NemotronStream(model, other)
+    assert [stream._text(tokens) for tokens in ([97], [], [98, 99], [], [100])] == ["a", "", " b c", "", " d"]
+
+
+def test_where_a_stream_begins(model, processor, monkeypatch):
+    """From the token that the generation starts with; the audio that waits counts as memory."""
+    monkeypatch.setattr(model.generation_config, "decoder_start_token_id", 3)
+    stream = NemotronStream(model, processor)
+    assert stream._last == 3 and stream.nbytes() == 4 * processor.feature_extractor.n_fft // 2
+    monkeypatch.setattr(model.generation_config, "decoder_start_token_id", None)
+    assert NemotronStream(model, processor)._last == model.config.blank_token_id
+
+
 def test_nothing_and_bad_input(model, processor):
     assert NemotronStream(model, processor).finish() == ""
     with pytest.raises(SettingError, match=r"lookahead=3\): the model was trained with 13, 6, 1, 0"):
