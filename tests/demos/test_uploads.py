@@ -215,7 +215,7 @@ def test_the_tabs_let_a_stop_reach_it(monkeypatch):
         question_tab._work(Frame(), None, False, run, question_tab.Talk(), *values)
     with pytest.raises(Stopped):
         settings = ("local-agreement", "moonshine-tiny", "", "auto", "", "")
-        list(speech_tab._transcribe(Frame(), False, run, "talk.wav", *settings))
+        list(speech_tab._transcribe(Frame(), list, False, run, "talk.wav", *settings))
     assert seen == [run, run]
 
 
