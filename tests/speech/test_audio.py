@@ -198,8 +198,8 @@ def test_without_pyav(tmp_path, monkeypatch):
 
 def test_a_file_that_changes_its_rate_keeps_its_last_samples(monkeypatch, tmp_path):
     pytest.importorskip("soxr")
-    parts = [(torch.ones(48_000) / 2, 48_000), (torch.ones(8_000) / 2, 8_000), (torch.ones(16_000) / 2, 16_000)]
-    monkeypatch.setattr(audio, "_Decoder", lambda file, skip_damaged: parts)
+    parts = [(np.full(rate, 0.5, np.float32), rate) for rate in (48_000, 8_000, 16_000)]
+    monkeypatch.setattr(audio, "AudioFile", lambda file, skip_damaged: parts)
     (tmp_path / "talk.ts").write_bytes(b"x")
     samples = read_audio(tmp_path / "talk.ts")
     assert len(samples) == pytest.approx(48_000, abs=2)
