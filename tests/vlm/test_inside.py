@@ -10,8 +10,9 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import visual_examples
+from mmaccel.vlm.call import Call, Run
 from mmaccel.vlm.frame_merging import merging
-from mmaccel.vlm.inner import Row, by_attention, late_merging
+from mmaccel.vlm.inner import Row, _last_attention, by_attention, late_merging
 
 TOWERS = {"llava_onevision": visual_examples.onevision, "llava_next_video": visual_examples.next_video}
 
@@ -105,6 +106,50 @@ def test_cut_by_attention_against_a_naive_reading(merge):
                 nearest = max(best, key=lambda k: float(cosine_similarity(given.hidden[j], given.hidden[k], dim=0)))
                 joined += [given.hidden[j]] if nearest == i else []
         assert torch.allclose(hidden[place], torch.stack(joined).mean(0), atol=1e-5)
+
+
+def test_attention_of_the_last_token_leaves_padding_out():
+    """Heads differ in how much padding would get of it, so that the order of the others would too."""
+    draw = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 4, 6, 8, generator=draw), torch.randn(2, 2, 6, 8, generator=draw)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril() & (torch.arange(6) >= torch.tensor([0, 3])[:, None, None])
+    call = Call(0, query, key, key, mask[:, None], 0.5, None, None, lambda: query, Run())
+    found = _last_attention(call)
+    for row, start in enumerate((0, 3)):
+        scores = torch.einsum("hd,hnd->hn", query[row, :, -1], key[row].repeat_interleave(2, 0)[:, start:]) * 0.5
+        assert torch.allclose(found[row, start:], scores.softmax(-1).mean(0)) and not found[row, :start].any()
+
+
+def test_a_second_cut_counts_from_before_the_first():
+    """Half of the tokens before layer 2, and a quarter of all, not of that half, before layer 4."""
+
+    class Twice(vlm.FastV):
+        def cuts(self, layers):
+            return {at: by_attention(lambda total, part=part: total // part, False) for at, part in ((2, 2), (4, 4))}
+
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, Twice(keep=0.25)) as fast:
+        result = fast.generate(**arguments(1), return_dict_in_generate=True)
+        assert fast.report.visual_tokens == (2 * 96 + 2 * 48 + 2 * 24) // 6
+    lengths = [layer.keys.shape[2] for layer in result.past_key_values.layers]
+    assert [lengths[0] - length for length in lengths] == [0, 0, 48, 48, 72, 72]
+
+
+def test_cuts_that_leave_everything_did_nothing():
+    model, arguments = visual_examples.onevision()
+    call = arguments(2)
+    with mmaccel.accelerate(model, vlm.FastV(keep=None, tokens=96)) as fast:
+        tokens = fast.generate(**call)
+        assert not fast.report.engaged and "did not engage" in fast.report.warnings[0]
+    assert torch.equal(tokens, model.generate(**call))
+
+
+@pytest.mark.parametrize("layer", (6, 7))
+def test_a_cut_is_before_a_layer_that_there_is(layer):
+    model, _ = visual_examples.onevision()
+    mmaccel.plan(model, vlm.FastV(layer=5))
+    with pytest.raises(SettingError, match=f"before layer {layer}: .* from 1 to 5"):
+        mmaccel.plan(model, vlm.FastV(layer=layer))
 
 
 def test_inner_stage_is_where_the_paper_has_it():

@@ -91,6 +91,21 @@ def test_what_was_asked_before_a_frame_came_is_forgotten(parts):
     assert torch.allclose(asked(asking, "how many?"), asked(silent, "how many?"), atol=1e-5)
 
 
+def test_an_answer_that_broke_off_leaves_nothing_behind(parts):
+    model, processor = parts
+    broken, fresh = (vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.5)) for _ in range(2))
+    for stream in (broken, fresh):
+        stream.push(frames(3))
+    asked(broken)
+
+    def stop(ids, scores):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken.ask("how many?", logits_processor=[stop])
+    assert torch.equal(asked(broken), asked(fresh))
+
+
 def test_a_stream_that_was_closed_begins_anew(parts):
     model, processor = parts
     method = vlm.StreamingCompression(keep=0.25, refresh=0.5, interval=2)
@@ -274,6 +289,8 @@ def test_news_is_an_answer_that_fits_less_and_less(parts, monkeypatch):
     asked = [stream.has_news("what moves up?", "rocket") for _ in range(4)]
     assert asked == [False, False, True, False]
     assert not stream.has_news("what moves up?", "pizza"), "a new answer is the new reference"
+    fits = iter([9.0])
+    assert not stream.has_news("how many?", "pizza"), "and so is that of another question"
 
 
 def test_history_starts_with_the_frame_alone():

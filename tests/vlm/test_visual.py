@@ -8,8 +8,10 @@ import torch
 import mmaccel
 from mmaccel import registry, vlm
 from mmaccel.errors import PromptError, SettingError
+from mmaccel.kernels.policies import Span
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.compressor import Compressor, chosen
+from mmaccel.vlm.spans import spans
 
 EXAMPLES = {example.family: example for example in visual_examples.examples()}
 MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -260,6 +262,22 @@ def test_spans_of_the_frames_are_told(family):
         fast.generate(**call)
         assert fast.report.engaged and not fast.report.warnings
         assert fast.adapter.spans({"input_ids": call["input_ids"]}) is None
+
+
+@pytest.mark.parametrize(
+    ("grids", "expected"),
+    (
+        ({"video": [(2, 1, 2)], "image": [(1, 1, 3)]}, [[Span(1, 2, 1, 2), Span(6, 1, 1, 3)]]),
+        ({"video": [(3, 1, 2)], "image": [(1, 1, 3)]}, None),
+        ({"video": [(2, 1, 2), (1, 1, 2)], "image": [(1, 1, 3)]}, None),
+        ({"video": [(1, 1, 2)], "image": [(1, 1, 3)]}, [[Span(1, 1, 1, 2), Span(6, 1, 1, 3)]]),
+        ({"video": [(2, 1, 2)]}, None),
+    ),
+    ids=("fits", "a frame missing", "a video missing", "tokens that show nothing", "a picture too many"),
+)
+def test_spans_of_placeholders_and_grids_that_fit_or_do_not(grids, expected):
+    ids = torch.tensor([[1, 9, 9, 9, 9, 2, 8, 8, 8, 3]])
+    assert spans(ids, {"video": 9, "image": 8}, grids) == expected
 
 
 def test_presets_and_what_a_session_cannot_shorten(family):

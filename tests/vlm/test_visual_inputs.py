@@ -231,6 +231,8 @@ def test_min_length_counts_the_prompt_as_it_was_given():
             expected = fast.generate(**arguments(1, min_new_tokens=end, **stop))
             assert torch.equal(fast.generate(**arguments(1, min_length=length + end, **stop)), expected)
             assert expected.shape[1] > length + end
+            more = {"min_length": length + 1, "min_new_tokens": end, **stop}
+            assert torch.equal(fast.generate(**arguments(1, **more)), expected), "the larger of the two"
 
 
 def second_turn(fast, first, call, **more):
