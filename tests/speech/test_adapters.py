@@ -118,7 +118,8 @@ def test_hooks_go_when_the_decoder_raises(tiny):
 
 def test_very_short_none_and_too_long(tiny):
     adapter, _ = tiny
-    assert adapter.encode(torch.zeros(1)).hidden_states.shape[1] >= 1
+    for samples in (1, 894, 895):  # of 895 Moonshine's convolutions make one frame
+        assert adapter.encode(torch.zeros(samples)).hidden_states.shape[1] >= 1
     for wrong in (torch.zeros(0), torch.zeros(2, 100)):
         with pytest.raises(AudioError, match=r"pass \[samples\], at least one"):
             adapter.encode(wrong)

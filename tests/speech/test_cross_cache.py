@@ -128,6 +128,8 @@ def test_states_changed_in_place_are_noticed():
     cache.update(adapter, hidden)
     hidden += 1.0
     assert difference(cache.update(adapter, hidden), full(adapter, hidden)) < 1e-6
+    hidden[:, 4, 0] += 1.0  # one channel is enough
+    assert difference(cache.update(adapter, hidden), full(adapter, hidden)) < 1e-6
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=("moonshine_streaming", "equal_sizes", "whisper"))
