@@ -1,0 +1,163 @@
+"""Who runs when in a comparison, with what it learned, and what is kept of it; by a clock that is made up."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mmaccel import race
+from mmaccel.comparing import Metric
+from mmaccel.image import SpeculativeJacobi, ZipAR
+from mmaccel.plan import Plan
+from mmaccel.race import Race
+from mmaccel.session import Session
+
+FAST, SLOW = "fast", "slow"
+PLANS = {FAST: Plan((SpeculativeJacobi(),), "janus"), SLOW: Plan((ZipAR(window=2),), "janus")}
+
+
+class FakeSession(Session):
+    """A session of a label, without a model."""
+
+    def __init__(self, label):
+        self.label, self.memory, self.report = label, {}, None
+
+    def __exit__(self, *_):
+        pass
+
+
+class Trial:
+    """Each run takes the seconds of its kind, and notes who ran with what."""
+
+    adapter = SimpleNamespace(modality="image")
+    unit, least, no_simple, remembers, draws = "steps", 1, "", True, False
+    metrics = (Metric("far", "far", "the distance"),)
+
+    def __init__(self, clock, seconds, count=10, **changes):
+        self.clock, self.seconds, self.count, self.target = clock, seconds, count, SimpleNamespace(label="plain")
+        self.calls, self.judged, self.memories = [], [], []
+        vars(self).update(changes)
+
+    def run(self, target, seed, fewer=None):
+        self.calls.append((target.label if fewer is None else fewer, seed))
+        if isinstance(target, Session):
+            self.memories.append((target.label, dict(target.memory)))
+            target.memory["runs"] = target.memory.get("runs", 0) + 1
+        self.clock.now += self.seconds(target.label if fewer is None else fewer)
+        return self.calls[-1]
+
+    def report(self, session, output):
+        return {"engaged": session.label != "idle", "work_ratio": 1.0 if session.label == "idle" else 0.5}
+
+    def equal(self, one, other):
+        return one == other
+
+    def judge(self, plain, other):
+        self.judged.append((plain, other))
+        return {"far": 0.0}
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    def run(seconds, seeds=(5,), rounds=3, simple=True, plans=PLANS, **changes):
+        clock = SimpleNamespace(now=0.0)
+        monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+        labels = {id(plan): label for label, plan in plans.items()}
+        monkeypatch.setattr(race, "accelerate", lambda target, plan: FakeSession(labels[id(plan)]))
+        trial = Trial(clock, seconds, **changes)
+        made = Race(trial, plans, list(seeds), rounds)
+        made.run(simple)
+        return made, trial
+
+    return run
+
+
+def by_step(plain=10.0, fast=4.0, slow=20.0, begin=0.0):
+    """Seconds of a run: a constant and a share of each of ten steps."""
+    each = (plain - begin) / 10
+    return lambda who: {"plain": plain, FAST: fast, SLOW: slow, "idle": plain}.get(who) or begin + who * each
+
+
+def test_all_take_turns_after_one_run_that_is_discarded(ran):
+    made, trial = ran(by_step(), seeds=(5, 6), rounds=2, simple=False)
+    names = ["plain", FAST, SLOW]
+    turns = [names, names, names[1:] + names[:1], names[2:] + names[:2]]  # the first round comes by itself
+    expected = [(name, 5) for name in names]
+    for seed, order in zip((5, 6, 5, 6), turns, strict=True):
+        expected += [(name, seed) for name in order]
+    assert trial.calls == expected
+    assert [len(each.takes) for each in made.contestants] == [4, 4, 4]
+    assert [take.seed for take in made.contestants[0].takes] == [5, 6, 5, 6]
+    assert {take.seconds for take in made.contestants[1].takes} == {4.0}
+    assert made.no_simple == "it was not asked for"
+
+
+def test_each_seed_is_judged_once_beside_the_plain_output_of_that_seed(ran):
+    made, trial = ran(by_step(), seeds=(5, 6), rounds=2)
+    labels = {"plain", FAST, SLOW, 4}
+    assert sorted(map(str, trial.judged)) == sorted(
+        str((("plain", seed), (label, seed))) for label in labels for seed in (5, 6)
+    )
+    assert all(set(each.metrics) == {5, 6} for each in made.contestants)
+
+
+@pytest.mark.parametrize("remembers", (True, False))
+def test_a_session_begins_with_what_the_last_one_of_its_contestant_learned(ran, remembers):
+    _, trial = ran(by_step(), simple=False, remembers=remembers)
+    for label in (FAST, SLOW):
+        found = [memory for name, memory in trial.memories if name == label]
+        assert found == ([{}, {"runs": 1}, {"runs": 2}, {"runs": 3}] if remembers else [{}] * 4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fewer"),
+    (
+        (by_step(), 4),  # as many as take as long
+        (by_step(fast=6.0, begin=2.0), 5),  # with a beginning that cannot be left out: 2 s, and 0.8 s a step
+        (by_step(fast=0.1), 2),  # not below the least
+        (by_step(fast=9.9), 9),  # not all of them
+        (lambda who: {FAST: 4.0, SLOW: 20.0}.get(who, 10.0), 4),  # fewer are no faster: the guess
+    ),
+    ids=("straight", "beginning", "least", "most", "flat"),
+)
+def test_the_simple_alternative_takes_about_as_long(ran, seconds, fewer):
+    made, trial = ran(seconds, least=2)
+    (simple,) = (each for each in made.contestants if each.kind == "simple")
+    assert simple.fewer == fewer and simple.label == f"fewer steps ({fewer} of 10)" and not simple.exact
+    assert len(simple.takes) == 3 and made.no_simple == "", "it catches up with the first round"
+    assert trial.calls.count((fewer, 5)) >= 3
+
+
+def test_methods_of_one_speed_share_a_simple_alternative(ran):
+    made, _ = ran(by_step(slow=4.0))
+    assert [each.fewer for each in made.contestants if each.kind == "simple"] == [4]
+    made, _ = ran(by_step(slow=7.0))
+    assert [each.fewer for each in made.contestants if each.kind == "simple"] == [4, 7]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    (
+        ({"count": 1}, "with one of its steps left out, nothing would be left"),
+        ({"count": 3, "least": 3}, "this call has nothing to leave out"),
+        ({"count": 0, "no_simple": "sigmas= is given"}, "sigmas= is given"),
+        ({"seconds": by_step(fast=10.0)}, "no method was faster than the plain run"),
+        (
+            {"plans": {"idle": PLANS[FAST]}, "seconds": lambda who: 1.0 if who == "idle" else 10.0},
+            "no method was faster",
+        ),
+    ),
+)
+def test_why_there_is_no_simple_alternative(ran, more, why):
+    made, _ = ran(**{"seconds": by_step(), **more})
+    assert made.no_simple.startswith(why) and all(each.kind != "simple" for each in made.contestants)
+
+
+def test_an_error_names_contestant_and_seed(ran):
+    def seconds(who):
+        if who == FAST:
+            raise RuntimeError("broken")
+        return 1.0
+
+    with pytest.raises(RuntimeError) as error:
+        ran(seconds)
+    assert error.value.__notes__ == ["while comparing fast, seed 5"]
