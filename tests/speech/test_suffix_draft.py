@@ -239,7 +239,7 @@ def test_long_form_with_times(spoken):
             "custom_generate was given",
         ),
     ),
-    ids=lambda value: str(value),
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
 )
 def test_what_is_left_to_the_model(case, more, reason):
     model, arguments = case
