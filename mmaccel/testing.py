@@ -10,10 +10,9 @@ test of their own for any of this::
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from .errors import ActiveSessionError, UnknownNameError
 from .method import Method
 from .plan import Plan, plan
 from .session import Session, accelerate
+from .snapshot import snapshot
 
 Arguments = Callable[..., dict[str, Any]]
 
@@ -264,52 +264,3 @@ class broken_after:  # noqa: N801  reads as a phrase: `with broken_after(module,
 
     def __exit__(self, *_: Any) -> None:
         self.handle.remove()
-
-
-def snapshot(target: Any) -> dict[str, Any]:
-    """What a method could have left behind: attributes, weights, hooks and class attributes of every module.
-
-    Weights and buffers are taken bit for bit and by identity, configurations with all that they say; other objects by
-    identity, so that a replaced one shows. Not the values of tensors that a pipeline's scheduler makes anew in every
-    run.
-    """
-    found: dict[str, Any] = {}
-    classes: set[type] = set()
-    for name, part in _parts(target):
-        is_module = isinstance(part, torch.nn.Module)
-        found[name] = {key: _value(value, is_module) for key, value in vars(part).items()}
-        found[f"{name}:class"] = type(part)
-        classes.update(type(part).__mro__)
-    for cls in classes:
-        names = {key: id(value) for key, value in vars(cls).items() if key != "__annotations__"}  # made when first read
-        found[f"class {cls.__module__}.{cls.__qualname__}"] = names
-    return found
-
-
-def _parts(target: Any) -> Iterator[tuple[str, Any]]:
-    yield "target", target
-    if isinstance(target, torch.nn.Module):
-        yield from target.named_modules()
-    for name, part in getattr(target, "components", {}).items():  # of a pipeline
-        if isinstance(part, torch.nn.Module):
-            yield from part.named_modules(prefix=name)
-        elif part is not None and hasattr(part, "__dict__"):
-            yield name, part
-
-
-def _value(value: Any, is_module: bool) -> Any:
-    if isinstance(value, torch.Tensor):  # a module may renew one in each run, as Qwen's `rope_deltas`: same values
-        return value.shape, value.dtype, _bits(value) if is_module else None
-    if isinstance(value, dict):
-        return {key: (id(item), _bits(item) if isinstance(item, torch.Tensor) else None) for key, item in value.items()}
-    if isinstance(value, bool | int | float | str | type(None)):
-        return value
-    if hasattr(value, "to_dict") and hasattr(value, "__dict__"):  # a configuration
-        return id(value), {key: _value(item, False) for key, item in vars(value).items()}
-    return id(value)
-
-
-def _bits(tensor: torch.Tensor) -> bytes:
-    """A digest of the bytes of a tensor."""
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(content.numpy(), digest_size=16).digest()
