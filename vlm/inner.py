@@ -106,8 +106,7 @@ class Cuts:
 
     def _begin(self, tokens: int) -> None:
         """The first pass is the prompt, all of it, or nothing is dropped."""
-        self.filling = self.filling and not self.begun
-        self.begun = True
+        self.filling, self.begun = not self.begun, True
         if self.filling and tokens != self.length:
             self.filling = False
             self.run.warn("nothing was dropped inside the language model: the prompt came in several chunks")

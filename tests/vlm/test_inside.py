@@ -13,6 +13,7 @@ from mmaccel.vlm import visual_examples
 from mmaccel.vlm.call import Call, Run
 from mmaccel.vlm.frame_merging import merging
 from mmaccel.vlm.inner import Row, _last_attention, by_attention, late_merging
+from mmaccel.vlm.tower import Probe, layer_of
 
 TOWERS = {"llava_onevision": visual_examples.onevision, "llava_next_video": visual_examples.next_video}
 
@@ -248,6 +249,24 @@ def test_beams_show_what_their_prompt_keeps(beams):
         together = [kept.sizes for kept in vlm.kept(fast)]
     assert not torch.equal(*alone), "the videos would not be told apart"
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_scores_mind_the_mask_of_each_frame():
+    draw = torch.Generator().manual_seed(0)
+    query, key = torch.randn(3, 2, 5, 4, generator=draw), torch.randn(3, 2, 5, 4, generator=draw)
+    seen = torch.arange(5) < torch.tensor([5, 3, 4])[:, None]
+    probe = Probe(lambda *_, **__: None)
+    probe(None, query, key, key, seen[:, None, None].expand(-1, 1, 5, -1))
+    for frame, count in enumerate((5, 3, 4)):
+        scores = (query[frame] @ key[frame, :, :count].transpose(1, 2)) / 2
+        assert torch.allclose(probe.received[frame][:count], scores.softmax(-1).mean((0, 1)))
+        assert not probe.received[frame][count:].any() and torch.equal(probe.keys[frame][0], key[frame, :, 0].flatten())
+
+
+def test_hidden_states_come_out_of_the_layer_before():
+    layers = [torch.nn.Identity() for _ in range(4)]
+    for number, layer in ((0, 0), (1, 0), (2, 1), (4, 3), (-1, 3), (-2, 2), ([-1, 2], 1)):
+        assert layer_of(layers, number) is layers[layer]
 
 
 def test_scores_are_those_of_the_towers_last_layer():

@@ -11,6 +11,7 @@ from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 from mmaccel.vlm.attention import SessionAttention
 from mmaccel.vlm.call import Run
+from mmaccel.vlm.select_kv import LEARNED
 
 BLOCKS = {"min_length": 32, "block_m": 16, "block_n": 16, "always": True}
 METHODS = [
@@ -188,6 +189,38 @@ def test_st_lite_of_a_part_of_the_prompt_goes_by_attention(llama):
     k, v = cache.update(k, v, 0)
     attention(Layer(), q, k, v, None)
     assert not (cache.layers[0].positions == 100).any()
+
+
+def test_a_row_that_is_short_does_not_speak_for_a_long_one(llama):
+    """Of 70 tokens to read at most, one row has more and the other has not."""
+    model, arguments = llama
+    call = arguments(2, max_new_tokens=3)
+    call["attention_mask"][1, :31] = 0
+    tokens, report = fast(model, SelectKV(budget=None, tokens=70, dense_layers=0), call)
+    spared = 4 * 3 * sum(80 + step - 70 for step in (1, 2))
+    assert report.engaged and report.plain_keys - report.keys == spared and tokens.shape == (2, 83)
+
+
+@pytest.mark.parametrize("policy", ("fasa", "double_sparsity"))
+def test_policies_learn_from_the_end_of_the_prompt(llama, policy, monkeypatch):
+    seen = []
+    monkeypatch.setitem(LEARNED, policy, ("state", lambda query, key: seen.append((query, key))))
+    cache = SelectingCache(llama[0].config, DECODE[policy])
+    q, k, v = haystack(320)
+    attend(SelectKV(policy=policy, dense_layers=0), cache, q, k, v)
+    ((query, key),) = seen
+    assert torch.equal(query, q[:, :, -64:]) and torch.equal(key, k)
+
+
+def test_memory_of_plans_is_that_of_the_largest():
+    attention = SessionAttention([SparsePrefill(budget=0.4, **BLOCKS)])
+    attention.run = Run()
+    held = []
+    for length in (320, 64):
+        q, k, v = haystack(length, length, needle=3)
+        attention(Layer(), q, k, v, None)
+        held.append(attention.run.plan_bytes)
+    assert held[0] == held[1] > 0
 
 
 # Neutral, short and long

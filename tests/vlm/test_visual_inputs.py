@@ -235,6 +235,17 @@ def test_min_length_counts_the_prompt_as_it_was_given():
             assert torch.equal(fast.generate(**arguments(1, **more)), expected), "the larger of the two"
 
 
+def test_answers_that_are_more_than_prompts_are_not_gone_on_with():
+    model, arguments = EXAMPLES["llava_onevision"].build()
+    call = arguments(1, num_beams=2, num_return_sequences=2)
+    with mmaccel.accelerate(model, Some()) as fast:
+        first = fast.generate(**call, return_dict_in_generate=True)
+        assert torch.equal(first.sequences[:, : call["input_ids"].shape[1]], call["input_ids"].expand(2, -1))
+        ids = torch.cat([first.sequences, torch.full((2, 3), 9)], 1)
+        fast.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, do_sample=False)
+        assert "is not from this session" in fast.report.warnings[0]
+
+
 def second_turn(fast, first, call, **more):
     question = torch.full((1, 3), 9)
     ids = torch.cat([first.sequences, question], 1)
