@@ -1,5 +1,7 @@
 """The one knob."""
 
+import time
+
 import pytest
 import torch
 
@@ -55,6 +57,15 @@ def test_a_quality_out_of_reach_runs_plainly(wan):
         assert not fast.report.engaged and "did not engage" in str(fast.report)
 
 
+def test_the_baseline_is_one_plain_run(wan):
+    """Not the time of all that was measured to choose."""
+    pipe, call = wan
+    began = time.perf_counter()
+    with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
+        fast(**call)
+        assert 0 < fast.report.baseline_seconds < (time.perf_counter() - began) / 2
+
+
 def test_generators_and_the_global_state_are_left_as_one_run_leaves_them(wan):
     pipe, call = wan
     call = {name: value for name, value in call.items() if name != "latents"}
@@ -65,6 +76,7 @@ def test_generators_and_the_global_state_are_left_as_one_run_leaves_them(wan):
     state = torch.get_rng_state()
     with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
         fast(**call, generator=generator)
+        assert all(point["psnr"] > 15 for point in fast.plan.measured), "all from the same noise"
     assert torch.equal(generator.get_state(), after)
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -1,13 +1,16 @@
 """Clips on disk, their quality, and traces."""
 
+import inspect
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 
+from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
-from mmaccel.video import Trace, clips
+from mmaccel.video import Trace, clips, comparing, examples, generation
 from mmaccel.video.contestants import Contestant
 from mmaccel.video.layout import Layout
 
@@ -104,3 +107,57 @@ def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
 
 def test_a_layout_is_needed_only_for_families_with_tokens():
     assert Layout().tokens(torch.zeros(2, 3, 4)).shape == (2, 1, 12)
+
+
+@pytest.mark.parametrize("seed", (0, 7))
+def test_films_are_made_from_their_seed_with_the_settings_asked_for(seed):
+    asked = {}
+
+    def target(prompt, generator, **given):
+        asked.update(given, prompt=prompt, seed=generator.initial_seed())
+        return SimpleNamespace(frames=[clip(3), clip(3, shift=9)])
+
+    settings = generation.Settings(seed=seed, steps=4, guidance=2.0, frames=9, height=32, width=48)
+    shot = generation.film(target, "red heart", settings, strength=0.5)
+    assert len(shot.frames) == 3 and shot.frames[0].getpixel((0, 0))[0] == 0 and shot.seconds >= 0
+    sizes = {"num_inference_steps": 4, "guidance_scale": 2.0, "num_frames": 9, "height": 32, "width": 48}
+    assert asked == {**sizes, "prompt": "red heart", "seed": seed, "strength": 0.5, "output_type": "pil"}
+    generation.film(target, "red heart", generation.Settings())
+    assert set(asked) == {*sizes, "prompt", "seed", "strength", "output_type"}
+    assert generation.Settings(steps=3).arguments() == {"num_inference_steps": 3}
+
+
+def test_a_pipeline_of_pictures_films_the_first():
+    shot = generation.film(lambda *_, **__: SimpleNamespace(images=clip(2)), "heart", generation.Settings())
+    assert len(shot.frames) == 1 and shot.frames[0].getpixel((0, 0))[0] == 0
+
+
+@pytest.mark.parametrize("kind", (".gif", ".webp"))
+@pytest.mark.parametrize("rate", (4, 20))
+def test_frames_are_shown_at_the_rate_asked_for(tmp_path, kind, rate):
+    path = tmp_path / f"clip{kind}"
+    clips.save(clip(), path, rate=rate)
+    with Image.open(path) as shown:
+        shown.seek(1)
+        shown.load()
+        assert shown.info["duration"] == 1000 / rate
+
+
+def test_equal_clips_are_at_100_db():
+    pipe, _ = examples.wan_pipeline()
+    trial = comparing.Trial(find_adapter(pipe), {"num_inference_steps": 4})
+    noise = torch.randn(1, 4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert trial.judge(noise, noise) == {"psnr": 100.0} and trial.equal(noise, noise.clone())
+    assert 0 < trial.judge(noise, noise + 0.1)["psnr"] < 60 and not trial.equal(noise, noise + 0.1)
+
+
+@pytest.mark.parametrize("call", [
+    {}, {"num_inference_steps": 7}, {"sigmas": [1.0, 0.5]}, {"num_inference_steps": 7, "sigmas": [1.0]},
+])  # fmt: skip
+def test_fewer_steps_are_an_alternative_where_nothing_else_fixes_them(call):
+    pipe, _ = examples.flux_pipeline()
+    trial = comparing.Trial(find_adapter(pipe), call)
+    defaults = inspect.signature(type(pipe).__call__).parameters["num_inference_steps"].default
+    expected = 0 if "sigmas" in call else call.get("num_inference_steps", defaults)
+    assert trial.count == expected
+    assert ("sigmas= fixes the steps" in trial.no_simple) == ("sigmas" in call)

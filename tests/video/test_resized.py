@@ -1,5 +1,6 @@
 """Latents that change their size in the middle of a run, as in pipelines that begin small."""
 
+import diffusers
 import pytest
 import torch
 
@@ -39,6 +40,18 @@ def test_the_method_begins_anew_and_says_so(method):
         assert report.engaged and any(f"in step {LARGER} latents of" in text for text in report.warnings)
         assert output.shape == plain.shape and float((output - plain).std() / plain.std()) < 0.5
         assert torch.equal(fast(**call)[0], expected) and not fast.report.warnings
+
+
+def test_the_second_of_two_transformers_begins_anew_too():
+    """As in Wan 2.2, with latents that grow in its part of the run."""
+    (first, arguments), (second, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
+    parts = {**first.components, "transformer_2": second.transformer}
+    pipe = diffusers.WanPipeline(**parts, boundary_ratio=0.95)
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        fast(**arguments(1, steps=16), callback_on_step_end=grow)
+        assert any(f"in step {LARGER} latents of" in text for text in fast.report.warnings)
+        assert fast.report.details["computed"][2 * LARGER] == 1.0
 
 
 def test_the_trace_is_that_of_the_last_size(tmp_path):

@@ -8,6 +8,7 @@ import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.kernels import policies
 from mmaccel.video import SparseAttention, examples
+from mmaccel.video import sparse_attention as module
 from mmaccel.video.sparse_attention import _radial, _sliding_tile
 
 POLICIES = ("pooled_top_k", "pooled_top_p", "sparge", "radial", "sliding_tile")
@@ -50,6 +51,28 @@ def test_all_blocks_are_dense_attention(policy):
     _radial.cache_clear()
     _sliding_tile.cache_clear()
     torch.testing.assert_close(out, model(**call), rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_come_back_to_their_places(monkeypatch):
+    """On a grid of four tiles, whose order is not its own inverse."""
+    model, arguments = examples.wan()
+    call = arguments(1, frames=2, height=16, width=24)
+    order = policies.tile_order((2, 16, 24), (2, 8, 8), device="cpu")
+    assert not torch.equal(order, order.argsort())
+    everything = torch.ones(1, 1, 12, 12, dtype=torch.bool)
+    plan = mmaccel.kernels.BlockPlan.from_mask(everything, q_len=768, kv_len=768)
+    monkeypatch.setattr(module, "_sliding_tile", lambda *_: (order, plan))
+    with mmaccel.accelerate(model, SparseAttention("sliding_tile", min_length=64, always=True)) as fast:
+        out = fast(**call)
+    torch.testing.assert_close(out, model(**call), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("least", "engages"), [(256, True), (257, False)])
+def test_shorter_sequences_stay_dense(least, engages):
+    model, arguments = examples.wan()
+    with mmaccel.accelerate(model, SparseAttention(min_length=least, always=True)) as fast:
+        fast(**arguments(1))
+        assert fast.report.engaged == engages
 
 
 def test_places_follow_the_grid():

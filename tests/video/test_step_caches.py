@@ -282,6 +282,50 @@ def test_memory_is_what_is_kept():
         assert fast.report.peak_extra_bytes == 3 * tokens  # two residuals and a modulated input
 
 
+def test_advice_goes_by_the_smallest_change():
+    pipe, start, call = loop.pipeline(WAN)
+    seen = []
+    with mmaccel.accelerate(pipe, video.BlockCache(threshold=1e-9, warmup=2)) as fast:
+        pipe.transformer.blocks[0].register_forward_hook(
+            lambda module, args, output: seen.append((output - args[0]).clone())
+        )
+        fast(start, call, steps=9, branches=lambda step: (1,))
+        smallest = min(mean(b - a) / mean(a) for a, b in zip(seen[1:-2], seen[2:-1], strict=True))
+        assert f"the smallest change was {smallest:.2g}: try threshold={1.2 * smallest:.2g}" in str(fast.report)
+
+
+def test_memory_is_the_most_that_was_kept(monkeypatch):
+    from mmaccel.video import easy_cache
+
+    pipe, start, call = loop.pipeline(WAN)
+    sizes = iter(range(12, 0, -1))
+    monkeypatch.setattr(easy_cache._Stepper, "held_bytes", lambda self: next(sizes))
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        fast(start, call)
+        assert fast.report.peak_extra_bytes == 12
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 0), (1, 1), (1, 2), (2, 1)])
+def test_block_cache_runs_the_blocks_at_both_ends(first, last):
+    pipe, start, call = loop.pipeline("FluxTransformer2DModel")  # two double and two single blocks
+    blocks = [*pipe.transformer.transformer_blocks, *pipe.transformer.single_transformer_blocks]
+    runs = [0] * 4
+
+    def count(index):
+        def add(*_):
+            runs[index] += 1
+
+        return add
+
+    with mmaccel.accelerate(pipe, video.BlockCache(1e6, first=first, last=last, warmup=2, cooldown=1)) as fast:
+        hooks = [block.attn.register_forward_pre_hook(count(i)) for i, block in enumerate(blocks)]
+        fast(start, call)
+        for hook in hooks:
+            hook.remove()
+    ends = [i < first or i >= 4 - last for i in range(4)]
+    assert runs == [2 * loop.STEPS if at_end else 2 * 3 for at_end in ends]
+
+
 @pytest.mark.parametrize("last", (0, 1))
 def test_block_cache_at_any_depth(last):
     pipe, start, call = loop.pipeline("FluxTransformer2DModel")  # two double and two single blocks

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import diffusers
 import numpy as np
@@ -13,7 +14,7 @@ import mmaccel
 from mmaccel import video
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.testing import Interrupted, broken_after, snapshot
-from mmaccel.video import examples
+from mmaccel.video import examples, token_cache
 from mmaccel.video.families import FAMILIES
 from mmaccel.video.share_solver import PARTS, _record, share_errors
 
@@ -25,6 +26,12 @@ WAN = "WanTransformer3DModel"
 DIVISIBLE = [name for name in loop.BUILD if FAMILIES[name].is_divisible]
 ENDS = {"warmup": 1, "cooldown": 0}
 MIXED = video.TokenCache(fractions=(0.0, 0.25, 1.0), interval=3, **ENDS)  # steps 0 and 3 of 6 are full
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.001, 1), (0.26, 17), (1.0, 64)])
+def test_a_layer_with_a_share_computes_at_least_a_token(share, count):
+    stepper = SimpleNamespace(share=lambda layer: share)
+    assert token_cache._Stepper.count(stepper, 0, 64) == count
 
 
 def computed(session):
