@@ -41,9 +41,9 @@ def url(frame, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("visitors")))
         blocks = app.launch(frame, wait=False, allow_hosts=["demo.example.org"])
-    yield blocks.local_url
-    frame.runs.close()
-    blocks.close(verbose=False)
+        yield blocks.local_url  # inside: gradio asks for the folder again at every upload
+        frame.runs.close()
+        blocks.close(verbose=False)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 import threading
+import time
 
 import gradio as gr
 import numpy as np
@@ -118,7 +119,9 @@ def test_passes_tell_which_tokens_were_settled_when(models):
             passes = Passes(256)
             before = len(language_model(painter.target)._forward_pre_hooks)
             with passes.watch(painter.target, Run()):
+                began = time.perf_counter()
                 painter.generate(session, ["red heart"], request.settings)
+            most = time.perf_counter() - began
             last, times = passes.maps(session.adapter.layout())
             seconds = np.reshape(passes.seconds(session.adapter.layout()), last.shape)
             report = session.report
@@ -129,7 +132,7 @@ def test_passes_tell_which_tokens_were_settled_when(models):
     assert last.min() == 2, "the first pass is the prompt's own"
     assert (times.reshape(-1)[:-1] >= 1).all()
     order = np.argsort(last.reshape(-1), kind="stable")
-    assert (np.diff(seconds.reshape(-1)[order]) >= 0).all() and 0 < seconds.min() < seconds.max() <= report.wall_seconds
+    assert (np.diff(seconds.reshape(-1)[order]) >= 0).all() and 0 < seconds.min() < seconds.max() <= most
     assert len(language_model(painter.target)._forward_pre_hooks) == before
 
 
