@@ -65,7 +65,8 @@ def test_merge_adds_and_leaves_both_alone():
     assert both.tested_by_depth == [3, 2, 1, 1]
     assert both.accepted_by_depth == [2, 2, 1, 1]
     assert both.seconds == {"draft": 1.0, "verify": 2.0, "other": 0.0}
-    assert both.emitted == left.emitted + right.emitted
+    for name in ("rounds", "rows", "drafted", "emitted", "forwards", "accepted"):
+        assert getattr(both, name) == getattr(left, name) + getattr(right, name) > getattr(left, name)
     assert json.loads(json.dumps(both.to_dict()))["tokens_per_forward"] == both.tokens_per_forward
 
 

@@ -13,6 +13,7 @@ from mmaccel.speech import alignment, encoder_decoder, examples, weights, whispe
 from mmaccel.speech.adapter import Encoded, Word
 from mmaccel.speech.audio import read_audio
 from mmaccel.speech.moonshine import MoonshineAdapter
+from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
 from mmaccel.speech.recognizer import StreamingRecognizer
 from mmaccel.speech.transcribe import transcribe_samples
 from mmaccel.speech.whisper import WhisperAdapter, shortened
@@ -85,6 +86,20 @@ def test_words_leave_the_model_alone_and_follow_each_other(tiny):
     assert times == sorted(times) and times[0] >= 0 and times[-1] <= 30_000 / 16_000
     assert adapter.words(encoded, [], adapter.prompt()) == [] == adapter.words(encoded, [2], adapter.prompt())
     assert snapshot(adapter.target) == before
+
+
+def test_words_are_looked_for_in_the_speech_alone():
+    """Not in the silence that Whisper's encoder is filled up with; and no decoder changes the states it is given."""
+    for build, adapter_class, frames in (
+        (examples.whisper, WhisperAdapter, 50),
+        (examples.moonshine_streaming, MoonshineStreamingAdapter, 50),
+    ):
+        adapter = adapter_class(build()[0])
+        adapter.processor = examples.whisper_processor()
+        encoded = adapter.encode(examples.sound(1)[0])
+        kept = encoded.hidden_states.clone()
+        assert adapter.attention(encoded, [5, 9, 7], [1, 3]).shape == (4, frames)
+        assert torch.equal(encoded.hidden_states, kept)
 
 
 def test_attention_is_what_eager_attention_returns(tiny):

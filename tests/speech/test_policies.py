@@ -184,3 +184,9 @@ def test_align_att_needs_to_see():
     for setting in ({"margin": -1}, {"rewind": 0}):
         with pytest.raises(SettingError, match="such as"):
             AlignAtt(**setting)
+
+
+def test_align_att_holds_back_what_is_just_within_its_margin():
+    assert AlignAtt(margin=0.5).settled([0.25, 1.5], seconds=2.0) == 1
+    assert AlignAtt(margin=0.5).settled([0.25, 1.25], seconds=2.0) == 2
+    assert AlignAtt(margin=0.0, rewind=4.0).settled([5.0, 1.0, 0.5], seconds=9.0) == 3, "just as far back as allowed"
