@@ -17,7 +17,7 @@ NEW = 60  # so long that drafts are right in both models
 ORDERS = pytest.mark.parametrize("turn", (1, -1), ids=("merging first", "drafts first"))
 
 
-@pytest.fixture(scope="module", params=examples.BUILDERS)
+@pytest.fixture(scope="module", params=sorted(MergeAudioTokens.families))
 def case(request):
     model, arguments = examples.BUILDERS[request.param][0](seed=1)
     return model, arguments(1, samples=30_000, max_new_tokens=NEW)

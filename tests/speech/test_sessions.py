@@ -67,26 +67,6 @@ def test_merged_tokens_have_no_times(tiny):
         assert _finals(recognizer) == expected
 
 
-@pytest.mark.parametrize("drafts_first", (False, True))
-@pytest.mark.parametrize("family", MODELS)
-def test_drafts_over_merged_tokens(family, drafts_first):
-    """Verified against the model that merges: its own tokens, and the report tells of both methods."""
-    model, arguments = MODELS[family][0]()
-    plain, methods = model.generate(**arguments()), (speech.MergeAudioTokens(keep=0.5, threshold=0.0),)
-    with mmaccel.accelerate(model, *methods) as session:
-        merged, kept = session.generate(**arguments()), session.report.details["kept"]
-    assert not torch.equal(merged, plain)
-    methods = (speech.SuffixDraft(shortest=1), *methods) if drafts_first else (*methods, speech.SuffixDraft(shortest=1))
-    with mmaccel.accelerate(model, *methods) as session:
-        for again in (False, True):  # the second time the whole text is a draft
-            assert torch.equal(session.generate(**arguments()), merged)
-            report = session.report
-            assert report.engaged and not report.exact and report.details["kept"] == kept
-            assert report.keys < report.plain_keys and report.details["drafted"] > 0
-            assert (report.forwards < report.plain_forwards) >= again
-    assert torch.equal(model.generate(**arguments()), plain)
-
-
 @pytest.mark.parametrize("policy", (speech.LocalAgreement(2), speech.AlignAtt()))
 def test_packed_weights_say_the_same(tiny, policy):
     model, processor = tiny
