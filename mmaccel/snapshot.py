@@ -55,4 +55,4 @@ def _value(value: Any, is_module: bool) -> Any:
 def _bits(tensor: torch.Tensor) -> bytes:
     """A digest of the bytes of a tensor."""
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(content.numpy(), digest_size=16).digest()
+    return hashlib.blake2b(content.numpy().data, digest_size=16).digest()

@@ -26,7 +26,7 @@ from mmaccel.image import examples as image_examples
 from mmaccel.method import Method
 from mmaccel.session import override
 from mmaccel.testing import Interrupted, broken_after, snapshot
-from mmaccel.video import EasyCache, HeterogeneousSteps
+from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention
 from mmaccel.video import examples as video_examples
 from mmaccel.vlm import HoliTom, visual_examples
 from mmaccel.vlm.comparing import Trial, spread
@@ -199,8 +199,10 @@ def test_given_schedules_and_noise(wan):
 
 def test_a_transformer_without_its_pipeline():
     model, arguments = video_examples.wan()
-    with pytest.raises(UnsupportedTargetError, match="compare its pipeline"):
+    with pytest.raises(UnsupportedTargetError, match="is only its transformer: accelerate\\(pipe, ...\\)"):
         mmaccel.compare(model, REUSING, **arguments())
+    with pytest.raises(UnsupportedTargetError, match="compare its pipeline"):
+        mmaccel.compare(model, SparseAttention(), **arguments())
 
 
 def test_several_methods_as_one_contestant(wan):
