@@ -105,8 +105,7 @@ class Replay:
         for made in self.made:
             velocity = layout.latents(made.velocity, sample).to(sample.dtype)
             again = next(tensors(made.make(velocity, again)))
-        missed, self.reached = again - self.reached, again
-        return (sample + missed).to(sample.dtype)
+        return (sample + (again - self.reached)).to(sample.dtype)
 
     def nbytes(self) -> int:
         """Bytes held."""
