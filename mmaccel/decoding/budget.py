@@ -113,10 +113,10 @@ class VerifyCost:
 class Budget:
     """Choose how many tokens the next forward verifies, 1 being plain decoding.
 
-    A picture begins with a few plain passes, which tell what a token costs, and goes on with wide ones. Of all
-    widths that were tried the one with the most tokens per second is taken; runs of a wide window also tell what a
-    narrower one would have committed, and never the other way round. Wide passes are given up once they have lost
-    `patience` passes of plain decoding, and tried again after a while.
+    The first passes are plain ones, which tell what a token costs, then somewhat wider ones until drafts begin to
+    be accepted, then as wide as is cheap. Of the widths that were tried the one with the most tokens per second is
+    taken; runs of a wide window also tell what a narrower one would have committed, and never the other way round.
+    Wide passes are given up once they have lost `patience` passes of plain decoding, and tried again after a while.
 
     It sees **only the lengths of committed runs and the seconds they took**, never drafts that were not tested
     yet: those survive into later rounds in Jacobi-style loops, and a width chosen by looking at them would be
@@ -129,15 +129,15 @@ class Budget:
     candidates
         Widths to choose from (last committed token + drafts); 1 is always among them.
     start
-        First width (default 16, where most models have little to gain any more): the widest candidate up to it.
+        Width while no draft is accepted yet: the widest candidate up to it.
     history
         Number of recent wide runs that count.
     settle
-        Wide passes after a plain one that say nothing of a width: its drafts are guesses, not yet refined.
+        Wide passes after a plain one that say nothing of a width, at least: its drafts are guesses, not yet refined.
     trial
         Runs that a width needs before its own figures are believed.
     patience
-        Plain passes that wide ones may lose, from where they last gained, before they are given up.
+        Plain passes that wide ones may lose before they are given up; what they gained before pays for as many more.
     forgive
         Share of a plain pass by which that loss shrinks with each of them; at half of `patience` wide passes are
         tried again. So decoding where no draft is ever accepted stays within this share of plain decoding, and
@@ -163,23 +163,24 @@ class Budget:
 
     TIMED = 2  # timings that a width needs, besides the first one, which warms up
     RECENT = 8  # timings of a width that count
+    FEW = 3  # accepted drafts that show that there are any to be had
     # While few plain passes are timed, a wide one is taken to cost at least this many of them.
     LEAST = 1.25
     # A window that costs up to this many plain passes is tried before anything is known of its drafts.
-    CHEAP = 2.5
+    CHEAP = 2.75
     # Drafts of half the window are redrawn less often before they are tested: this share of them is accepted.
-    MATURE = 0.75
+    MATURE = 0.65
     # Rates differ less by width than by chance: another one has to be better by this factor.
-    INERTIA = 1.15
+    INERTIA = 1.25
 
     def __init__(
         self,
         candidates: Sequence[int] = BUCKETS,
-        start: int = 16,
+        start: int = 8,
         history: int = 32,
         *,
         settle: int = 6,
-        trial: int = 8,
+        trial: int = 12,
         patience: float = 10.0,
         forgive: float = 0.02,
     ) -> None:
@@ -196,15 +197,20 @@ class Budget:
         self._runs: deque[tuple[int, int]] = deque(maxlen=history)
         self._seconds: dict[int, deque[float]] = {}
         self.cost: VerifyCost | None = None
-        self._unsettled = settle
-        self._passes: Counter[int] = Counter()  # wide passes since they last gained, by width
-        self._gained = 0.0  # the tokens of these, and what was forgiven since
+        self._since, self._accepted = 0, 0.0  # wide passes, and drafts accepted by them, since the last plain one
+        self._passes: Counter[int] = Counter()  # wide passes that are judged, by width
+        self._gained = 0.0  # their tokens, what was gained before, and what was forgiven since
         self._plain = False
         self._now = 0  # the last wide width
 
     def begin(self) -> None:
         """A new picture: nothing is drafted yet. What was learned of widths and costs stays."""
-        self._unsettled = self.settle
+        self._since, self._accepted = 0, 0.0
+
+    @property
+    def _settled(self) -> bool:
+        """Whether drafts had the time to be refined since the last plain pass, and some of them were accepted."""
+        return self._since >= self.settle and self._accepted >= self.FEW
 
     def observe(self, width: int, emitted: int | Sequence[int], seconds: float) -> None:
         """Record the tokens committed by one forward of `width` tokens, per sequence of the batch, and its time.
@@ -219,7 +225,7 @@ class Budget:
         if width > 1:
             self._learn(width, lengths)
         else:
-            self._unsettled = self.settle
+            self.begin()
             self._gained += self.forgive
         self._judge()
 
@@ -236,17 +242,17 @@ class Budget:
         self._gained += fmean(lengths)
         if width in self.candidates:
             self._now = width
-        if self._unsettled:
-            self._unsettled -= 1
-        else:
+        if self._settled:
             self._runs.extend((width, n) for n in lengths)
+        self._since += 1
+        self._accepted += fmean(lengths) - 1
 
     def _judge(self) -> None:
         """Give wide passes up, or try them again."""
         loss = sum(n * self._ratio(width) for width, n in self._passes.items()) - self._gained
-        if loss <= 0:
+        if loss <= -self.patience:
             self._passes.clear()
-            self._gained = 0.0
+            self._gained = self.patience
         self._plain = loss > (self.patience / 2 if self._plain else self.patience)
 
     def _ratio(self, width: int) -> float:
@@ -260,6 +266,8 @@ class Budget:
         """Return the width of the next forward."""
         if self._plain or not self.wide or not self._is_timed(1):
             return 1
+        if not self._settled:
+            return self.first
         expected = self._expected()
         if not expected:
             return self._begun()
@@ -276,9 +284,7 @@ class Budget:
         return len(self._seconds.get(width, ())) >= self.TIMED
 
     def _begun(self) -> int:
-        """A width to begin with: as wide as is cheap, once one was timed."""
-        if not self._is_timed(self.first):
-            return self.first
+        """A width for the first settled runs: as wide as is cheap."""
         return max((w for w in self.wide if self._ratio(w) <= self.CHEAP), default=self.wide[0])
 
     def _expected(self) -> dict[int, float]:

@@ -200,17 +200,17 @@ def test_a_cold_start_is_near_the_best_fixed_width(curve, noisy):
     best = max(fixed.values())
     assert best > 1.3
     found, worst = gain(Budget, curve, "good", noisy)
-    assert found > 0.91 * best, (found, fixed)
+    assert found > 0.88 * best, (found, fixed)
     assert worst > 0.7 * best
 
 
 @pytest.mark.parametrize("noisy", (False, True), ids=("clean", "noisy"))
 @pytest.mark.parametrize(
-    ("curve", "least"), (("processor", 0.94), ("four pictures", 0.94), ("gpu", 0.94), ("linear", 0.8)), ids=str
+    ("curve", "least"), (("processor", 0.93), ("four pictures", 0.93), ("gpu", 0.93), ("linear", 0.85)), ids=str
 )
 def test_little_is_lost_where_no_draft_is_ever_accepted(curve, least, noisy):
     found, worst = gain(Budget, curve, "never", noisy)
-    assert found > least and worst > least - 0.08
+    assert found > least and worst > least - 0.1
 
 
 def test_a_later_picture_starts_with_what_the_first_one_taught():
@@ -220,7 +220,7 @@ def test_a_later_picture_starts_with_what_the_first_one_taught():
         cold.append(draw(budget, "processor", "good", seed)[1])
         budget.begin()
         warm.append(draw(budget, "processor", "good", 100 + seed)[1])
-    assert all(widths[:3] == [1, 1, 1] and widths[3] == 16 for widths in cold)
+    assert all(widths[:3] == [1, 1, 1] and widths[3] == 8 for widths in cold)
     assert all(widths[0] > 1 for widths in warm)
 
 
@@ -239,9 +239,10 @@ DEAR = VerifyCost((1, 4, 8, 16, 32), (1.0, 1.1, 1.3, 4.0, 8.0))
 
 
 def test_the_first_passes_tell_the_costs():
-    """Three of one token and of the first width, of which the first warms up; then as wide as is cheap."""
-    assert feed(Budget(), CHEAP, lambda i: 1, 7) == [1] * 3 + [16] * 3 + [64]
-    assert feed(Budget(), DEAR, lambda i: 1, 7) == [1] * 3 + [16] * 3 + [8]
+    """Three of one token, of which the first warms up, and six of eight; then as wide as is cheap."""
+    assert feed(Budget(), CHEAP, lambda i: 4, 12) == [1] * 3 + [8] * 6 + [64] * 3
+    # what a wider pass costs is a guess until it was timed
+    assert feed(Budget(), DEAR, lambda i: 4, 14) == [1] * 3 + [8] * 6 + [32] * 3 + [8] * 2
     slow_start = itertools.chain([50.0, 1.0, 1.0, 50.0, 1.1, 1.1], itertools.repeat(1.1))
     budget = Budget((16,))
     for seconds in itertools.islice(slow_start, 6):
@@ -267,25 +268,24 @@ def test_costs_follow_the_machine():
 
 
 def test_unrefined_drafts_do_not_judge():
-    """After each plain pass the drafts are guesses again: six passes that commit one token change nothing."""
-    budget = Budget((8, 16), settle=6, trial=1)
+    """A hard beginning, in which no draft is accepted, is waited for in a narrow window, and tells nothing of it."""
     curve = VerifyCost((1, 8, 16), (1.0, 1.1, 1.6))
-    widths = feed(budget, curve, lambda i: 1 if i < 9 else 16, 12)
-    assert widths[3:9] == [16] * 6
-    assert widths[9:] == [16] * 3  # of eight tokens a pass, 8 would be better
+    widths = feed(Budget((8, 16), trial=1), curve, lambda i: 1 if i < 20 else 16, 30)
+    assert widths == [1] * 3 + [8] * 18 + [16] * 9  # of eight tokens a pass, 8 would be better
+    assert feed(Budget((8, 16), trial=1), curve, lambda i: 2, 12)[3:] == [8] * 6 + [16] * 3
 
 
 def test_wide_runs_judge_narrow_widths():
-    """Of runs of three tokens a window of 4 commits about as many, at less than half the cost of 16."""
-    widths = feed(Budget((4, 16)), VerifyCost((1, 4, 16), (1.0, 1.1, 2.4)), lambda i: 3, 40)
-    assert widths == [1] * 3 + [16] * 14 + [4] * 23
+    """Of runs of two and three tokens a window of 4 commits nearly as many, at less than half the cost of 16."""
+    widths = feed(Budget((4, 16), start=16), VerifyCost((1, 4, 16), (1.0, 1.1, 2.7)), lambda i: 2 + i % 2, 40)
+    assert widths == [1] * 3 + [16] * 18 + [4] * 19
 
 
 def test_narrow_runs_never_judge_wide_widths():
     """A dear width is left alone, once its cost is known, while runs are short, and tried where they fill 4."""
     budget = Budget((4, 16), start=4)
     curve = VerifyCost((1, 4, 16), (1.0, 1.1, 3.0))
-    assert feed(budget, curve, lambda i: 2, 60) == [1] * 3 + [4] * 3 + [16] * 3 + [4] * 51
+    assert feed(budget, curve, lambda i: 2, 60) == [1] * 3 + [4] * 6 + [16] * 3 + [4] * 48
     widths = feed(budget, curve, lambda i: 16, 60)
     assert set(widths[-10:]) == {16}
 
@@ -300,10 +300,10 @@ def test_a_cheap_wider_window_is_tried():
 
 
 def test_a_slightly_better_width_changes_nothing():
-    """Eight runs are too few to tell widths apart that differ by less than chance."""
-    runs = itertools.cycle([1, 9])
-    curve = VerifyCost((1, 8, 16), (1.0, 1.7, 2.4))
-    widths = feed(Budget((8, 16)), curve, lambda i: next(runs), 60)
+    """A dozen runs are too few to tell widths apart that differ by less than chance."""
+    runs = itertools.cycle([1, 8])
+    curve = VerifyCost((1, 8, 16), (1.0, 1.8, 2.7))
+    widths = feed(Budget((8, 16), start=16), curve, lambda i: next(runs), 60)
     assert set(widths[3:]) == {16}
 
 
@@ -311,18 +311,18 @@ def test_wide_passes_are_given_up_and_tried_again():
     """More than ten plain passes are lost; each later one forgives a share, and at five there is another try."""
     curve = VerifyCost((1, 16), (1.0, 2.0))
     widths = feed(Budget((16,), forgive=1 / 32), curve, lambda i: 1, 214)
-    assert widths == [1] * 3 + [16] * 11 + [1] * 192 + [16] * 6 + [1] * 2
+    assert widths == [1] * 3 + [16] * 11 + [1] * 189 + [16] * 6 + [1] * 5
     budget = Budget((16,), forgive=1 / 32)
-    feed(budget, curve, lambda i: 1, 3 + 11 + 192)
+    feed(budget, curve, lambda i: 1, 3 + 11 + 189)
     assert set(feed(budget, curve, lambda i: 8, 40)) == {16}, "it stays where it gains by now"
 
 
-def test_gains_of_the_past_do_not_pay_for_losses():
+def test_gains_of_the_past_pay_for_as_much_again():
     budget = Budget((16,))
     curve = VerifyCost((1, 16), (1.0, 2.0))
     feed(budget, curve, lambda i: 16, 60)
     widths = feed(budget, curve, lambda i: 1, 30)
-    assert widths == [16] * 11 + [1] * 19
+    assert widths == [16] * 21 + [1] * 9
 
 
 def test_plain_passes_that_were_timed_badly_are_timed_again():
