@@ -10,6 +10,7 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.plan import Plan
 
 from .adapter import ImageAdapter
 from .generation import FAMILIES
@@ -27,8 +28,9 @@ SAME = Metric("same", "same tokens", "share of tokens that the plain picture has
 class Trial(BaseTrial):
     """A call of `generate` that writes pictures, or of a pipeline around it.
 
-    Samples of an exact method follow the law of the plain ones and share no noise with them, so that a distance
-    between the two says nothing. The plain model's surprise at a picture does, where the family tells it.
+    A method that keeps the noise gives the plain picture again. Samples of other exact methods have the distribution of
+    the plain ones and share no noise with them, so that a distance between the two says nothing. The plain model's
+    surprise at a picture does, where the family tells it.
     """
 
     no_simple = (
@@ -79,6 +81,20 @@ class Trial(BaseTrial):
             return Shown()
         painter = FAMILIES[self.images.family][1]("", self.target, self.processor)
         return Shown([[picture] for picture in painter.pictures(output, self.inputs)])
+
+
+def verdict(plain: torch.Tensor, other: torch.Tensor, plan: Plan) -> str:
+    """What the tokens of a plain and an accelerated picture with one seed say of the promise of an exact method."""
+    if not plan.exact:
+        return ""
+    if torch.equal(plain, other):
+        return "both pictures are the same, token for token"
+    if not all(getattr(method, "keeps_noise", False) for method in plan.methods):
+        return "the pictures differ as two samples of one prompt do: the method keeps the distribution, not the noise"
+    return (
+        "the pictures differ though they share their noise: rounding turned a near-tie between two tokens,"
+        " and both are samples of the model's own distribution"
+    )
 
 
 def _pixels(output: Any) -> torch.Tensor:

@@ -37,6 +37,7 @@ def run_image(arguments: argparse.Namespace) -> None:
     check_format(arguments.output)
     both = _checked(arguments)
     from .image import generation, pictures
+    from .image.comparing import verdict
     from .session import accelerate
 
     names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
@@ -62,7 +63,7 @@ def run_image(arguments: argparse.Namespace) -> None:
     print(told(report))
     _tell_written(arguments, both)
     if arguments.compare and report.exact:
-        print("the pictures differ as two samples of one prompt do: the method keeps the law, not the noise")
+        print(verdict(*(painted.tokens for _, painted in runs), session.plan))
 
 
 def run_video(arguments: argparse.Namespace) -> None:
