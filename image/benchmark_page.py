@@ -27,7 +27,7 @@ all before it were. Right: distance to real pictures against seconds.
   four times in five: tokens per pass level off at 5. On this processor a pass of 16 tokens costs 1.6 passes of one,
   and of 64 3.5 (left), so that the fewest passes are not the least time; a GPU, where a small model's pass costs the
   same for 1 and for 64 tokens, is limited by acceptance alone. `window="auto"` stays a little below the best fixed
-  window, since it pays for the probes that it learns from.
+  window, since it pays for the passes that it learns from.
 - In **batches** a step ends with the row that accepts least, and a pass costs more per token: at four guided pictures
   on two cores nothing is left to win, and `"auto"` decodes plainly.
 - **GroupedSpeculative** is limited as the former is; it raises the acceptance, by drawing codes of a group for one
