@@ -136,7 +136,8 @@ DRAWING = {
 def test_what_forecasts_missed_of_a_straight_slope_is_made_up_for(sampler, forecast, skipped):
     """Then a velocity is interpolated exactly between the steps that compute it, whatever was forecast meanwhile.
 
-    Steps are skipped but for the tokens that are named, and the third. A multistep sampler gets there only if its history is put right too.
+    Steps are skipped but for the tokens that are named, and the third. A multistep sampler gets there only if its
+    history is put right too.
     """
     first, slope, x = torch.randn(3, 1, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     plain, scheduler = SAMPLERS[sampler](), SAMPLERS[sampler]()
