@@ -94,7 +94,7 @@ def refresh(
     >>> "".join("#" if f == 1 else "." for f in refresh(40, 0.25).fractions)
     '#.#...#....#....#......#....#....#...#.#'
     >>> "".join("#" if f == 1 else "+" if f else "." for f in refresh(40, 0.5, fraction=0.25).fractions)
-    '###.#.#+#..#.#+.#..#+..#.+#.#..#+#.#.###'
+    '###.#.#+#..#.#.+#..#...#+.#.#..#+#.#.###'
     """
     between = inner(steps, warmup, cooldown, 1)
     spend = max(0.0, budget * steps - (steps - len(between)))
@@ -167,7 +167,7 @@ def groups(
     Examples
     --------
     >>> [f"{f:.2f}" for f in groups(20, 0.6).fractions[2:12]]
-    ['1.00', '0.37', '0.59', '0.37', '0.79', '0.37', '0.59', '0.37', '1.00', '0.37']
+    ['1.00', '0.28', '0.54', '0.28', '0.78', '0.28', '0.54', '0.28', '1.00', '0.28']
     """
     between = inner(steps, warmup, cooldown, 2)
     first, last = between.start, steps - between.stop
