@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmaccel import race
-from mmaccel.comparing import Metric
+from mmaccel.comparing import BaseTrial, Metric
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.plan import Plan
 from mmaccel.race import Race
@@ -25,7 +25,7 @@ class FakeSession(Session):
         pass
 
 
-class Trial:
+class Trial(BaseTrial):
     """Each run takes the seconds of its kind, and notes who ran with what."""
 
     adapter = SimpleNamespace(modality="image")
@@ -36,6 +36,12 @@ class Trial:
         self.clock, self.seconds, self.count, self.target = clock, seconds, count, SimpleNamespace(label="plain")
         self.calls, self.judged, self.memories = [], [], []
         vars(self).update(changes)
+
+    def accelerated(self, plan):
+        return FakeSession(self.labels[id(plan)])
+
+    def show(self, output):
+        raise AssertionError("nobody looks")
 
     def run(self, target, seed, fewer=None):
         self.calls.append((target.label if fewer is None else fewer, seed))
@@ -61,9 +67,8 @@ def ran(monkeypatch):
     def run(seconds, seeds=(5,), rounds=3, simple=True, plans=PLANS, **changes):
         clock = SimpleNamespace(now=0.0)
         monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-        labels = {id(plan): label for label, plan in plans.items()}
-        monkeypatch.setattr(race, "accelerate", lambda target, plan: FakeSession(labels[id(plan)]))
         trial = Trial(clock, seconds, **changes)
+        trial.labels = {id(plan): label for label, plan in plans.items()}
         made = Race(trial, plans, list(seeds), rounds)
         made.run(simple)
         return made, trial

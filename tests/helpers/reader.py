@@ -16,16 +16,18 @@ import urllib.request
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pages as site
 import torch
 import yaml
 
-from mmaccel import cli
+from mmaccel import cli, zoo
 from mmaccel.registry import get_method
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+_load = cache(zoo.load)  # commands share no model with Python, as processes of their own
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HUB_ID = re.compile(r"""(?:from_pretrained\(\s*["']|--model )[\w.-]+/""")
 SHELL = ("bash", "console")
@@ -155,7 +157,7 @@ def _mmaccel(words):
         _demo()
         return
     printed, threads = io.StringIO(), torch.get_num_threads()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), mock.patch.object(zoo, "load", _load):
         code = cli.main([*words, *FEWER.get(tuple(words[:2]), [])])
     torch.set_num_threads(threads)
     assert code == 0, f"{shlex.join(words)} ends with {code}"
