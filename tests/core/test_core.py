@@ -27,6 +27,7 @@ from mmaccel.plan import Plan
 from mmaccel.report import Report
 from mmaccel.session import override
 from mmaccel.testing import Interrupted, broken_after, snapshot
+from mmaccel.video import examples as video_examples
 
 FAST = SpeculativeJacobi(window=8)
 
@@ -234,6 +235,14 @@ def test_conflicts_name_both_in_any_order(janus, pair):
             mmaccel.accelerate(model, *methods)
         assert str(pair[0]) in str(error.value) and str(pair[1]) in str(error.value)
     assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("silent", (ZipAR, GroupedSpeculative))
+def test_one_of_two_methods_is_enough_to_name_a_conflict(janus, silent, monkeypatch):
+    monkeypatch.setattr(silent, "excludes", frozenset())
+    for methods in ((ZipAR(window=2), GroupedSpeculative()), (GroupedSpeculative(), ZipAR(window=2))):
+        with pytest.raises(ConflictError, match="cannot be combined"):
+            mmaccel.plan(janus[0], *methods)
 
 
 def test_what_is_no_method(janus):
@@ -527,6 +536,22 @@ def test_a_new_run_forgets_every_figure_of_the_last():
     before = report.to_dict()
     report.start()
     assert report == fresh and before["details"] == {"old": 1} and before["warnings"] == ["old"]
+
+
+@pytest.mark.parametrize("name", ("video.SparseAttention", "video.FirstBlockCache", "video.HeterogeneousSteps"))
+def test_the_report_of_a_pipeline_tells_of_the_last_run_alone(name):
+    method = mmaccel.get_method(name)
+    pipe, arguments = video_examples.wan_pipeline()
+    call = arguments(frames=2, height=4, width=4)
+    with mmaccel.accelerate(pipe, method(**method.engaging)) as fast:
+        reports = []
+        for steps in (4, 6, 4):
+            fast(**{**call, "num_inference_steps": steps})
+            reports.append({**fast.report.to_dict(), "wall_seconds": None})
+            assert fast.report.wall_seconds > 0
+        fast.report.details["old"] = 1
+        fast(**call)
+    assert reports[0] == reports[2] != reports[1] and "old" not in fast.report.details
 
 
 def test_what_was_read_of_a_run_stays_as_it_was(janus):

@@ -106,6 +106,8 @@ def test_what_is_tampered_with_below_is_a_good_plan(tmp_path):
     path.write_text(text())
     loaded = Plan.load(path)
     assert loaded.to_dict() == SAVED and "measured image.ZipAR(window=2): 1.50x, nats 0.25" in str(loaded)
+    path.write_text(text().ljust(MOST_BYTES))
+    assert Plan.load(path) == loaded, "as large as it may be"
     path.write_bytes(text().encode("utf-16"))  # as a shell of Windows writes
     assert Plan.load(path) == loaded
 
