@@ -1,0 +1,178 @@
+"""What a run of image decoding reports, and what a session remembers of it."""
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples, speculative_jacobi
+from mmaccel.image.grid_decoder import GridDecoder
+from mmaccel.image.window_decoding import FixedWindow
+
+LENGTH = examples.ROWS * examples.COLUMNS
+METHODS = (SpeculativeJacobi(window=4), GroupedSpeculative(window=4), ZipAR(window=2), ZipAR(window=2, verify=True))
+
+
+def seed(number=0):
+    return torch.Generator().manual_seed(number)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_report_counts_what_was_done(method, monkeypatch):
+    passes = []
+    run = GridDecoder.forward
+    monkeypatch.setattr(GridDecoder, "forward", lambda *args, **more: (passes.append(1), run(*args, **more))[1])
+    model, arguments = examples.janus()
+    with mmaccel.accelerate(model, method) as fast:
+        steps = []
+        fast.generate(**arguments(3), generator=seed(), progress=lambda done, total: steps.append((done, total)))
+        report = fast.report
+    assert report.tokens == 3 * LENGTH and report.plain_forwards == LENGTH
+    assert report.forwards == len(passes) + 1 < LENGTH, "and the prompt's"
+    assert report.engaged and report.wall_seconds > 0
+    assert steps[-1] == (LENGTH, LENGTH) and len(steps) >= len(passes)
+    stats = report.details["stats"]
+    assert report.forwards == stats["forwards"]
+    if not isinstance(method, ZipAR):
+        assert stats["rounds"] == len(passes)
+        # the first token of each picture comes from the prompt; a window may hang over the end
+        assert 3 * (LENGTH - 1) <= stats["emitted"] < 3 * (LENGTH + method.window)
+
+
+def test_progress_follows_the_slowest_picture():
+    """A share that is done of one picture of the batch alone is not done."""
+    model, arguments = examples.janus()
+    for method in METHODS:
+        known, done = [], []
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**arguments(1), generator=seed(), progress=lambda n, _: known.append(n))  # noqa: B023
+            fast.generate(**arguments(4), generator=seed(), progress=lambda n, _: done.append(n))  # noqa: B023
+            assert done == sorted(done) and done[-2] < LENGTH, "it was at the end before the last pass"
+
+
+def test_memory_counts_the_distributions_of_a_window():
+    model, arguments = examples.janus()
+    bytes_of = {}
+    for window in (2, 8):
+        decoder = None
+
+        def watch(self, *args, made=GridDecoder.__init__, **more):
+            nonlocal decoder
+            made(self, *args, **more)
+            decoder = self
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(GridDecoder, "__init__", watch)
+            with mmaccel.accelerate(model, SpeculativeJacobi(window=window)) as fast:
+                fast.generate(**arguments(2), generator=seed())
+                bytes_of[window] = fast.report.peak_extra_bytes - decoder.cache.nbytes()
+    # three of [batch, window, codes] in float32: p, q and what is drawn from them
+    assert bytes_of == {window: 3 * 2 * window * examples.CODES * 4 for window in (2, 8)}
+
+
+def test_plain_settings_call_the_models_own_generate():
+    model, arguments = examples.janus()
+    steps = []
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=1)) as fast, torch.random.fork_rng():
+        torch.manual_seed(3)
+        tokens = fast.generate(**arguments(2), progress=lambda *step: steps.append(step))
+        assert not fast.report.engaged and fast.report.forwards == LENGTH
+        assert steps == [(LENGTH, LENGTH)] and "model's own generate" in fast.report.warnings[0]
+        fast.generate(**arguments(2), generator=seed())
+        assert not fast.report.engaged and not fast.report.warnings, "our own loop, which takes a generator"
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        assert torch.equal(model.generate(**arguments(2)), tokens)
+
+
+@pytest.mark.parametrize("settings", ({"init": "repeat_left"}, {"coupling": "gumbel"}), ids=str)
+def test_settings_reach_the_loop(settings, monkeypatch):
+    """Also with an automatic window."""
+    seen = []
+
+    def decode(decoder, budget, coupling, init):
+        seen.append((coupling, init, decoder.margin))
+        return torch.zeros(decoder.batch, decoder.length, dtype=torch.long)
+
+    monkeypatch.setattr(speculative_jacobi, "decode_window", decode)
+    model, arguments = examples.janus()
+    method = SpeculativeJacobi(**settings)
+    with mmaccel.accelerate(model, method) as fast:
+        fast.generate(**arguments())
+    assert seen == [(method.coupling, method.init, max(speculative_jacobi.WINDOWS))]
+
+
+def test_a_group_is_what_the_settings_say(monkeypatch):
+    """Size, distance in probability and in the codebook of the acceptance rule, and no codebook without a distance."""
+    from mmaccel.image import grouped_speculative
+
+    seen = []
+
+    def decode(decoder, budget, accept):
+        seen.append((budget.window, accept.keywords))
+        return torch.zeros(decoder.batch, decoder.length, dtype=torch.long)
+
+    monkeypatch.setattr(grouped_speculative, "decode_window", decode)
+    model, arguments = examples.janus()
+    codes = model.model.vqmodel.quantize.embedding.weight
+    for distance in (0.25, None):
+        method = GroupedSpeculative(window=5, group_size=7, delta=0.4, distance=distance)
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**arguments())
+    (window, near), (_, any_distance) = seen
+    assert (window, near["group_size"], near["delta"], near["distance"]) == (5, 7, 0.4, 0.25)
+    assert torch.allclose(near["embeddings"], codes / codes.norm(dim=-1, keepdim=True))
+    assert any_distance["distance"] == float("inf") and any_distance["embeddings"] is None
+
+
+def test_a_session_learns_by_shape_and_begins_each_picture_anew(monkeypatch):
+    begun = []
+    begin = speculative_jacobi.Budget.begin
+    monkeypatch.setattr(speculative_jacobi.Budget, "begin", lambda self: (begun.append(self), begin(self))[1])
+    monkeypatch.setattr(speculative_jacobi, "decode_window", lambda d, *_: torch.zeros(d.batch, d.length).long())
+    model, arguments = examples.janus()
+    with mmaccel.accelerate(model, SpeculativeJacobi()) as fast:
+        for batch, guidance in ((1, 3.0), (2, 3.0), (1, 3.0), (1, 1.0)):
+            fast.generate(**arguments(batch, guidance=guidance))
+    one, two, again, unguided = begun[-4:]
+    assert one is again and len({id(budget) for budget in (one, two, unguided)}) == 3
+    assert max(one.candidates) == LENGTH, "no window is wider than the picture"
+
+
+def test_an_automatic_window_reports_what_passes_cost():
+    model, arguments = examples.janus(rows=6)
+    with mmaccel.accelerate(model, SpeculativeJacobi()) as fast:
+        fast.generate(**arguments(), generator=seed())
+        cost = fast.report.details["verify_cost"]
+    assert cost["buckets"][:2] == [1, 8] and all(0 < seconds < 10 for seconds in cost["times"])
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast:
+        fast.generate(**arguments(), generator=seed())
+        assert "verify_cost" not in fast.report.details
+
+
+def test_passes_are_timed_whole(monkeypatch):
+    """By the thread's own clock on a processor; what the caller's progress function takes is no cost of a pass."""
+    from mmaccel.image import window_decoding
+
+    now, seen = [0.0], []
+
+    class Watch(FixedWindow):
+        def observe(self, width, emitted, seconds):
+            seen.append((width, seconds))
+
+    forward = GridDecoder.forward
+
+    def slow(self, tokens, *args, **more):
+        now[0] += tokens.shape[1]
+        return forward(self, tokens, *args, **more)
+
+    monkeypatch.setattr(window_decoding, "_clock", lambda device: lambda: now[0])
+    monkeypatch.setattr(GridDecoder, "forward", slow)
+    monkeypatch.setattr(speculative_jacobi, "FixedWindow", Watch)
+    model, arguments = examples.janus()
+
+    def progress(*_):
+        now[0] += 100.0
+
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast:
+        fast.generate(**arguments(), generator=seed(), progress=progress)
+    assert len(seen) > 3 and all(seconds == width for width, seconds in seen)
