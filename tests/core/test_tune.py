@@ -308,3 +308,10 @@ def test_the_command_line(tmp_path, capsys, monkeypatch, wan):
     for more in (["-o", "plan.txt"], ["--plot", "x.svg"], ["--seeds", "0"], ["--setting", "x"], []):
         assert cli.main([*words, *more]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("higher_is_better", (True, False))
+def test_a_floor_is_kept_by_what_lies_on_it(higher_is_better):
+    goal = Goal(floor=30.0, higher_is_better=higher_is_better)
+    worse = 29.9 if higher_is_better else 30.1
+    assert goal.is_good({"exact": False, "worst": 30.0}) and not goal.is_good({"exact": False, "worst": worse})
