@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ class Emu3Painter(Painter):
         return to_pictures(self.target.decode_image_tokens(image_tokens=codes, height=height, width=width), axis=1)
 
 
-FAMILIES = {
+FAMILIES: dict[str, tuple[Any, Callable[[str, Any, Any], Painter]]] = {
     "janus": (JanusForConditionalGeneration, JanusPainter),
     "emu3": (Emu3ForConditionalGeneration, Emu3Painter),
 }

@@ -63,7 +63,8 @@ def run_image(arguments: argparse.Namespace) -> None:
     print(told(report))
     _tell_written(arguments, both)
     if arguments.compare and report.exact:
-        print(verdict(*(painted.tokens for _, painted in runs), session.plan))
+        plain_tokens, tokens = (painted.tokens for _, painted in runs)
+        print(verdict(plain_tokens, tokens, session.plan))
 
 
 def run_video(arguments: argparse.Namespace) -> None:
