@@ -15,8 +15,8 @@ import time
 import torch
 from torch import nn
 
-from mmaccel.speech.adapter import Word
 from mmaccel.speech.emission_latency import Emission, EmissionLatency, Utterance, emission_latency
+from mmaccel.speech.families.adapter import Word
 from mmaccel.speech.fast_emit import lattice_loss, transducer_loss
 
 FRAME = 0.04  # seconds

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from mmaccel import bench, speech
-from mmaccel.speech.benchmark_recordings import TEXTS, load_recordings, word_errors
-from mmaccel.speech.endpoint import RATE
+from mmaccel import speech
+from mmaccel.bench import result as bench
+from mmaccel.speech.audio.endpoint import RATE
+from mmaccel.speech.bench.recordings import TEXTS, load_recordings, word_errors
 
 CHUNK = RATE // 10
 FRESH = 6  # rounds from one new stream to the next

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from mmaccel import bench, vlm, zoo
+from mmaccel import vlm, zoo
+from mmaccel.bench import result as bench
 
 from .hour_of_speech import resident_bytes
 

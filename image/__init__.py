@@ -12,7 +12,7 @@ Example
 if __name__ != "mmaccel.image":  # imported from the root of a checkout, every module would be there twice
     raise ImportError("this folder is mmaccel.image: write `from mmaccel import image`")
 
-from . import emu3, glm_image, janus  # noqa: F401  their adapters register themselves
+from .families import emu3, glm_image, janus  # noqa: F401  their adapters register themselves
 from .grouped_speculative import GroupedSpeculative
 from .speculative_jacobi import SpeculativeJacobi
 from .zipar import ZipAR

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
+from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.plan import Plan
 
-from .adapter import ImageAdapter
+from .families.adapter import ImageAdapter
 from .generation import FAMILIES
 from .quality import nats_per_token
 

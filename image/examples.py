@@ -14,8 +14,8 @@ from transformers import (
     JanusForConditionalGeneration,
 )
 
-from mmaccel.testing import Example
-from mmaccel.untrained import untrained
+from mmaccel.testing.contract import Example
+from mmaccel.testing.untrained import untrained
 
 ROWS, COLUMNS, CODES = 4, 4, 24
 # Sharp enough that greedy decoding has no near-ties, flat enough that sampling is not greedy.

@@ -13,11 +13,11 @@ from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .grid_decoder import GridDecoder
-from .layout import Layout
+from .decoding.grid_decoder import GridDecoder
+from .decoding.layout import Layout
+from .decoding.task import ImageTask, Progress
+from .decoding.window_decoding import FixedWindow, decode_window
 from .method import ImageMethod
-from .task import ImageTask, Progress
-from .window_decoding import FixedWindow, decode_window
 
 
 @register("image")

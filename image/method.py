@@ -12,12 +12,12 @@ import torch
 from mmaccel.method import Method
 from mmaccel.session import Session
 
-from .grid_decoder import GridDecoder
-from .layout import Layout
-from .task import ImageTask, Progress
+from .decoding.grid_decoder import GridDecoder
+from .decoding.layout import Layout
+from .decoding.task import ImageTask, Progress
 
 if TYPE_CHECKING:
-    from .adapter import ImageAdapter
+    from .families.adapter import ImageAdapter
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from mmaccel.pictures import FORMATS, enlarged, sheet, side_by_side
+from mmaccel.files.pictures import FORMATS, enlarged, sheet, side_by_side
 
 if TYPE_CHECKING:
     from .generation import Painted

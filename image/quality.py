@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .adapter import ImageAdapter
-from .grid_decoder import GridDecoder
+from .decoding.grid_decoder import GridDecoder
+from .families.adapter import ImageAdapter
 
 COMPONENTS = 32  # of the features of real pictures; a few hundred samples give a covariance of that size
 CELLS = 4

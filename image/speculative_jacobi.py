@@ -12,12 +12,12 @@ from mmaccel.method import is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .coupling import COUPLINGS
-from .grid_decoder import GridDecoder
-from .layout import Layout
+from .decoding.coupling import COUPLINGS
+from .decoding.grid_decoder import GridDecoder
+from .decoding.layout import Layout
+from .decoding.task import ImageTask, Progress
+from .decoding.window_decoding import INITS, FixedWindow, decode_window
 from .method import ImageMethod
-from .task import ImageTask, Progress
-from .window_decoding import INITS, FixedWindow, decode_window
 
 WINDOWS = (1, 4, 8, 16, 32, 64)  # SJD saturates near 16, coupled drafts gain up to 32 to 64
 

@@ -12,11 +12,11 @@ from mmaccel.method import is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .grid_decoder import GridDecoder
-from .layout import Layout
+from .decoding.grid_decoder import GridDecoder
+from .decoding.layout import Layout
+from .decoding.row_decoding import RowDecoder
+from .decoding.task import ImageTask, Progress
 from .method import ImageMethod
-from .row_decoding import RowDecoder
-from .task import ImageTask, Progress
 
 
 @register("image")

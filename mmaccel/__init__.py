@@ -11,8 +11,8 @@ Example
 ...     print(fast.report)  # doctest: +SKIP
 """
 
-from .compare import compare
-from .comparison import Comparison
+from .comparison.compare import compare
+from .comparison.comparison import Comparison
 from .errors import (
     ActiveSessionError,
     ConflictError,
@@ -27,7 +27,7 @@ from .plan import Plan, plan
 from .registry import get_method, methods
 from .report import Report
 from .session import Session, accelerate
-from .tune import Tuning, tune
+from .tuning.tune import Tuning, tune
 from .version import __version__
 
 __all__ = [

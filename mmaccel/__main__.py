@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli import main
+from .cli.main import main
 
 if __name__ == "__main__":  # tools that import every module must not start it
     sys.exit(main())

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from .adapter import Adapter, find_adapter
-from .curve import describe, is_point
 from .errors import ConflictError, MmaccelError, UnsupportedTargetError, WeightsError, shown
-from .foreign_json import check_plain, read_json
+from .files.foreign_json import check_plain, read_json
 from .method import Method
 from .registry import is_saved, saved_method
+from .tuning.curve import describe, is_point
 from .version import versions
 
 FORMAT = 1

@@ -2,7 +2,7 @@
 
 A modality says which ones its families have in a module `presets` with `PRESETS` and `ABSENT`, both by family: what
 ``accelerate(target, preset=...)`` stands for, and why a family lacks one. The rows themselves are in `presets.json`,
-which `python -m mmaccel.demos.preset_rows` takes over from `docs/benchmarks`.
+which `python -m mmaccel.demos.pages.preset_rows` takes over from `docs/benchmarks`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def describe(row: Mapping[str, Any]) -> str:
     >>> describe({**row, "quality_metric": "PSNR in dB", "quality": 55.0, "baseline_quality": None})
     '2.00x; PSNR in dB: 55 (measured on tiny-wan, AMD EPYC, 2 threads, 2026-11-22)'
     """
-    from . import bench
+    from .bench import result as bench
 
     figures = [f"{row['speedup']:.2f}x"]
     if row.get("first_token_speedup"):

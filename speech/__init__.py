@@ -17,13 +17,17 @@ Example
 if __name__ != "mmaccel.speech":  # imported from the root of a checkout, every module would be there twice
     raise ImportError("this folder is mmaccel.speech: write `from mmaccel import speech`")
 
-from . import adapter, moonshine, moonshine_streaming, whisper  # noqa: F401  register themselves
-from .adapter import Word
-from .align_att import AlignAtt
-from .append_only import AppendOnly
-from .audio import Resampler, read_audio, to_samples
-from .cached_encoder import EncoderStream
-from .cross_cache import CrossCache
+from .audio.audio import Resampler, read_audio, to_samples
+from .audio.endpoint import EndpointPolicy, EnergyEndpoint, SileroEndpoint
+from .audio.growing_audio import GrowingAudio
+from .codec.first_byte_meter import FirstByteMeter
+from .codec.growing_blocks import growing_blocks
+from .codec.streaming_codec_decoder import StreamingCodecDecoder
+from .decoding.cached_encoder import EncoderStream
+from .decoding.cross_cache import CrossCache
+from .decoding.merge_audio_tokens import MergeAudioTokens
+from .decoding.redecode import Hypothesis, decode
+from .decoding.suffix_draft import SuffixDraft
 from .emission_latency import (
     Emission,
     EmissionLatency,
@@ -33,25 +37,21 @@ from .emission_latency import (
     partial_recognition_latency,
     word_delays,
 )
-from .endpoint import EndpointPolicy, EnergyEndpoint, SileroEndpoint
-from .events import Endpoint, Event, Final, Partial
+from .families import adapter, moonshine, moonshine_streaming, whisper  # noqa: F401  register themselves
+from .families.adapter import Word
+from .families.nemotron import NemotronStream
+from .families.weights import load
 from .fast_emit import lattice_loss, transducer_loss
-from .first_byte_meter import FirstByteMeter
-from .growing_audio import GrowingAudio
-from .growing_blocks import growing_blocks
-from .local_agreement import LocalAgreement
-from .merge_audio_tokens import MergeAudioTokens
-from .nemotron import NemotronStream
-from .recognizer import StreamingRecognizer
-from .redecode import Hypothesis, decode
-from .stats import StreamStats
-from .stream import SpeechStream
-from .streaming_codec_decoder import StreamingCodecDecoder
-from .subtitles import SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
-from .suffix_draft import SuffixDraft
-from .transcribe import Transcript, transcribe, transcribe_samples
-from .weights import load
-from .wrappers import BackgroundStream, stream_events
+from .policies.align_att import AlignAtt
+from .policies.append_only import AppendOnly
+from .policies.local_agreement import LocalAgreement
+from .stream.events import Endpoint, Event, Final, Partial
+from .stream.recognizer import StreamingRecognizer
+from .stream.stats import StreamStats
+from .stream.stream import SpeechStream
+from .stream.subtitles import SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
+from .stream.transcribe import Transcript, transcribe, transcribe_samples
+from .stream.wrappers import BackgroundStream, stream_events
 
 __all__ = [
     "AlignAtt",

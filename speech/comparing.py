@@ -13,17 +13,17 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmaccel.adapter import Adapter
-from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
+from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from .adapter import SpeechAdapter
-from .audio import SAMPLE_RATE, read_audio, to_samples
-from .endpoint import FRAME, EndpointPolicy, decibels, find_endpoint
-from .segmenter import Cut, Segmenter
-from .weights import names
-from .whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
+from .audio.audio import SAMPLE_RATE, read_audio, to_samples
+from .audio.endpoint import FRAME, EndpointPolicy, decibels, find_endpoint
+from .families.adapter import SpeechAdapter
+from .families.weights import names
+from .families.whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
+from .stream.segmenter import Cut, Segmenter
 
 ERRORS = Metric(
     "errors", "word errors", "word error rate against what was said, normalised as leaderboards do", ".1%", False
@@ -188,7 +188,7 @@ class Trial(BaseTrial):
         return one.tokens == other.tokens
 
     def judge(self, plain: Heard, other: Heard) -> dict[str, float]:
-        from .benchmark_recordings import word_errors  # the one that the benchmark counts with
+        from .bench.recordings import word_errors  # the one that the benchmark counts with
 
         before, after = self.texts(plain), self.texts(other)
         found = {} if self.references is None else {ERRORS.key: word_errors(self.references, after)}

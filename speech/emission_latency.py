@@ -9,8 +9,8 @@ import numpy as np
 
 from mmaccel.errors import SettingError
 
-from .adapter import Word
-from .stats import quantile
+from .families.adapter import Word
+from .stream.stats import quantile
 
 Normalize = Callable[[str], str]
 

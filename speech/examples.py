@@ -19,8 +19,8 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from mmaccel.testing import Example
-from mmaccel.untrained import untrained
+from mmaccel.testing.contract import Example
+from mmaccel.testing.untrained import untrained
 
 VOCABULARY, NEW_TOKENS, SAMPLES = 64, 24, 16_000  # so many tokens that texts repeat something
 START, END = 1, 2

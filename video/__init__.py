@@ -12,20 +12,20 @@ if __name__ != "mmaccel.video":  # imported from the root of a checkout, every m
     raise ImportError("this folder is mmaccel.video: write `from mmaccel import video`")
 
 from .auto import Auto, auto
-from .block_cache import BlockCache
-from .easy_cache import EasyCache
-from .encoder_reuse import EncoderReuse
-from .faster_cache import FasterCache
-from .first_block_cache import FirstBlockCache
-from .heterogeneous_steps import HeterogeneousSteps
-from .mag_cache import MagCache, calibrate_mag_cache
-from .pyramid_attention_broadcast import PyramidAttentionBroadcast
-from .share_solver import best_shares, calibrate_token_cache
-from .sparse_attention import SparseAttention
-from .step_solver import best_steps, calibrate_steps
-from .taylor_seer import TaylorSeer
-from .tea_cache import TeaCache, calibrate_tea_cache
-from .token_cache import TokenCache
+from .blocks.block_cache import BlockCache
+from .blocks.share_solver import best_shares, calibrate_token_cache
+from .blocks.sparse_attention import SparseAttention
+from .blocks.token_cache import TokenCache
+from .caches.easy_cache import EasyCache
+from .caches.encoder_reuse import EncoderReuse
+from .caches.faster_cache import FasterCache
+from .caches.first_block_cache import FirstBlockCache
+from .caches.mag_cache import MagCache, calibrate_mag_cache
+from .caches.pyramid_attention_broadcast import PyramidAttentionBroadcast
+from .caches.taylor_seer import TaylorSeer
+from .caches.tea_cache import TeaCache, calibrate_tea_cache
+from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
+from .heterogeneous.step_solver import best_steps, calibrate_steps
 from .trace import Trace, trace_of
 
 __all__ = [

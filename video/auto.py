@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from mmaccel.curve import Goal, point
 from mmaccel.method import Method, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
+from mmaccel.tuning.curve import Goal, point
 
-from .adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
-from .easy_cache import EasyCache
-from .heterogeneous_steps import HeterogeneousSteps
-from .step_cache import STEP_CACHES
+from .caches.easy_cache import EasyCache
+from .caches.step_cache import STEP_CACHES
+from .families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
+from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
 from .tensors import psnr, tensors
 
 ROUNDS = 4  # measured budgets

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmaccel import pictures
 from mmaccel.errors import MissingExtraError, SettingError
-from mmaccel.pictures import enlarged, sheet
+from mmaccel.files import pictures
+from mmaccel.files.pictures import enlarged, sheet
 
 from . import tensors
 

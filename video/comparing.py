@@ -12,7 +12,7 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
 from mmaccel.adapter import Adapter
-from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
+from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 
 from . import clips, tensors

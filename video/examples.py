@@ -18,8 +18,8 @@ from diffusers import (
     WanTransformer3DModel,
 )
 
-from mmaccel.testing import Example
-from mmaccel.untrained import untrained
+from mmaccel.testing.contract import Example
+from mmaccel.testing.untrained import untrained
 
 FRAMES, HEIGHT, WIDTH = 4, 8, 8  # tokens; 256 in all, four blocks
 STEPS = 8

@@ -16,7 +16,7 @@ from mmaccel.cache import free_memory
 from mmaccel.errors import MemoryLimitError, MmaccelError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.zoo.weights import no_foreign_code
 
-from .adapter import DiffusionTransformerAdapter
+from .families.adapter import DiffusionTransformerAdapter
 
 
 @dataclass

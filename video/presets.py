@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmaccel.presets import Preset
 
-from .heterogeneous_steps import HeterogeneousSteps
+from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
 
 MEASURED = {"model": "tiny-wan, 40 steps"}
 

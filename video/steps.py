@@ -18,8 +18,8 @@ from mmaccel import private
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from .adapter import DiffusionTransformerAdapter
-from .families import latents_of
+from .families.adapter import DiffusionTransformerAdapter
+from .families.families import latents_of
 
 Forward = Callable[..., Any]
 # More forward passes than a step of any pipeline makes: from here on, nobody steps the sampler that is followed.

@@ -14,7 +14,7 @@ from mmaccel.adapter import find_adapter
 from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError
 from mmaccel.zoo.weights import no_foreign_code
 
-from .visual_adapter import VisualAdapter
+from .families.visual_adapter import VisualAdapter
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:

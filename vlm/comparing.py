@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.comparing import BaseTrial, Metric, Shown, seeded
-from mmaccel.difference import alike
+from mmaccel.comparison.difference import alike
+from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import SettingError
 
 from .answering import prepare
-from .generation import setting
-from .visual_adapter import VisualAdapter
+from .decoder.generation import setting
+from .families.visual_adapter import VisualAdapter
 
 AGREED = Metric("agreed", "same answers", "share of answers that are those of the plain model, word for word", ".0%")
 LIKE = Metric("like", "same words", "words that an answer shares with the plain one in order, twice over both", ".0%")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from mmaccel.testing import Example
+from mmaccel.testing.contract import Example
 
 from . import visual_examples
 

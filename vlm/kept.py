@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from mmaccel.errors import SettingError
-from mmaccel.pictures import SMALLEST, headed, sheet
+from mmaccel.files.pictures import SMALLEST, headed, sheet
 from mmaccel.session import Session
 
 FRAMES_A_ROW = 8

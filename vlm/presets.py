@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mmaccel.presets import Preset
 
-from .compressor import VISUAL_FAMILIES
-from .dycoke import DyCoke
-from .early_tom import EarlyTom
-from .sparse_prefill import SparsePrefill
+from .decoder.sparse_prefill import SparsePrefill
+from .pruning.compressor import VISUAL_FAMILIES
+from .pruning.dycoke import DyCoke
+from .pruning.early_tom import EarlyTom
 
 MEASURED = {"model": "tiny-onevision"}
 LONG = {"model": "SmolLM2-135M-Instruct, prompts of 8000 tokens"}

@@ -26,8 +26,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from mmaccel.testing import Example
-from mmaccel.untrained import untrained
+from mmaccel.testing.contract import Example
+from mmaccel.testing.untrained import untrained
 
 VOCABULARY, IMAGE, VIDEO, NEW_TOKENS, FRAMES = 64, 62, 63, 5, 6
 WEIGHT_SCALE = 4.0  # so that greedy decoding has no near-ties

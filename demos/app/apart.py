@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from mmaccel.errors import MmaccelError, VideoFileError
-from mmaccel.speech import audio_file
-from mmaccel.vlm import video_readers
+from mmaccel.speech.audio import audio_file
+from mmaccel.vlm.input import video_readers
 
 from .limits import Limits
 from .runs import Run, log

@@ -6,8 +6,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+from mmaccel.cli.model_arguments import parse_method
 from mmaccel.method import Method
-from mmaccel.model_arguments import parse_method
 
 from .limits import Limits, number
 

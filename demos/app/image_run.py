@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from mmaccel.adapter import find_adapter
-from mmaccel.comparing import trial_of
+from mmaccel.comparison.trial import trial_of
 from mmaccel.image.generation import Painted, Painter, Settings, check_prompts
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate

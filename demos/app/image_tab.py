@@ -7,8 +7,8 @@ from typing import Any
 
 import gradio as gr
 
+from mmaccel.files.pictures import BAR, GAP, SMALLEST, enlarged
 from mmaccel.image.generation import Settings
-from mmaccel.pictures import BAR, GAP, SMALLEST, enlarged
 
 from . import panels
 from .choice import Choice

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmaccel.speech import Event, Final, Partial, write_subtitles
-from mmaccel.speech.subtitles import FORMATS
+from mmaccel.speech.stream.subtitles import FORMATS
 
 LISTENING, SILENT = "Listening: speak now.", "No speech was heard."
 NOTHING = "Words appear here while they are spoken."

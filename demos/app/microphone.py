@@ -15,7 +15,7 @@ import numpy as np
 
 from mmaccel import speech
 from mmaccel.errors import AudioError, SettingError
-from mmaccel.speech.stats import StreamStats
+from mmaccel.speech.stream.stats import StreamStats
 
 from .code import speech_code
 from .frame import Frame, visitor

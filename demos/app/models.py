@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel import zoo
 from mmaccel.errors import SettingError, unknown_name
-from mmaccel.speech import weights as speech_models
+from mmaccel.speech.families import weights as speech_models
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -21,7 +21,7 @@ LOADERS = {
     "image": "mmaccel.image.generation",
     "video": "mmaccel.video.generation",
     "vlm": "mmaccel.vlm.answering",
-    "speech": "mmaccel.speech.weights",
+    "speech": "mmaccel.speech.families.weights",
 }
 PATIENCE = 0.1  # seconds between looks at whether a visitor who waits for a model has left
 

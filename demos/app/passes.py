@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmaccel.image.layout import Layout
+from mmaccel.image.decoding.layout import Layout
 
 from .runs import Run
 

@@ -10,7 +10,7 @@ from PIL import Image
 from transformers import StoppingCriteriaList
 
 from mmaccel import vlm
-from mmaccel.difference import alike
+from mmaccel.comparison.difference import alike
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.report import Report
 from mmaccel.session import accelerate

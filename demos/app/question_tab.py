@@ -13,7 +13,7 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.difference import marked
+from mmaccel.comparison.difference import marked
 from mmaccel.video import clips
 
 from . import panels

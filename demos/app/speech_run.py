@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from mmaccel import speech
-from mmaccel.speech.benchmark_listeners import MeasuredRecognizer
-from mmaccel.speech.policy import StreamingPolicy
-from mmaccel.speech.stats import StreamStats
-from mmaccel.speech.weights import cache_folder, names
+from mmaccel.speech.bench.listeners import MeasuredRecognizer
+from mmaccel.speech.families.weights import cache_folder, names
+from mmaccel.speech.policies.policy import StreamingPolicy
+from mmaccel.speech.stream.stats import StreamStats
 
 from .live_words import LiveWords
 from .models import Models

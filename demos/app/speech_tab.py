@@ -14,10 +14,10 @@ from typing import Any
 import gradio as gr
 
 from mmaccel import speech
+from mmaccel.cli.run import POLICIES
 from mmaccel.errors import unknown_name
-from mmaccel.run_commands import POLICIES
-from mmaccel.speech.endpoint import find_endpoint
-from mmaccel.speech.stats import StreamStats
+from mmaccel.speech.audio.endpoint import find_endpoint
+from mmaccel.speech.stream.stats import StreamStats
 
 from . import panels
 from .code import speech_code

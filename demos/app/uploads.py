@@ -11,9 +11,9 @@ import torch
 
 from mmaccel import vlm
 from mmaccel.errors import AudioError, MissingExtraError, MmaccelError, VideoFileError
-from mmaccel.speech.audio import joined
-from mmaccel.vlm.read_video import PICTURES, take
-from mmaccel.vlm.sampling import llava
+from mmaccel.speech.audio.audio import joined
+from mmaccel.vlm.input.read_video import PICTURES, take
+from mmaccel.vlm.input.sampling import llava
 
 from .apart import ApartReader, decoded_apart
 from .limits import Limits

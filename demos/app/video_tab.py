@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from mmaccel.pictures import BAR, GAP
+from mmaccel.files.pictures import BAR, GAP
 from mmaccel.video import clips
 from mmaccel.video.generation import Settings
 

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator
 
-from mmaccel.cli import build_parser
+from mmaccel.cli.main import build_parser
 
 WIDTH = "100"  # characters of a line, whatever the terminal of who builds the site
 

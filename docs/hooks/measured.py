@@ -7,7 +7,7 @@ from typing import Any
 
 from included import ROOT
 
-from mmaccel import bench
+from mmaccel.bench import result as bench
 from mmaccel.method import Method
 from mmaccel.registry import methods
 

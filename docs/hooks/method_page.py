@@ -12,7 +12,8 @@ import measured
 from advice import ADVICE, example
 from included import ROOT
 
-from mmaccel import bench, presets
+from mmaccel import presets
+from mmaccel.bench import result as bench
 from mmaccel.method import Method
 from mmaccel.registry import MODALITIES, methods
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mmaccel import bench, presets
+from mmaccel import presets
+from mmaccel.bench import result as bench
 from mmaccel.registry import MODALITIES
 
 INTRO = """# Presets

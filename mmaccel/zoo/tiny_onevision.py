@@ -67,7 +67,7 @@ def questions(folder: Path, count: int, seed: int) -> Iterator[VideoQuestion]:
 
 
 def _endless(folder: Path, seed: int) -> Iterator[VideoQuestion]:
-    from mmaccel.demos import moving_questions, moving_world
+    from mmaccel.demos.training import moving_questions, moving_world
 
     sprites, clips = _sprites(folder), 0
     while True:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mmaccel import bench, bench_commands, bench_index, cli
-from mmaccel.bench_difference import difference
-from mmaccel.bench_plots import plot
+from mmaccel.bench import index as bench_index
+from mmaccel.bench import result as bench
+from mmaccel.bench.difference import difference
+from mmaccel.bench.plots import plot
+from mmaccel.cli import bench as bench_commands
+from mmaccel.cli import main as cli
+from mmaccel.comparison.quality_plot import Axes, Label, Line, Mark, draw, place
 from mmaccel.errors import SettingError, WeightsError
-from mmaccel.quality_plot import Axes, Label, Line, Mark, draw, place
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))

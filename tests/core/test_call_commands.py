@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from mmaccel import cli
+from mmaccel.cli import main as cli
 from mmaccel.errors import SettingError
 
 CALLS = {

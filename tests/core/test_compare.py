@@ -15,17 +15,21 @@ import torch
 from PIL import Image
 
 import mmaccel
-from mmaccel import bench, cli, comparison_page, race, registry, zoo
-from mmaccel.call_commands import CALLS
-from mmaccel.comparing import Shown, seeded
-from mmaccel.comparison import Comparison, Pair, describe
-from mmaccel.difference import difference, worst_frame, worst_row, worst_texts
+from mmaccel import registry, zoo
+from mmaccel.bench import result as bench
+from mmaccel.cli import main as cli
+from mmaccel.cli.calls import CALLS
+from mmaccel.comparison import page as comparison_page
+from mmaccel.comparison import race
+from mmaccel.comparison.comparison import Comparison, Pair, describe
+from mmaccel.comparison.difference import difference, worst_frame, worst_row, worst_texts
+from mmaccel.comparison.trial import Shown, seeded
 from mmaccel.errors import ConflictError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
 from mmaccel.method import Method
 from mmaccel.session import override
-from mmaccel.testing import Interrupted, broken_after, snapshot
+from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention
 from mmaccel.video import examples as video_examples
 from mmaccel.vlm import HoliTom, visual_examples
@@ -172,7 +176,7 @@ def test_fewer_steps_run_beside_a_method(wan, monkeypatch):
 def test_the_simple_alternative_does_what_it_says(wan):
     """Its output is that of the plain pipeline at so many steps."""
     pipe, call = wan
-    trial = mmaccel.comparing.trial_of(mmaccel.adapter.find_adapter(pipe), call, None)
+    trial = mmaccel.comparison.trial.trial_of(mmaccel.adapter.find_adapter(pipe), call, None)
     expected = pipe(**{**call, "num_inference_steps": 3}, generator=torch.Generator().manual_seed(7))[0]
     assert torch.equal(trial.run(pipe, 7, fewer=3), expected) and trial.count == video_examples.STEPS
 
@@ -193,7 +197,7 @@ def test_given_schedules_and_noise(wan):
     found = mmaccel.compare(pipe, REUSING, seeds=(0, 1), rounds=1, simple=False, latents=noise, **call)
     assert "all seeds gave one output: latents= fixes the noise" in str(found)
     adapter = mmaccel.adapter.find_adapter(pipe)
-    trial = mmaccel.comparing.trial_of(adapter, {**call, "sigmas": [1.0, 0.5]}, None)
+    trial = mmaccel.comparison.trial.trial_of(adapter, {**call, "sigmas": [1.0, 0.5]}, None)
     assert trial.count == 0 and "sigmas=" in trial.no_simple
 
 
@@ -220,7 +224,7 @@ def test_several_methods_as_one_contestant(wan):
 def test_fewer_frames_run_beside_a_method():
     model, arguments = visual_examples.onevision()
     call = arguments(batch=2, frames=8)
-    trial = mmaccel.comparing.trial_of(mmaccel.adapter.find_adapter(model), call, None)
+    trial = mmaccel.comparison.trial.trial_of(mmaccel.adapter.find_adapter(model), call, None)
     assert isinstance(trial, Trial) and trial.count == 8
     expected = model.generate(**arguments(batch=2, frames=8))[:, call["input_ids"].shape[1] :]
     assert torch.equal(trial.run(model, 0), expected)

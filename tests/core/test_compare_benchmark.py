@@ -9,15 +9,15 @@ import torch
 import mmaccel
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
-from mmaccel.comparing import trial_of
+from mmaccel.comparison.trial import trial_of
 from mmaccel.image import SpeculativeJacobi, ZipAR, generation
-from mmaccel.image import benchmark as image_benchmark
 from mmaccel.image import examples as image_examples
+from mmaccel.image.bench import benchmark as image_benchmark
 from mmaccel.video import EasyCache
-from mmaccel.video import benchmark as video_benchmark
-from mmaccel.video.contestants import Contestant
+from mmaccel.video.bench import benchmark as video_benchmark
+from mmaccel.video.bench.contestants import Contestant
 from mmaccel.vlm import HoliTom
-from mmaccel.vlm import benchmark as vlm_benchmark
+from mmaccel.vlm.bench import benchmark as vlm_benchmark
 
 SAME = ("method", "settings", "exact", "work_ratio", "peak_extra_bytes", "seeds")
 

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import race, registry
+from mmaccel import registry
+from mmaccel.comparison import race
 from mmaccel.image import examples as image_examples
 from mmaccel.image.method import ImageMethod
 from mmaccel.method import Method
 from mmaccel.speech import examples as speech_examples
-from mmaccel.testing import Interrupted, snapshot
+from mmaccel.testing.contract import Interrupted, snapshot
 from mmaccel.video import examples as video_examples
 from mmaccel.vlm import visual_examples
 

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmaccel import bench
-from mmaccel.comparing import Metric
-from mmaccel.comparison import Comparison
-from mmaccel.contestant import Contestant, Take
+from mmaccel.bench import result as bench
+from mmaccel.comparison.comparison import Comparison
+from mmaccel.comparison.contestant import Contestant, Take
+from mmaccel.comparison.trial import Metric
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.plan import Plan
 

@@ -1,4 +1,4 @@
-"""Every registered method keeps the contract of `mmaccel.testing`."""
+"""Every registered method keeps the contract of `mmaccel.testing.contract`."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ import torch
 
 import mmaccel
 from mmaccel import session as session_module
-from mmaccel import testing
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.report import Report
 from mmaccel.session import Session, override
 from mmaccel.speech import SuffixDraft
-from mmaccel.testing import Interrupted
+from mmaccel.testing import contract as testing
+from mmaccel.testing.contract import Interrupted
 
 
 @pytest.mark.parametrize("name", mmaccel.methods())

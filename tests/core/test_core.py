@@ -26,7 +26,7 @@ from mmaccel.method import Method, is_count, is_number
 from mmaccel.plan import Plan
 from mmaccel.report import Report
 from mmaccel.session import override
-from mmaccel.testing import Interrupted, broken_after, snapshot
+from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import examples as video_examples
 
 FAST = SpeculativeJacobi(window=8)

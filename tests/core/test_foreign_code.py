@@ -10,14 +10,15 @@ import pytest
 import torch
 from transformers import MoonshineConfig, MoonshineForConditionalGeneration
 
-from mmaccel import cli, zoo
+from mmaccel import zoo
+from mmaccel.cli import main as cli
 from mmaccel.errors import MmaccelError, UnsupportedTargetError
 
 LOADERS = {
     "image": "mmaccel.image.generation",
     "video": "mmaccel.video.generation",
     "vlm": "mmaccel.vlm.answering",
-    "speech": "mmaccel.speech.weights",
+    "speech": "mmaccel.speech.families.weights",
 }
 CODE = """open({marker!r}, "w").close()
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, ProcessorMixin

@@ -6,12 +6,15 @@ from dataclasses import fields
 import pytest
 
 import mmaccel
-from mmaccel import bench, bench_index, cli, foreign_json
-from mmaccel.bench_difference import difference
-from mmaccel.curve import point
+from mmaccel.bench import index as bench_index
+from mmaccel.bench import result as bench
+from mmaccel.bench.difference import difference
+from mmaccel.cli import main as cli
 from mmaccel.errors import MmaccelError, SettingError, UnknownNameError, WeightsError
+from mmaccel.files import foreign_json
 from mmaccel.image import ZipAR
 from mmaccel.plan import MOST_BYTES, Plan
+from mmaccel.tuning.curve import point
 
 METHOD = ZipAR(window=2)
 CURVE = [point(METHOD, 1.5, "surprise", "nats", 0.25), point(ZipAR(window=3), 1.2, "surprise", "nats", None)]

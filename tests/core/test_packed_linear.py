@@ -5,7 +5,7 @@ import torch
 
 from mmaccel import private
 from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
-from mmaccel.testing import snapshot
+from mmaccel.testing.contract import snapshot
 
 
 @pytest.fixture

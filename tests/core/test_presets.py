@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import mmaccel
-from mmaccel import cli, presets, zoo
+from mmaccel import presets, zoo
 from mmaccel.adapter import adapters
-from mmaccel.demos import preset_rows
+from mmaccel.cli import main as cli
+from mmaccel.demos.pages import preset_rows
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.registry import MODALITIES
 from mmaccel.video import examples as video_examples
@@ -26,7 +27,7 @@ FAMILIES = {"diffusion unet"} | {adapter.family for adapter in adapters()}
 
 def test_the_packaged_rows_are_those_of_the_benchmarks():
     packaged = Path(presets.__file__).with_name(presets.FILE).read_text(encoding="utf-8")
-    assert packaged == preset_rows.collect(BENCHMARKS), "run: python -m mmaccel.demos.preset_rows"
+    assert packaged == preset_rows.collect(BENCHMARKS), "run: python -m mmaccel.demos.pages.preset_rows"
 
 
 def test_every_family_has_each_preset_or_a_reason():

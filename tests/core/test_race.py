@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmaccel import race
-from mmaccel.comparing import BaseTrial, Metric
+from mmaccel.comparison import race
+from mmaccel.comparison.race import Race
+from mmaccel.comparison.trial import BaseTrial, Metric
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.plan import Plan
-from mmaccel.race import Race
 from mmaccel.session import Session
 
 FAST, SLOW = "fast", "slow"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmaccel import testing
-from mmaccel.snapshot import snapshot
+from mmaccel.testing import contract as testing
+from mmaccel.testing.snapshot import snapshot
 
 
 def base_of(model):

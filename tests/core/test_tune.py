@@ -8,17 +8,18 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import bench, cli
-from mmaccel.call_commands import CALLS
-from mmaccel.comparing import Metric
-from mmaccel.comparison import Comparison
-from mmaccel.curve import Goal, describe, point
+from mmaccel.bench import result as bench
+from mmaccel.cli import main as cli
+from mmaccel.cli.calls import CALLS
+from mmaccel.cli.tune import grid_of
+from mmaccel.comparison.comparison import Comparison
+from mmaccel.comparison.trial import Metric
 from mmaccel.errors import ConflictError, SettingError, UnknownNameError
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
-from mmaccel.testing import snapshot
-from mmaccel.tune_commands import grid_of
-from mmaccel.tune_grid import settings_of
+from mmaccel.testing.contract import snapshot
+from mmaccel.tuning.curve import Goal, describe, point
+from mmaccel.tuning.grid import settings_of
 from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache
 from mmaccel.video import examples as video_examples
 from mmaccel.vlm import DyCoke, visual_examples
@@ -243,7 +244,7 @@ def test_files(measured, tmp_path):
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SettingError, match="end it with"):
         found.save(tmp_path / "curve.gif")
-    from mmaccel.tune_plot import plot
+    from mmaccel.tuning.plot import plot
 
     drawn = {text.get_text() for text in plot(found, tmp_path / "x.png").axes[0].texts}
     assert {"budget 0.9", "budget 0.7 (picked)", "fewer steps", "4", "asked for"} <= drawn

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageChops
 
-from mmaccel import cli
+from mmaccel.cli import main as cli
 from mmaccel.demos.app import Limits, Models, image_tab, panels, video_tab
 from mmaccel.demos.app.code import image_code, video_code
 from mmaccel.demos.app.image_run import draw

@@ -18,7 +18,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from mmaccel import cli, demo_commands
+from mmaccel.cli import demo as demo_commands
+from mmaccel.cli import main as cli
 from mmaccel.demos import app
 from mmaccel.demos.app.door import Door
 from mmaccel.demos.app.limits import Limits

@@ -13,6 +13,7 @@ from gradio.route_utils import delete_files_created_by_app
 from PIL import Image
 
 from mmaccel import zoo
+from mmaccel.comparison.difference import marked
 from mmaccel.demos.app import question_tab
 from mmaccel.demos.app.code import question_code
 from mmaccel.demos.app.frame import Frame
@@ -20,7 +21,6 @@ from mmaccel.demos.app.limits import Limits
 from mmaccel.demos.app.question_run import conversation
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.uploads import read_clip
-from mmaccel.difference import marked
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, VideoFileError
 from mmaccel.video import clips
 

@@ -22,7 +22,8 @@ import pages as site
 import torch
 import yaml
 
-from mmaccel import cli, zoo
+from mmaccel import zoo
+from mmaccel.cli import main as cli
 from mmaccel.registry import get_method
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import torch
 import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
-from mmaccel.testing import snapshot
+from mmaccel.testing.contract import snapshot
 
 METHODS = (SpeculativeJacobi(window=4), GroupedSpeculative(window=4), ZipAR(window=2))
 

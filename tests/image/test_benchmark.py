@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from mmaccel import bench
-from mmaccel.image import SpeculativeJacobi, ZipAR, benchmark, benchmark_page
+from mmaccel.bench import result as bench
+from mmaccel.image import SpeculativeJacobi, ZipAR
+from mmaccel.image.bench import benchmark
+from mmaccel.image.bench import page as benchmark_page
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import cli
+from mmaccel.cli import main as cli
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples, generation
 from mmaccel.image.comparing import verdict
 

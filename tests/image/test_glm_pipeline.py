@@ -21,7 +21,7 @@ from transformers.models.glm_image.image_processing_pil_glm_image import GlmImag
 import mmaccel
 from mmaccel.errors import ActiveSessionError, SettingError
 from mmaccel.image import SpeculativeJacobi, ZipAR, examples
-from mmaccel.testing import snapshot
+from mmaccel.testing.contract import snapshot
 
 CODES = examples.CODES
 WORDS = [*"0123456789", "a", "red", "heart", "blue", "fox"]

@@ -6,8 +6,8 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 import mmaccel
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
-from mmaccel.image.coupling import COUPLINGS
-from mmaccel.image.sampling import Sampling
+from mmaccel.image.decoding.coupling import COUPLINGS
+from mmaccel.image.decoding.sampling import Sampling
 
 FAMILIES = ("janus", "emu3", "glm_image")
 # Janus always guides, Emu3 may, and GLM-Image has no guidance of its own.

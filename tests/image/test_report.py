@@ -5,8 +5,8 @@ import torch
 
 import mmaccel
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples, speculative_jacobi
-from mmaccel.image.grid_decoder import GridDecoder
-from mmaccel.image.window_decoding import FixedWindow
+from mmaccel.image.decoding.grid_decoder import GridDecoder
+from mmaccel.image.decoding.window_decoding import FixedWindow
 
 LENGTH = examples.ROWS * examples.COLUMNS
 METHODS = (SpeculativeJacobi(window=4), GroupedSpeculative(window=4), ZipAR(window=2), ZipAR(window=2, verify=True))
@@ -151,7 +151,7 @@ def test_an_automatic_window_reports_what_passes_cost():
 
 def test_passes_are_timed_whole(monkeypatch):
     """By the thread's own clock on a processor; what the caller's progress function takes is no cost of a pass."""
-    from mmaccel.image import window_decoding
+    from mmaccel.image.decoding import window_decoding
 
     now, seen = [0.0], []
 

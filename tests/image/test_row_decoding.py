@@ -5,9 +5,9 @@ import torch
 
 import mmaccel
 from mmaccel.image import ZipAR, examples
-from mmaccel.image.grid_decoder import GridDecoder
-from mmaccel.image.layout import Layout
-from mmaccel.image.row_decoding import RowDecoder
+from mmaccel.image.decoding.grid_decoder import GridDecoder
+from mmaccel.image.decoding.layout import Layout
+from mmaccel.image.decoding.row_decoding import RowDecoder
 
 ROWS, COLUMNS, CODES = examples.ROWS, examples.COLUMNS, examples.CODES
 FAMILIES = ("janus", "emu3", "glm_image")

@@ -10,12 +10,12 @@ import torch
 from scipy.stats import chisquare
 
 from mmaccel.decoding import Budget, Stats, VerifyCost, gumbel, one_hot, sample
-from mmaccel.image import coupling as coupling_module
-from mmaccel.image import window_decoding
-from mmaccel.image.coupling import GumbelNoise, couple
-from mmaccel.image.layout import Layout
-from mmaccel.image.row_decoding import RowDecoder
-from mmaccel.image.window_decoding import FixedWindow, decode_window
+from mmaccel.image.decoding import coupling as coupling_module
+from mmaccel.image.decoding import window_decoding
+from mmaccel.image.decoding.coupling import GumbelNoise, couple
+from mmaccel.image.decoding.layout import Layout
+from mmaccel.image.decoding.row_decoding import RowDecoder
+from mmaccel.image.decoding.window_decoding import FixedWindow, decode_window
 
 CODES, LENGTH, ROWS = 3, 4, 30_000
 MARGIN = 6

@@ -6,9 +6,12 @@ import sys
 import pytest
 import torch
 
-from mmaccel import bench, kernels
+from mmaccel import kernels
+from mmaccel.bench import result as bench
 from mmaccel.errors import MmaccelError
-from mmaccel.kernels import BlockPlan, benchmark, benchmark_cases, calibration
+from mmaccel.kernels import BlockPlan, calibration
+from mmaccel.kernels.bench import benchmark
+from mmaccel.kernels.bench import cases as benchmark_cases
 
 
 def test_break_even_is_where_the_lines_cross(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmaccel.demos import emoji_world
+from mmaccel.demos.training import emoji_world
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,14 @@ from PIL import Image, ImageFont
 from tqdm import tqdm
 
 import mmaccel
-from mmaccel import arguments, cli, listing, machine, pictures, progress
-from mmaccel.demos import method_listing
-from mmaccel.output import check_writable, replacing
+from mmaccel import machine, progress
+from mmaccel.cli import arguments, listing
+from mmaccel.cli import main as cli
+from mmaccel.cli.run import clip_of
+from mmaccel.demos.pages import method_listing
+from mmaccel.files import pictures
+from mmaccel.files.output import check_writable, replacing
 from mmaccel.registry import MODALITIES
-from mmaccel.run_commands import clip_of
 
 
 def run(capsys, *words):
@@ -153,8 +156,9 @@ def test_truncated_weights_from_a_folder(tmp_path, capsys):
 
 
 def test_bench_is_json_in_the_one_format(capsys, monkeypatch):
-    from mmaccel import bench
-    from mmaccel.image import SpeculativeJacobi, ZipAR, benchmark
+    from mmaccel.bench import result as bench
+    from mmaccel.image import SpeculativeJacobi, ZipAR
+    from mmaccel.image.bench import benchmark
 
     methods = (SpeculativeJacobi(window=8), ZipAR(window=4))
     monkeypatch.setattr(benchmark, "groups", lambda full: [benchmark.Group(1, 3.0, 1, methods)])
@@ -242,7 +246,7 @@ def full():
     ],
 )
 def test_a_full_disk_is_noticed_before_the_work(tmp_path, capsys, monkeypatch, full, words):
-    for name in ("mmaccel.zoo.load", "mmaccel.speech.weights.load"):
+    for name in ("mmaccel.zoo.load", "mmaccel.speech.families.weights.load"):
         monkeypatch.setattr(name, lambda *_: pytest.fail("a model was loaded"))
     code, out = run(capsys, *(word.format(tmp_path) for word in words))
     assert code == 2 and "no room for" in out.err and len(out.err.strip().splitlines()) == 1, out.err
@@ -269,7 +273,7 @@ def test_sigterm_leaves_no_files(tmp_path):
         "import os, signal, sys, time",
         "from pathlib import Path",
         "from mmaccel import cli, machine",
-        "from mmaccel.output import replacing",
+        "from mmaccel.files.output import replacing",
         "def run():",
         f"    with replacing(Path({str(tmp_path / 'x.png')!r})):",
         "        os.kill(os.getpid(), signal.SIGTERM)",
@@ -343,7 +347,7 @@ def test_what_is_quick_tells_nothing_in_a_file(monkeypatch):
 
 def test_the_list_of_methods_is_that_of_the_registry():
     kept = (Path(listing.__file__).with_name(listing.FILE)).read_text(encoding="utf-8")
-    assert kept == method_listing.collect(), "take it over: python -m mmaccel.demos.method_listing"
+    assert kept == method_listing.collect(), "take it over: python -m mmaccel.demos.pages.method_listing"
 
 
 def test_methods_say_exact_and_what_settings_mean(capsys):

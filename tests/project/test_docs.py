@@ -54,9 +54,11 @@ def test_every_picture_is_small_has_a_caption_and_is_on_a_page():
 
 
 def test_links_of_other_files_fit_the_page():
-    text = "[a](docs/benchmarks/image.md) ![b](docs/comparison.png) [c](CONTRIBUTING.md#x) [d](demos/tiny_wan.py)"
+    text = (
+        "[a](docs/benchmarks/image.md) ![b](docs/comparison.png) [c](CONTRIBUTING.md#x) [d](demos/training/tiny_wan.py)"
+    )
     assert relinked(text, "models/index.md") == (
-        "[a](../benchmarks/image.md) ![b](../comparison.png) [c](../contributing.md#x) `demos/tiny_wan.py`"
+        "[a](../benchmarks/image.md) ![b](../comparison.png) [c](../contributing.md#x) `demos/training/tiny_wan.py`"
     )
     with pytest.raises(KeyError, match="no section 'Nowhere'"):
         site.written("<!-- from README.md: Nowhere -->", "index.md")

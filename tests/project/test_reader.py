@@ -10,7 +10,7 @@ import torch
 
 from mmaccel import session, zoo
 from mmaccel.errors import MmaccelError
-from mmaccel.image import benchmark
+from mmaccel.image.bench import benchmark
 
 TRIED = [name for name, text in reader.all_pages().items() if reader.blocks(text, "python", *reader.SHELL)]
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.demos import (
+from mmaccel.demos.training import (
     moving_questions,
     moving_world,
     thin_tiny_onevision,
@@ -152,7 +152,7 @@ def test_every_word_is_known(clips, tokenizer):
 
 def test_held_out_questions_need_no_font(folder, monkeypatch):
     monkeypatch.setattr(moving_world, "sprite", None)
-    monkeypatch.setattr("mmaccel.demos.emoji_world.font", None)
+    monkeypatch.setattr("mmaccel.demos.training.emoji_world.font", None)
     rows = list(shipped.questions(folder, 12, 0))
     again = list(shipped.questions(folder, 12, 0))
     assert [row[1:] for row in rows] == [row[1:] for row in again]
@@ -564,7 +564,7 @@ def test_rescaling_changes_no_logit(tokenizer):
 
 @trained
 def test_it_answers_held_out_questions():
-    from mmaccel.demos.tiny_onevision_check import accuracy
+    from mmaccel.demos.training.tiny_onevision_check import accuracy
 
     measured = json.loads((FOLDER / "training.json").read_text())["accuracy"]
     assert measured["all"] > 0.9

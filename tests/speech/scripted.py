@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from mmaccel.speech.adapter import Encoded, SpeechAdapter, Word
+from mmaccel.speech.families.adapter import Encoded, SpeechAdapter, Word
 
 RATE = 16_000
 FRAME = 160  # samples of an encoder position: 10 ms

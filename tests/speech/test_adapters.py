@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError, UnknownNameError
-from mmaccel.speech import alignment, encoder_decoder, examples, weights, whisper
-from mmaccel.speech.adapter import Encoded, Word
-from mmaccel.speech.audio import read_audio
-from mmaccel.speech.moonshine import MoonshineAdapter
-from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
-from mmaccel.speech.recognizer import StreamingRecognizer
-from mmaccel.speech.transcribe import transcribe_samples
-from mmaccel.speech.whisper import WhisperAdapter, shortened
-from mmaccel.testing import snapshot
+from mmaccel.speech import examples
+from mmaccel.speech.audio.audio import read_audio
+from mmaccel.speech.families import encoder_decoder, weights, whisper
+from mmaccel.speech.families.adapter import Encoded, Word
+from mmaccel.speech.families.moonshine import MoonshineAdapter
+from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.speech.families.whisper import WhisperAdapter, shortened
+from mmaccel.speech.policies import alignment
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.transcribe import transcribe_samples
+from mmaccel.testing.contract import snapshot
 
 MODELS = {
     "moonshine": (MoonshineAdapter, examples.moonshine, examples.moonshine_processor),

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
-from mmaccel.speech import audio
-from mmaccel.speech.audio import Resampler, read_audio, to_samples
+from mmaccel.speech.audio import audio
+from mmaccel.speech.audio.audio import Resampler, read_audio, to_samples
 
 TONE = (0.5 * np.sin(np.arange(9_600) * 0.05)).astype(np.float32)
 

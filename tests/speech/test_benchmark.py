@@ -9,10 +9,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from mmaccel import bench
-from mmaccel.speech import benchmark, benchmark_drafts, benchmark_page, benchmark_parts, examples
-from mmaccel.speech.adapter import Word
-from mmaccel.speech.benchmark_listeners import (
+from mmaccel.bench import result as bench
+from mmaccel.speech import examples
+from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.bench import benchmark
+from mmaccel.speech.bench import drafts as benchmark_drafts
+from mmaccel.speech.bench import page as benchmark_page
+from mmaccel.speech.bench import parts as benchmark_parts
+from mmaccel.speech.bench.listeners import (
     ChunkListener,
     Listener,
     MeasuredRecognizer,
@@ -21,11 +25,11 @@ from mmaccel.speech.benchmark_listeners import (
     listen,
     play,
 )
-from mmaccel.speech.benchmark_recordings import Recording, word_errors
-from mmaccel.speech.endpoint import EnergyEndpoint
-from mmaccel.speech.moonshine import MoonshineAdapter
-from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
-from mmaccel.untrained import untrained
+from mmaccel.speech.bench.recordings import Recording, word_errors
+from mmaccel.speech.families.adapter import Word
+from mmaccel.speech.families.moonshine import MoonshineAdapter
+from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.testing.untrained import untrained
 
 pytest.importorskip("jiwer")
 _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))

@@ -6,8 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
 
 from mmaccel.errors import SettingError
-from mmaccel.speech.cached_encoder import EncoderStream
-from mmaccel.speech.private import sliding_window
+from mmaccel.speech.decoding.cached_encoder import EncoderStream
+from mmaccel.speech.families.private import sliding_window
 
 DEFAULT = ((16, 4), (16, 4), (16, 0), (16, 0), (16, 4), (16, 4))
 RATE = 16_000

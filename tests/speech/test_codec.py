@@ -9,12 +9,13 @@ import torch
 from transformers import DynamicCache, MimiConfig, MimiModel
 
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
-from mmaccel.speech import causal_convolution, private
-from mmaccel.speech.causal_convolution import CausalConvolution
-from mmaccel.speech.first_byte_meter import FirstByteMeter
-from mmaccel.speech.growing_blocks import growing_blocks
-from mmaccel.speech.streaming_codec_decoder import StreamingCodecDecoder
-from mmaccel.testing import snapshot
+from mmaccel.speech.codec import causal_convolution
+from mmaccel.speech.codec.causal_convolution import CausalConvolution
+from mmaccel.speech.codec.first_byte_meter import FirstByteMeter
+from mmaccel.speech.codec.growing_blocks import growing_blocks
+from mmaccel.speech.codec.streaming_codec_decoder import StreamingCodecDecoder
+from mmaccel.speech.families import private
+from mmaccel.testing.contract import snapshot
 
 TINY = {
     "hidden_size": 32,

@@ -8,17 +8,19 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import cli, registry, speech
+from mmaccel import registry, speech
 from mmaccel.adapter import find_adapter
-from mmaccel.comparing import trial_of
+from mmaccel.cli import main as cli
+from mmaccel.comparison.trial import trial_of
 from mmaccel.errors import AudioError, SettingError
 from mmaccel.method import Method
 from mmaccel.session import override
-from mmaccel.speech import benchmark_parts, examples
-from mmaccel.speech.benchmark_recordings import word_errors
+from mmaccel.speech import examples
+from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.bench import parts as benchmark_parts
+from mmaccel.speech.bench.recordings import word_errors
 from mmaccel.speech.comparing import Trial, cut
-from mmaccel.speech.endpoint import EnergyEndpoint
-from mmaccel.testing import Interrupted, broken_after, snapshot
+from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 
 pytest.importorskip("jiwer")
 RATE = 16_000
@@ -265,7 +267,7 @@ def files(tmp_path):
 @pytest.fixture
 def loaded(moonshine, monkeypatch):
     """The tiny model in the place of a checkpoint, and pauses by energy, which a tone is loud enough for."""
-    monkeypatch.setattr("mmaccel.speech.weights.load", lambda *_: moonshine)
+    monkeypatch.setattr("mmaccel.speech.families.weights.load", lambda *_: moonshine)
     monkeypatch.setattr("mmaccel.speech.comparing.find_endpoint", lambda _: EnergyEndpoint())
 
 

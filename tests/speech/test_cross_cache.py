@@ -13,13 +13,13 @@ from transformers import (
 
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.speech.adapter import Encoded
-from mmaccel.speech.cross_cache import CrossCache
-from mmaccel.speech.growing_audio import GrowingAudio
-from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
-from mmaccel.speech.redecode import EncoderStates, decode
-from mmaccel.speech.whisper import WhisperAdapter
-from mmaccel.untrained import untrained
+from mmaccel.speech.audio.growing_audio import GrowingAudio
+from mmaccel.speech.decoding.cross_cache import CrossCache
+from mmaccel.speech.decoding.redecode import EncoderStates, decode
+from mmaccel.speech.families.adapter import Encoded
+from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.speech.families.whisper import WhisperAdapter
+from mmaccel.testing.untrained import untrained
 
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
 RATE = 16_000

@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from mmaccel.errors import SettingError
-from mmaccel.speech.adapter import Word
 from mmaccel.speech.emission_latency import (
     Emission,
     Utterance,
@@ -17,6 +16,7 @@ from mmaccel.speech.emission_latency import (
     partial_recognition_latency,
     word_delays,
 )
+from mmaccel.speech.families.adapter import Word
 
 
 def said(text, every=1.0):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from mmaccel.errors import MissingExtraError, SettingError, UnknownNameError
-from mmaccel.speech import endpoint
-from mmaccel.speech.endpoint import EnergyEndpoint, SileroEndpoint, find_endpoint
-from mmaccel.speech.segmenter import Cut, Look, Segmenter
+from mmaccel.speech.audio import endpoint
+from mmaccel.speech.audio.endpoint import EnergyEndpoint, SileroEndpoint, find_endpoint
+from mmaccel.speech.stream.segmenter import Cut, Look, Segmenter
 
 RATE, FRAME = 16_000, 512
 silero = pytest.mark.skipif(importlib.util.find_spec("silero_vad") is None, reason="needs the package silero-vad")

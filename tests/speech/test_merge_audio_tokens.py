@@ -19,12 +19,12 @@ from mmaccel.adapter import Adapter
 from mmaccel.errors import SettingError
 from mmaccel.plan import Plan
 from mmaccel.session import Session
-from mmaccel.speech import moonshine as moonshine_adapter
-from mmaccel.speech import whisper as whisper_adapter
-from mmaccel.speech.audio_tokens import greedy_map, merge_tokens, similar_runs
-from mmaccel.speech.merge_audio_tokens import MergeAudioTokens, _Received
-from mmaccel.speech.private import last_self_attention
-from mmaccel.testing import check_method, snapshot
+from mmaccel.speech.decoding.audio_tokens import greedy_map, merge_tokens, similar_runs
+from mmaccel.speech.decoding.merge_audio_tokens import MergeAudioTokens, _Received
+from mmaccel.speech.families import moonshine as moonshine_adapter
+from mmaccel.speech.families import whisper as whisper_adapter
+from mmaccel.speech.families.private import last_self_attention
+from mmaccel.testing.contract import check_method, snapshot
 
 
 def random(*shape, seed=0):

@@ -5,7 +5,7 @@ import torch
 from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
 
 from mmaccel.errors import SettingError
-from mmaccel.speech.nemotron import NemotronStream
+from mmaccel.speech.families.nemotron import NemotronStream
 
 BLANK, BLANKS, RATE = 24, 9.0, 16_000
 

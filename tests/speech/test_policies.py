@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
-from mmaccel.speech.align_att import AlignAtt
-from mmaccel.speech.append_only import AppendOnly
-from mmaccel.speech.endpoint import EnergyEndpoint
-from mmaccel.speech.local_agreement import LocalAgreement
-from mmaccel.speech.policy import Heard
-from mmaccel.speech.recognizer import StreamingRecognizer
-from mmaccel.speech.segment import remainder
-from mmaccel.speech.units import covered, matches, plain, units
+from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.policies.align_att import AlignAtt
+from mmaccel.speech.policies.append_only import AppendOnly
+from mmaccel.speech.policies.local_agreement import LocalAgreement
+from mmaccel.speech.policies.policy import Heard
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.segment import remainder
+from mmaccel.speech.stream.units import covered, matches, plain, units
 
 _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
 scripted = importlib.util.module_from_spec(_spec)

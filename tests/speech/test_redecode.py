@@ -13,10 +13,10 @@ from transformers import (
 
 from mmaccel.decoding import Draft, accept
 from mmaccel.errors import SettingError
-from mmaccel.speech.adapter import Encoded, SpeechAdapter
-from mmaccel.speech.realigned_draft import RealignedDraft
-from mmaccel.speech.redecode import decode, matching
-from mmaccel.untrained import untrained
+from mmaccel.speech.decoding.realigned_draft import RealignedDraft
+from mmaccel.speech.decoding.redecode import decode, matching
+from mmaccel.speech.families.adapter import Encoded, SpeechAdapter
+from mmaccel.testing.untrained import untrained
 
 END, START, NEW, VOCABULARY = 2, 1, 40, 64
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}

@@ -7,8 +7,8 @@ import mmaccel
 from mmaccel import speech
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.speech import examples
-from mmaccel.speech.recognizer import StreamingRecognizer
-from mmaccel.testing import snapshot
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.testing.contract import snapshot
 
 MODELS = {
     "moonshine": (examples.moonshine, examples.moonshine_processor),

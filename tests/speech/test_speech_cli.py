@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmaccel import cli, run_commands, speech
-from mmaccel.speech.events import Final, Partial
-from mmaccel.speech.live_text import CLEAR, LiveText
+from mmaccel import speech
+from mmaccel.cli import main as cli
+from mmaccel.cli import run as run_commands
+from mmaccel.speech.stream.events import Final, Partial
+from mmaccel.speech.stream.live_text import CLEAR, LiveText
 
 _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
 scripted = importlib.util.module_from_spec(_spec)
@@ -38,7 +40,7 @@ def wav(tmp_path, samples):
 def model(monkeypatch):
     """The scripted recogniser in the place of a checkpoint."""
     adapter = scripted.ScriptedAdapter()
-    monkeypatch.setattr("mmaccel.speech.weights.load", lambda *_: (adapter, adapter))
+    monkeypatch.setattr("mmaccel.speech.families.weights.load", lambda *_: (adapter, adapter))
     return adapter
 
 
@@ -67,7 +69,7 @@ def test_packed_weights_are_asked_for(model, wav, monkeypatch, options):
             asked.append(packed)
             super().__init__(*args, **settings)
 
-    monkeypatch.setattr("mmaccel.speech.recognizer.StreamingRecognizer", Recognizer)
+    monkeypatch.setattr("mmaccel.speech.stream.recognizer.StreamingRecognizer", Recognizer)
     assert cli.main(["run", "speech", str(wav), "--endpoint", "energy", *options]) == 0
     assert asked == [bool(options)]
 

@@ -12,18 +12,18 @@ import torch
 from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
 
 from mmaccel.errors import AudioError, SettingError, StreamFinishedError, UnsupportedTargetError
-from mmaccel.speech.adapter import Word
-from mmaccel.speech.append_only import AppendOnly
-from mmaccel.speech.endpoint import EnergyEndpoint
-from mmaccel.speech.events import Endpoint, Final, Partial
-from mmaccel.speech.local_agreement import LocalAgreement
-from mmaccel.speech.recognizer import StreamingRecognizer
-from mmaccel.speech.redecode import decode
-from mmaccel.speech.sample_buffer import SampleBuffer
-from mmaccel.speech.stats import Clock, Lags, StreamStats, quantile
-from mmaccel.speech.stream import last_words
-from mmaccel.speech.transcribe import as_recognizer, pieces, transcribe, transcribe_samples, transcript
-from mmaccel.speech.wrappers import BackgroundStream, stream_events
+from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.audio.sample_buffer import SampleBuffer
+from mmaccel.speech.decoding.redecode import decode
+from mmaccel.speech.families.adapter import Word
+from mmaccel.speech.policies.append_only import AppendOnly
+from mmaccel.speech.policies.local_agreement import LocalAgreement
+from mmaccel.speech.stream.events import Endpoint, Final, Partial
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.stats import Clock, Lags, StreamStats, quantile
+from mmaccel.speech.stream.stream import last_words
+from mmaccel.speech.stream.transcribe import as_recognizer, pieces, transcribe, transcribe_samples, transcript
+from mmaccel.speech.stream.wrappers import BackgroundStream, stream_events
 
 _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
 scripted = importlib.util.module_from_spec(_spec)

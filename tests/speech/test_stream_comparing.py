@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from mmaccel import cli
+from mmaccel.cli import main as cli
 from mmaccel.errors import AudioError, SettingError
 from mmaccel.plan import Plan
 from mmaccel.speech import examples
-from mmaccel.speech.endpoint import EnergyEndpoint
-from mmaccel.speech.stream_comparing import PlainStreams, StreamTrial, VerifiedDrafts, compare_streams
-from mmaccel.testing import snapshot
+from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.stream.stream_comparing import PlainStreams, StreamTrial, VerifiedDrafts, compare_streams
+from mmaccel.testing.contract import snapshot
 
 pytest.importorskip("jiwer")
 RATE = 16_000
@@ -94,8 +94,8 @@ def test_the_command_line_compares_streams_if_no_method_is_named(model, tmp_path
     wavfile = pytest.importorskip("scipy.io.wavfile")
     pytest.importorskip("av")
     wavfile.write(tmp_path / "talk.wav", RATE, (said() * 32767).to(torch.int16).numpy())
-    monkeypatch.setattr("mmaccel.speech.weights.load", lambda *_: model)
-    monkeypatch.setattr("mmaccel.speech.recognizer.find_endpoint", lambda _: EnergyEndpoint())
+    monkeypatch.setattr("mmaccel.speech.families.weights.load", lambda *_: model)
+    monkeypatch.setattr("mmaccel.speech.stream.recognizer.find_endpoint", lambda _: EnergyEndpoint())
     words = ["compare", "speech", str(tmp_path / "talk.wav"), "--rounds", "1"]
     assert cli.main([*words, "-o", str(tmp_path / "talk.html")]) == 0
     out, err = capsys.readouterr()

@@ -6,11 +6,11 @@ import re
 import pytest
 
 from mmaccel.errors import SettingError
-from mmaccel.speech.adapter import Word
-from mmaccel.speech.events import Final
-from mmaccel.speech.stats import StreamStats
-from mmaccel.speech.subtitles import Cue, SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
-from mmaccel.speech.transcribe import Transcript
+from mmaccel.speech.families.adapter import Word
+from mmaccel.speech.stream.events import Final
+from mmaccel.speech.stream.stats import StreamStats
+from mmaccel.speech.stream.subtitles import Cue, SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
+from mmaccel.speech.stream.transcribe import Transcript
 
 
 def said(text, start=0.0, pace=0.4):

@@ -22,12 +22,12 @@ import mmaccel
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
 from mmaccel.speech import examples
-from mmaccel.speech.moonshine import MoonshineAdapter
-from mmaccel.speech.moonshine_streaming import MoonshineStreamingAdapter
-from mmaccel.speech.suffix_draft import SuffixDraft
-from mmaccel.speech.suffix_index import SuffixIndex
-from mmaccel.speech.whisper import WhisperAdapter
-from mmaccel.untrained import untrained
+from mmaccel.speech.decoding.suffix_draft import SuffixDraft
+from mmaccel.speech.decoding.suffix_index import SuffixIndex
+from mmaccel.speech.families.moonshine import MoonshineAdapter
+from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.speech.families.whisper import WhisperAdapter
+from mmaccel.testing.untrained import untrained
 
 START, END, VOCABULARY, NEW = 1, 2, 80, 40
 IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": 0, "decoder_start_token_id": START}

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mmaccel.errors import MissingExtraError, UnknownNameError, WeightsError
-from mmaccel.speech import examples, moonshine_weights, weights, whisper_weights
+from mmaccel.speech import examples
+from mmaccel.speech.families import moonshine_weights, weights, whisper_weights
 
 
 def _wheel(name):

@@ -3,7 +3,7 @@
 import diffusers
 import torch
 
-from mmaccel.video.families import find_family
+from mmaccel.video.families.families import find_family
 
 STEPS = 6
 

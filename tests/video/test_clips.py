@@ -11,8 +11,8 @@ from PIL import Image
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
 from mmaccel.video import Trace, clips, comparing, examples, generation
-from mmaccel.video.contestants import Contestant
-from mmaccel.video.layout import Layout
+from mmaccel.video.bench.contestants import Contestant
+from mmaccel.video.families.layout import Layout
 
 
 def clip(frames=5, size=(32, 24), shift=0):
@@ -76,7 +76,7 @@ def test_traces_count_and_draw(tmp_path):
 
 
 def test_the_benchmark_tunes_to_a_time(monkeypatch):
-    from mmaccel.video import benchmark
+    from mmaccel.video.bench import benchmark
 
     shares = {None: 1.0}
     monkeypatch.setattr(benchmark, "seconds_of", lambda studio, x, prompts: shares.get(x) or 1 / (1 + x))
@@ -88,8 +88,8 @@ def test_the_benchmark_tunes_to_a_time(monkeypatch):
 
 
 def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
-    from mmaccel import bench
-    from mmaccel.video import benchmark
+    from mmaccel.bench import result as bench
+    from mmaccel.video.bench import benchmark
 
     def row(method, kind, wall_share, quality):
         figures = {"psnr_worst": quality - 5, "ssim": 0.9, "ssim_worst": 0.8, "psnr_still": None, "psnr_lively": None}

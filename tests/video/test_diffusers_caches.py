@@ -12,7 +12,7 @@ from diffusers import hooks
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import ConflictError
-from mmaccel.testing import Interrupted, broken_after
+from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples, private
 
 _spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))

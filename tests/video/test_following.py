@@ -19,7 +19,7 @@ from transformers import (
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.untrained import untrained
+from mmaccel.testing.untrained import untrained
 from mmaccel.video import examples
 
 _spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))

@@ -15,11 +15,11 @@ from diffusers import (
 import mmaccel
 from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
-from mmaccel.video import heterogeneous_run as module
-from mmaccel.video.forecast import Velocities
-from mmaccel.video.layout import Layout
-from mmaccel.video.replay import Replay
-from mmaccel.video.schedule import groups, refresh
+from mmaccel.video.families.layout import Layout
+from mmaccel.video.heterogeneous import run as module
+from mmaccel.video.heterogeneous.forecast import Velocities
+from mmaccel.video.heterogeneous.replay import Replay
+from mmaccel.video.heterogeneous.schedule import groups, refresh
 
 ONLY_STEPS = {"fraction": 0.0}
 

@@ -8,7 +8,7 @@ from peft import LoraConfig
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.testing import snapshot
+from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
 
 STEPS_ONLY = (video.HeterogeneousSteps(0.5), video.EasyCache(1e6, warmup=3))

@@ -13,10 +13,10 @@ from diffusers import (
 )
 
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.testing import snapshot
+from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
-from mmaccel.video.layout import Layout
-from mmaccel.video.partial import PartialForward
+from mmaccel.video.families.layout import Layout
+from mmaccel.video.heterogeneous.partial import PartialForward
 from mmaccel.video.tensors import tensors
 
 

@@ -8,8 +8,8 @@ import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.kernels import policies
 from mmaccel.video import SparseAttention, examples
-from mmaccel.video import sparse_attention as module
-from mmaccel.video.sparse_attention import _radial, _sliding_tile
+from mmaccel.video.blocks import sparse_attention as module
+from mmaccel.video.blocks.sparse_attention import _radial, _sliding_tile
 
 POLICIES = ("pooled_top_k", "pooled_top_p", "sparge", "radial", "sliding_tile")
 
@@ -113,7 +113,10 @@ def test_an_exception_leaves_the_function_alone():
     query = torch.randn(1, 2, 256, 24)
     dense = F.scaled_dot_product_attention(query, query, query)
     with mmaccel.accelerate(model, SparseAttention(min_length=64, always=True)) as fast:
-        with mmaccel.testing.broken_after(model.blocks[1], 0), pytest.raises(mmaccel.testing.Interrupted):
+        with (
+            mmaccel.testing.contract.broken_after(model.blocks[1], 0),
+            pytest.raises(mmaccel.testing.contract.Interrupted),
+        ):
             fast(**arguments(1))
         assert torch.equal(F.scaled_dot_product_attention(query, query, query), dense)
         fast(**arguments(1))

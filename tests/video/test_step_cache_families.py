@@ -9,8 +9,8 @@ import torch
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.testing import snapshot
-from mmaccel.video.families import FAMILIES
+from mmaccel.testing.contract import snapshot
+from mmaccel.video.families.families import FAMILIES
 
 _spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
 loop = importlib.util.module_from_spec(_spec)

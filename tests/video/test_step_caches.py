@@ -11,7 +11,7 @@ import torch
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
-from mmaccel.testing import Interrupted, broken_after
+from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
 from mmaccel.video.tensors import plus, relative_change
 
@@ -295,7 +295,7 @@ def test_advice_goes_by_the_smallest_change():
 
 
 def test_memory_is_the_most_that_was_kept(monkeypatch):
-    from mmaccel.video import easy_cache
+    from mmaccel.video.caches import easy_cache
 
     pipe, start, call = loop.pipeline(WAN)
     sizes = iter(range(12, 0, -1))

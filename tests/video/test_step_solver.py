@@ -9,8 +9,8 @@ import torch
 import mmaccel
 from mmaccel.errors import SettingError
 from mmaccel.video import HeterogeneousSteps, best_steps, calibrate_steps, examples
-from mmaccel.video.forecast import Velocities
-from mmaccel.video.step_solver import _record
+from mmaccel.video.heterogeneous.forecast import Velocities
+from mmaccel.video.heterogeneous.step_solver import _record
 
 
 def error_of(true, levels, computed):
@@ -46,7 +46,7 @@ def test_calibrated_steps_run_and_leave_no_trace():
     pipe, arguments = examples.wan_pipeline()
     call = arguments(1, steps=20)
     plain = pipe(**call)[0]
-    before = mmaccel.testing.snapshot(pipe)
+    before = mmaccel.testing.contract.snapshot(pipe)
     method = calibrate_steps(pipe, budget=0.4, **call)
     assert (
         isinstance(method, HeterogeneousSteps)
@@ -54,7 +54,7 @@ def test_calibrated_steps_run_and_leave_no_trace():
         and method.steps[0] == 0
         and method.steps[-1] == 19
     )
-    assert mmaccel.testing.snapshot(pipe) == before
+    assert mmaccel.testing.contract.snapshot(pipe) == before
     with mmaccel.accelerate(pipe, method) as fast:
         out = fast(**call)[0]
         assert [k for k, share in enumerate(fast.report.details["steps"]) if share == 1] == list(method.steps)

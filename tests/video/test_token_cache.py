@@ -13,10 +13,11 @@ import torch
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
-from mmaccel.testing import Interrupted, broken_after, snapshot
-from mmaccel.video import examples, token_cache
-from mmaccel.video.families import FAMILIES
-from mmaccel.video.share_solver import PARTS, _record, share_errors
+from mmaccel.testing.contract import Interrupted, broken_after, snapshot
+from mmaccel.video import examples
+from mmaccel.video.blocks import token_cache
+from mmaccel.video.blocks.share_solver import PARTS, _record, share_errors
+from mmaccel.video.families.families import FAMILIES
 
 _spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
 loop = importlib.util.module_from_spec(_spec)

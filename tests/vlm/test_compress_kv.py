@@ -8,8 +8,8 @@ from mmaccel.cache import EvictingCache, RaggedLayer
 from mmaccel.errors import SettingError
 from mmaccel.kernels import policies
 from mmaccel.vlm import CompressKV, examples
-from mmaccel.vlm.attention import SessionAttention
-from mmaccel.vlm.call import Call, Run
+from mmaccel.vlm.decoder.attention import SessionAttention
+from mmaccel.vlm.decoder.call import Call, Run
 
 LENGTH, COUNT = 320, 160
 

@@ -8,9 +8,9 @@ import torch
 from mmaccel.errors import SettingError
 from mmaccel.registry import methods
 from mmaccel.vlm import DyCoke, EarlyTom, FastVID, HoliTom, IDPruner, VidCom2, VisionZip
-from mmaccel.vlm.compressor import COMPRESSORS, VISUAL_FAMILIES, Compressor
-from mmaccel.vlm.early_tom import merge_frames, plan_merges, running_segments, top_of_stretches
-from mmaccel.vlm.segments import apportion
+from mmaccel.vlm.pruning.compressor import COMPRESSORS, VISUAL_FAMILIES, Compressor
+from mmaccel.vlm.pruning.early_tom import merge_frames, plan_merges, running_segments, top_of_stretches
+from mmaccel.vlm.pruning.segments import apportion
 
 ALL = [DyCoke, EarlyTom, FastVID, HoliTom, IDPruner, VidCom2, VisionZip]
 SHAPES = [(1, 1), (1, 9), (2, 1), (2, 4), (3, 7), (5, 16), (9, 5), (13, 9)]

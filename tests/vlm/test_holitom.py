@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mmaccel.vlm import HoliTom
-from mmaccel.vlm.clustering import distances, peak_scores
-from mmaccel.vlm.holitom import merge_still
-from mmaccel.vlm.segments import best_segments, static_gains
+from mmaccel.vlm.pruning.clustering import distances, peak_scores
+from mmaccel.vlm.pruning.holitom import merge_still
+from mmaccel.vlm.pruning.segments import best_segments, static_gains
 
 
 def dot(a, b):

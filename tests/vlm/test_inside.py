@@ -10,10 +10,10 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import visual_examples
-from mmaccel.vlm.call import Call, Run
-from mmaccel.vlm.frame_merging import merging
-from mmaccel.vlm.inner import Row, _last_attention, by_attention, late_merging
-from mmaccel.vlm.tower import Probe, layer_of
+from mmaccel.vlm.decoder.call import Call, Run
+from mmaccel.vlm.families.tower import Probe, layer_of
+from mmaccel.vlm.pruning.frame_merging import merging
+from mmaccel.vlm.pruning.inner import Row, _last_attention, by_attention, late_merging
 
 TOWERS = {"llava_onevision": visual_examples.onevision, "llava_next_video": visual_examples.next_video}
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL
-from mmaccel.vlm import CompressKV, language_benchmark
+from mmaccel.vlm import CompressKV
+from mmaccel.vlm.bench import language as language_benchmark
 from mmaccel.vlm.presets import PRESETS
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "benchmarks" / "language.json"

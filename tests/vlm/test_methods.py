@@ -9,9 +9,9 @@ from mmaccel import kernels
 from mmaccel.cache import EvictingCache, SelectingCache
 from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
-from mmaccel.vlm.attention import SessionAttention
-from mmaccel.vlm.call import Run
-from mmaccel.vlm.select_kv import LEARNED
+from mmaccel.vlm.decoder.attention import SessionAttention
+from mmaccel.vlm.decoder.call import Run
+from mmaccel.vlm.decoder.select_kv import LEARNED
 
 BLOCKS = {"min_length": 32, "block_m": 16, "block_n": 16, "always": True}
 METHODS = [

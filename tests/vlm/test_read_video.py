@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmaccel import vlm
 from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, UnknownNameError, VideoFileError
-from mmaccel.vlm import sampling, video_readers
+from mmaccel.vlm.input import sampling, video_readers
 
 av = pytest.importorskip("av")
 module = importlib.import_module("mmaccel.vlm.read_video")  # the package shows the function of that name

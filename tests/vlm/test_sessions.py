@@ -24,7 +24,7 @@ import mmaccel
 from mmaccel import private
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import PREFILL
-from mmaccel.testing import Interrupted, broken_after, snapshot
+from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples, visual_examples
 
 SPARSE = SparsePrefill(**SparsePrefill.engaging)

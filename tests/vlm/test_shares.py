@@ -8,8 +8,10 @@ import pytest
 
 import mmaccel
 from mmaccel import vlm, zoo
-from mmaccel.vlm import benchmark, benchmark_page, examples, visual_examples
-from mmaccel.vlm.compressor import Compressor
+from mmaccel.vlm import examples, visual_examples
+from mmaccel.vlm.bench import benchmark
+from mmaccel.vlm.bench import page as benchmark_page
+from mmaccel.vlm.pruning.compressor import Compressor
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "benchmarks" / "vlm.json"
 LAYERS, FRAMES, CELLS = 6, 6, 16

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from mmaccel import vlm
-from mmaccel.demos import tiny_onevision
+from mmaccel.demos.training import tiny_onevision
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError
-from mmaccel.testing import snapshot
+from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import visual_examples
-from mmaccel.vlm.streaming_compression import History
-from mmaccel.vlm.token_memory import Remembered, TokenMemory
-from mmaccel.vlm.tower_cache import TowerCache
+from mmaccel.vlm.stream.streaming_compression import History
+from mmaccel.vlm.stream.token_memory import Remembered, TokenMemory
+from mmaccel.vlm.stream.tower_cache import TowerCache
 from mmaccel.zoo.frames import OnevisionProcessor
 
 CELLS = 64

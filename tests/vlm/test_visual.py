@@ -10,8 +10,8 @@ from mmaccel import registry, vlm
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.kernels.policies import Span
 from mmaccel.vlm import visual_examples
-from mmaccel.vlm.compressor import Compressor, chosen
-from mmaccel.vlm.spans import spans
+from mmaccel.vlm.input.spans import spans
+from mmaccel.vlm.pruning.compressor import Compressor, chosen
 
 EXAMPLES = {example.family: example for example in visual_examples.examples()}
 MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

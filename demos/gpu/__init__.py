@@ -1,0 +1,1 @@
+"""Benchmarks for a machine with a GPU, of a few minutes each."""

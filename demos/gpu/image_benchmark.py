@@ -1,0 +1,122 @@
+"""Measure the image methods on a GPU, and the verify cost of the full-size Janus-Pro shapes; under 8 minutes.
+
+One command, no download: the full-size models have random weights, which cost what trained ones cost::
+
+    python -m mmaccel.demos.gpu.image_benchmark > docs/benchmarks/image_gpu.json
+
+The wall gain on Janus-Pro follows from two measured things and a published one: the cost of a pass of `n`
+tokens against one token (measured here), and tokens per pass (published for SCD-GS on Janus-Pro-7B: 576
+tokens in 154 passes at window 32, and 318 passes for plain SJD).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import torch
+from transformers import JanusConfig, JanusForConditionalGeneration, JanusVisionConfig, JanusVQVAEConfig, LlamaConfig
+
+from mmaccel.adapter import find_adapter
+from mmaccel.bench import result as bench
+from mmaccel.image import SpeculativeJacobi, ZipAR, generation
+from mmaccel.image.bench import benchmark
+from mmaccel.image.decoding.grid_decoder import GridDecoder
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+# hidden, layers, heads, intermediate, as in the published configurations
+SHAPES = {"janus-pro-1b": (2048, 24, 16, 5632), "janus-pro-7b": (4096, 30, 32, 11008)}
+PUBLISHED_PASSES = {"SJD": 318, "SCD-GS window 32": 154}  # of 576, Janus-Pro-7B
+
+
+def full_size(hidden: int, layers: int, heads: int, intermediate: int, device: str) -> JanusForConditionalGeneration:
+    """A Janus-Pro shape with random bfloat16 weights."""
+    text = LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=intermediate,
+        vocab_size=102400,
+        max_position_embeddings=16384,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    config = JanusConfig(
+        text_config=text,
+        vision_config=JanusVisionConfig(projection_dim=hidden),
+        vq_config=JanusVQVAEConfig(projection_dim=hidden, image_token_embed_dim=hidden),
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = JanusForConditionalGeneration(config).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.generation_config.pad_token_id, model.generation_config.bos_token_id = 0, 1
+    model.generation_config.generation_kwargs = {"boi_token_id": 3}
+    return model
+
+
+@torch.no_grad()
+def verify_cost(name: str, shape: tuple[int, int, int, int], batch: int, device: str) -> dict[str, Any]:
+    """Seconds of a guided pass of 1 to 64 tokens, and the wall gain that follows for published acceptance."""
+    model = full_size(*shape, device=device)
+    ids = torch.full((batch, 32), 5, device=device)
+    ids[:, 0], ids[:, -1] = 1, 3
+    adapter: Any = find_adapter(model)
+    task = adapter.begin({"input_ids": ids, "generation_mode": "image", "guidance_scale": 5.0})
+    decoder = GridDecoder(task, torch.Generator(device).manual_seed(0), margin=max(BUCKETS))
+    cost = decoder.measure_cost(BUCKETS)
+    width = {"SJD": 16, "SCD-GS window 32": 32}
+    gains = {
+        label: 576 / passes * cost.seconds(1) / cost.seconds(width[label]) for label, passes in PUBLISHED_PASSES.items()
+    }
+    return bench.row(
+        modality="image",
+        model=name,
+        method="image.SpeculativeJacobi",
+        settings=SpeculativeJacobi().settings(),
+        exact=True,
+        batch=batch,
+        verify_cost=cost.to_dict(),
+        estimated_speedup_at_published_acceptance=gains,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    args = parser.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("no CUDA device: run this on a GPU machine, or pass --device cpu --shapes", file=sys.stderr)
+        return 2
+
+    def rows() -> Any:
+        painter = generation.load(benchmark.MODEL, args.device)
+        methods = (
+            SpeculativeJacobi(window=1),
+            SpeculativeJacobi(),
+            *(SpeculativeJacobi(window=w) for w in benchmark.WINDOWS),
+            ZipAR(window=4),
+            ZipAR(window=4, verify=True),
+        )
+        for batch in (1, 4):
+            for row in benchmark.measure(painter, benchmark.Group(batch, benchmark.GUIDED, 3, methods)):
+                yield {k: v for k, v in row.items() if k != "_method"}
+        for name in args.shapes:
+            for batch in (1, 4):
+                yield verify_cost(name, SHAPES[name], batch, args.device)
+                if args.device == "cuda":
+                    torch.cuda.empty_cache()
+
+    print(json.dumps(bench.result(rows()), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

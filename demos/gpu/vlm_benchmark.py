@@ -1,0 +1,152 @@
+"""Time every way to leave out visual tokens on the full-size LLaVA-OneVision-7B shape on a GPU; under 8 minutes.
+
+One command, no download: the weights are random, which cost what trained ones cost (and say nothing of quality)::
+
+    python -m mmaccel.demos.gpu.vlm_benchmark > docs/benchmarks/vlm_gpu.json
+
+32 frames of 384 x 384 pixels, 6,272 visual tokens, bfloat16. `--device cpu --small` tries the script out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from transformers import (
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    Qwen2Config,
+    SiglipVisionConfig,
+)
+
+import mmaccel
+from mmaccel.bench import result as bench
+from mmaccel.vlm.bench.benchmark import TokenClock, compressors
+
+TEXT = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+}
+VISION = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 16,
+    "image_size": 384,
+    "patch_size": 14,
+}
+SMALL_TEXT = {
+    **TEXT,
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SMALL_VISION = {**VISION, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "image_size": 112}
+FRAMES, VIDEO, NEW, QUESTION = 32, 151647, 32, 40
+
+
+def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
+    """The model, and the arguments of a call of `generate`."""
+    text, vision = (SMALL_TEXT, SMALL_VISION) if small else (TEXT, VISION)
+    video = text["vocab_size"] - 1 if small else VIDEO
+    config = LlavaOnevisionConfig(
+        text_config=Qwen2Config(**text),
+        vision_config=SiglipVisionConfig(**vision),
+        video_token_index=video,
+        image_token_index=video - 1,
+        tie_word_embeddings=False,
+    )
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = LlavaOnevisionForConditionalGeneration(config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    side = -(-(vision["image_size"] // vision["patch_size"]) // 2)
+    ids = torch.randint(10, video - 1, (1, QUESTION), device=device)
+    places = torch.full((1, FRAMES * side * side + 1), video, device=device)
+    pixels = torch.randn(1, 4, 3, vision["image_size"], vision["image_size"], device=device, dtype=dtype)
+    call = {
+        "input_ids": torch.cat([ids[:, :8], places, ids[:, 8:]], 1),
+        "pixel_values_videos": pixels.repeat_interleave(FRAMES // 4, 1),
+        "max_new_tokens": NEW,
+        "do_sample": False,
+    }
+    return model, call
+
+
+def timed(target: Any, call: dict[str, Any]) -> tuple[float, float, int]:
+    """Seconds to the first token, of each token after that, and the peak of memory in bytes."""
+    clock = TokenClock()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    bench.synchronize()
+    began = time.perf_counter()
+    target.generate(**call, logits_processor=[clock])
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return clock.times[0] - began, (clock.times[-1] - clock.times[0]) / (NEW - 1), peak
+
+
+def rows(model: Any, call: dict[str, Any], share: float, rounds: int) -> list[dict[str, Any]]:
+    """One row for each method, in alternation with the plain model."""
+    found = []
+    for method in compressors(share):
+        plain, fast = [], []
+        with mmaccel.accelerate(model, method) as session:
+            timed(session, call)
+            for _ in range(rounds):
+                with session.baseline() as target:
+                    plain.append(timed(target, call))
+                fast.append(timed(session, call))
+        first, token, peak = (bench.median(values) for values in zip(*fast, strict=True))
+        plain_first, plain_token, plain_peak = (bench.median(values) for values in zip(*plain, strict=True))
+        print(f"{method}: first token {first:.3f} s of {plain_first:.3f} s", file=sys.stderr)
+        found.append(
+            bench.row(
+                modality="vlm",
+                model="LLaVA-OneVision-7B shape, random weights, 32 frames",
+                method=method.name,
+                settings=method.settings(),
+                exact=False,
+                wall_seconds=first,
+                baseline_seconds=plain_first,
+                speedup=plain_first / first,
+                tokens_per_second=1 / token,
+                baseline_tokens_per_second=1 / plain_token,
+                peak_bytes=int(peak),
+                baseline_peak_bytes=int(plain_peak),
+            )
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="a tiny shape, to try the script out")
+    parser.add_argument("--share", type=float, default=0.15, help="share of the visual tokens to keep")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.exit(2, "there is no CUDA device here: try --device cpu --small\n")
+    model, call = build(arguments.small, arguments.device)
+    print(json.dumps(bench.result(rows(model, call, arguments.share, arguments.rounds)), indent=1))
+
+
+if __name__ == "__main__":
+    main()

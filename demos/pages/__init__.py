@@ -1,0 +1,1 @@
+"""What makes pictures, tables and listings of the documentation."""

@@ -1,0 +1,1 @@
+"""The recipes that trained the models of :mod:`mmaccel.zoo`."""

@@ -1,0 +1,135 @@
+"""Train `tiny-onevision` on, on a part of its visual tokens, from shipped weights::
+
+    python -m mmaccel.demos.training.thin_tiny_onevision --output runs/thinned --minutes 60
+
+Large video models answer nearly as well from a part of their tokens; a small one has to learn that. First the last
+layer of the vision tower learns to look at things, as large towers do and as methods rely on, while the features stay
+what they were. Then the tower looks once at each clip, of which the language model sees several different parts: which
+tokens stay, and what becomes of the others, is drawn (:mod:`mmaccel.demos.training.tiny_onevision_thinning`) and that
+of no method in particular. What it ends with is half way between the weights before and after (WiSE-FT: Robust
+fine-tuning of zero-shot models, Wortsman et al., 2022): after 34 minutes that was better than both, so rather go on
+twice than for long. Goes on where it stopped, and ends by the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import torch
+
+from mmaccel import zoo
+from mmaccel.zoo.tiny_onevision import load
+
+from . import tiny_onevision as shape
+from .moving_world import ONEVISION
+from .tiny_onevision_data import Batch, Packer, draw
+from .tiny_onevision_parts import Trained, answer_loss, soften
+from .tiny_onevision_thinning import thin
+from .train_tiny_onevision import QUESTIONS, Stage, check, finish, optimizers_of, steps_of
+
+PACE = 0.3  # of the learning rates of the first training
+LOOKING, LOOKING_FRAMES = 16, 4  # clips a step that the tower looks at, and frames of each
+CLIPS, PARTS = 4, 4  # clips a step, and parts of each
+MOST, ALL = 0.4, 8  # the most tokens of a part; every so many steps, one part is all of them
+CROWDED = dataclasses.replace(ONEVISION, things=(0.1, 0.3, 0.6))  # of many things, one is soon overlooked
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder of the weights to begin with; those shipped")
+    parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
+    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--minutes", type=float, default=60, help="time for all")
+    parser.add_argument(
+        "--tower-minutes", type=float, default=6, help="of which for where the vision tower looks; 0 for none"
+    )
+    parser.add_argument("--questions", type=int, default=600, help="questions to measure the end result on")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args(argv)
+    if args.tower_minutes >= args.minutes:
+        parser.error("--tower-minutes: leave some of --minutes for the language model")
+    args.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    args.tokenizer = shape.build_tokenizer()
+    folder = args.model or zoo.path("tiny-onevision")
+    facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    model = load(folder)[0]
+    shape.rescale(model, shape.STREAM)
+    module = Trained(model, args.tokenizer)
+    if args.tower_minutes:
+        module.load_state_dict(look(module, args).state_dict())
+    before = copy.deepcopy(module)
+    trained = train(module, args)
+    between(before, trained)
+    told = {"seed": facts["seed"], "thinned_minutes": facts.get("thinned_minutes", 0) + args.minutes}
+    args.minutes += facts["minutes"]
+    args.tower_minutes += facts["tower_minutes"]
+    finish(trained, args, facts["steps"] + steps_of(args, "thinned"), **told)
+
+
+def look(module: Trained, args: argparse.Namespace) -> Trained:
+    """The tower's last layer on where things are, the features as they were; returns the averaged module."""
+    before, last = copy.deepcopy(module), f"vision_tower.encoder.layers.{shape.VISION_LAYERS - 1}."
+    parts = (last, "post_layernorm", "projector")
+    stage = Stage("looking", module, optimizers_of(module, parts, PACE), args.tower_minutes, args)
+    packer = Packer(args.tokenizer)
+    for _ in stage.shares(decay=0.7):
+        batch = draw(packer, [args.seed, 0, stage.step], LOOKING, LOOKING_FRAMES, asked=1)
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                aim = before.features(batch.frames).float()
+            changed = (module.features(batch.frames).float() - aim).square().mean() / aim.square().mean()
+            looking = module.looking_loss(batch)
+        stage.took(looking + changed, looking=looking, changed=changed)
+    return stage.finish()
+
+
+def train(module: Trained, args: argparse.Namespace) -> Trained:
+    """The language model on parts of what the tower sees; returns the averaged module."""
+    optimizers = optimizers_of(module, ("language_model", "image_newline"), PACE)
+    stage = Stage("thinned", module, optimizers, args.minutes - args.tower_minutes, args)
+    packer = Packer(args.tokenizer)
+    for _ in stage.shares(decay=0.7):
+        batch = draw(packer, [args.seed, 1, stage.step], CLIPS, ONEVISION.frames, QUESTIONS, CROWDED)
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                features = module.features(batch.frames)
+                attention = module.attention()
+            seeds = [[args.seed, stage.step, part] for part in range(PARTS)]
+            parts = [_part_loss(module, features, attention, batch, seed) for seed in seeds]
+        losses, right = zip(*parts, strict=True)
+        stage.took(torch.stack(losses).mean(), right=torch.stack(right).mean())
+        soften(module.model.model.language_model)
+        if stage.due():
+            check(stage, args)
+    return stage.finish()
+
+
+@torch.no_grad()
+def between(before: torch.nn.Module, trained: torch.nn.Module) -> None:
+    """Move every weight half way back to what it was before the training."""
+    for old, new in zip(before.parameters(), trained.parameters(), strict=True):
+        new.lerp_(old, 0.5)
+
+
+def _part_loss(
+    module: Trained, features: torch.Tensor, attention: torch.Tensor, batch: Batch, seed: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of the answers from one part of each clip, and the share of them that is right."""
+    _, step, part = seed
+    times = batch.times if (step + part) % 2 else None  # with gaps where tokens are left out, and without
+    if part == 0 and step % ALL == 0:
+        logits, *_ = module(features, batch.tokens, times)
+    else:
+        thinned = thin(features, batch, [*seed, 2], MOST, attention)
+        logits, *_ = module(thinned.features, batch.tokens, times, thinned.kept, thinned.late, thinned.late_own)
+    return answer_loss(logits, batch.labels)
+
+
+if __name__ == "__main__":
+    main()

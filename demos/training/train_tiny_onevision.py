@@ -1,0 +1,227 @@
+"""Train `tiny-onevision`, the small video language model that mmaccel ships.
+
+One command makes the weights from nothing but a font; it goes on where it stopped, and ends by the clock::
+
+    python -m mmaccel.demos.training.train_tiny_onevision --output runs/tiny-onevision --minutes 90 --threads 2
+
+All on clips drawn on the fly by :mod:`mmaccel.demos.training.moving_world`. First the vision tower learns what stands
+at each token, and in its last layer to look at things, as large towers do. Then it is frozen, and the language model
+learns from many questions a clip, masked from each other, and from a dense label at each visual token (which thing,
+where it goes, when it came) and at each word that means a thing: first on clips of few frames, last on whole ones.
+Scores of attention are kept from growing, without which nothing is found. Data are seeded; how many steps fit into the
+minutes depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from . import tiny_onevision as shape
+from .checkpoint import Checkpoint
+from .moving_world import ONEVISION, Footage
+from .optimizer import Muon, trapezoid
+from .tiny_onevision_check import accuracy
+from .tiny_onevision_data import Packer, draw
+from .tiny_onevision_parts import Trained, answer_loss, soften
+from .tiny_onevision_save import save
+from .tiny_onevision_thinning import thin
+from .tiny_wan_parts import LOG_STEPS, UNITS, Average, Clock
+
+CHECK_SECONDS = 300
+FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))
+# until this share of the time: frames a clip, clips a step, what happens in them
+CURRICULUM = ((0.12, 4, 16, FEW), (0.5, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
+WHOLE = 0.7  # share of the time after which tokens are left out
+QUESTIONS = 12
+TRACK_WEIGHT, WORD_WEIGHT, PLACE_WEIGHT, LOOK_WEIGHT = 0.5, 0.5, 0.1, 0.1
+
+
+def optimizers_of(module: torch.nn.Module, parts: tuple[str, ...], pace: float = 1.0) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks of the named parts, AdamW for all else of them; freezes the others."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(any(part in name for part in parts))
+    named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    inside = [p for n, p in named if ".layers." in n and p.ndim == 2]
+    outside = [p for n, p in named if not (".layers." in n and p.ndim == 2)]
+    return [
+        Muon(inside, lr=0.02 * pace, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
+        torch.optim.AdamW(outside, lr=2e-3 * pace, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def step_with(optimizers: list[torch.optim.Optimizer], loss: torch.Tensor) -> None:
+    """One step of every optimizer, those of AdamW with clipped gradients."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    for group in optimizers[-1].param_groups:
+        torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+class Stage:
+    """What both stages share: the clock, the average of weights, checkpoints, and what is told on the way."""
+
+    def __init__(self, name: str, module: Trained, optimizers: list, minutes: float, args: argparse.Namespace) -> None:
+        self.name, self.module, self.optimizers, self.seed = name, module, optimizers, args.seed
+        self.average = Average(module)
+        both = torch.nn.ModuleDict({"trained": module, "average": self.average})
+        self.clock = Clock(both, minutes)
+        self.checkpoint = Checkpoint(args.output / f"{name}.safetensors", both, optimizers)
+        self.step, self.saved = self.checkpoint.load(), time.monotonic()
+        self.running: dict[str, float] = {}
+
+    def shares(self, decay: float):
+        """Before each step, the share of the time that is spent; sets the learning rates."""
+        for share in self.clock.shares(self.name):
+            for optimizer in self.optimizers:
+                trapezoid(optimizer, int(share * UNITS), UNITS, warmup=150, decay=decay)
+            yield share
+
+    def took(self, loss: torch.Tensor, **measured: torch.Tensor) -> None:
+        """Take the step, and write its averages now and then."""
+        step_with(self.optimizers, loss)
+        self.average.update(self.module, self.step)
+        self.step += 1
+        for key, value in {"loss": loss, **measured}.items():
+            now = float(value.detach())
+            self.running[key] = 0.95 * self.running.get(key, now) + 0.05 * now
+        if self.step % LOG_STEPS == 0:
+            told = " ".join(f"{key} {value:.3f}" for key, value in self.running.items())
+            tqdm.write(f"{self.name} {self.step} minutes {self.clock.seconds / 60:.1f} {told}")
+
+    def due(self) -> bool:
+        """Whether it is time to save and check; saves if so."""
+        if time.monotonic() - self.saved < CHECK_SECONDS:
+            return False
+        self.checkpoint.save(self.step)
+        self.saved = time.monotonic()
+        return True
+
+    def finish(self) -> Trained:
+        """The averaged module."""
+        self.checkpoint.save(self.step)
+        return self.average.module
+
+
+def train_tower(module: Trained, args: argparse.Namespace) -> Trained:
+    """Vision tower and projector, with a label for each token."""
+    parts = ("vision_tower", "projector", "thing_")
+    stage = Stage("tower", module, optimizers_of(module, parts), args.tower_minutes, args)
+    packer = Packer(args.tokenizer)
+    for _ in stage.shares(decay=0.5):
+        batch = draw(packer, [args.seed, 0, stage.step], args.tower_batch, length=2, asked=1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, right, where = module.things_loss(module.features(batch.frames), batch)
+            looking = module.looking_loss(batch)
+        stage.took(loss + PLACE_WEIGHT * where + LOOK_WEIGHT * looking, right=right, where=where, looking=looking)
+        stage.due()
+    return stage.finish()
+
+
+def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
+    """The language model on a frozen tower."""
+    parts = ("language_model", "image_newline", "track_")
+    stage = Stage("language", module, optimizers_of(module, parts), args.minutes - args.tower_minutes, args)
+    if args.compile:
+        compile_blocks(module)
+    packer = Packer(args.tokenizer)
+    for share in stage.shares(decay=0.4):
+        _, frames, clips, footage = next(row for row in CURRICULUM if share < row[0] or row[0] == 1.0)
+        batch = draw(packer, [args.seed, 1, stage.step], clips, frames, QUESTIONS, footage)
+        times = batch.times if stage.step % 2 else None  # with gaps where frames are left out, and without
+        with torch.autocast("cpu", torch.bfloat16):
+            features, left = module.features(batch.frames), ()
+            if share > WHOLE:
+                thinned = thin(features, batch, [args.seed, 2, stage.step])
+                features, batch = thinned.features, thinned.batch
+                left = (thinned.kept, thinned.late, thinned.late_own)
+            logits, tracked, asked = module(features, batch.tokens, times, *left)
+            answers, right = answer_loss(logits, batch.labels)
+            tracks, tracked_right = module.tracks_loss(tracked, batch)
+            words, named = module.words_loss(tracked, batch)
+            finding, found = module.asked_loss(asked, batch)
+        loss = answers + TRACK_WEIGHT * (tracks + finding) + WORD_WEIGHT * words
+        stage.took(loss, answers=answers, right=right, tracked=tracked_right, named=named, found=found)
+        soften(module.model.model.language_model)
+        if stage.due():
+            check(stage, args)
+    return stage.finish()
+
+
+def compile_blocks(module: Trained) -> None:
+    """Compile the layers of tower and language model."""
+    torch._dynamo.config.cache_size_limit = 32
+    for block in (*module.model.model.vision_tower.encoder.layers, *module.model.model.language_model.layers):
+        block.compile(dynamic=False)
+
+
+def check(stage: Stage, args: argparse.Namespace, count: int = 60) -> None:
+    """Lone questions on whole held-out clips by the model's own `generate`; saves the model too."""
+    save(stage.average.module.model, args.tokenizer, args.output / "model", facts(args, stage.step))
+    measured = accuracy(args.output / "model", count, seed=1)
+    told = " ".join(f"{kind} {value:.2f}" for kind, value in measured.items())
+    tqdm.write(f"held out, {stage.clock.seconds / 60:.1f} minutes: {told}")
+
+
+def facts(args: argparse.Namespace, step: int, **measured: object) -> dict[str, object]:
+    """What `training.json` tells."""
+    return {
+        "seed": args.seed,
+        "tower_minutes": args.tower_minutes,
+        "minutes": args.minutes,
+        "steps": step,
+        **measured,
+        "frames": shape.FRAMES,
+        "names": list(shape.moving_world.NAMES),
+        "motions": list(shape.moving_world.MOTIONS),
+        "backgrounds": list(shape.moving_world.BACKGROUNDS),
+        "kinds": list(shape.moving_questions.KINDS),
+    }
+
+
+def steps_of(args: argparse.Namespace, stage: str) -> int:
+    """How many steps a stage took."""
+    return int(json.loads((args.output / f"{stage}.json").read_text())["step"])
+
+
+def finish(trained: Trained, args: argparse.Namespace, steps: int, **told: object) -> None:
+    """Save the model, measure it on held-out questions, save that with it and print it."""
+    save(trained.model, args.tokenizer, args.output / "model", facts(args, steps, **told))
+    measured = accuracy(args.output / "model", args.questions, seed=0)
+    rounded = {kind: round(share, 3) for kind, share in measured.items()}
+    save(trained.model, args.tokenizer, args.output / "model", facts(args, steps, accuracy=rounded, **told))
+    print(json.dumps(rounded, indent=1))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=90, help="time for all")
+    parser.add_argument("--tower-minutes", type=float, default=9, help="of which for the vision tower")
+    parser.add_argument("--tower-batch", type=int, default=16, help="clips a step there, two frames of each")
+    parser.add_argument("--questions", type=int, default=600, help="questions to measure the end result on")
+    parser.add_argument("--compile", action="store_true", help="compile the layers")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    args.tokenizer = shape.build_tokenizer()
+    module = Trained(shape.build_model(args.tokenizer), args.tokenizer)
+    tower = train_tower(module, args)
+    module.load_state_dict(tower.state_dict())
+    trained = train_language_model(module, args)
+    finish(trained, args, steps_of(args, "language"))
+
+
+if __name__ == "__main__":
+    main()

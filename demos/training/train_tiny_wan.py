@@ -1,0 +1,229 @@
+"""Train `tiny-wan`, the small text-to-video model that mmaccel ships.
+
+One command makes the weights from nothing but a font; it goes on where it stopped, and ends by the clock::
+
+    python -m mmaccel.demos.training.train_tiny_wan --output runs/tiny-wan
+
+All on clips drawn by :mod:`mmaccel.demos.training.moving_world`: first the video autoencoder, then a pool of clips is
+encoded once, then the transformer and its text encoder learn flow matching on it, first on the beginnings of clips (a
+third of the tokens), then on these and whole ones in turn, last on whole ones. Data are seeded; how many steps fit into
+the minutes depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan, WanPipeline
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+
+from mmaccel.image import pictures
+
+from . import moving_world as world
+from . import tiny_wan
+from .checkpoint import Checkpoint
+from .optimizer import Muon, trapezoid
+from .tiny_wan_parts import LOG_STEPS, SAVE_SECONDS, UNITS, Average, Clock, TrainingAttention, flow_loss
+from .tiny_wan_vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, train_vae
+
+CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
+SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens
+SHORT_SHARE, MIXED_SHARE = 0.15, 0.7  # until then only short clips; until then every second step
+SHOWN = (
+    "rocket moves up, pizza stays, blue background",
+    "soccer ball moves right, green background",
+    "penguin moves left, star moves right, white background",
+    "frog stays, banana moves down, pink background",
+)
+
+
+def trained_vae(args: argparse.Namespace) -> AutoencoderKLWan:
+    """The autoencoder as it is shipped, in float16 steps."""
+    folder = args.output / "model" / "vae"
+    if not (folder / "config.json").is_file():
+        vae = tiny_wan.build_vae()
+        train_vae(vae, args.output, args.seed, args.vae_minutes)
+        vae.half().float()
+        measure_latents(vae, args.seed)
+        vae.half().save_pretrained(folder)
+    vae = AutoencoderKLWan.from_pretrained(folder, torch_dtype=torch.float32)
+    vae.register_to_config(_name_or_path="")  # it is saved again, and nobody else has this folder
+    frames = pixels_of(draw(HELD_OUT, args.seed, 0, 4))
+    with torch.no_grad():
+        shown = vae.decode(vae.encode(frames).latent_dist.mode()).sample
+    clips = torch.stack([frames, shown], 1).flatten(0, 1).permute(0, 2, 3, 4, 1)
+    contact_sheet(clips / 2 + 0.5, ["clip", "decoded"] * 4).save(args.output / "vae.png")
+    return vae
+
+
+def pool(vae: AutoencoderKLWan, args: argparse.Namespace) -> tuple[torch.Tensor, list[str]]:
+    """The clips to train on, encoded once and kept beside the checkpoints."""
+    path, words = args.output / "pool.safetensors", args.output / "pool.json"
+    if not words.is_file():
+        latents, captions = encoded_clips(vae, TRAINING, args.seed, args.pool)
+        save_file({"latents": latents}, path)
+        words.write_text(json.dumps(captions))
+    return load_file(path)["latents"], json.loads(words.read_text())
+
+
+def train_transformer(module: torch.nn.Module, pipeline: WanPipeline, average: Average, args) -> int:
+    """Transformer and text encoder together; returns the number of steps."""
+    latents, captions = pool(pipeline.vae, args)
+    inside = [p for n, p in module.named_parameters() if ".blocks." in n and p.ndim == 2]
+    outside = [p for n, p in module.named_parameters() if not (".blocks." in n and p.ndim == 2)]
+    optimizers = [
+        Muon(inside, lr=0.02, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
+        torch.optim.AdamW(outside, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+    both = torch.nn.ModuleDict({"trained": module, "average": average})
+    clock = Clock(both, args.minutes)
+    checkpoint = Checkpoint(args.output / "transformer.safetensors", both, optimizers)
+    step, running, saved = checkpoint.load(), None, time.monotonic()
+    TrainingAttention.put_on(module.transformer, args.compile)
+    for share in clock.shares("transformer"):
+        short = share < SHORT_SHARE or (share < MIXED_SHARE and step % 2 == 0)
+        batch = args.batch * 3 if short else args.batch
+        rng = np.random.default_rng([args.seed, step])
+        chosen = rng.integers(len(latents), size=batch)
+        clips = latents[chosen, :, : SHORT_FRAMES if short else None].float()
+        words = ["" if rng.random() < CAPTION_DROPOUT else captions[i] for i in chosen]
+        shares = torch.from_numpy((rng.permutation(batch) + rng.random(batch)) / batch).float()
+        noise = torch.randn(clips.shape, generator=torch.Generator().manual_seed(step))
+        for optimizer in optimizers:
+            trapezoid(optimizer, int(share * UNITS), UNITS, warmup=60, decay=0.5)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = flow_loss(module, pipeline.tokenizer, clips, words, shares, noise).mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(outside, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        average.update(module, step)
+        step += 1
+        running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
+        if step % LOG_STEPS == 0:
+            tqdm.write(f"transformer {step} loss {running:.4f} minutes {clock.seconds / 60:.1f}")
+        if time.monotonic() - saved > SAVE_SECONDS:
+            checkpoint.save(step)
+            save(pipeline, args, step)
+            show(pipeline, args.output / f"samples-{clock.seconds / 60:.0f}.png")
+            saved = time.monotonic()
+    checkpoint.save(step)
+    return step
+
+
+@torch.no_grad()
+def held_out_loss(pipeline: WanPipeline, seed: int, count: int = 64, batch: int = 8) -> float:
+    """Mean squared error of the velocity over scenes never trained on, with evenly spread shares of the steps."""
+    latents, captions = encoded_clips(pipeline.vae, HELD_OUT, seed, count)
+    shares = (torch.arange(count) + 0.5) / count
+    noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(0))
+    losses = []
+    for first in range(0, count, batch):
+        part = slice(first, first + batch)
+        clips = latents[part].float()
+        losses.append(flow_loss(pipeline, pipeline.tokenizer, clips, captions[part], shares[part], noise[part]).mean())
+    return float(torch.stack(losses).mean())
+
+
+@torch.no_grad()
+def held_out_psnr(vae: AutoencoderKLWan, seed: int, count: int = 32) -> float:
+    """Decibels of decoded clips that were never trained on."""
+    pixels = pixels_of(draw(HELD_OUT, seed, 0, count))
+    errors = [(vae.decode(vae.encode(p).latent_dist.mode()).sample - p).square().mean() for p in pixels.split(8)]
+    return float(10 * torch.log10(4 / torch.stack(errors).mean()))
+
+
+def contact_sheet(clips, captions: list[str]) -> Image.Image:
+    """Clips `[N, T, H, W, 3]` in [0, 1] down, every second frame across, each clip under its caption."""
+    frames = (np.asarray(clips)[:, ::2].clip(0, 1) * 255).round().astype(np.uint8)
+    strips = [Image.fromarray(np.concatenate(list(clip), 1)) for clip in frames]
+    doubled = [strip.resize((2 * strip.width, 2 * strip.height), Image.Resampling.BICUBIC) for strip in strips]
+    return pictures.sheet([pictures.headed(s, c) for s, c in zip(doubled, captions, strict=True)], 1)
+
+
+def show(pipeline: WanPipeline, path: Path, prompts: tuple[str, ...] = SHOWN, steps: int = 20) -> None:
+    """Write a sheet of samples, one per prompt, none picked."""
+    with torch.autocast("cpu", torch.bfloat16):
+        clips = pipeline(
+            list(prompts),
+            height=world.IMAGE_SIZE,
+            width=world.IMAGE_SIZE,
+            num_frames=world.FRAMES,
+            num_inference_steps=steps,
+            guidance_scale=tiny_wan.GUIDANCE,
+            max_sequence_length=tiny_wan.TEXT_LENGTH,
+            generator=torch.Generator().manual_seed(0),
+        ).frames
+    contact_sheet(clips, list(prompts)).save(path)
+
+
+def save(pipeline: WanPipeline, args: argparse.Namespace, step: int, **measured: float) -> None:
+    """Write what `mmaccel.zoo` ships: float16 weights, configurations, tokenizer and facts."""
+    folder = args.output / "model"
+    for name in ("vae", "text_encoder", "transformer"):
+        copy.deepcopy(getattr(pipeline, name)).half().save_pretrained(folder / name)
+    pipeline.tokenizer.save_pretrained(folder / "tokenizer")
+    pipeline.scheduler.save_pretrained(folder / "scheduler")
+    pipeline.save_config(folder)
+    facts = {
+        "seed": args.seed,
+        "vae_minutes": args.vae_minutes,
+        "minutes": args.minutes,
+        "pool": args.pool,
+        "batch": args.batch,
+        "steps": step,
+        **measured,
+        "names": list(world.NAMES),
+        "motions": {motion: world.Actor("", motion).moving for motion in world.MOTIONS},
+        "backgrounds": list(world.BACKGROUNDS),
+        "frames": world.FRAMES,
+        "size": world.IMAGE_SIZE,
+        "text_length": tiny_wan.TEXT_LENGTH,
+        "guidance_scale": tiny_wan.GUIDANCE,
+    }
+    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--vae-minutes", type=float, default=12, help="time for the autoencoder")
+    parser.add_argument("--minutes", type=float, default=55, help="time for the transformer")
+    parser.add_argument("--pool", type=int, default=6000, help="clips to train the transformer on")
+    parser.add_argument("--batch", type=int, default=8, help="whole clips a step of the transformer")
+    parser.add_argument("--compile", action="store_true", help="compile the transformer's blocks: a third faster")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    tokenizer = tiny_wan.build_tokenizer()
+    parts = {"transformer": tiny_wan.build_transformer(), "text_encoder": tiny_wan.build_text_encoder(tokenizer)}
+    module = torch.nn.ModuleDict(parts)
+    average = Average(module)
+    scheduler = tiny_wan.build_scheduler()
+    pipeline = WanPipeline(
+        tokenizer, average.module.text_encoder, trained_vae(args), scheduler, average.module.transformer
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    step = train_transformer(module, pipeline, average, args)
+    save(pipeline, args, step)
+    shipped = WanPipeline.from_pretrained(args.output / "model", torch_dtype=torch.float32)
+    loss, psnr = held_out_loss(shipped, args.seed), held_out_psnr(shipped.vae, args.seed)
+    save(pipeline, args, step, held_out_loss=round(loss, 4), vae_psnr=round(psnr, 1))
+    show(shipped, args.output / "samples.png", steps=40)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How image tokens are drafted, verified and laid out, whatever the family."""

@@ -1,0 +1,200 @@
+"""Base of the image adapters: they replace `generate` on one model instance, and take it back."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from mmaccel.adapter import Adapter
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.session import Session, override
+
+from ..decoding.layout import Layout
+from ..decoding.task import ImageTask, Progress
+
+# How a method decodes a task: `(task, generator, progress, session) -> local token ids [batch, N]`,
+# or None to leave the call to the model's own generate.
+Decode = Callable[[ImageTask, torch.Generator, Progress | None, Session], torch.Tensor]
+
+UNSUPPORTED_ARGUMENTS = (
+    "logits_processor",
+    "stopping_criteria",
+    "streamer",
+    "assistant_model",
+    "custom_generate",
+    "past_key_values",
+    "inputs_embeds",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+)
+
+
+class ImageAdapter(Adapter):
+    """A model whose `generate` writes image tokens."""
+
+    modality = "image"
+
+    @property
+    def model(self) -> Any:
+        """The transformers model inside the target."""
+        return self.target
+
+    def parts(self) -> list[Any]:
+        return [self.target] if self.model is self.target else [self.target, self.model]
+
+    @abstractmethod
+    def makes_images(self, kwargs: dict[str, Any]) -> bool:
+        """Whether this call of `generate` writes image tokens; other calls are left alone."""
+
+    @abstractmethod
+    def begin(self, kwargs: dict[str, Any]) -> ImageTask:
+        """Read the arguments of `generate`."""
+
+    def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
+        """Whether the model's own generate writes whole pictures with these arguments."""
+        return True
+
+    def layout(self) -> Layout | None:
+        """The layout of every picture, where the model's configuration fixes it."""
+        return None
+
+    def check(self, method: Any) -> None:
+        implementation = self.model.config.get_text_config()._attn_implementation
+        if implementation not in ("sdpa", "eager"):
+            raise UnsupportedTargetError(
+                f"attn_implementation={implementation!r} takes no window mask:"
+                " load the model with attn_implementation='sdpa'"
+            )
+        layout = self.layout()
+        if layout is not None:
+            method.check_layout(layout)
+
+    def replace_generate(self, session: Session, stack: ExitStack, method: Any) -> None:
+        """Let `method` decode the image calls of the model's `generate` until the stack is closed."""
+        original = self.model.generate
+        names = list(inspect.signature(original).parameters)
+
+        @functools.wraps(original)
+        def generate(
+            *args: Any,
+            generator: torch.Generator | None = None,
+            progress: Progress | None = None,
+            **kwargs: Any,
+        ) -> Any:
+            kwargs.update(zip(names, args, strict=False))
+            if not self.makes_images(kwargs):
+                if generator is not None or progress is not None:
+                    raise UnsupportedTargetError("this call writes no image: leave out generator and progress")
+                return original(**kwargs)
+            return self._accelerated(session, method, original, kwargs, generator, progress)
+
+        override(stack, self.model, "generate", generate)
+
+    @torch.no_grad()
+    def _accelerated(
+        self,
+        session: Session,
+        method: Any,
+        original: Callable[..., Any],
+        kwargs: dict[str, Any],
+        generator: torch.Generator | None,
+        progress: Progress | None,
+    ) -> Any:
+        for name in UNSUPPORTED_ARGUMENTS:
+            value = kwargs.get(name)
+            if value is not None and value is not False and not (isinstance(value, list) and not value):
+                raise UnsupportedTargetError(
+                    f"generate({name}=...) is not supported while accelerated:"
+                    " leave it out, or call generate on the model after .remove()"
+                )
+        report = session.report
+        report.start()
+        began = time.perf_counter()
+        task = self.begin(dict(kwargs))
+        method.check_layout(task.layout)
+        if method.is_neutral(task.layout) and generator is None and self.keeps_grid(kwargs):
+            result = original(**kwargs)
+            passes = task.layout.length
+            if progress is not None:
+                progress(passes, passes)
+            report.warnings.append("these settings are plain decoding: the model's own generate was called")
+        else:
+            source = private_generator(generator, task, method.keeps_noise)
+            decoder = method.decode(task, source, progress, session)
+            result = task.result(decoder.tokens)
+            passes = decoder.stats.forwards
+            report.peak_extra_bytes = decoder.cache.nbytes() + decoder.extra_bytes
+            report.details.update(stats=decoder.stats.to_dict())
+        report.forwards, report.plain_forwards = passes, task.layout.length
+        report.tokens = task.layout.length * task.batch
+        report.engaged = passes < task.layout.length
+        report.wall_seconds = time.perf_counter() - began
+        return result
+
+
+def private_generator(generator: torch.Generator | None, task: ImageTask, keeps_noise: bool) -> torch.Generator:
+    """The caller's generator, or one seeded by a single draw from the global state, as sampling would draw.
+
+    A method that keeps the noise draws from the global state itself. A generator on another device (diffusers
+    pipelines take CPU generators) seeds one on the model's.
+    """
+    if generator is not None and generator.device.type == task.device.type:
+        return generator
+    private = torch.Generator(task.device)
+    if generator is None and not task.sampling.do_sample:
+        return private.manual_seed(0)  # greedy decoding draws no token: leave the global state alone
+    if generator is None and keeps_noise:
+        return global_generator(task.device)
+    return private.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+
+
+def global_generator(device: torch.device) -> torch.Generator:
+    """The generator that sampling on a device draws from where none is given."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found: torch.Generator = torch.cuda.default_generators[index]
+        return found
+    return torch.default_generator
+
+
+def left_pad(rows: list[torch.Tensor], masks: list[torch.Tensor], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stack prompts `[B_i, P_i]` of different lengths, padded on the left."""
+    longest = max(row.shape[1] for row in rows)
+    ids = [torch.nn.functional.pad(row, (longest - row.shape[1], 0), value=pad) for row in rows]
+    padded = [torch.nn.functional.pad(mask, (longest - mask.shape[1], 0), value=0) for mask in masks]
+    return torch.cat(ids), torch.cat(padded)
+
+
+def prompt_of(kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask of a call, `[B, P]` each.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If they are missing or of the wrong kind.
+    """
+    ids = kwargs.pop("inputs", None)
+    ids = kwargs.pop("input_ids", None) if ids is None else ids
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.numel() == 0:
+        raise UnsupportedTargetError(
+            "generate needs input_ids of shape (batch, tokens): pass what the processor returns, generate(**inputs)"
+        )
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise UnsupportedTargetError(f"input_ids are {ids.dtype}: pass integer token ids, input_ids.long()")
+    mask = kwargs.pop("attention_mask", None)
+    mask = torch.ones_like(ids) if mask is None else mask
+    if mask.shape != ids.shape:
+        raise UnsupportedTargetError(
+            f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(ids.shape)}:"
+            " pass both from one processor call"
+        )
+    return ids, mask

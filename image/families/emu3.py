@@ -1,0 +1,114 @@
+"""Emu3: image tokens inside the text vocabulary, an end-of-line token after every row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmaccel.adapter import register_adapter
+from mmaccel.cache import RollbackCache
+from mmaccel.errors import UnsupportedTargetError
+
+from ..decoding.layout import Layout
+from ..decoding.sampling import Sampling
+from ..decoding.task import ImageTask
+from .adapter import ImageAdapter
+from .vocabulary import VocabularyTask, check_room, read_prompts
+
+END_OF_LINE, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
+IMAGE_START = "<|image token|>"
+
+
+class Emu3Task(VocabularyTask):
+    """Rows of `width` codes and an end of line, closed by end of frame, image and sequence."""
+
+    def prefill(self, cache: RollbackCache) -> torch.Tensor:
+        output = self.model.model.text_model(
+            input_ids=self.prompt_ids,
+            attention_mask=self.prompt_mask.long(),
+            position_ids=self.text_positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[:, -1]
+
+    def run(
+        self,
+        embeddings: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        cache: RollbackCache,
+    ) -> torch.Tensor:
+        output = self.model.model.text_model(
+            inputs_embeds=embeddings,
+            attention_mask=mask,
+            position_ids=positions + self.prompt_mask.sum(-1, keepdim=True),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state
+
+
+@register_adapter
+class Emu3Adapter(ImageAdapter):
+    """`Emu3ForConditionalGeneration`, with the inputs of `processor(..., return_for_image_generation=True)`.
+
+    `image_sizes` stays among the inputs: it gives the grid. `prefix_allowed_tokens_fn` is not needed,
+    since the grid says the same.
+    """
+
+    family = "emu3"
+    classes = ("Emu3ForConditionalGeneration",)
+
+    def makes_images(self, kwargs: dict[str, Any]) -> bool:
+        if kwargs.get("pixel_values") is not None:
+            return False
+        if kwargs.get("image_sizes") is not None:
+            return True
+        ids = kwargs.get("input_ids", kwargs.get("inputs"))
+        start = self.model.vocabulary_mapping.vocab_map.get(IMAGE_START)
+        if kwargs.get("prefix_allowed_tokens_fn") is not None and ids is not None and int(ids[0, -1]) == start:
+            raise UnsupportedTargetError(
+                "the grid is not known: leave image_sizes among the inputs,"
+                " generate(**processor(..., return_for_image_generation=True))"
+            )
+        return False
+
+    def begin(self, kwargs: dict[str, Any]) -> ImageTask:
+        kwargs.pop("prefix_allowed_tokens_fn", None)
+        layout, ids_table = self._grid(kwargs.pop("image_sizes"))
+        prompts = read_prompts(self.model, kwargs)
+        check_room(prompts.config, layout)
+        task = Emu3Task(
+            model=self.model,
+            layout=layout,
+            sampling=Sampling.from_config(prompts.config, set(self.model.vocabulary_mapping.image_tokens)),
+            guidance=prompts.guidance,
+            batch=prompts.own.shape[0],
+            branches=prompts.branches,
+            prompt_mask=prompts.mask.bool(),
+            codes=len(self.model.vocabulary_mapping.image_tokens),
+            specials=4,
+        )
+        task.prompt_ids, task.own_prompt = prompts.ids, prompts.own
+        task.ids, task.as_dict = ids_table.to(prompts.ids.device), bool(prompts.config.return_dict_in_generate)
+        return task
+
+    def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
+        return kwargs.get("prefix_allowed_tokens_fn") is not None
+
+    def _grid(self, image_sizes: Any) -> tuple[Layout, torch.Tensor]:
+        """The layout, and the model's ids of codes and specials."""
+        sizes = {(int(height), int(width)) for height, width in image_sizes}
+        if len(sizes) != 1:
+            raise UnsupportedTargetError(f"image_sizes differ, {sorted(sizes)}: generate one size at a time")
+        vocabulary = self.model.vocabulary_mapping.vocab_map
+        codes = self.model.vocabulary_mapping.image_tokens
+        eos = self.model.generation_config.eos_token_id
+        eos = self.model.config.text_config.eos_token_id if eos is None else eos
+        eos = eos[0] if isinstance(eos, list | tuple) else eos
+        specials = [vocabulary[END_OF_LINE], vocabulary[END_OF_FRAME], vocabulary[END_OF_IMAGE], eos]
+        line, frame, image, end = (len(codes) + i for i in range(4))
+        layout = Layout.grids([sizes.pop()], end_of_line=line, tail=(frame, image, end))
+        return layout, torch.tensor([*codes, *specials])

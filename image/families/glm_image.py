@@ -1,0 +1,152 @@
+"""GLM-Image: a small preview grid, then the large one, on 3-axis positions; also inside its pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmaccel.adapter import register_adapter
+from mmaccel.cache import RollbackCache
+from mmaccel.errors import UnsupportedTargetError
+
+from ..decoding.layout import Layout
+from ..decoding.sampling import Sampling
+from ..decoding.task import ImageTask
+from .adapter import ImageAdapter
+from .vocabulary import VocabularyTask, check_room, read_prompts
+
+# What the model keeps between the prefill and the decoding steps of its own generate.
+STATE = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")
+
+
+class GlmImageTask(VocabularyTask):
+    """Preview codes, then large codes, then one end token.
+
+    Attributes
+    ----------
+    inputs
+        What else the model's prefill takes: grids, images.
+    table
+        3-axis positions of every token to come, `[rows, 3, N]`, as the model computes them at prefill.
+    """
+
+    inputs: dict[str, Any]
+    table: torch.Tensor
+
+    def prefill(self, cache: RollbackCache) -> torch.Tensor:
+        inner = self.model.model
+        before = {name: getattr(inner, name) for name in STATE}
+        try:
+            output = inner(
+                input_ids=self.prompt_ids,
+                attention_mask=self.prompt_mask.long(),
+                past_key_values=cache,
+                use_cache=True,
+                **self.inputs,
+            )
+            self.table = inner._cached_decode_position_ids
+        finally:
+            for name, value in before.items():
+                setattr(inner, name, value)
+        return output.last_hidden_state[:, -1]
+
+    def run(
+        self,
+        embeddings: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        cache: RollbackCache,
+    ) -> torch.Tensor:
+        # A window may hang over the end of the picture; the table does not.
+        index = positions.clamp_max(self.table.shape[2] - 1)[:, None].expand(-1, 3, -1)
+        output = self.model.model.language_model(
+            inputs_embeds=embeddings,
+            attention_mask=mask,
+            position_ids=self.table.gather(2, index).transpose(0, 1),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state
+
+
+@register_adapter
+class GlmImageAdapter(ImageAdapter):
+    """`GlmImageForConditionalGeneration`, alone or as the `vision_language_encoder` of `GlmImagePipeline`.
+
+    The picture never ends early: inside the grids only image codes are sampled.
+    """
+
+    family = "glm_image"
+    classes = ("GlmImageForConditionalGeneration", "GlmImagePipeline")
+
+    @property
+    def model(self) -> Any:
+        return getattr(self.target, "vision_language_encoder", self.target)
+
+    def makes_images(self, kwargs: dict[str, Any]) -> bool:
+        return kwargs.get("image_grid_thw") is not None
+
+    def begin(self, kwargs: dict[str, Any]) -> ImageTask:
+        inputs = {name: kwargs.pop(name, None) for name in ("image_grid_thw", "images_per_sample", "pixel_values")}
+        prompts = read_prompts(self.model, kwargs)
+        if prompts.branches == 2 and inputs["pixel_values"] is not None:
+            raise UnsupportedTargetError("guidance with source images is not supported: leave out guidance_scale")
+        times = prompts.config.num_return_sequences
+        layout = self._layout(prompts.own[::times], inputs)
+        check_room(prompts.config, layout)
+        codes = self.model.config.vq_config.num_embeddings
+        task = GlmImageTask(
+            model=self.model,
+            layout=layout,
+            sampling=Sampling.from_config(prompts.config, range(codes)),
+            guidance=prompts.guidance,
+            batch=prompts.own.shape[0],
+            branches=prompts.branches,
+            prompt_mask=prompts.mask.bool(),
+            codes=codes,
+            specials=1,
+        )
+        task.prompt_ids, task.own_prompt = prompts.ids, prompts.own
+        task.ids = torch.tensor([*range(codes), self.model.config.image_end_token_id], device=prompts.ids.device)
+        task.inputs = self._expanded(inputs, prompts.own.shape[0] // times, times, prompts.branches)
+        task.as_dict = bool(prompts.config.return_dict_in_generate)
+        return task
+
+    def _layout(self, ids: torch.Tensor, inputs: dict[str, Any]) -> Layout:
+        """The grids still to be written, last one first, as the model itself orders them."""
+        counts = self._grids_per_sample(ids.shape[0], inputs)
+        ends = (ids == self.model.config.image_end_token_id).sum(-1).tolist()
+        samples = inputs["image_grid_thw"].split(counts)
+        shapes = {
+            tuple((int(h), int(w)) for _, h, w in reversed(grids[done:].tolist()))
+            for grids, done in zip(samples, ends, strict=True)
+        }
+        if len(shapes) != 1 or not next(iter(shapes)):
+            raise UnsupportedTargetError(
+                f"the rows of this batch ask for different grids, {sorted(shapes)}: generate one size at a time"
+            )
+        return Layout.grids(list(shapes.pop()), tail=(self.model.config.vq_config.num_embeddings,))
+
+    def _grids_per_sample(self, batch: int, inputs: dict[str, Any]) -> list[int]:
+        if inputs["images_per_sample"] is not None:
+            return [int(n) for n in inputs["images_per_sample"]]
+        if batch > 1:
+            raise UnsupportedTargetError("a batch needs images_per_sample: pass all that the processor returns")
+        return [len(inputs["image_grid_thw"])]
+
+    def _expanded(self, inputs: dict[str, Any], batch: int, times: int, branches: int) -> dict[str, Any]:
+        """Repeat grids (and images) for several pictures per prompt and for guidance."""
+        counts = self._grids_per_sample(batch, inputs)
+        samples = [grid for grid in inputs["image_grid_thw"].split(counts) for _ in range(times)] * branches
+        expanded: dict[str, Any] = {
+            "image_grid_thw": torch.cat(samples),
+            "images_per_sample": torch.tensor([len(grid) for grid in samples], device=samples[0].device),
+        }
+        if inputs["pixel_values"] is not None:
+            if times > 1:
+                raise UnsupportedTargetError(
+                    "num_return_sequences with source images is not supported: call generate once per picture"
+                )
+            expanded["pixel_values"] = inputs["pixel_values"]
+        return expanded

@@ -1,0 +1,107 @@
+"""Janus and Janus-Pro: a fixed square grid of codebook ids, guidance always by a doubled batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from mmaccel.adapter import register_adapter
+from mmaccel.cache import RollbackCache
+from mmaccel.private import generation_settings
+
+from ..decoding.layout import Layout
+from ..decoding.sampling import Sampling
+from ..decoding.task import ImageTask, as_output
+from .adapter import ImageAdapter, prompt_of
+
+DEFAULT_GUIDANCE = 5.0  # what the model's own generate falls back to
+
+
+class JanusTask(ImageTask):
+    """One picture per row, 576 tokens in Janus-Pro."""
+
+    prompt_ids: torch.Tensor
+    as_dict: bool = False
+
+    def prefill(self, cache: RollbackCache) -> torch.Tensor:
+        output = self.model.model.language_model(
+            inputs_embeds=self.model.get_input_embeddings()(self.prompt_ids),
+            attention_mask=self.prompt_mask.long(),
+            position_ids=self.text_positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[:, -1]
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model.prepare_embeddings_for_image_generation(tokens)
+
+    def run(
+        self,
+        embeddings: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        cache: RollbackCache,
+    ) -> torch.Tensor:
+        output = self.model.model.language_model(
+            inputs_embeds=embeddings,
+            attention_mask=mask,
+            position_ids=positions + self.prompt_mask.sum(-1, keepdim=True),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.model.generation_head(hidden)
+
+    def codebook(self) -> torch.Tensor:
+        # the decoder normalises codes before it uses them, so distances are taken the same way
+        return torch.nn.functional.normalize(self.model.model.vqmodel.quantize.embedding.weight, dim=-1)
+
+    def result(self, tokens: torch.Tensor) -> Any:
+        return as_output(tokens) if self.as_dict else tokens
+
+
+@register_adapter
+class JanusAdapter(ImageAdapter):
+    """`JanusForConditionalGeneration`, with `generate(generation_mode="image")`."""
+
+    family = "janus"
+    classes = ("JanusForConditionalGeneration",)
+
+    def layout(self) -> Layout:
+        side = math.isqrt(self.model.config.vision_config.num_image_tokens)
+        return Layout.grids([(side, side)])
+
+    def makes_images(self, kwargs: dict[str, Any]) -> bool:
+        return kwargs.get("generation_mode", "text") == "image"
+
+    def begin(self, kwargs: dict[str, Any]) -> ImageTask:
+        kwargs.pop("generation_mode")
+        ids, mask = prompt_of(kwargs)
+        config, _ = generation_settings(self.model, kwargs)
+        guidance = DEFAULT_GUIDANCE if config.guidance_scale is None else float(config.guidance_scale)
+        ids = ids.repeat_interleave(config.num_return_sequences, 0)
+        mask = mask.repeat_interleave(config.num_return_sequences, 0)
+        batch, branches = ids.shape[0], 1
+        if guidance > 1:
+            branches = 2
+            kept = (ids == config.bos_token_id) | (ids == config.generation_kwargs["boi_token_id"])
+            ids = torch.cat([ids, ids.masked_fill(~kept, config.pad_token_id)])
+            mask = mask.repeat(2, 1)
+        task = JanusTask(
+            model=self.model,
+            layout=self.layout(),
+            sampling=Sampling.from_config(config, range(self.model.config.vq_config.num_embeddings)),
+            guidance=guidance,
+            batch=batch,
+            branches=branches,
+            prompt_mask=mask.bool(),
+            codes=self.model.config.vq_config.num_embeddings,
+            specials=0,
+        )
+        task.prompt_ids, task.as_dict = ids, bool(config.return_dict_in_generate)
+        return task

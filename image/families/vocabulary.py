@@ -1,0 +1,126 @@
+"""Models that write image tokens with their text head: which ids are image codes, and how to read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel.decoding import gumbel
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.private import generation_settings
+
+from ..decoding.layout import Layout
+from ..decoding.task import ImageTask, as_output
+from .adapter import left_pad, prompt_of
+
+
+class VocabularyTask(ImageTask):
+    """A task whose local ids are a selection of the model's vocabulary.
+
+    Attributes
+    ----------
+    ids
+        Model id of each local id, `[codes + specials]`.
+    prompt_ids
+        `[rows, P]`.
+    own_prompt
+        `[batch, p]`, what the result begins with.
+    """
+
+    ids: torch.Tensor
+    own_prompt: torch.Tensor
+    prompt_ids: torch.Tensor
+    as_dict: bool = False
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model.get_input_embeddings()(self.ids[tokens])
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        codes, head = self.ids[: self.codes], self.model.lm_head
+        if type(head) is torch.nn.Linear and not head._forward_hooks:
+            # Only the image codes: the text vocabulary is several times larger, and never sampled here.
+            bias = None if head.bias is None else head.bias[codes]
+            return torch.nn.functional.linear(hidden, self._code_rows(head.weight, codes), bias)
+        return head(hidden)[..., codes]
+
+    def _code_rows(self, weight: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        first, last = int(codes[0]), int(codes[-1])
+        if last - first + 1 == len(codes):
+            return weight[first : last + 1]  # a view
+        return weight[codes]
+
+    def noise(self, generator: torch.Generator | None) -> torch.Tensor:
+        # the model's own generate samples over all it could say, text included
+        return gumbel((self.batch, self.model.lm_head.out_features), generator, self.device)[:, self.ids]
+
+    def codebook(self) -> torch.Tensor:
+        return self.model.get_input_embeddings().weight[self.ids[: self.codes]]
+
+    def result(self, tokens: torch.Tensor) -> Any:
+        sequences = torch.cat([self.own_prompt, self.ids[tokens]], 1)
+        return as_output(sequences) if self.as_dict else sequences
+
+
+@dataclass
+class Prompts:
+    """Prompts of one call, for both branches of guidance.
+
+    Attributes
+    ----------
+    config
+        The filled `GenerationConfig`.
+    own
+        The caller's prompt ids, one row per picture, as the result begins with them.
+    ids, mask
+        `[rows, P]`, conditional rows before unconditional ones.
+    """
+
+    config: Any
+    guidance: float
+    own: torch.Tensor
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+    @property
+    def branches(self) -> int:
+        return self.ids.shape[0] // self.own.shape[0]
+
+
+def read_prompts(model: Any, kwargs: dict[str, Any]) -> Prompts:
+    """Read prompts and settings, guidance by `guidance_scale` and `negative_prompt_ids` as transformers takes it.
+
+    Without a negative prompt the unconditional branch starts from the last prompt token, as there.
+    """
+    ids, mask = prompt_of(kwargs)
+    negative = kwargs.pop("negative_prompt_ids", None)
+    negative_mask = kwargs.pop("negative_prompt_attention_mask", None)
+    config, _ = generation_settings(model, kwargs)
+    times = config.num_return_sequences
+    own = ids.repeat_interleave(times, 0)
+    scale = config.guidance_scale
+    if scale is None or scale == 1:
+        return Prompts(config, 1.0, own, own, mask.repeat_interleave(times, 0))
+    if negative is None:
+        negative = ids[:, -1:]
+    if negative_mask is None:
+        negative_mask = torch.ones_like(negative)
+    if negative.shape[0] == 1:
+        negative, negative_mask = (x.expand(ids.shape[0], -1) for x in (negative, negative_mask))
+    if negative.shape[0] != ids.shape[0]:
+        raise UnsupportedTargetError(
+            f"{negative.shape[0]} negative prompts for {ids.shape[0]} prompts: give one, or one each"
+        )
+    pad = model.config.get_text_config().pad_token_id
+    both, both_mask = left_pad([ids, negative], [mask, negative_mask], pad)
+    return Prompts(config, float(scale), own, *(x.repeat_interleave(times, 0) for x in (both, both_mask)))
+
+
+def check_room(config: Any, layout: Layout) -> None:
+    """Refuse a token limit that would cut the picture."""
+    if config.max_new_tokens is not None and config.max_new_tokens < layout.length:
+        raise UnsupportedTargetError(
+            f"max_new_tokens={config.max_new_tokens} cuts the picture: it takes {layout.length} tokens,"
+            f" pass max_new_tokens={layout.length} or leave it out"
+        )

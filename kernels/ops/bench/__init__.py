@@ -1,0 +1,1 @@
+"""`mmaccel bench kernels`."""

@@ -1,0 +1,260 @@
+"""One result format for the benchmarks of all modalities."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import WeightsError, shown
+from ..files.foreign_json import read_json
+from ..machine import machine
+from ..version import versions
+
+LONGEST = 90  # characters of a method with its settings
+
+# Every row has these; None where a column was not measured.
+COLUMNS = (
+    "modality",
+    "model",
+    "method",
+    "settings",
+    "exact",
+    "seeds",
+    "wall_seconds",
+    "baseline_seconds",
+    "speedup",
+    "work_ratio",
+    "quality_metric",
+    "quality",
+    "baseline_quality",
+    "peak_extra_bytes",
+)
+IDENTITY = ("modality", "model", "method", "settings", "exact")  # never None
+# What a column holds beside None; a number where it is not named.
+KINDS = {
+    **dict.fromkeys(("modality", "model", "method", "quality_metric"), (str, "a text")),
+    "settings": (dict, "an object"),
+    "exact": (bool, "true or false"),
+    "seeds": (list, "a list"),
+}
+HEADER = {"versions": dict, "machine": dict, "threads": int, "date": str}
+MACHINE = ("system", "processor", "cores", "accelerator")
+MOST_BYTES = 64 << 20  # of a file with results; those of docs/benchmarks take up to 0.2 MiB
+
+
+def row(**values: Any) -> dict[str, Any]:
+    """A row with all columns; further ones may follow.
+
+    Raises
+    ------
+    ValueError
+        If a column that identifies the row is missing.
+    """
+    for name in IDENTITY:
+        if name not in values:
+            raise ValueError(f"a benchmark row needs {name!r}")
+    return {**dict.fromkeys(COLUMNS), **values}
+
+
+def result(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Header and rows; the rows are computed here."""
+    began = datetime.datetime.now(datetime.UTC)
+    return {
+        "header": {
+            "versions": versions(),
+            "machine": machine(),
+            "threads": torch.get_num_threads(),
+            "date": began.isoformat(timespec="seconds"),
+        },
+        "rows": list(rows),
+    }
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """Header and rows of a file that `mmaccel bench --json` or a comparison's ``save("x.json")`` wrote.
+
+    Raises
+    ------
+    WeightsError
+        If the file cannot be read, or holds no such result; the error names what is missing.
+    """
+    found = read_json(path, MOST_BYTES, f"write one with `mmaccel bench image --json > {path}`")
+    missing = faults(found)
+    if missing:
+        raise WeightsError(f"{path} is no result of `mmaccel bench --json`: {missing[0]}")
+    return dict(found)
+
+
+def faults(result: Any) -> list[str]:
+    """What a result lacks of the one format; empty where it has everything."""
+    if not isinstance(result, dict) or not isinstance(result.get("rows"), list):
+        return ["it has no rows"]
+    header = result.get("header")
+    if not isinstance(header, dict):
+        return ["it has no header"]
+    found = [f"its header has no {name}" for name in HEADER if name not in header]
+    found += [f"its header has a wrong {n}" for n, kind in HEADER.items() if not isinstance(header.get(n), kind)]
+    found += [f"its machine has no {name}" for name in MACHINE if name not in header["machine"]] if not found else []
+    for number, each in enumerate(result["rows"]):
+        if not isinstance(each, dict):
+            found.append(f"row {number} is no object")
+            continue
+        found += [f"row {number} has no {name}" for name in COLUMNS if name not in each]
+        found += [f"row {number} leaves {name} empty" for name in IDENTITY if name in each and each[name] is None]
+        found += [f"row {number} has {fault}" for fault in _misfits(each)]
+    return found
+
+
+def _misfits(row: dict[str, Any]) -> Iterator[str]:
+    """Columns whose values are of another kind than theirs."""
+    for name in COLUMNS:
+        kind, called = KINDS.get(name, (int | float, "a number"))
+        value = row.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
+            yield f"{name}={shown(value)}, which is not {called}"
+
+
+def seconds(row: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Seconds of a row and of its baseline: by the clock on the wall, or those of the processor where a row has these.
+
+    Rows of speech count the processor's seconds, since a stream waits for its audio.
+    """
+    if row.get("cpu_seconds") is not None:
+        return row["cpu_seconds"], row.get("baseline_cpu_seconds")
+    return row["wall_seconds"], row["baseline_seconds"]
+
+
+def where(header: dict[str, Any]) -> dict[str, Any]:
+    """What a row that is shown alone says of where it was measured: the chip, its threads and the date."""
+    machine = header["machine"]
+    chip = machine["processor"] if machine["accelerator"] == "none" else machine["accelerator"]
+    return {"machine": chip, "threads": header["threads"], "date": header["date"]}
+
+
+def place(found: Mapping[str, Any]) -> str:
+    """The same in words.
+
+    Examples
+    --------
+    >>> place({"machine": "AMD EPYC", "threads": 1, "date": "2026-11-22T08:00:00+00:00"})
+    'AMD EPYC, 1 thread, 2026-11-22'
+    """
+    threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+    return f"{found['machine']}, {threads}, {found['date'][:10]}"
+
+
+def alternate(runs: dict[Any, Callable[[int], Any]], rounds: int) -> dict[Any, list[Any]]:
+    """Call every run once a round, in an order that turns, so that drift of the machine hits all alike.
+
+    Each run gets the number of the round, and its results are returned in that order.
+    """
+    names = list(runs)
+    results: dict[Any, list[Any]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            results[name].append(runs[name](number))
+    return results
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, so that a clock means something; CUDA is never started just for that."""
+    started: Callable[[], bool] = torch.cuda.is_initialized  # covers for a missing annotation in torch
+    if started():
+        torch.cuda.synchronize()
+
+
+def median(values: Iterable[float]) -> float:
+    return float(statistics.median(values))
+
+
+def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str]) -> str:
+    """A Markdown page: title, what was measured on what, and one table a section.
+
+    Parameters
+    ----------
+    intro
+        What was measured and how to read it.
+    sections
+        Heading to the finished table.
+    """
+    header = result["header"]
+    facts = (
+        f"- versions: {', '.join(f'{k} {v}' for k, v in header['versions'].items())}",
+        f"- machine: {', '.join(header['machine'].values())}, {header['threads']} threads",
+        f"- date: {header['date']}",
+    )
+    parts = [f"# {title}", intro.strip(), "\n".join(facts)]
+    parts += [f"## {heading}\n\n{body}" for heading, body in sections.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    headings = list(headings)
+    rows = [headings, ["---"] * len(headings), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The rows as a Markdown table, fastest last within what was measured together."""
+    lines = ["| method | exact | seconds | speed-up | passes | quality |", "|---|---|---|---|---|---|"]
+    for r in result["rows"]:
+        quality = "" if r["quality"] is None else f"{r['quality']:.3g}"
+        if r["baseline_quality"] is not None:
+            quality += f" (plain {r['baseline_quality']:.3g})"
+        work = "" if r["work_ratio"] is None else f"{1 / r['work_ratio']:.2f}x fewer"
+        speed = "" if r["speedup"] is None else f"{r['speedup']:.2f}x"
+        wall = "" if r["wall_seconds"] is None else f"{r['wall_seconds']:.2f}"
+        lines.append(f"| {called(r)} | {'yes' if r['exact'] else 'no'} | {wall} | {speed} | {work} | {quality} |")
+    return "\n".join(lines)
+
+
+def aligned(lines: Iterable[Iterable[str]]) -> str:
+    """Lines of cells as columns for a terminal."""
+    cells = [list(line) for line in lines]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    drawn = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+    return "\n".join(line.rstrip() for line in drawn)
+
+
+def called(row: dict[str, Any]) -> str:
+    """The method of a row as it is typed, with what differs from its defaults.
+
+    Examples
+    --------
+    >>> called({"method": "image.ZipAR", "settings": {"window": 2, "verify": False, "draft_window": 8}})
+    'image.ZipAR(window=2)'
+    >>> called({"method": "fewer frames", "settings": {"step": 7}})
+    'fewer frames(step=7)'
+    """
+    from ..registry import methods  # imports the modalities, which the format does not need
+
+    name, label = row["method"], row.get("label")
+    full = name if "." in name else f"{row.get('modality')}.{name}"
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version, or no method of ours
+        usual = methods()[full]().settings()
+        typed = str(methods()[full].from_settings({k: _rounded(v, usual[k]) for k, v in row["settings"].items()}))
+        if len(typed) <= LONGEST:
+            return typed
+    if label is not None:
+        return f"{name}, {label}" if label else name
+    settings = ", ".join(f"{key}={_short(value)}" for key, value in row["settings"].items() if value is not None)
+    return f"{name}({settings})" if settings else name
+
+
+def _rounded(value: Any, usual: Any) -> Any:
+    """Three digits are enough to tell settings apart, but for a default."""
+    return float(f"{value:.3g}") if isinstance(value, float) and value != usual else value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 2:
+        return f"[{len(value)} numbers]"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

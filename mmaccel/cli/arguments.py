@@ -1,0 +1,85 @@
+"""Numbers of the command line: checked where they are typed, so that messages name options and not Python arguments."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+from ..errors import SettingError
+
+LARGEST_SEED = 2**64 - 1  # torch's own bound
+COUNT = 64  # pictures of one prompt, which are drawn in one batch
+STEPS = 1000  # diffusion models are trained on no more
+FRAMES = 768  # of a clip; what Qwen's processors take at most
+SIDE = 8192  # pixels
+TOKENS = 32_768  # of an answer
+RUNS = 1000  # seeds, and rounds of them
+THREADS = 1024
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all others of the command line are."""
+
+    def error(self, message: str) -> NoReturn:
+        said = re.sub(r"^argument (\S+): (.*: it must be)", r"\1 \2", message).removeprefix("argument ")
+        raise SettingError(f"{said} (`{self.prog} --help` has all options)")
+
+
+def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Reads a whole number between `low` and `high`.
+
+    Examples
+    --------
+    >>> whole(1, 64)("8")
+    8
+    """
+    bounds = f"at least {low}" + ("" if high is None else f" and at most {high}")
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low or (high is not None and value > high):
+            raise argparse.ArgumentTypeError(f"{_short(text)}: it must be a whole number of {bounds}")
+        return value
+
+    return read
+
+
+def number(allowed: str = "a finite number", holds: Callable[[float], bool] = lambda _: True) -> Callable[[str], float]:
+    """Reads a finite number of which `holds` is true, as `allowed` says.
+
+    Examples
+    --------
+    >>> number("above 0", lambda value: value > 0)("0.5")
+    0.5
+    """
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not holds(value):
+            raise argparse.ArgumentTypeError(f"{_short(text)}: it must be {allowed}")
+        return value
+
+    return read
+
+
+def positive(text: str) -> float:
+    """Reads a finite number above 0."""
+    return number("a number above 0", lambda value: value > 0)(text)
+
+
+def seed(text: str) -> int:
+    """Reads a number that random generators start from."""
+    return whole(0, LARGEST_SEED)(text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,0 +1,175 @@
+"""What `mmaccel bench` takes, and what it does with that."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import MmaccelError
+from .arguments import THREADS, whole
+
+# Each has `rows(full)` and `write_page(result, path)`; `THREADS` where it is not 2.
+BENCHMARKS = {
+    "image": "mmaccel.image.bench.benchmark",
+    "kernels": "mmaccel.kernels.bench.benchmark",
+    "language": "mmaccel.vlm.bench.language",
+    "speech": "mmaccel.speech.bench.benchmark",
+    "video": "mmaccel.video.bench.benchmark",
+    "vlm": "mmaccel.vlm.bench.benchmark",
+}
+FOLDER = Path("docs/benchmarks")
+EXAMPLES = """examples:
+  mmaccel bench image
+  mmaccel bench image --json --page results/image.md > results/image.json
+  mmaccel bench all --full --page docs/benchmarks
+  mmaccel bench difference before/image.json after/image.json --fail-below 0.9
+  mmaccel bench index
+"""
+
+
+class BenchmarksFailed(MmaccelError):
+    """Some of several benchmarks failed; what the others found is written."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `bench` with its kinds to the command line."""
+    looks: dict[str, Any] = {"epilog": EXAMPLES, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = commands.add_parser("bench", help="measure methods against plain runs", **looks)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for name in BENCHMARKS:
+        kind = kinds.add_parser(name, help=f"the benchmark of {name}", **looks)
+        _add_common(kind, "up to an hour on 2 cores")
+        kind.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
+        kind.set_defaults(run=run_benchmark)
+    every = kinds.add_parser("all", help="all of these, one after the other", **looks)
+    _add_common(every, "hours on 2 cores")
+    every.add_argument("--page", type=Path, metavar="FOLDER", help="write pages, plots and JSON there, as each is done")
+    every.set_defaults(run=run_all)
+    difference = kinds.add_parser("difference", help="two results, row by row", **looks)
+    difference.add_argument("old", type=Path, metavar="OLD.json")
+    difference.add_argument("new", type=Path, metavar="NEW.json")
+    difference.add_argument("--json", action="store_true", help="print the rows as JSON on standard output")
+    difference.add_argument(
+        "--fail-below", type=float, metavar="SHARE", help="exit code 1 if a speed-up is below that share of the old one"
+    )
+    difference.set_defaults(run=run_difference, loads_models=False)
+    index = kinds.add_parser("index", help="the page and the plots over all results in a folder", **looks)
+    index.add_argument("folder", type=Path, nargs="?", default=FOLDER, help=f"default {FOLDER}")
+    index.set_defaults(run=run_index, loads_models=False)
+
+
+def _add_common(kind: Any, duration: str) -> None:
+    kind.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+    kind.add_argument("--full", action="store_true", help=f"all settings of docs/benchmarks ({duration})")
+    kind.add_argument(
+        "--threads", type=whole(1, THREADS), help="CPU threads (default 2; 1 for speech, whose figures are of 1)"
+    )
+
+
+def run_benchmark(arguments: argparse.Namespace) -> None:
+    """Measure, and print the rows."""
+    import torch
+
+    from ..bench import result as bench
+
+    benchmark = importlib.import_module(BENCHMARKS[arguments.kind])
+    torch.set_num_threads(arguments.threads or getattr(benchmark, "THREADS", 2))
+    with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
+        result = bench.result(benchmark.rows(full=arguments.full))
+    print(json.dumps(result, indent=1) if arguments.json else bench.table(result), flush=True)
+    if arguments.page:  # last, so that a page that fails loses no figure
+        benchmark.write_page(result, arguments.page)
+
+
+def run_all(arguments: argparse.Namespace) -> None:
+    """Measure one after the other, each in a process of its own, so that its figures are those of it alone.
+
+    With ``--json`` every result is one line of standard output.
+
+    Raises
+    ------
+    BenchmarksFailed
+        At the end, if some did not come through; it names them.
+    """
+    failed, found = [], 0
+    for number, kind in enumerate(BENCHMARKS, 1):
+        print(f"{number} of {len(BENCHMARKS)}: {kind}", file=sys.stderr, flush=True)
+        if arguments.page:
+            arguments.page.mkdir(parents=True, exist_ok=True)
+        result, reason = _in_a_process(list(_words(kind, arguments)))
+        if result is not None:
+            _tell(kind, result, arguments)
+            found += 1
+        if reason:
+            print(f"{kind} failed: {reason}", file=sys.stderr, flush=True)
+            failed.append(kind)
+    if arguments.page and found:
+        from ..bench.index import write
+
+        write(arguments.page)
+    if failed:
+        again = " and ".join(f"`mmaccel bench {kind}`" for kind in failed)
+        count = f"{len(failed)} of {len(BENCHMARKS)} benchmarks failed"
+        raise BenchmarksFailed(f"{count}, and all that was measured is kept; run {again} again (the reasons are above)")
+
+
+def _words(kind: str, arguments: argparse.Namespace) -> Iterator[str]:
+    """The command line of one of them."""
+    yield from ("bench", kind, "--json")
+    if arguments.full:
+        yield "--full"
+    if arguments.threads:
+        yield from ("--threads", str(arguments.threads))
+    if arguments.page:
+        yield from ("--page", str(arguments.page / f"{kind}.md"))
+
+
+def _in_a_process(words: list[str]) -> tuple[dict[str, Any] | None, str]:
+    """The result of a command as far as it came, and why it failed; what it says on standard error is passed on."""
+    # -P: in a checkout the current folder must not hide the installed package
+    made = subprocess.run([sys.executable, "-P", "-m", "mmaccel", *words], stdout=subprocess.PIPE, check=False)
+    reason = f"exit code {made.returncode}" if made.returncode else ""
+    try:
+        return dict(json.loads(made.stdout)), reason
+    except ValueError:
+        return None, reason or "it printed no result"
+
+
+def _tell(kind: str, result: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Keep and print a result as soon as it is there."""
+    from ..bench import result as bench
+    from ..files.output import replacing
+
+    if arguments.page:
+        with replacing(arguments.page / f"{kind}.json") as temporary:
+            temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result) if arguments.json else f"{kind}\n{bench.table(result)}\n", flush=True)
+
+
+def run_difference(arguments: argparse.Namespace) -> int:
+    """Print two results beside each other; 1 if a speed-up fell too far."""
+    from ..bench import result as bench
+    from ..bench.difference import difference
+
+    found = difference(bench.load(arguments.old), bench.load(arguments.new))
+    fallen = [] if arguments.fail_below is None else found.fallen(arguments.fail_below)
+    print(json.dumps(found.to_dict(), indent=1) if arguments.json else found)
+    for pair in fallen:
+        share = f"{pair.speedup_share:.0%} of the old speed-up, less than {arguments.fail_below:.0%}"
+        print(f"mmaccel: {pair.label}: {share}", file=sys.stderr)
+    return 1 if fallen else 0
+
+
+def run_index(arguments: argparse.Namespace) -> None:
+    """Write the page and the plots over all results in a folder."""
+    from ..bench.index import write
+
+    for path in write(arguments.folder):
+        print(f"wrote {path}")

@@ -1,0 +1,180 @@
+"""The command line: `mmaccel env | methods | presets | plan | run | compare | tune | bench | demo`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import MmaccelError
+from ..files.output import check_writable, replacing
+from ..version import __version__, versions
+from .arguments import Parser
+from .bench import add_parser as add_bench
+from .compare import add_parser as add_compare
+from .demo import add_parser as add_demo
+from .model_arguments import add_methods, add_model, chosen_methods, target_of
+from .run_parsers import add_run
+from .tune import add_parser as add_tune
+
+STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as shells have them: of SIGINT, and of SIGPIPE
+EXAMPLES = """examples:
+  mmaccel run image "red heart" -o heart.png --compare
+  mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
+  mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare
+  mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png
+  mmaccel compare video "rocket moves up, blue background" --method video.EasyCache -o rocket.html
+  mmaccel run speech talk.wav -o talk.srt
+  mmaccel compare speech talk.wav -o talk.html
+  mmaccel run speech --live talk.wav
+  arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -
+  mmaccel plan --model tiny-janus --preset fast -o plan.json
+  mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
+  mmaccel bench image --json > image.json
+  mmaccel demo --port 7860
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    0, 1 (a check that was asked for failed), 2 (what was asked cannot be done), 130 (interrupted) or 141 (nobody reads
+    what is printed). SIGTERM and SIGHUP end it by `SystemExit`, so that what is half done is cleared away.
+    """
+    try:
+        arguments = build_parser().parse_args(argv)
+        with _ended_by_signals():
+            if arguments.loads_models:
+                _quiet_libraries()
+            code: int | None = arguments.run(arguments)
+            sys.stdout.flush()
+    except BrokenPipeError:  # as with `| head`, which has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return NO_READER
+    except (MmaccelError, OSError) as error:
+        print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mmaccel: stopped", file=sys.stderr)
+        return STOPPED
+    return code or 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="mmaccel",
+        description="Makes existing multimodal models faster, without retraining or forking them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.set_defaults(loads_models=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    env = commands.add_parser("env", help="versions and devices, for bug reports")
+    env.set_defaults(run=_env, loads_models=False)
+
+    for name, about, run in (
+        ("methods", "list all methods, what they do and what their settings mean", _methods),
+        ("presets", "list what exact, balanced and fast stand for, and what they measured", _presets),
+    ):
+        lists = commands.add_parser(name, help=about)
+        lists.add_argument("--modality", help="only those of one modality")
+        lists.set_defaults(run=run, loads_models=False)
+
+    plan = commands.add_parser("plan", help="resolve and check methods for a model, and save them")
+    add_model(plan)
+    add_methods(plan)
+    plan.add_argument("-o", "--output", type=Path, help="write the plan as JSON")
+    plan.set_defaults(run=_plan)
+
+    add_run(commands)
+    add_compare(commands)
+    add_tune(commands)
+    add_bench(commands)
+    add_demo(commands)
+    return parser
+
+
+def _env(_: argparse.Namespace) -> None:
+    from ..machine import machine
+
+    found = machine()
+    for name, value in {**versions(), **found}.items():
+        print(f"{name:<14}{value}")
+    print(f"{'cuda':<14}{'not available' if found['accelerator'] == 'none' else found['accelerator']}")
+
+
+def _methods(arguments: argparse.Namespace) -> None:
+    from .listing import methods_text
+
+    print("\n\n".join(methods_text(modality) for modality in _modalities(arguments)))
+
+
+def _presets(arguments: argparse.Namespace) -> None:
+    from .listing import presets_text
+
+    print("\n\n".join(presets_text(modality) for modality in _modalities(arguments)))
+
+
+def _modalities(arguments: argparse.Namespace) -> tuple[str, ...]:
+    from ..errors import unknown_name
+    from ..registry import MODALITIES
+
+    if arguments.modality not in (None, *MODALITIES):
+        raise unknown_name("modality", arguments.modality, MODALITIES)
+    return MODALITIES if arguments.modality is None else (arguments.modality,)
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from ..plan import plan
+
+    check_writable(arguments.output)
+    chosen, preset = chosen_methods(arguments)
+    made = plan(target_of(arguments), *chosen, preset=preset)
+    print(made)
+    if arguments.output:
+        with replacing(arguments.output) as temporary:
+            made.save(temporary)
+        print(f"saved to {arguments.output}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM, and the SIGHUP of a closed terminal, unwind the block as an exception does.
+
+    Temporary files and folders are removed then.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _quiet_libraries() -> None:
+    """Their progress bars and advice would bury ours."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()

@@ -1,0 +1,135 @@
+"""The model and the methods that a command is given: their arguments, and what they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import SettingError
+
+
+def add_model(parser: argparse.ArgumentParser, default: str = "tiny-janus") -> None:
+    """Add what says which model runs, and where."""
+    parser.add_argument("--model", default=default, help=f"zoo name, hub id or folder (default {default})")
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add what says where a model runs."""
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, mps, ...")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored")
+
+
+def add_methods(parser: argparse.ArgumentParser, default: str = "exact", otherwise: str = "") -> None:
+    """Add what says how it is accelerated; `otherwise` says in words what is done if nothing is said."""
+    said = otherwise or (default if "." in default else f"--preset {default}")
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"a method with settings; `mmaccel methods` lists them (default: {said})",
+    )
+    parser.add_argument("--preset", help="exact, balanced or fast, instead of methods; see `mmaccel presets`")
+    parser.set_defaults(default=default)
+    parser.add_argument("--plan", type=Path, help="a plan saved before, instead of methods")
+
+
+def device_of(arguments: argparse.Namespace) -> str:
+    """The device that is asked for.
+
+    Raises
+    ------
+    SettingError
+        If this machine, or this build of torch, has none of that name.
+    """
+    import torch
+
+    device: str = arguments.device
+    try:
+        torch.zeros(1, device=device).item()
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SettingError(
+            f"--device {device} cannot be used here ({reason}): leave it out to run on the CPU"
+        ) from error
+    return device
+
+
+def dtype_of(arguments: argparse.Namespace) -> Any:
+    """The type of numbers that is asked for; None for that of the checkpoint."""
+    import torch
+
+    return getattr(torch, arguments.dtype) if arguments.dtype else None
+
+
+def target_of(arguments: argparse.Namespace) -> Any:
+    """The model or pipeline that is asked for."""
+    from .. import zoo
+
+    kind = zoo.modality(arguments.model) if zoo.is_known(arguments.model) else None
+    if kind == "video" or (Path(arguments.model) / "model_index.json").is_file():
+        from mmaccel.video import generation
+
+        return generation.load(arguments.model, device_of(arguments), dtype_of(arguments))
+    if kind == "vlm":
+        from mmaccel.vlm import answering
+
+        return answering.load(arguments.model, device_of(arguments), dtype_of(arguments))[0]
+    return painter(arguments).target
+
+
+def painter(arguments: argparse.Namespace) -> Any:
+    """The image model that is asked for, with its processor."""
+    from mmaccel.image import generation
+
+    return generation.load(arguments.model, device_of(arguments), dtype_of(arguments))
+
+
+def chosen_methods(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
+    """Methods and preset; the command's own default, a method or a preset, where nothing was asked."""
+    from ..plan import Plan
+
+    chosen = [parse_method(text) for text in arguments.method]
+    if arguments.plan:
+        chosen.append(Plan.load(arguments.plan))
+    if chosen or arguments.preset:
+        return chosen, arguments.preset
+    default = arguments.default
+    return ([parse_method(default)], None) if "." in default else ([], default)
+
+
+def parse_method(text: str) -> Any:
+    """A method from ``NAME[:KEY=VALUE,...]``.
+
+    Examples
+    --------
+    >>> print(parse_method("image.ZipAR:window=2,verify=true"))
+    image.ZipAR(window=2, verify=True)
+    """
+    from ..registry import get_method
+
+    name, _, settings = text.partition(":")
+    values: dict[str, Any] = {}
+    for item in filter(None, settings.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise SettingError(f"--method {text}: write KEY=VALUE after the colon, such as {name}:window=4")
+        values[key.strip()] = value_of(value)
+    return get_method(name).from_settings(values)
+
+
+def value_of(text: str) -> Any:
+    """A setting as it is typed: a number, true, false, none or a word.
+
+    Examples
+    --------
+    >>> value_of("0.5"), value_of("False"), value_of("refresh")
+    (0.5, False, 'refresh')
+    """
+    try:
+        return json.loads(text.replace("True", "true").replace("False", "false").replace("None", "null"))
+    except (json.JSONDecodeError, RecursionError):
+        return text

@@ -1,0 +1,110 @@
+"""Compare: a target beside itself with methods, on the same seeds, and beside what anyone could do instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from ..adapter import find_adapter
+from ..errors import ConflictError, SettingError
+from ..method import Method, is_count
+from ..plan import Plan, plan
+from .comparison import Comparison
+from .trial import trial_of
+
+LEAST_RUNS = 3  # of each contestant, so that there is a median
+
+
+def compare(
+    target: Any,
+    *methods: Method | Plan | tuple[Method, ...],
+    preset: str | None = None,
+    seeds: Iterable[int] = (0,),
+    rounds: int | None = None,
+    simple: bool = True,
+    processor: Any = None,
+    **inputs: Any,
+) -> Comparison:
+    """Run a target plainly and with each method on the same seeds, and put speed, quality and memory side by side.
+
+    Every contestant has one run that is discarded. Then they take turns, in an order that changes, and the speed-up
+    is the median of the ratios within a round. Beside them runs the simple alternative, at about the time of each
+    method: fewer steps of a diffusion pipeline, fewer frames for a model that looks at a video, a shorter window of
+    Whisper. What is shown is the worst seed, and of several answers or recordings the worst first.
+
+    Parameters
+    ----------
+    target
+        A transformers model or diffusers pipeline.
+    *methods
+        Each is a contestant; a plan or a tuple of methods is one of several methods together.
+    preset
+        ``"exact"``, ``"balanced"`` or ``"fast"``: one more contestant.
+    seeds
+        Default one, 0. The more seeds, the worse is the worst of them.
+    rounds
+        Runs of each seed; default as many as give every contestant at least 3 runs.
+    simple
+        Whether the simple alternative runs too (default True).
+    processor
+        What turns the tokens of an answer into words; for vision-language models also what prepares `frames` and
+        `questions`, for recognisers `audio`, if these are given instead of a call's own arguments.
+    **inputs
+        Arguments of the target's own call: those of `generate`, or of the pipeline. Without `generator`. For
+        recognisers also `audio` (a path, samples at 16 kHz, or a list of these; cut at pauses), `reference` (what is
+        said in each, for word errors) and `endpoint` (what finds pauses; None for none).
+
+    Raises
+    ------
+    SettingError, ConflictError, UnknownNameError, UnsupportedTargetError
+        Before anything runs.
+
+    Examples
+    --------
+    >>> import mmaccel
+    >>> from mmaccel import speech, video, zoo
+    >>> pipe = zoo.load("tiny-wan")
+    >>> found = mmaccel.compare(
+    ...     pipe, video.HeterogeneousSteps(0.5), prompt="rocket moves up", seeds=range(4)
+    ... )  # doctest: +SKIP
+    >>> found.save("rocket.html")  # doctest: +SKIP
+    >>> model, processor = speech.load("moonshine-tiny")  # doctest: +SKIP
+    >>> mmaccel.compare(model, speech.SuffixDraft(), audio="talk.wav", processor=processor)  # doctest: +SKIP
+    """
+    numbers = _checked(seeds, rounds)
+    plans = _plans(target, methods, preset)
+    trial = trial_of(find_adapter(target), inputs, processor)
+    from .race import Race  # needs torch, which is not loaded just for its name
+
+    race = Race(trial, plans, numbers, rounds or math.ceil(LEAST_RUNS / len(numbers)))
+    race.run(simple)
+    return Comparison.of(trial, race.contestants, numbers, race.no_simple)
+
+
+def _checked(seeds: Iterable[int], rounds: int | None) -> list[int]:
+    try:
+        numbers = list(seeds)
+    except TypeError as error:
+        raise SettingError(f"seeds={seeds!r}: give several numbers, such as seeds=range(4)") from error
+    if not numbers:
+        raise SettingError("seeds is empty: give at least one number, such as seeds=range(4)")
+    if not all(is_count(seed, 0) for seed in numbers) or len(set(numbers)) < len(numbers):
+        raise SettingError(f"seeds={numbers!r}: they must be different integers of at least 0, such as seeds=range(4)")
+    if rounds is not None and not is_count(rounds):
+        raise SettingError(f"rounds={rounds!r}: it must be an integer of at least 1")
+    return numbers
+
+
+def _plans(target: Any, methods: tuple[Any, ...], preset: str | None) -> dict[str, Plan]:
+    """All that was asked for by its label, resolved and checked."""
+    plans = [plan(target, *(item if isinstance(item, tuple) else (item,))) for item in methods]
+    if preset is not None or not plans:
+        plans.append(plan(target, preset=preset))
+    found: dict[str, Plan] = {}
+    for made in plans:
+        label = " + ".join(str(method) for method in made.methods)
+        if label in found:
+            raise ConflictError(f"{label} is there twice: name it once")
+        found[label] = made
+    return found

@@ -1,0 +1,182 @@
+"""What `compare` has to know of a modality: how one call is repeated, judged and shown.
+
+A modality says so in a module `comparing` with a class `Trial`, as `mmaccel/video/comparing.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..adapter import Adapter
+from ..errors import SettingError, UnsupportedTargetError
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+
+    from ..plan import Plan
+    from ..session import Session
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of quality.
+
+    Attributes
+    ----------
+    key
+        Its name in rows.
+    title
+        As the heading of a column, with the unit.
+    meaning
+        What is measured, in a sentence; also `quality_metric` of a row.
+    form
+        Format of its numbers.
+    higher_is_better
+        Decides which seed is the worst.
+    relative
+        Whether it is a distance to the plain output, of which the plain one has none.
+    """
+
+    key: str
+    title: str
+    meaning: str
+    form: str = ".3f"
+    higher_is_better: bool = True
+    relative: bool = False
+
+    def worst(self, values: dict[int, float]) -> int:
+        """The seed with the worst value."""
+        return min(values, key=lambda seed: values[seed] if self.higher_is_better else -values[seed])
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An output as a person sees it.
+
+    Attributes
+    ----------
+    clips
+        Pictures of each row of the batch; a clip has several.
+    texts
+        Answers of each row.
+    names
+        What the rows are called; none where there is nothing to tell them apart by.
+    rate
+        Frames a second.
+    """
+
+    clips: list[list[Image.Image]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    rate: float = 8
+    names: list[str] = field(default_factory=list)
+
+
+class BaseTrial(ABC):
+    """One call of a target with the user's own arguments, repeated with several seeds.
+
+    Class attributes
+    ----------------
+    unit
+        What the simple alternative has fewer of, such as ``"steps"``.
+    remembers
+        Whether a session begins with what the one before learned. Not where that is the output itself, such as the
+        words of a recording that is written down again.
+
+    Attributes
+    ----------
+    metrics
+        The first one is the quality of the table, and finds the worst seed.
+    count
+        How many of the `unit` the call has; where it is not above `least` there is no simple alternative.
+    least
+        The fewest of them that anyone would choose; default 1.
+    no_simple
+        Why there is none.
+    model
+        What the target is called, where its own name is not that.
+    draws
+        Whether an output is a sample, so that a method of the same law gives another one.
+    seedless
+        Why all seeds give the same output; empty where they do not.
+    about
+        What the plain run does, where its name does not say it.
+    """
+
+    unit: ClassVar[str] = ""
+    remembers: ClassVar[bool] = True
+    metrics: tuple[Metric, ...]
+    count: int = 0
+    least: int = 1
+    no_simple: str = ""
+    model: str = ""
+    draws: bool = False
+    seedless: str = ""
+    about: str = ""
+
+    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
+        self.adapter, self.target, self.inputs, self.processor = adapter, adapter.target, inputs, processor
+        if "generator" in inputs:
+            raise SettingError("leave out generator=: compare makes one for every seed, such as seeds=range(4)")
+
+    @abstractmethod
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
+        """Call a session or the plain target; this is what is timed. `fewer` of the unit, None for all."""
+
+    def accelerated(self, plan: Plan) -> Session:
+        """A session of the target with a plan."""
+        from ..session import accelerate
+
+        return accelerate(self.target, plan)
+
+    def report(self, session: Session, output: Any) -> dict[str, Any]:
+        """What a session tells of the run that gave `output`; a run of several calls adds them up."""
+        return {**session.report.to_dict(), "warnings": list(session.report.warnings)}
+
+    def visual_share(self, fewer: int) -> float | None:
+        """Of the visual tokens, those of so many units; None where there are none or nobody knows."""
+        return None
+
+    @abstractmethod
+    def equal(self, one: Any, other: Any) -> bool:
+        """Whether two outputs are the same, bit for bit."""
+
+    @abstractmethod
+    def judge(self, plain: Any, other: Any) -> dict[str, float]:
+        """The metrics of an output beside that of the plain target with the same seed."""
+
+    @abstractmethod
+    def show(self, output: Any) -> Shown:
+        """An output for people; only called for those that are shown."""
+
+
+def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTrial:
+    """The trial of a target's modality.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the modality has no module `comparing`.
+    """
+    name = f"mmaccel.{adapter.modality}.comparing"
+    if importlib.util.find_spec(name) is None:
+        raise UnsupportedTargetError(f"compare knows no {adapter.modality} models: time them with `mmaccel bench`")
+    trial: BaseTrial = importlib.import_module(name).Trial(adapter, inputs, processor)
+    return trial
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Generator]:
+    """The global random state at a seed inside the block, and as it was after it; with a generator of that seed."""
+    import torch
+
+    device = torch.device(device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield torch.Generator().manual_seed(seed)

@@ -1,0 +1,84 @@
+"""Pictures for people: enlarged, with lines above, in rows, and on disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from ..errors import SettingError
+
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+SMALLEST = 256  # pictures of small models are enlarged to this side, so that a person can see them
+SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
+BAR = LINE + 2 * MARGIN  # above a picture whose text is one line
+BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
+
+
+def check_format(path: str | Path) -> None:
+    """Raise a `SettingError` for a file name that no picture format goes with, before any work is done."""
+    if Path(path).suffix.lower() not in FORMATS:
+        raise SettingError(f"cannot write a picture as {Path(path).name!r}: end the name with {', '.join(FORMATS)}")
+
+
+def enlarged(picture: Image.Image) -> Image.Image:
+    """At least `SMALLEST` pixels wide, by a whole factor."""
+    factor = -(-SMALLEST // max(1, picture.width))
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.BICUBIC)
+
+
+def headed(picture: Image.Image, text: str) -> Image.Image:
+    """A picture with text above it, in as many lines as it needs."""
+    return _under(picture, wrapped(text, picture.width))
+
+
+def side_by_side(pictures: Sequence[Image.Image], texts: Sequence[str]) -> Image.Image:
+    """Pictures of equal size in a row, each with its text above, all of it, and all beginning at one height."""
+    lines = [wrapped(text, picture.width) for picture, text in zip(pictures, texts, strict=True)]
+    most = max(map(len, lines))
+    columns = [_under(p, above + [""] * (most - len(above))) for p, above in zip(pictures, lines, strict=True)]
+    return sheet(columns, len(columns))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of text that are no wider than a picture: broken between words and behind brackets, else between letters.
+
+    Examples
+    --------
+    >>> wrapped("one line", 200), wrapped("two lines", 50)
+    (['one line'], ['two', 'lines'])
+    """
+    font, room = ImageFont.load_default(SIZE), width - 2 * MARGIN
+    lines = [""]
+    for piece in re.findall(r"\s*[^\s(]+\(?|\(", text):
+        if font.getlength(lines[-1] + piece) <= room:
+            lines[-1] += piece
+            continue
+        lines += [""] if lines[-1] else []
+        for letter in piece.strip():
+            if lines[-1] and font.getlength(lines[-1] + letter) > room:
+                lines.append("")
+            lines[-1] += letter
+    return lines
+
+
+def _under(picture: Image.Image, lines: list[str]) -> Image.Image:
+    bar = BAR + LINE * (len(lines) - 1)
+    framed = Image.new("RGB", (picture.width, picture.height + bar), BACKGROUND)
+    pen, font = ImageDraw.Draw(framed), ImageFont.load_default(SIZE)
+    for number, line in enumerate(lines):
+        pen.text((MARGIN, MARGIN + LINE * number + LINE // 2), line, INK, font=font, anchor="lm")
+    framed.paste(picture, (0, bar))
+    return framed
+
+
+def sheet(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Pictures in rows of `columns`, with a gap between them; smaller ones begin at the top left of their cell."""
+    width, height = max(picture.width for picture in pictures), max(picture.height for picture in pictures)
+    rows = -(-len(pictures) // columns)
+    page = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), BACKGROUND)
+    for i, picture in enumerate(pictures):
+        page.paste(picture, ((i % columns) * (width + GAP), (i // columns) * (height + GAP)))
+    return page

@@ -1,0 +1,266 @@
+"""The contract that every registered method must pass, on tiny models of the real classes.
+
+A modality brings its models in a module `examples`; :func:`check_method` does the rest. New methods need no
+test of their own for any of this::
+
+    @pytest.mark.parametrize("name", mmaccel.methods())
+    def test_contract(name):
+        mmaccel.testing.check_method(mmaccel.get_method(name))
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..adapter import adapters, find_adapter
+from ..errors import ActiveSessionError, UnknownNameError
+from ..method import Method
+from ..plan import Plan, plan
+from ..session import Session, accelerate
+from .snapshot import snapshot
+
+Arguments = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A tiny model for contract tests.
+
+    Attributes
+    ----------
+    family
+        The adapter's family.
+    build
+        `build(seed)` gives the target and `arguments(batch=1, **more)` for its call.
+    module
+        The module whose forward is the work; a hook on it breaks a run half-way.
+    call
+        Name of the method users call.
+    columns
+        Width of the grid, which stands for `"columns"` in `Method.neutral`.
+    takes_generator
+        Whether the accelerated call takes a `generator`. Otherwise its arguments ask for no sampling, and the
+        same call must give the same output without one.
+    variants
+        Arguments of further calls of other shapes, such as another length of prompt.
+    result
+        Takes the tensor out of what the call returns.
+    interrupt_after
+        How many calls of `module` succeed before a run is broken; a run must make more.
+    """
+
+    family: str
+    build: Callable[..., tuple[Any, Arguments]]
+    module: Callable[[Any], torch.nn.Module]
+    call: str = "generate"
+    columns: int = 4
+    takes_generator: bool = True
+    variants: tuple[dict[str, Any], ...] = ()
+    interrupt_after: int = 2
+    result: Callable[[Any], torch.Tensor] = lambda output: output
+
+    def settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings with the placeholder `"columns"` replaced by this example's grid."""
+        return {k: self._columns() if v == "columns" else v for k, v in settings.items()}
+
+    def _columns(self) -> int:
+        # Emu3 closes every row with a token of its own
+        return self.columns + (self.family == "emu3")
+
+    def run(self, target: Any, arguments: Arguments, batch: int = 1, seed: int | None = 0, **more: Any) -> torch.Tensor:
+        """Call the target; with `seed`, from a private generator if it is a session, else from the global one."""
+        call = getattr(target, self.call)
+        if seed is not None and isinstance(target, Session) and not self.takes_generator:
+            pass  # nothing is drawn
+        elif seed is not None and isinstance(target, Session):
+            more["generator"] = torch.Generator().manual_seed(seed)
+        elif seed is not None:
+            torch.manual_seed(seed)
+        return self.result(call(**arguments(batch, **more)))
+
+
+def examples(modality: str) -> list[Example]:
+    """The examples of a modality."""
+    return importlib.import_module(f"mmaccel.{modality}.examples").examples()  # type: ignore[no-any-return]
+
+
+def check_method(method: type[Method]) -> None:
+    """Hold a method against the whole contract, on every example of its modality whose family it works on.
+
+    Raises
+    ------
+    AssertionError
+        Names the clause and the model family.
+    """
+    check_settings(method)
+    modality, claimed = _modality(method), _claimed(method)
+    known = [(example, find_adapter(example.build()[0]).family) for example in examples(modality)]
+    missing = ", ".join(sorted(claimed - {family for _, family in known}))
+    assert not missing, f"{method.name} claims {missing}: add a model of it to mmaccel.{modality}.examples"
+    for example, family in known:
+        if family not in claimed:
+            continue
+        for clause in CLAUSES:
+            try:
+                clause(method, example)
+            except AssertionError as error:
+                raise AssertionError(f"{method.name} on {example.family}, {clause.__name__}: {error}") from error
+
+
+def _modality(method: type[Method]) -> str:
+    return method.name.split(".")[0]
+
+
+def _claimed(method: type[Method]) -> frozenset[str]:
+    """The families that a method says it works on; all of its modality where it names none."""
+    if method.families is not None:
+        return method.families
+    return frozenset(adapter.family for adapter in adapters() if adapter.modality == _modality(method))
+
+
+def check_settings(method: type[Method]) -> None:
+    """Settings make the round trip through JSON, and an unknown one is an error with a suggestion."""
+    first = method()
+    assert method.from_settings(json.loads(json.dumps(first.settings()))) == first, "settings are lost in JSON"
+    assert method.summary() and method.paper, "a docstring and a paper"
+    key = next(iter(first.settings()))
+    try:
+        method.from_settings({key + "x": 1})
+    except UnknownNameError as error:
+        assert repr(key) in str(error), f"no suggestion in {error}"
+    else:
+        raise AssertionError("an unknown setting was taken")
+
+
+def engaged_and_clean(method: type[Method], example: Example) -> None:
+    """It runs, does less work or gives another output, and leaves nothing behind; a first plain run matters not."""
+    model, arguments = example.build()
+    before = snapshot(model)
+    plain = example.run(model, arguments)
+    after_plain = snapshot(model)
+    with accelerate(model, method(**method.engaging)) as session:
+        out = example.run(session, arguments)
+        report = session.report
+        assert report.engaged, "did not engage"
+        assert out.shape == plain.shape, f"shape {tuple(out.shape)} instead of {tuple(plain.shape)}"
+        saved = report.work_ratio is not None and report.work_ratio < 1
+        assert saved or not torch.equal(out, plain), "no less work, and the same output"
+        assert report.wall_seconds > 0, "the report is not filled"
+        lines = str(report).splitlines()
+        assert len(lines) - len(report.warnings) <= 8, "more than 8 lines of figures"
+        assert all(any(text in line for line in lines) for text in report.warnings), "a warning is left out"
+        json.dumps(report.to_dict())
+    assert before.keys() == snapshot(model).keys() and after_plain == snapshot(model), "left a trace"
+    assert torch.equal(example.run(model, arguments), plain), "the model gives other tokens than before"
+
+
+def neutral(method: type[Method], example: Example) -> None:
+    """The neutral settings are bit-identical to the target without the method."""
+    model, arguments = example.build()
+    plain = example.run(model, arguments)
+    with accelerate(model, method(**example.settings(method.neutral))) as session:
+        torch.manual_seed(0)
+        assert torch.equal(example.run(session, arguments, seed=None), plain), "neutral settings change the output"
+
+
+def seeded(method: type[Method], example: Example) -> None:
+    """A generator makes runs repeatable and leaves the global random state alone."""
+    model, arguments = example.build()
+    with accelerate(model, method(**method.engaging)) as session:
+        state = torch.get_rng_state()
+        first = example.run(session, arguments, batch=2)
+        assert torch.equal(torch.get_rng_state(), state), "the global random state was touched"
+        assert torch.equal(example.run(session, arguments, batch=2), first), "the same seed gave another output"
+
+
+def shapes(method: type[Method], example: Example) -> None:
+    """Batches of several sizes in one session, and the example's other shapes, as without the method."""
+    model, arguments = example.build()
+    plain = [example.run(model, arguments, batch=2, **variant).shape for variant in example.variants]
+    with accelerate(model, method(**method.engaging)) as session:
+        sizes = [example.run(session, arguments, batch=batch).shape[0] for batch in (3, 1, 2)]
+        fast = [example.run(session, arguments, batch=2, **variant).shape for variant in example.variants]
+    assert sizes == [3, 1, 2] and fast == plain, f"shapes {fast} instead of {plain}"
+
+
+def exception(method: type[Method], example: Example) -> None:
+    """An exception half-way leaves the session usable and the target clean."""
+    model, arguments = example.build()
+    plain = example.run(model, arguments)
+    before = snapshot(model)
+    session = accelerate(model, method(**method.engaging))
+    expected = example.run(session, arguments)
+    with broken_after(example.module(model), example.interrupt_after):
+        try:
+            example.run(session, arguments)
+        except Interrupted:
+            pass
+        else:
+            raise AssertionError("the hook never fired")
+    assert torch.equal(example.run(session, arguments), expected), "the session is damaged"
+    session.remove()
+    assert snapshot(model) == before, "left a trace"
+    assert torch.equal(example.run(model, arguments), plain), "the model is damaged"
+
+
+def two_instances(method: type[Method], example: Example) -> None:
+    """Two sessions never see each other; a second one on the same target is refused."""
+    (one, arguments), (two, _) = example.build(0), example.build(1)
+    alone = method(**method.engaging)
+    with accelerate(two, alone) as session:
+        expected = example.run(session, arguments)
+    with accelerate(one, alone) as first, accelerate(two, alone) as second:
+        example.run(first, arguments)
+        out = example.run(second, arguments)
+        assert torch.equal(out, expected) or not method.repeatable, "another session was felt"
+        try:
+            accelerate(one, alone)
+        except ActiveSessionError as error:
+            assert method.__name__ in str(error), "the error does not name the live session"
+        else:
+            raise AssertionError("a second session on one target was allowed")
+
+
+def plans(method: type[Method], example: Example) -> None:
+    """A plan survives JSON, and does what the method does."""
+    model, arguments = example.build()
+    made = plan(model, method(**method.engaging))
+    again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again == made, "a plan is lost in JSON"
+    with accelerate(model, made) as session:
+        expected = example.run(session, arguments)
+    with accelerate(model, again) as session:
+        out = example.run(session, arguments)
+    assert out.shape == expected.shape, "a saved plan gives another shape"
+    assert torch.equal(out, expected) or not method.repeatable, "a saved plan does something else"
+
+
+CLAUSES = (engaged_and_clean, neutral, seeded, shapes, exception, two_instances, plans)
+
+
+class Interrupted(Exception):
+    """Raised by the hook of :func:`broken_after`."""
+
+
+class broken_after:  # noqa: N801  reads as a phrase: `with broken_after(module, 3):`
+    """Context manager: the module's forward raises from its `calls + 1`-th call on."""
+
+    def __init__(self, module: torch.nn.Module, calls: int) -> None:
+        self.module, self.left = module, calls
+
+    def __enter__(self) -> None:
+        self.handle = self.module.register_forward_pre_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Interrupted
+
+    def __exit__(self, *_: Any) -> None:
+        self.handle.remove()

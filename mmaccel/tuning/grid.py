@@ -1,0 +1,101 @@
+"""Which settings of a method `tune` measures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..errors import SettingError
+from ..method import Method
+from ..plan import plan
+
+Grid = Mapping[str, Iterable[Any]] | Iterable[Method]
+
+# The setting that is varied if none is named, the first of these that a method has. Shares of the work are tried at
+# these values, or around a default that lies above them; everything else at multiples of its default.
+KNOBS = ("budget", "keep", "threshold", "window", "interval", "block", "spatial")
+SHARES = {"budget": (0.2, 0.35, 0.5, 0.7), "keep": (0.1, 0.15, 0.25, 0.5)}
+PARTS = (0.7, 0.85, 1, 1.2)
+MULTIPLES = (0.5, 1, 2, 4)
+WINDOWS = (8, 16, 32, 64)  # where the default is "auto"
+
+
+def settings_of(target: Any, method: Method | type[Method], grid: Grid | None) -> list[Method]:
+    """The methods that are measured.
+
+    Values of our own that the method or the target refuses are left out.
+
+    Raises
+    ------
+    SettingError
+        If the grid has no values, or there is no setting to vary.
+    UnknownNameError
+        If the grid names a setting that the method does not have.
+    """
+    base = method() if isinstance(method, type) else method
+    if not isinstance(base, Method):
+        raise TypeError(f"{method!r} is not a method; `mmaccel methods` lists them")
+    if grid is None:
+        return _fitting(target, base, *_default(base))
+    if isinstance(grid, Mapping):
+        found = [_changed(base, dict(zip(grid, values, strict=True))) for values in itertools.product(*_values(grid))]
+    else:
+        found = list(grid)
+        if not all(isinstance(each, Method) for each in found):
+            raise SettingError(f"grid={found!r}: give methods, or values by setting as {{'budget': (0.25, 0.5)}}")
+    if not found:
+        raise SettingError(f"the grid is empty: give values, such as grid={{{_knob(base)!r}: (0.25, 0.5)}}")
+    return found
+
+
+def _values(grid: Mapping[str, Iterable[Any]]) -> list[list[Any]]:
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise SettingError(f"grid={{{name!r}: {values!r}}}: give several values, such as ({values!r},)")
+    return [list(values) for values in grid.values()]
+
+
+def _changed(base: Method, changes: dict[str, Any]) -> Method:
+    return type(base).from_settings({**base.settings(), **changes})
+
+
+def _knob(base: Method) -> str:
+    """The setting that decides how much is saved."""
+    names = [each.name for each in fields(base)]
+    found = next((name for name in KNOBS if name in names), None)
+    if found is None:
+        raise SettingError(
+            f"{base.name} has no setting that is known to decide how much it saves: name one and its values,"
+            f" grid={{{names[0] if names else 'name'!r}: (...)}}"
+        )
+    return found
+
+
+def _default(base: Method) -> tuple[str, Sequence[Any]]:
+    """The main setting of a method, and values of it."""
+    name = _knob(base)
+    value = base.settings()[name]
+    if name in SHARES:
+        return name, SHARES[name] if value <= max(SHARES[name]) else [round(value * part, 2) for part in PARTS]
+    if not isinstance(value, int | float):
+        return name, (value, *WINDOWS)
+    scaled = [value * factor for factor in MULTIPLES]
+    return name, list(dict.fromkeys(max(1, int(each)) for each in scaled)) if isinstance(value, int) else scaled
+
+
+def _fitting(target: Any, base: Method, name: str, values: Sequence[Any]) -> list[Method]:
+    """Those of our own values that the method and the target take."""
+    found, refused = [], None
+    for value in values:
+        try:
+            each = _changed(base, {name: value})
+            plan(target, each)
+        except SettingError as error:
+            refused = error
+        else:
+            found.append(each)
+    if not found and refused is not None:
+        raise refused
+    return found

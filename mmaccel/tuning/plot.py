@@ -1,0 +1,60 @@
+"""The curve of a tuning as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..bench import result as bench
+from ..comparison.quality_plot import Axes, Line, Mark, draw
+
+if TYPE_CHECKING:
+    from .tune import Tuning
+
+CHANCE = "\nexact: each draws from the plain law, so that quality differs by chance alone"
+
+
+def plot(tuning: Tuning, path: Path) -> Any:
+    """Quality of every setting and of the simple alternative against their time; the worst seed as a whisker."""
+    made, metric = tuning.comparison, tuning.comparison.metrics[0]
+    rows = [row for row in made.rows if row["quality"] is not None and not row["idle"]]
+    methods = [row for row in rows if row["kind"] == "method"]
+    varied = _varied([row["settings"] for row in methods])
+    picked = tuning.picked
+    marks = [_mark(row, _label(row, varied, picked)) for row in methods]
+    simple = [
+        _mark(row, ", ".join(str(v) for v in row["settings"].values())) for row in rows if row["kind"] == "simple"
+    ]
+    name = methods[0]["method"] if methods else "nothing engaged"
+    lines = [Line(name if simple else "", tuple(marks))]
+    if simple:
+        unit = next(row["method"] for row in rows if row["kind"] == "simple")
+        lines.append(Line(unit, tuple(simple), "simple"))
+    plain = made.rows[0]["quality"] if not metric.higher_is_better else None
+    goal = tuning.goal
+    around = Axes(
+        title=f"{name} on {made.result['header']['model']}{CHANCE if tuning.by_chance else ''}",
+        quality=f"{metric.title}{'' if metric.higher_is_better else ' (lower is better)'}",
+        higher_is_better=metric.higher_is_better,
+        plain=plain,
+        target=None if goal.target_speedup is None else 1 / goal.target_speedup,
+        floor=goal.floor,
+        is_share="%" in metric.form,
+    )
+    return draw(lines, around, path)
+
+
+def _mark(row: dict[str, Any], label: str) -> Mark:
+    return Mark(1 / row["speedup"], row["quality"], label, row["quality_worst"])
+
+
+def _varied(settings: list[dict[str, Any]]) -> list[str]:
+    """The settings that are not the same in all."""
+    return (
+        [name for name in settings[0] if any(each[name] != settings[0][name] for each in settings)] if settings else []
+    )
+
+
+def _label(row: dict[str, Any], varied: list[str], picked: dict[str, Any] | None) -> str:
+    text = ", ".join(f"{name} {row['settings'][name]}" for name in varied) or bench.called(row)
+    return f"{text} (picked)" if picked is not None and row["settings"] == picked["settings"] else text

@@ -1,0 +1,65 @@
+"""Audio that grows at its end, for recognisers that hear the whole segment again at each update."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+
+from ..decoding.cached_encoder import EncoderStream
+from ..decoding.cross_cache import CrossCache
+from ..families.adapter import Encoded
+
+
+@runtime_checkable
+class Incremental(Protocol):
+    """An adapter whose encoder can go on from where it was."""
+
+    sample_rate: ClassVar[int]
+
+    def begin(self) -> EncoderStream:
+        """A stream that takes in samples and returns frames."""
+
+
+class GrowingAudio:
+    """Encode a segment that grows, each frame once; what :meth:`encode` returns is that of the whole; exact.
+
+    Parameters
+    ----------
+    adapter
+        With a method `begin`, such as that of Moonshine v2.
+
+    Attributes
+    ----------
+    cache
+        To decode with: cross-attention keys and values of what has not changed since the last update.
+
+    Examples
+    --------
+    >>> audio = GrowingAudio(adapter)  # doctest: +SKIP
+    >>> for end in (8000, 16_000, 24_000):  # doctest: +SKIP
+    ...     encoded = audio.encode(samples[:end])
+    ...     found = decode(adapter, encoded, adapter.prompt(), draft=draft, cache=audio.cache)
+    """
+
+    def __init__(self, adapter: Incremental) -> None:
+        self.adapter = adapter
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the audio: another segment begins."""
+        self.cache = CrossCache()
+        self._stream = self.adapter.begin()
+        self._frames: torch.Tensor | None = None
+
+    def encode(self, samples: torch.Tensor) -> Encoded:
+        """States of `samples` `[n]`, which are those of the last call and new ones; less than those start anew.
+
+        The frames whose lookahead is not there yet are those of audio that ends here, as in the whole encoder.
+        """
+        if len(samples) < self._stream.samples:
+            self.reset()
+        new = self._stream.push(samples[self._stream.samples :])
+        self._frames = new if self._frames is None else torch.cat([self._frames, new], 1)
+        states = torch.cat([self._frames, self._stream.peek()], 1)
+        return Encoded(states, len(samples) / self.adapter.sample_rate)

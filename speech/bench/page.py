@@ -1,0 +1,250 @@
+"""The page and the plot of `mmaccel bench speech`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mmaccel.bench import result as bench
+
+from .targets import both, name_of, points, targets
+
+INTRO = """
+Measured by `mmaccel bench speech` on {seconds:.0f} s of human speech, {files} of the wheel `moonshine-voice`, whose
+text is known, with Moonshine tiny and Whisper tiny.en from the `[speech]` extra, in float32. One thread, and **CPU
+seconds** throughout, since the machine was shared: a ratio of them is what a quiet machine would show in time, up to
+the caches. Recordings are pushed in chunks of 0.1 s, with an update every 0.5 s. So little speech is a check and no
+leaderboard: one word is {word:.1f} points of the error rate. The raw rows, with every text, are in [{json}]({json}).
+
+![lag of words against what is computed]({png})
+"""
+STREAMS = """
+*WER* is by jiwer with transformers' `EnglishTextNormalizer`, *to offline* its difference to the same model's offline
+transcript, in points. *RTF* is CPU seconds for each second of audio. Lags are in seconds of audio that had to come,
+and in brackets with the computing on top, as a listener notices them. *first text* counts from the first word; *final*
+from the end of speech to its final text; *promised* from the end of a word until it is shown as one that stays, and
+*shown* until it is shown at all, in both cases for good and after all the words before it. When a word ends is what
+Moonshine tiny's offline transcript says. *back* is the share of promised words that their final does not have, and
+*calls* are passes of the decoder.
+"""
+OWN = """
+What `stream.stats` says of each recording. *word lag* counts a promised word from its promise if its final has it;
+above, a word that a final corrects makes all words of the final behind it late.
+"""
+LIMITS = """
+- **Drafts** save what a hypothesis shares with the one before. Segments of a second or two have one or two updates and
+  little to share, so that *in the stream* saves less than *in one segment*; the encoder, which hears a growing segment
+  anew at each update, and endpointing cost the same with and without.
+- **Whisper with a short context** (the default, for a third of the encoder's work) hears at least 8 s. With 4 s it
+  repeated single phrases of a second or two again and again, offline as in a stream; agreement on a loop is agreement,
+  so that within 1 point of offline alone says nothing good.
+- **Fixed chunks** are early and lose the words at their seams.
+- **moonshine-voice** runs the same model with weights of 8 bits in its own engine, with endpointing of its own; all its
+  threads are counted. Its lines are final once complete, and text before may change, so that *promised* is the end of
+  a line.
+- **Mimi**: what is saved is the padding that the stock module computes around each block, which is less of a large
+  block, and the laying out of weights and signals for oneDNN; blocks are exact, which the stock module's are not.
+- **`MergeAudioTokens`** costs about what it saves on a decoder as small as this.
+"""
+DRAFTS = """
+The same with every hypothesis decoded from its start. *In the stream*, which is cut at pauses, so that many segments
+here are a second or two long and have little to draft from; all events are equal: words, tokens, times, and what was
+shown on the way. *In one segment*: at most 15 s of speech, decoded every 0.5 s without regard to pauses; all
+tokens are equal. A row whose check failed would have no figures. *all* has encoder, endpointing and times of words
+too, which drafts do not change, but *packed weights* do (`StreamingRecognizer(packed=True)`).
+"""
+ENCODER = """
+Untrained weights of the default size, {seconds} s of audio that grows in {updates} updates, all frames asked for at
+each. *error* is the largest, of the largest value.
+"""
+CODEC = """
+Untrained weights of the default size, 8 codebooks, CPU time for each frame of 80 ms. *stock* is `model.decode` of the
+same blocks with its own cache, whose sound is wrong at the seams; errors are the largest, of the loudest sample, to
+decoding all at once.
+"""
+GENERATE = """
+`model.generate` on the segments of the recordings, plainly and with a method.
+"""
+
+
+def write_page(result: dict[str, Any], path: Path) -> None:
+    """The Markdown page of a result, and its plot."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = path.with_suffix(".png")
+    plot(result["rows"], picture)
+    path.write_text(page(result, path.with_suffix(".json").name, picture.name), encoding="utf-8")
+
+
+def page(result: dict[str, Any], json: str, png: str) -> str:
+    """The page, with links to the raw rows and the plot."""
+    rows = result["rows"]
+    first = next(r for r in rows if r["method"] == "offline")
+    intro = INTRO.format(
+        seconds=first["audio_seconds"],
+        files=" and ".join(f"`{name}`" for name in first["recordings"]),
+        word=100 / first["said"],
+        json=json,
+        png=png,
+    )
+    sections = {"Targets": targets(rows)}
+    for name, (heading, text, table) in TABLES.items():
+        group = [r for r in rows if r["table"] == name]
+        if group:
+            settings = {key: f"{value:.3g}" for r in group for key, value in r["settings"].items() if _is_number(value)}
+            sections[heading] = f"{text.format_map(settings).strip()}\n\n{table(group)}"
+        if name == "streams" and any("stats" in r for r in group):
+            sections["As the streams count"] = f"{OWN.strip()}\n\n{_own(group)}"
+    sections["What limits each"] = LIMITS.strip()
+    return bench.page(result, "Streaming speech", intro, sections)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _streams(group: list[dict[str, Any]]) -> str:
+    headings = (
+        "model",
+        "way",
+        "audio",
+        "WER",
+        "to offline",
+        "RTF",
+        "first text",
+        "final p50",
+        "final p90",
+        "promised p50",
+        "promised p90",
+        "shown p50",
+        "shown p90",
+        "back",
+        "calls",
+    )
+    return bench.markdown(headings, [_stream(r) for r in group])
+
+
+def _stream(r: dict[str, Any]) -> list[str]:
+    cells = [r["model"], name_of(r), f"{r['audio_seconds']:.0f} s", f"{r['quality']:.1%}"]
+    cells += ["" if r["method"] == "offline" else f"{points(r):+.1f}", f"{r['real_time_factor']:.3f}"]
+    first = r.get("first_text") or {}
+    cells.append(both(first.get("heard"), first.get("ready")))
+    for lag in ("finalisation", "promised_lag", "shown_lag"):
+        found = r.get(lag) or {}
+        cells += [both(found.get(f"heard_p{p}"), found.get(f"ready_p{p}")) for p in (50, 90)]
+    back, calls = r.get("retracted_share"), r.get("decoder_calls")
+    return [*cells, "" if back is None else f"{back:.1%}", "" if calls is None else str(calls)]
+
+
+def _own(group: list[dict[str, Any]]) -> str:
+    lines = []
+    for r in group:
+        for stats in r.get("stats", ()):
+            cells = [r["model"], name_of(r), f"{stats['audio_seconds']:.0f} s", f"{stats['real_time_factor']:.3f}"]
+            for lag in ("first_partial", "word_lag", "finalisation"):
+                cells += [both(stats[lag][f"heard_p{p}"], stats[lag][f"ready_p{p}"]) for p in (50, 90)]
+            share = f"{stats['accepted'] / max(stats['tokens'], 1):.0%}"
+            lines.append([*cells, f"{stats['retracted']} of {stats['committed']}", share])
+    headings = ("model", "way", "audio", "RTF", "first partial p50", "p90", "word lag p50", "p90", "final p50", "p90")
+    return bench.markdown((*headings, "back", "tokens from drafts"), lines)
+
+
+def _drafts(group: list[dict[str, Any]]) -> str:
+    lines = [_refusal(r, 8) or _draft(r) for r in group]
+    headings = ("model", "what", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
+    return bench.markdown(headings, lines)
+
+
+def _draft(r: dict[str, Any]) -> list[str]:
+    calls = [str(r["decoder_calls"]), str(r["baseline_decoder_calls"]), f"{1 / r['work_ratio']:.2f}x"]
+    seconds = [f"{r['decoding_seconds']:.2f}", f"{r['baseline_decoding_seconds']:.2f}", f"{r['decoding_speedup']:.2f}x"]
+    what = f"{r['method'].removeprefix('drafts ')}, {r['audio_seconds']:.0f} s"
+    return [r["model"], what, *calls, *seconds, f"{r['speedup']:.2f}x"]
+
+
+def _refusal(r: dict[str, Any], columns: int) -> list[str] | None:
+    """A row whose check failed has no figures and says why."""
+    return None if r["refused"] is None else [r["model"], r["refused"], *[""] * (columns - 1)]
+
+
+def _encoder(group: list[dict[str, Any]]) -> str:
+    lines = [
+        _refusal(r, 4)
+        or [
+            r["model"],
+            f"{r['cpu_seconds']:.2f}",
+            f"{r['baseline_cpu_seconds']:.2f}",
+            f"{r['speedup']:.2f}x",
+            f"{r['error']:.1e}",
+        ]
+        for r in group
+    ]
+    return bench.markdown(("model", "cached, CPU s", "anew at each update", "cheaper", "error"), lines)
+
+
+def _codec(group: list[dict[str, Any]]) -> str:
+    lines = [
+        _refusal(r, 5)
+        or [
+            str(r["settings"]["block"]),
+            f"{1000 * r['cpu_seconds']:.0f} ms",
+            f"{1000 * r['baseline_cpu_seconds']:.0f} ms",
+            f"{r['speedup']:.2f}x",
+            f"{r['error']:.1e}",
+            f"{r['baseline_error']:.1e}",
+        ]
+        for r in group
+    ]
+    headings = ("frames in a block", "StreamingCodecDecoder", "stock", "faster", "error", "error of stock")
+    return bench.markdown(headings, lines)
+
+
+def _generate(group: list[dict[str, Any]]) -> str:
+    lines = [
+        _refusal(r, 6)
+        or [
+            r["method"],
+            "yes" if r["exact"] else "no",
+            f"{r['decoder_calls']} of {r['baseline_decoder_calls']}",
+            f"{r['cpu_seconds']:.2f}",
+            f"{r['baseline_cpu_seconds']:.2f}",
+            f"{r['speedup']:.2f}x",
+            f"{r['quality']:.1%} (plain {r['baseline_quality']:.1%})",
+        ]
+        for r in group
+    ]
+    return bench.markdown(("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER"), lines)
+
+
+TABLES: dict[str, tuple[str, str, Callable[[list[dict[str, Any]]], str]]] = {
+    "streams": ("Streams", STREAMS, _streams),
+    "drafts": ("What drafts save", DRAFTS, _drafts),
+    "encoder": ("The encoder of Moonshine v2", ENCODER, _encoder),
+    "codec": ("Mimi in blocks", CODEC, _codec),
+    "generate": ("Methods of generate", GENERATE, _generate),
+}
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """When words are shown as ones that stay, against the real-time factor."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    found = [r for r in rows if r["table"] == "streams" and (r.get("promised_lag") or {}).get("ready_p50") is not None]
+    colours = dict(zip(dict.fromkeys(r["model"] for r in found), ("#26547c", "#e07a5f", "#888888"), strict=False))
+    for r in found:
+        low, high = r["promised_lag"]["ready_p50"], r["promised_lag"]["ready_p90"]
+        axes.plot([r["real_time_factor"]] * 2, [low, high], color=colours[r["model"]], marker="_")
+        axes.scatter(r["real_time_factor"], low, color=colours[r["model"]], zorder=3)
+        label = f"{name_of(r)}, WER {r['quality']:.1%}"
+        axes.annotate(label, (r["real_time_factor"], low), xytext=(6, 3), textcoords="offset points", fontsize=8)
+    for name, colour in colours.items():
+        axes.scatter([], [], color=colour, label=name)
+    axes.set_xlabel("CPU seconds for each second of audio")
+    axes.set_ylabel("seconds from the end of a word until it stays,\nwith computing: p50 (dot) to p90")
+    axes.set_xlim(left=0)
+    axes.margins(x=0.25)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)

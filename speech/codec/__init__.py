@@ -1,0 +1,1 @@
+"""Speech from codec tokens, block by block."""

@@ -1,0 +1,1 @@
+"""Caches, drafts and fewer audio tokens for the decoders of recognisers."""

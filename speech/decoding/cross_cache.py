@@ -1,0 +1,102 @@
+"""Cross-attention keys and values that grow with the audio, for encoders that only append."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from transformers import DynamicCache
+
+from mmaccel.cache.layers import layer_bytes, tensor_bytes
+from mmaccel.errors import UnsupportedTargetError
+
+from ..families.adapter import SpeechAdapter
+from ..families.projections import split_heads
+
+
+@runtime_checkable
+class CrossInput(Protocol):
+    """An adapter that knows what the decoder's cross-attention makes keys and values of."""
+
+    def cross_input(self, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
+        """What the key and value projections get for `hidden_states` `[1, t, D]`, the positions from `start` on."""
+
+
+class CrossCache:
+    """Keys and values of the decoder's cross-attention, projected once for each encoder position; exact.
+
+    A decoder that starts anew at each update projects all of the audio again in each layer. Here only those positions
+    are projected that are new or that changed, such as the last ones while their lookahead was missing.
+
+    Attributes
+    ----------
+    projected
+        Positions projected in all, for statistics.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        On first use, if the adapter has no `cross_input`, or the decoder no layers with `encoder_attn`.
+
+    Examples
+    --------
+    >>> cache = CrossCache()
+    >>> cache.length, cache.nbytes()
+    (0, 0)
+    >>> decode(adapter, encoded, adapter.prompt(), cache=cache)  # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        self.projected = 0
+        self._cache = DynamicCache()
+        self._states: torch.Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Encoder positions that there are keys and values of."""
+        return self._cache.get_seq_length()
+
+    def nbytes(self) -> int:
+        """Bytes held, by count."""
+        return layer_bytes(self._cache.layers) + tensor_bytes([self._states])
+
+    def reset(self) -> None:
+        """Forget the audio: a new segment begins."""
+        self._cache, self._states = DynamicCache(), None
+
+    @torch.no_grad()
+    def update(self, adapter: SpeechAdapter, hidden_states: torch.Tensor) -> DynamicCache:
+        """The cache for encoder states `[1, T, D]`: what is still true is kept, the rest is projected."""
+        same = self._same(hidden_states)
+        if same < self.length:
+            self._cache.crop(same - self.length)
+        if same < hidden_states.shape[1]:
+            self._append(adapter, hidden_states[:, same:], same)
+        self._states = hidden_states.clone()
+        return self._cache
+
+    def _same(self, hidden_states: torch.Tensor) -> int:
+        """How many positions are those of the last time, bit for bit."""
+        if self._states is None:
+            return 0
+        both = min(self._states.shape[1], hidden_states.shape[1])
+        differs = (self._states[0, :both] != hidden_states[0, :both]).any(-1).nonzero()
+        return int(differs[0]) if len(differs) else both
+
+    def _append(self, adapter: SpeechAdapter, hidden_states: torch.Tensor, start: int) -> None:
+        states = _checked(adapter).cross_input(hidden_states, start)
+        for number, layer in enumerate(adapter.target.get_decoder().layers):
+            attention = layer.encoder_attn
+            projected = [project(states) for project in (attention.k_proj, attention.v_proj)]
+            key, value = (split_heads(one, attention.head_dim).contiguous() for one in projected)
+            self._cache.update(key, value, number)
+        self.projected += hidden_states.shape[1]
+
+
+def _checked(adapter: SpeechAdapter) -> CrossInput:
+    layers = getattr(adapter.target.get_decoder(), "layers", ())
+    if isinstance(adapter, CrossInput) and all(hasattr(layer, "encoder_attn") for layer in layers):
+        return adapter
+    raise UnsupportedTargetError(
+        f"no growing cross-attention for {type(adapter.target).__name__}: decode without `cache`"
+    )

@@ -1,0 +1,67 @@
+"""Where things are in Moonshine v2, whose encoder hears the audio once."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from mmaccel.adapter import register_adapter
+
+from ..decoding.cached_encoder import EncoderStream
+from .encoder_decoder import EncoderDecoderAdapter
+
+
+@register_adapter
+class MoonshineStreamingAdapter(EncoderDecoderAdapter):
+    """Moonshine v2: Ergodic Streaming Encoder ASR for Latency-Critical Speech Applications (2026).
+
+    The encoder looks back and ahead by a few frames only, 12 of 20 ms in the released models: what it made of
+    the audio before stays as it is. :meth:`begin` encodes audio as it comes. Exact: :meth:`encode` runs the model's
+    own encoder with the window masks it was trained with, which it leaves out if no padding mask is given.
+    """
+
+    family = "moonshine_streaming"
+    classes: ClassVar[tuple[str, ...]] = ("MoonshineStreamingForConditionalGeneration",)
+    appends: ClassVar[bool] = True
+
+    @property
+    def longest(self) -> float:  # type: ignore[override]
+        """The decoder has learned places for so many seconds of encoder frames, 82 in the released models."""
+        return float(self.target.config.max_position_embeddings * self.frame_seconds)
+
+    @property
+    def frame_samples(self) -> int:
+        embedder = self.target.get_encoder().embedder
+        return int(embedder.frame_len * embedder.conv1.stride[0] * embedder.conv2.stride[0])
+
+    @property
+    def lookahead(self) -> float:
+        """Seconds behind a frame that the encoder waits for."""
+        return self.begin().lookahead * self.frame_seconds
+
+    def begin(self) -> EncoderStream:
+        """A stream of audio: `push(samples)` returns new states `[1, t, D]` that are final, `finish()` the rest."""
+        return EncoderStream(self.target.get_encoder())
+
+    def _encode(self, samples: torch.Tensor) -> torch.Tensor:
+        encoder = self.target.get_encoder()
+        padding = -samples.numel() % encoder.embedder.frame_len
+        values = samples.to(encoder.device, encoder.dtype)[None]
+        mask = torch.ones_like(values, dtype=torch.long)
+        values, mask = (torch.nn.functional.pad(row, (0, padding)) for row in (values, mask))
+        output = encoder(values, attention_mask=mask)
+        states: torch.Tensor = output.last_hidden_state[:, output.attention_mask[0].bool()]
+        return states
+
+    def heads(self) -> dict[int, list[int]]:
+        """All of them, since none are known to follow the speech better."""
+        config = self.target.config
+        return {layer: list(range(config.num_attention_heads)) for layer in range(config.num_hidden_layers)}
+
+    def cross_input(self, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
+        """States `[1, t, D]` from position `start` on, with learned places, as the cross-attention gets them."""
+        decoder = self.target.get_decoder()
+        places = torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)
+        projected: torch.Tensor = decoder.proj(hidden_states + decoder.pos_emb(places))
+        return projected

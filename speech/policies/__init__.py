@@ -1,0 +1,1 @@
+"""Policies: which words of a hypothesis stay while the speaker goes on."""

@@ -1,0 +1,111 @@
+"""AlignAtt: a word stays once the decoder, to draw it, looked at audio that is far enough from the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.method import is_number
+
+from ..families.adapter import Encoded, SpeechAdapter
+from ..stream.units import units
+from .policy import Commitment, Heard, StreamingPolicy
+
+
+@runtime_checkable
+class Attentive(Protocol):
+    """An adapter that tells where the decoder looked."""
+
+    def attention(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> torch.Tensor:
+        """Scores `[tokens + 1, T]`: row `i` is of the position that draws token `i`."""
+
+
+@dataclass(frozen=True)
+class AlignAtt(StreamingPolicy):
+    """Commit the words before the first one for which the decoder looks at the end of the audio (Papi et al., 2023).
+
+    One hypothesis suffices, so that words come half an update earlier than with two that must agree; each update
+    takes one more pass of the decoder. Scores are those of the heads that follow the speech, each relative to its
+    mean over the tokens and smoothed over 7 frames, as in SimulStreaming (2025). For encoders that see all audio at
+    once; the better a model's heads follow the speech, the safer.
+
+    Parameters
+    ----------
+    margin
+        Seconds before the end of the audio; a token that looks there, and all behind it, may still change. Default
+        0.5, SimulStreaming's 25 frames of 20 ms.
+    rewind
+        Seconds; a token that looks so much further back than the one before begins a loop, and nothing from it on
+        stays. Default 4, SimulStreaming's 200 frames.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range.
+    UnsupportedTargetError
+        From the recogniser, if its adapter does not tell where the decoder looks.
+
+    Examples
+    --------
+    >>> AlignAtt(margin=0.3).rewind
+    4.0
+    """
+
+    margin: float = 0.5
+    rewind: float = 4.0
+
+    def __post_init__(self) -> None:
+        self._require(is_number(self.margin, 0, 10), "margin", "between 0 and 10 seconds, such as 0.5")
+        self._require(is_number(self.rewind, 0.1, 60), "rewind", "between 0.1 and 60 seconds, such as 4.0")
+
+    def check(self, adapter: SpeechAdapter) -> None:
+        if not isinstance(adapter, Attentive):
+            name = type(adapter.target).__name__
+            raise UnsupportedTargetError(
+                f"AlignAtt() needs to see where the decoder looks, which the adapter of {name} does not tell:"
+                " pass policy=speech.LocalAgreement(2)"
+            )
+
+    def _commitment(self, committed: Sequence[str]) -> Commitment:
+        return _Aligned(self, committed)
+
+    def settled(self, times: Sequence[float], seconds: float) -> int:
+        """How many tokens stay, by the second of the audio that each looked at.
+
+        Examples
+        --------
+        >>> AlignAtt(margin=0.5).settled([0.2, 0.9, 1.6, 1.2], seconds=2.0)
+        2
+        >>> AlignAtt(rewind=4).settled([0.2, 5.0, 0.9, 5.2], seconds=9.0)
+        2
+        """
+        before = 0.0
+        for place, time in enumerate(times):
+            if seconds - time <= self.margin or before - time > self.rewind:
+                return place
+            before = time
+        return len(times)
+
+
+class _Aligned(Commitment):
+    def __init__(self, policy: AlignAtt, committed: Sequence[str]) -> None:
+        super().__init__(committed)
+        self.policy = policy
+
+    def sure(self, heard: Heard, said: list[str], rest: list[str]) -> int:
+        if not rest:
+            return 0
+        adapter = heard.adapter
+        assert isinstance(adapter, Attentive)
+        scores = adapter.attention(heard.encoded, heard.tokens, heard.prompt)[: len(heard.tokens)]
+        times = [frame * adapter.frame_seconds for frame in scores.argmax(-1).tolist()]
+        settled = heard.tokens[: self.policy.settled(times, heard.encoded.seconds)]
+        # a word whose next token is not settled is not whole
+        whole = zip(units(adapter.text(settled)), said, strict=False)
+        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], whole))
+        return max(count - (len(said) - len(rest)), 0)

@@ -1,0 +1,63 @@
+"""AppendOnly: a word stays once the next one has begun, for encoders that never change what they made of the past."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.method import is_count
+
+from ..families.adapter import SpeechAdapter
+from .policy import Commitment, Heard, StreamingPolicy
+
+
+@dataclass(frozen=True)
+class AppendOnly(StreamingPolicy):
+    """Commit all words of each hypothesis but the last ones, which more audio may complete.
+
+    For streaming encoders, such as those of Moonshine v2: what they made of past audio stays, so that little but the
+    word that is being spoken can change. Commits earlier than :class:`~mmaccel.speech.LocalAgreement`.
+
+    Parameters
+    ----------
+    hold
+        Words at the end that are held back; default 1. 0 suits models that emit whole words.
+
+    Raises
+    ------
+    SettingError
+        If `hold` is not a count from 0 to 10.
+    UnsupportedTargetError
+        From the recogniser, if its encoder does not only append.
+
+    Examples
+    --------
+    >>> AppendOnly().hold
+    1
+    """
+
+    hold: int = 1
+
+    def __post_init__(self) -> None:
+        self._require(is_count(self.hold, 0, 10), "hold", "between 0 and 10 words, such as 1")
+
+    def check(self, adapter: SpeechAdapter) -> None:
+        if not adapter.appends:
+            name = type(adapter.target).__name__
+            raise UnsupportedTargetError(
+                f"AppendOnly() needs an encoder that only appends; that of {name} looks at all audio again:"
+                " pass policy=speech.LocalAgreement(2)"
+            )
+
+    def _commitment(self, committed: Sequence[str]) -> Commitment:
+        return _Held(self.hold, committed)
+
+
+class _Held(Commitment):
+    def __init__(self, hold: int, committed: Sequence[str]) -> None:
+        super().__init__(committed)
+        self.hold = hold
+
+    def sure(self, heard: Heard, said: list[str], rest: list[str]) -> int:
+        return max(len(rest) - self.hold, 0)

@@ -1,0 +1,88 @@
+"""What policies have in common: they say which words of a hypothesis stay, while the speaker goes on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmaccel.errors import SettingError
+
+from ..families.adapter import Encoded, SpeechAdapter
+from ..stream.units import covered, units
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A hypothesis of a segment up to now, and what it was decoded from.
+
+    Attributes
+    ----------
+    adapter, encoded, prompt
+        The model's adapter, the audio, and the tokens that the decoder started from.
+    tokens
+        Of the hypothesis, without prompt and end.
+    ended
+        Whether the model ended it; a hypothesis that went on to the limit is in a loop.
+    """
+
+    adapter: SpeechAdapter
+    encoded: Encoded
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    ended: bool = True
+
+    @property
+    def units(self) -> list[str]:
+        """Its words."""
+        return units(self.adapter.text(self.tokens))
+
+
+class Commitment(ABC):
+    """What is committed of one segment; units are only ever added.
+
+    Attributes
+    ----------
+    committed
+        Units that stay.
+    tail
+        Units of the last hypothesis behind them.
+    """
+
+    def __init__(self, committed: Sequence[str] = ()) -> None:
+        self.committed = list(committed)
+        self.tail: list[str] = []
+
+    def update(self, heard: Heard) -> list[str]:
+        """Take in a hypothesis; returns the units that are newly committed."""
+        said = heard.units
+        rest = said[covered(self.committed, said) :]
+        # What is in a loop must not be promised.
+        count = self.sure(heard, said, rest) if heard.ended else 0
+        self.committed += rest[:count]
+        self.tail = rest[count:]
+        return rest[:count]
+
+    @abstractmethod
+    def sure(self, heard: Heard, said: list[str], rest: list[str]) -> int:
+        """How many units of `rest` stay: those of `said`, the hypothesis, that are not committed yet."""
+
+
+class StreamingPolicy(ABC):
+    """Base of the policies; subclasses are frozen dataclasses, whose fields are the settings."""
+
+    def begin(self, committed: Sequence[str] = ()) -> Commitment:
+        """What is committed of a new segment, whose first units may be committed already."""
+        return self._commitment(committed)
+
+    @abstractmethod
+    def _commitment(self, committed: Sequence[str]) -> Commitment: ...
+
+    def check(self, adapter: SpeechAdapter) -> None:  # noqa: B027  optional, most policies fit every recogniser
+        """Raise `UnsupportedTargetError` if a recogniser cannot serve this policy."""
+
+    def _require(self, holds: bool, setting: str, allowed: str) -> None:
+        if not holds:
+            value: Any = getattr(self, setting)
+            raise SettingError(f"{type(self).__name__}({setting}={value!r}): {setting} must be {allowed}")

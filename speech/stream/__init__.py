@@ -1,0 +1,1 @@
+"""Recognition of a stream: audio in, words out."""

@@ -1,0 +1,69 @@
+"""What a stream tells of: words while they are spoken, the text of a segment, and that the speaker paused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..families.adapter import Word
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Words of a segment that still goes on.
+
+    Attributes
+    ----------
+    stable
+        Text that the next partials of this segment keep; it only grows. The final may still correct it.
+    unstable
+        Text behind it that may change with more audio.
+    delta
+        What `stable` has grown by since the partial before, so that putting the deltas of a segment together gives
+        `stable`.
+    time
+        Seconds of the stream that were heard.
+    """
+
+    stable: str
+    unstable: str
+    delta: str
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Final:
+    """The text of a segment, which nothing changes any more.
+
+    Attributes
+    ----------
+    text
+        Equal to what one plain decode of the same audio gives.
+    words
+        Its words with times in seconds of the stream.
+    start, end
+        Seconds of the stream that the segment spans.
+    tokens
+        The tokens of the text.
+    """
+
+    text: str
+    words: tuple[Word, ...]
+    start: float
+    end: float
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The speaker paused.
+
+    Attributes
+    ----------
+    time
+        Seconds of the stream at which the last speech ended; the pause was noticed `silence` seconds later.
+    """
+
+    time: float
+
+
+Event = Partial | Final | Endpoint

@@ -1,0 +1,81 @@
+"""What a stream knows of the segment that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+from ..audio.growing_audio import GrowingAudio
+from ..decoding.redecode import Hypothesis
+from ..families.adapter import Encoded
+from ..policies.policy import Commitment
+from .events import Partial
+from .stats import StreamStats
+from .units import covered, units
+
+
+class Segment:
+    """One segment of a stream, from its first hypothesis to its final.
+
+    Attributes
+    ----------
+    prompt
+        Tokens that its decoder starts from.
+    commitment
+        Which words stay.
+    audio
+        What the encoder made of it so far, where that stays.
+    draft
+        Tokens of the last hypothesis.
+    span, heard
+        Samples that the last hypothesis is of, and what came out.
+    times
+        When each committed unit was committed, on both clocks.
+    began
+        Seconds of the stream at which its speech began, None if its first text was counted.
+    shown
+        Whether a partial of it was made.
+    """
+
+    def __init__(self, prompt: tuple[int, ...], commitment: Commitment, audio: GrowingAudio | None = None) -> None:
+        self.prompt, self.commitment, self.audio = prompt, commitment, audio
+        self.draft: tuple[int, ...] = ()
+        self.span = (0, 0)
+        self.heard: tuple[Encoded, Hypothesis] | None = None
+        self.times: list[tuple[float, float]] = []
+        self.began: float | None = None
+        self.shown = False
+        self._stable = self._unstable = ""
+
+    def partial(self, time: float) -> Partial | None:
+        """An event if the text has changed."""
+        stable, unstable = "".join(self.commitment.committed), "".join(self.commitment.tail)
+        if (stable, unstable) == (self._stable, self._unstable):
+            return None
+        delta = stable[len(self._stable) :]
+        self._stable, self._unstable, self.shown = stable, unstable, True
+        return Partial(stable, unstable, delta, time)
+
+    def note(self, stats: StreamStats, heard: float, ready: float) -> None:
+        """Keep when words were committed, and when there was the first text."""
+        self.times += [(heard, ready)] * (len(self.commitment.committed) - len(self.times))
+        if self.began is not None and self.shown:
+            stats.first_partial.add(self.began, heard, ready)
+            self.began = None
+
+    def carried(self, final: str) -> int:
+        """How many committed units are behind the final of a segment that was cut in the middle of speech."""
+        committed = self.commitment.committed
+        return len(committed) - covered(units(final), committed)
+
+
+def remainder(tokens: Sequence[int], final: Sequence[int]) -> tuple[int, ...]:
+    """Tokens of a hypothesis behind those that a final of its first part has.
+
+    Examples
+    --------
+    >>> remainder((5, 6, 7, 8, 9), (5, 6, 4, 7))
+    (8, 9)
+    """
+    blocks = SequenceMatcher(None, tokens, final, autojunk=False).get_matching_blocks()
+    return tuple(tokens[max((block.a + block.size for block in blocks if block.size), default=0) :])

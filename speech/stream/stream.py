@@ -1,0 +1,270 @@
+"""One stream of audio into one recogniser: push chunks, get words."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from mmaccel.errors import StreamFinishedError
+
+from ..audio.audio import Resampler, to_samples
+from ..audio.endpoint import FRAME, RATE, decibels
+from ..audio.sample_buffer import SampleBuffer
+from ..decoding.redecode import Hypothesis
+from ..families.adapter import Encoded, Word
+from ..policies.policy import Heard
+from .events import Endpoint, Event, Final
+from .segment import Segment, remainder
+from .segmenter import Cut, Look, Segmenter
+from .stats import Clock, StreamStats
+from .units import matches, units
+
+if TYPE_CHECKING:
+    from .recognizer import StreamingRecognizer
+
+
+class SpeechStream:
+    """Audio in, events out; made by :meth:`mmaccel.speech.StreamingRecognizer.stream`.
+
+    What is decoded, and when, follows from the audio alone: chunks of 10 ms and of 5 s give the same events. Memory
+    is bounded by the longest segment, however long the stream. If the model raises in the middle of a push, no audio
+    is lost: the next push goes on where this one stopped.
+
+    Attributes
+    ----------
+    stats
+        What was measured up to now.
+
+    Examples
+    --------
+    >>> with asr.stream() as stream:  # doctest: +SKIP
+    ...     events = stream.push(chunk) + stream.finish()
+    """
+
+    def __init__(
+        self,
+        recognizer: StreamingRecognizer,
+        sample_rate: float,
+        update_interval: float | None,
+        channels: int | None = None,
+    ) -> None:
+        self.recognizer, self.channels = recognizer, channels
+        self.stats = StreamStats()
+        self._resampler = Resampler(sample_rate)
+        self._listener = recognizer.endpoint.listen()
+        self._segmenter = Segmenter(recognizer.endpoint, update_interval)
+        self._buffer = SampleBuffer()
+        self._work: deque[Look | Cut] = deque()
+        self._events: list[Event] = []
+        self._segment: Segment | None = None
+        self._history = ""  # the last words of finals of this speech, for models that take context
+        self._total: int | None = None  # samples of the stream, once it has ended
+        self._clock, self._mark = Clock(), 0.0
+        self._finished = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def sample_rate(self) -> float:
+        """Samples a second of what is pushed."""
+        return self._resampler.rate
+
+    @property
+    def time(self) -> float:
+        """Seconds of audio that came."""
+        return (self._buffer.end if self._total is None else self._total) / RATE
+
+    def push(self, chunk: Any, sample_rate: float | None = None, partials: bool = True) -> list[Event]:
+        """Take in a chunk of any length; returns what became known by it.
+
+        Parameters
+        ----------
+        chunk
+            Samples in int16, float32 or another type that :func:`mmaccel.speech.audio.audio.to_samples` takes, as an
+            array, a tensor or bytes; an empty one is fine.
+        sample_rate
+            If it changes: of this chunk and those after it.
+        partials
+            False leaves out hypotheses on the way, such as to catch up. Finals do not depend on it.
+
+        Raises
+        ------
+        AudioError
+            If the chunk is no audio. It is left out; the stream goes on as if it had not been pushed.
+        StreamFinishedError
+            After :meth:`finish` or :meth:`close`.
+        """
+        if self._finished or self._total is not None:
+            raise StreamFinishedError("the stream is finished: open another with recognizer.stream()")
+        samples = to_samples(chunk, self.channels)
+        if sample_rate is not None and sample_rate != self.sample_rate:
+            following = Resampler(sample_rate)
+            self._buffer.append(self._resampler.finish())
+            self._resampler = following
+        self._buffer.append(self._resampler.push(samples))
+        return self._advance(partials)
+
+    def finish(self) -> list[Event]:
+        """The audio has ended: returns what was still held back. A second call returns nothing."""
+        if self._finished:
+            return []
+        if self._total is None:
+            self._buffer.append(self._resampler.finish())
+            self._total = self._buffer.end
+            self._buffer.append(torch.zeros(-self._total % FRAME))
+        self._advance(True, deliver=False)
+        self._work.extend(self._segmenter.flush(self._total))
+        events = self._advance(True)
+        self.close()
+        return events
+
+    def close(self) -> None:
+        """Let go of the audio, and take no more; what was held back is dropped."""
+        self._total = self._total if self._total is not None else self._buffer.end
+        self._finished = True
+        self._buffer, self._segment = SampleBuffer(), None
+        self._work.clear()
+
+    def _advance(self, partials: bool, deliver: bool = True) -> list[Event]:
+        """Judge the frames that are complete, and do what they ask for."""
+        self._mark = self.recognizer.timer()
+        try:
+            self._do_all(partials)
+            while self._segmenter.position + FRAME <= self._buffer.end:
+                position = self._segmenter.position
+                frame = self._buffer.read(position, position + FRAME)
+                self._work.extend(self._segmenter.feed(self._listener(frame), decibels(frame)))
+                self._do_all(partials)
+            self._buffer.drop_before(min(self._segmenter.needed_from, self._segmenter.position))
+        finally:
+            self._spend()
+        events, self._events = self._events, ([] if deliver else self._events)
+        return events if deliver else []
+
+    def _do_all(self, partials: bool) -> None:
+        """Work leaves the queue once it is done, so that an error in the model loses none."""
+        while self._work:
+            task = self._work[0]
+            if isinstance(task, Cut):
+                self._cut(task)
+            elif partials:
+                self._look(task)
+            self._work.popleft()
+
+    def _spend(self) -> float:
+        """Seconds of the stream at which what was computed last is ready, on the compute-aware clock."""
+        now = self.recognizer.timer()
+        seconds, self._mark = now - self._mark, now
+        self.stats.compute_seconds += seconds
+        self.stats.audio_seconds = self.time
+        return self._clock.spend(self.time, seconds)
+
+    def _look(self, look: Look) -> None:
+        segment = self._open(look.start)
+        encoded, hypothesis = self._hear(segment, look.start, look.end)
+        heard = Heard(self.recognizer.adapter, encoded, segment.prompt, hypothesis.tokens, hypothesis.ended)
+        with self.recognizer.lock:  # a policy may ask the model
+            segment.commitment.update(heard)
+        self.stats.partial_decodes += 1
+        partial = segment.partial(self._segmenter.position / RATE)
+        segment.note(self.stats, self.time, self._spend())
+        if partial is not None:
+            self._events.append(partial)
+
+    def _cut(self, cut: Cut) -> None:
+        segment = self._open(cut.start)
+        draft = segment.draft  # of what is behind the cut too
+        encoded, hypothesis = self._hear(segment, cut.start, cut.end)
+        words = self._words(encoded, hypothesis, segment.prompt, cut)
+        text = self.recognizer.adapter.text(hypothesis.tokens).strip()
+        if cut.paused:
+            self._events.append(Endpoint(cut.speech_end / RATE))
+        if text or segment.shown:
+            self._events.append(Final(text, tuple(words), cut.start / RATE, cut.end / RATE, hypothesis.tokens))
+        goes_on = self._segmenter.start is not None and not cut.paused
+        carried = segment.carried(text) if goes_on else 0
+        self._count(segment, cut, words, len(segment.times) - carried)
+        # Behind a pause models do without; there a text before makes small ones repeat themselves.
+        self._history = last_words(f"{self._history} {text}".strip(), self.recognizer.context) if goes_on else ""
+        self._segment = self._begin(segment, carried, remainder(draft, hypothesis.tokens)) if goes_on else None
+        if self._segment is not None and (partial := self._segment.partial(self._segmenter.position / RATE)):
+            self._events.append(partial)
+
+    def _open(self, start: int) -> Segment:
+        if self._segment is None:
+            self._segment = self._begin()
+            self._segment.began = start / RATE + self.recognizer.endpoint.padding
+        return self._segment
+
+    def _begin(self, before: Segment | None = None, carried: int = 0, draft: tuple[int, ...] = ()) -> Segment:
+        """A new segment, which keeps what was promised of it while it was part of the one before."""
+        prompt = tuple(self.recognizer.adapter.prompt(self._history))
+        if before is None:
+            return Segment(prompt, self.recognizer.policy.begin(), self.recognizer.growing())
+        words = before.commitment.committed[len(before.commitment.committed) - carried :]
+        words = [word.lstrip() if place == 0 else word for place, word in enumerate(words)]
+        segment = Segment(prompt, self.recognizer.policy.begin(words), self.recognizer.growing())
+        segment.times = before.times[len(before.times) - carried :]
+        segment.commitment.tail = before.commitment.tail
+        segment.draft = draft
+        return segment
+
+    def _count(self, segment: Segment, cut: Cut, words: list[Word], promised: int) -> None:
+        """Statistics of a segment, of whose words `promised` were shown as stable before."""
+        stats, ready = self.stats, self._spend()
+        stats.finals += 1
+        stats.words += len(words)
+        stats.decoded_seconds += (cut.end - cut.start) / RATE
+        times = segment.times[:promised]
+        found = {of: at for at, of in matches(segment.commitment.committed[:promised], [w.text for w in words])}
+        stats.committed += promised
+        stats.retracted += promised - len(found)
+        for place, word in enumerate(words):
+            stats.word_lag.add(word.end, *(times[found[place]] if place in found else (self.time, ready)))
+        if cut.paused or self._total is not None:
+            stats.finalisation.add(cut.speech_end / RATE, self.time, ready)
+
+    def _words(self, encoded: Encoded, hypothesis: Hypothesis, prompt: tuple[int, ...], cut: Cut) -> list[Word]:
+        """Words with times of the stream, inside the segment and in order."""
+        start, end = cut.start / RATE, cut.end / RATE
+        words = []
+        for word in self.recognizer.words(encoded, hypothesis.tokens, prompt):
+            begin = min(max(start + word.start, start), end)
+            words.append(Word(word.text, begin, min(max(start + word.end, begin), end)))
+        return words
+
+    def _hear(self, segment: Segment, start: int, end: int) -> tuple[Encoded, Hypothesis]:
+        """A hypothesis of these samples; the last one where it was of the same."""
+        if segment.heard is None or segment.span != (start, end):
+            samples = self._buffer.read(start, end)
+            encoded, hypothesis = self.recognizer.hear(samples, segment.prompt, segment.draft, segment.audio)
+            segment.span, segment.heard = (start, end), (encoded, hypothesis)
+            segment.draft = hypothesis.tokens
+            self.stats.decoder_calls += hypothesis.forwards
+            self.stats.tokens += len(hypothesis.tokens)
+            self.stats.accepted += hypothesis.accepted
+        return segment.heard
+
+
+def last_words(text: str, characters: int) -> str:
+    """The end of a text, whole words; half a word in its context can send a model into a loop.
+
+    Examples
+    --------
+    >>> last_words("it was the best of times", 15)
+    'best of times'
+    """
+    if len(text) <= characters:
+        return text
+    room = characters
+    for unit in reversed(units(text)):
+        if len(unit) > room:
+            break
+        room -= len(unit)
+    return text[len(text) - characters + room :].strip()

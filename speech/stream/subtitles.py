@@ -1,0 +1,218 @@
+"""Subtitles of what was said: SRT, WebVTT and JSON, in lines that can be read in time."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmaccel.errors import SettingError
+from mmaccel.files.output import replacing
+from mmaccel.method import is_count, is_number
+
+from ..families.adapter import Word
+from .events import Final
+from .units import units
+
+
+@dataclass(frozen=True)
+class Cue:
+    """A subtitle: its lines, and from when to when it is shown, in seconds."""
+
+    start: float
+    end: float
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SubtitleLayout:
+    """How subtitles are cut (defaults: the BBC's and Netflix's guidelines for English, 2024).
+
+    Parameters
+    ----------
+    width
+        Most characters of a line; default 42.
+    lines
+        Most lines of a subtitle; default 2.
+    longest, shortest
+        Seconds that one is shown; defaults 7 and 1. A short one stays if nothing follows.
+    reading_speed
+        Characters a second that one can read; default 20. One that is faster stays if nothing follows.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range.
+    """
+
+    width: int = 42
+    lines: int = 2
+    longest: float = 7.0
+    shortest: float = 1.0
+    reading_speed: float = 20.0
+
+    def __post_init__(self) -> None:
+        allowed: dict[str, tuple[bool, str]] = {
+            "width": (is_count(self.width, 10, 200), "between 10 and 200 characters, such as 42"),
+            "lines": (is_count(self.lines, 1, 10), "between 1 and 10, such as 2"),
+            "longest": (is_number(self.longest, 1, 60), "between 1 and 60 seconds, such as 7.0"),
+            "shortest": (is_number(self.shortest, 0, self.longest), "between 0 and `longest`, such as 1.0"),
+            "reading_speed": (is_number(self.reading_speed, 1, 1000), "between 1 and 1000 characters, such as 20.0"),
+        }
+        for name, (holds, text) in allowed.items():
+            if not holds:
+                raise SettingError(f"SubtitleLayout({name}={getattr(self, name)!r}): {name} must be {text}")
+
+    def wrap(self, text: str) -> list[str]:
+        """Lines of about the same length."""
+        count = min(len(self._fill(text, self.width)), self.lines)
+        narrow = range(max(1, math.ceil(len(text) / max(count, 1))), self.width)
+        fitting = (self._fill(text, width) for width in narrow)
+        return next((lines for lines in fitting if len(lines) <= count), self._fill(text, self.width))
+
+    def fits(self, text: str) -> bool:
+        """Whether a text is no more than one subtitle."""
+        return len(self._fill(text, self.width)) <= self.lines
+
+    @staticmethod
+    def _fill(text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def cues(segments: Iterable[Final], layout: SubtitleLayout | None = None) -> list[Cue]:
+    """Cut finals into subtitles: at the ends of sentences, at pauses, and where they would be too long.
+
+    Examples
+    --------
+    >>> words = tuple(Word(text, at, at + 0.5) for at, text in enumerate(("Try", "again.", "Fail", "again.")))
+    >>> [cue.lines for cue in cues([Final("Try again. Fail again.", words, 0.0, 4.0)], SubtitleLayout(width=10))]
+    [('Try again.',), ('Fail', 'again.')]
+    """
+    layout = layout or SubtitleLayout()
+    groups = [group for segment in segments for group in _groups(_spaced(segment), layout)]
+    made = [Cue(group[0].start, group[-1].end, tuple(layout.wrap(_join(group)))) for group in groups]
+    starts = [*(cue.start for cue in made), math.inf]
+    return [_in_time(cue, following, layout) for cue, following in zip(made, starts[1:], strict=False)]
+
+
+def _in_time(cue: Cue, following: float, layout: SubtitleLayout) -> Cue:
+    """Shown for as long as reading takes, as far as the next one allows."""
+    needed = max(layout.shortest, sum(map(len, cue.lines)) / layout.reading_speed)
+    end = max(cue.end, cue.start + min(needed, layout.longest))
+    return replace(cue, end=max(min(end, following), cue.start))
+
+
+def _spaced(segment: Final) -> list[Word]:
+    """The words with the spaces before them; spread over the segment where the model gave no times."""
+    texts = units(segment.text)
+    if len(texts) == len(segment.words):
+        return [replace(word, text=text) for word, text in zip(segment.words, texts, strict=True)]
+    if segment.words:
+        return [replace(word, text=f" {word.text.strip()}") for word in segment.words]
+    length = (segment.end - segment.start) / max(len(texts), 1)
+    return [
+        Word(text, segment.start + place * length, segment.start + (place + 1) * length)
+        for place, text in enumerate(texts)
+    ]
+
+
+def _join(words: Sequence[Word]) -> str:
+    return "".join(word.text for word in words).strip()
+
+
+def _groups(words: Sequence[Word], layout: SubtitleLayout) -> list[list[Word]]:
+    groups: list[list[Word]] = []
+    for word in words:
+        if not groups or _parts(groups[-1], word, layout):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
+def _parts(group: list[Word], word: Word, layout: SubtitleLayout) -> bool:
+    """Whether a word begins a new subtitle."""
+    text = _join(group)
+    sentence = text.endswith((".", "?", "!", "\u3002", "\uff1f", "\uff01")) and len(text) >= layout.width / 2
+    pause = word.start - group[-1].end > 1.0
+    long = word.end - group[0].start > layout.longest
+    return sentence or pause or long or not layout.fits(_join([*group, word]))
+
+
+def to_srt(shown: Iterable[Cue]) -> str:
+    """SubRip; it has no escapes, so that an arrow in a text is written ``->``."""
+    blocks = (
+        f"{number}\n{_time(cue.start, ',')} --> {_time(cue.end, ',')}\n"
+        + "".join(f"{line.replace('-->', '->')}\n" for line in cue.lines)
+        for number, cue in enumerate(shown, 1)
+    )
+    return "\n".join(blocks)
+
+
+def to_vtt(shown: Iterable[Cue]) -> str:
+    """WebVTT, with ``&``, ``<`` and ``>`` escaped."""
+    blocks = (
+        f"{_time(cue.start, '.')} --> {_time(cue.end, '.')}\n" + "".join(f"{_escaped(line)}\n" for line in cue.lines)
+        for cue in shown
+    )
+    return "\n".join(("WEBVTT\n", *blocks))
+
+
+def _escaped(line: str) -> str:
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _time(seconds: float, point: str) -> str:
+    milliseconds = round(max(seconds, 0.0) * 1000)
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{point}{milliseconds % 1000:03}"
+
+
+def to_json(segments: Iterable[Final]) -> str:
+    """Text, segments and words with times in seconds."""
+    listed = list(segments)
+    made: dict[str, Any] = {
+        "text": " ".join(segment.text for segment in listed),
+        "segments": [_listed(segment) for segment in listed],
+    }
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+
+
+def _listed(segment: Final) -> dict[str, Any]:
+    words = [{"text": word.text, "start": round(word.start, 3), "end": round(word.end, 3)} for word in segment.words]
+    return {"start": round(segment.start, 3), "end": round(segment.end, 3), "text": segment.text, "words": words}
+
+
+FORMATS: dict[str, Callable[[list[Final], SubtitleLayout | None], str]] = {
+    ".srt": lambda segments, layout: to_srt(cues(segments, layout)),
+    ".vtt": lambda segments, layout: to_vtt(cues(segments, layout)),
+    ".json": lambda segments, layout: to_json(segments),
+}
+
+
+def check_format(path: Path | str) -> str:
+    """The suffix of a subtitle file; `SettingError` if it is none that can be written."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise SettingError(f"cannot write {str(path)!r}: end it with {', '.join(FORMATS)}, such as talk.srt")
+    return suffix
+
+
+def write_subtitles(path: Path | str, segments: Iterable[Final], layout: SubtitleLayout | None = None) -> None:
+    """Write finals as subtitles; the file's ending says how: .srt, .vtt or .json.
+
+    Raises
+    ------
+    SettingError
+        If the ending is another.
+
+    Examples
+    --------
+    >>> write_subtitles("talk.srt", transcript.segments)  # doctest: +SKIP
+    """
+    text = FORMATS[check_format(path)](list(segments), layout)
+    with replacing(Path(path)) as temporary:
+        Path(temporary).write_text(text, encoding="utf-8")

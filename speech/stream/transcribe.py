@@ -1,0 +1,130 @@
+"""Transcribe a recording with the parts that a stream is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from mmaccel.progress import looks
+
+from ..audio.audio import read_audio, to_samples
+from ..audio.endpoint import RATE, EndpointPolicy
+from ..families.adapter import Word
+from ..families.weights import load
+from .events import Event, Final
+from .recognizer import StreamingRecognizer
+from .stats import StreamStats
+from .subtitles import SubtitleLayout, write_subtitles
+
+# A bar is drawn for recordings of more than this many seconds, and moves in steps of so many.
+LONG, STEP = 60.0, 5.0
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was said in a recording.
+
+    Attributes
+    ----------
+    text
+        All of it.
+    words
+        Its words with times in seconds of the recording.
+    segments
+        Its parts between pauses.
+    stats
+        What it took.
+    """
+
+    text: str
+    words: tuple[Word, ...]
+    segments: tuple[Final, ...]
+    stats: StreamStats = field(compare=False)
+
+    def save(self, path: Path | str, layout: SubtitleLayout | None = None) -> None:
+        """Write subtitles; the ending says how: .srt, .vtt or .json. `SettingError` if it is another."""
+        write_subtitles(path, self.segments, layout)
+
+
+def transcribe(
+    path: Path | str,
+    model: Any = "moonshine-tiny",
+    processor: Any = None,
+    endpoint: str | EndpointPolicy = "auto",
+    context: int = 200,
+    progress: bool | None = None,
+) -> Transcript:
+    """Transcribe an audio or video file.
+
+    Segments are those of a stream, and each is decoded once: the text is that of the finals of a
+    :class:`~mmaccel.speech.StreamingRecognizer` with the same settings, token for token.
+
+    Parameters
+    ----------
+    path
+        A file that PyAV reads, in any format.
+    model
+        A name, hub id or folder for :func:`~mmaccel.speech.load` (default ``"moonshine-tiny"``), a model with its
+        `processor`, or a recogniser.
+    processor
+        Of the model, where the model is one.
+    endpoint, context
+        As of :class:`~mmaccel.speech.StreamingRecognizer`; a recogniser has its own.
+    progress
+        Whether to draw a bar on standard error; by default for more than a minute of audio. Where that is no terminal,
+        a line now and then.
+
+    Raises
+    ------
+    AudioError
+        If the file is missing, damaged or holds no audio.
+
+    Examples
+    --------
+    >>> print(speech.transcribe("talk.wav").text)  # doctest: +SKIP
+    """
+    samples = read_audio(path)  # fails before seconds of loading
+    return transcribe_samples(samples, as_recognizer(model, processor, endpoint, context), progress)
+
+
+def transcribe_samples(samples: Any, recognizer: StreamingRecognizer, progress: bool | None = None) -> Transcript:
+    """As :func:`transcribe`, of all that :func:`~mmaccel.speech.to_samples` takes, at 16 kHz."""
+    samples = to_samples(samples)
+    with recognizer.stream(update_interval=None) as stream:
+        events: list[Event] = []
+        for piece in pieces(samples, progress):
+            events += stream.push(piece)
+        events += stream.finish()
+    return transcript(events, stream.stats)
+
+
+def transcript(events: list[Event], stats: StreamStats) -> Transcript:
+    """Put the finals of a stream together."""
+    segments = tuple(event for event in events if isinstance(event, Final))
+    words = tuple(word for segment in segments for word in segment.words)
+    return Transcript(" ".join(segment.text for segment in segments if segment.text), words, segments, stats)
+
+
+def as_recognizer(model: Any, processor: Any, endpoint: str | EndpointPolicy, context: int) -> StreamingRecognizer:
+    """A recogniser of a name, a model with its processor, or as it is."""
+    if isinstance(model, StreamingRecognizer):
+        return model
+    if isinstance(model, str | Path):
+        model, processor = load(str(model))
+    return StreamingRecognizer(model, processor, endpoint=endpoint, context=context)
+
+
+def pieces(samples: torch.Tensor, progress: bool | None) -> Iterator[torch.Tensor]:
+    """Samples in steps, with a bar that counts seconds."""
+    seconds = samples.numel() / RATE
+    hidden = seconds <= LONG if progress is None else not progress
+    shown = {"unit": "s", "desc": "transcribe", **looks(), **({"delay": 0.0} if progress else {})}
+    with tqdm(total=round(seconds), disable=hidden, **shown) as bar:
+        for piece in samples.split(round(STEP * RATE)):
+            yield piece
+            bar.update(round(piece.numel() / RATE))

@@ -1,0 +1,104 @@
+"""The middle blocks of a transformer reuse what they added, while the first ones hardly change."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from mmaccel.errors import SettingError
+from mmaccel.method import is_count
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from ..caches.step_cache import StepCache
+from ..families.adapter import DiffusionTransformerAdapter
+from ..families.families import Family
+from ..steps import Run, follow
+from ..tensors import relative_change
+from .reuse import BlockStepper, Streams, check_families
+
+
+@register("video")
+@dataclass(frozen=True)
+class BlockCache(StepCache):
+    """The first blocks always run and decide by their own change whether the middle blocks' residual is reused.
+
+    What the first blocks added to the tokens is compared with what they added in the last computed step: under
+    `threshold` the middle blocks are replaced by what they added then, and the last blocks run on top. Reads the
+    blocks of Wan, LTX-Video, LTX-2, HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt, Qwen-Image and Z-Image.
+    Lossy.
+
+    Parameters
+    ----------
+    threshold
+        Relative change of the first blocks' residual below which the middle blocks are reused; 0 is exact.
+        Default 0.08, as in DBCache.
+    first, last
+        How many blocks at the two ends always run; default 1 and 0, as in First Block Cache. DBCache takes 8 and 0
+        for large transformers: a later decision is a better one, and saves less.
+    warmup, cooldown
+        First and last steps that are always computed; default 5, at least 1, and 1.
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range, or `first` and `last` leave no block between them.
+    UnsupportedTargetError
+        If the transformer's family is not known; lists those that are.
+
+    Examples
+    --------
+    >>> str(BlockCache(threshold=0.12, first=8))
+    'video.BlockCache(threshold=0.12, first=8)'
+    """
+
+    paper = "DBCache in cache-dit and First Block Cache in ParaAttention, 2025"
+    neutral = {"threshold": 0.0}
+    engaging = {"threshold": 1e6, "warmup": 2}
+
+    threshold: float = 0.08
+    first: int = 1
+    last: int = 0
+    warmup: int = 5
+    cooldown: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(is_count(self.first), "first", "an integer of at least 1")
+        self._require(is_count(self.last, 0), "last", "an integer of at least 0")
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
+        for family, denoiser in check_families(adapter, self.name):
+            blocks = len(family.block_list(denoiser))
+            if self.first + self.last >= blocks:
+                raise SettingError(
+                    f"BlockCache(first={self.first}, last={self.last}): together they must be fewer than the {blocks}"
+                    f" blocks of {type(denoiser).__name__}"
+                )
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        follow(session, stack, lambda run: _Stepper(session, run, self))
+
+
+class _Stepper(BlockStepper):
+    def __init__(self, session: Session, run: Run, method: BlockCache) -> None:
+        self.first, self.last = method.first, method.last  # type: ignore[misc]
+        self.start: Any = None
+        super().__init__(session, run, method)
+
+    def begin(self, streams: Streams, family: Family) -> None:
+        self.start = streams[family.hidden]
+
+    def before(self, streams: Streams, family: Family) -> None:
+        """The first blocks have run: `streams` is what they made of the tokens."""
+        if self.leads:
+            state = self.state
+            added = [streams[family.hidden] - self.start]
+            if self.may_reuse:
+                self.reuse = self.small(relative_change(added, state.seen))
+            if not self.reuse:
+                state.seen = added
+        self.skips = self.reuse and self.may_reuse
+        self.start = None

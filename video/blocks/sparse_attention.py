@@ -1,0 +1,200 @@
+"""Block-sparse self-attention in diffusion transformers."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel import kernels
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.kernels import BlockPlan, policies
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from ..families.adapter import GRIDS, TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, token_grid
+from ..families.compiled import refuse_compiled
+from .interception import intercept
+
+BLOCK = 64
+BLOCK_POLICIES = ("pooled_top_k", "pooled_top_p", "sparge")
+GRID_POLICIES = ("radial", "sliding_tile")
+LARGEST_TILE = (4, 8, 8)  # tokens; smaller where the grid does not divide
+Grid = tuple[int, int, int]
+
+
+@register("video")
+@dataclass(frozen=True)
+class SparseAttention(DiffusionMethod):
+    """Self-attention of a diffusion transformer over chosen blocks of tokens, by a policy.
+
+    Cross-attention, attention with a mask and short sequences stay dense. Where the policy keeps so many blocks
+    that dense attention is faster on this machine, dense attention runs. Lossy.
+
+    Parameters
+    ----------
+    policy
+        ``"pooled_top_k"`` (default), ``"pooled_top_p"`` and ``"sparge"`` choose by content, anew in every call;
+        ``"radial"`` and ``"sliding_tile"`` by place in a video, for models whose token grid is known (Wan,
+        HunyuanVideo, LTX).
+    budget
+        Share of all blocks to attend to, above 0 and at most 1 (exact); default 0.3.
+    min_length
+        Shorter sequences stay dense; default 512 tokens.
+    always
+        Attend sparsely also where dense attention is measured to be faster (default False).
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range.
+    UnsupportedTargetError
+        If a policy by place is asked of a model whose token grid is not known.
+
+    Examples
+    --------
+    >>> str(SparseAttention(policy="radial", budget=0.2))
+    "video.SparseAttention(policy='radial', budget=0.2)"
+    """
+
+    paper = "SpargeAttn, Sliding Tile Attention and Radial Attention, 2025"
+    families = TRANSFORMERS
+    neutral = {"budget": 1.0}
+    engaging = {"budget": 0.3, "min_length": 64, "always": True}
+
+    policy: str = "pooled_top_k"
+    budget: float = 0.3
+    min_length: int = 512
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        names = (*BLOCK_POLICIES, *GRID_POLICIES)
+        self._require(self.policy in names, "policy", "one of " + ", ".join(names))
+        self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
+        self._require(is_count(self.min_length), "min_length", "an integer of at least 1")
+        self._require(isinstance(self.always, bool), "always", "True or False")
+
+    @property
+    def exact(self) -> bool:
+        return self.budget == 1
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        denoisers = adapter.denoisers()
+        if not denoisers:
+            raise UnsupportedTargetError(f"{type(adapter.target).__name__} has no transformer to make sparse")
+        for denoiser in denoisers:
+            name = type(denoiser).__name__
+            if self.policy in GRID_POLICIES and name not in GRIDS:
+                raise UnsupportedTargetError(
+                    f"policy {self.policy!r} needs to know how tokens lie in a video, and {name} is not among"
+                    f" {', '.join(sorted(GRIDS))}: use policy='pooled_top_k'"
+                )
+            if not self.exact:
+                refuse_compiled(self.name, "use video.HeterogeneousSteps, which chooses steps", *denoiser.modules())
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        if not self.exact:
+            for denoiser in session.adapter.denoisers():  # type: ignore[attr-defined]
+                attention = _Attention(self, session)
+                intercept(denoiser, attention, stack, before=attention.begin)
+
+
+class _Attention:
+    """What stands in for `scaled_dot_product_attention` within one denoiser."""
+
+    def __init__(self, method: SparseAttention, session: Session) -> None:
+        self.method, self.session = method, session
+        self.grid: Grid | None = None
+
+    def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.grid = token_grid(module, args, kwargs)
+
+    def __call__(
+        self,
+        original: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        length = query.shape[2] if query.ndim == 4 else 0
+        alike = query.ndim == 4 and key.shape == value.shape and key.shape[2] == length
+        fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
+        order = plan = None
+        if fits:
+            order, plan = self._plan(query, key)
+            if plan is not None and not self._pays(plan, query.dtype):
+                plan = None
+        if plan is None:
+            if alike:
+                self._count(query, length * length)
+            more = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+            return original(query, key, value, **more, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
+        if order is not None:
+            query, key, value = (x[:, :, order] for x in (query, key, value))
+        output, _ = kernels.block_sparse_attention(query, key, value, plan, scale=scale)
+        self._count(query, round(plan.density * length * length))
+        return output if order is None else output[:, :, order.argsort()]
+
+    def _pays(self, plan: BlockPlan, dtype: torch.dtype) -> bool:
+        place = plan.col.device
+        if self.method.always or kernels.should_use_sparse(plan.density, plan.kv_len, place, dtype=dtype):
+            return True
+        warning = f"ran densely where that is faster here: {plan.density:.0%} of {plan.kv_len} tokens' blocks are left"
+        if warning not in self.session.report.warnings:
+            self.session.report.warnings.append(warning)
+        return False
+
+    def _plan(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor | None, BlockPlan | None]:
+        method = self.method
+        if method.policy in BLOCK_POLICIES:
+            choose = policies.PREFILL[method.policy]
+            return None, choose(query, key, budget=method.budget, causal=False, block_m=BLOCK, block_n=BLOCK)
+        if self.grid is None or self.grid[0] * self.grid[1] * self.grid[2] != query.shape[2]:
+            return None, None
+        choose_place = _radial if method.policy == "radial" else _sliding_tile
+        return choose_place(self.grid, method.budget, str(query.device))
+
+    def _count(self, query: torch.Tensor, pairs: int) -> None:
+        report, length = self.session.report, query.shape[2]
+        report.keys += pairs * query.shape[0] * query.shape[1]
+        report.plain_keys += length * length * query.shape[0] * query.shape[1]
+        report.engaged = report.keys < report.plain_keys
+        report.tokens = max(report.tokens, length * query.shape[0])
+
+
+@functools.lru_cache(maxsize=8)
+def _radial(grid: Grid, budget: float, device: str) -> tuple[None, BlockPlan]:
+    """The widest windows that the budget allows; halving them twelve times is as narrow as they get."""
+    for halvings in range(25):
+        plan = policies.radial(grid[0], grid[1] * grid[2], decay=2.0 ** (4 - halvings / 2), device=device)
+        if plan.density <= budget:
+            break
+    return None, plan
+
+
+@functools.lru_cache(maxsize=8)
+def _sliding_tile(grid: Grid, budget: float, device: str) -> tuple[torch.Tensor, BlockPlan]:
+    """The largest odd windows that the budget allows, on the largest tiles that divide the grid."""
+    frames, height, width = (
+        max(d for d in range(1, most + 1) if n % d == 0) for n, most in zip(grid, LARGEST_TILE, strict=True)
+    )
+    tile = (frames, height, width)
+    tiles = [n // t for n, t in zip(grid, tile, strict=True)]
+    sizes = [sorted({*range(1, n + 1, 2), n + (n + 1) % 2}) for n in tiles]
+    best: BlockPlan | None = None
+    for window in itertools.product(*sizes):
+        plan = policies.sliding_tile(grid, tile, window, device=device)
+        if best is None or (best.density < plan.density <= budget) or plan.density < best.density > budget:
+            best = plan
+    assert best is not None
+    return policies.tile_order(grid, tile, device=device), best

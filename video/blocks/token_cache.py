@@ -1,0 +1,292 @@
+"""In most steps every layer of a transformer recomputes only the tokens that changed most."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mmaccel.errors import SettingError
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from ..caches.step_cache import CacheStepper, StepCache
+from ..families.adapter import DiffusionTransformerAdapter
+from ..families.families import Family, bound
+from ..steps import Forward, Run, follow, replace_method
+from ..tensors import plus
+from .token_subset import KeysValues, TokenSubset, require_divisible
+
+Streams = dict[str, Any]
+ADVICE = "use video.BlockCache, which chooses among blocks and steps"
+
+
+@register("video")
+@dataclass(frozen=True)
+class TokenCache(StepCache):
+    """Between full steps, every layer recomputes only the share of its tokens whose input changed most.
+
+    The other tokens get what the layer added to them when they were last computed. The chosen tokens attend to the
+    kept keys and values of all; text in joint attention is always computed. A layer whose share is 0 is skipped, and
+    one whose share is 1 keeps nothing. The shares are the same in all layers, or those that
+    :func:`calibrate_token_cache` finds for a pipeline in one plain run: the paper learns them, by the same dynamic
+    program. Works on Wan, LTX-Video, HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt and Qwen-Image. The
+    work in the report is counted in tokens and layers, all of which count alike. Lossy.
+
+    Parameters
+    ----------
+    budget
+        Share of the computation to spend, above 0 and at most 1 (exact); default 0.5.
+    interval
+        A full step every so many steps; 1 is exact. Default 4.
+    fractions
+        Share of the tokens that each layer recomputes in the other steps, 0 to 1, in the order of the layers. None
+        (default) gives all layers the share that the budget leaves.
+    warmup, cooldown
+        First and last steps that are full; default 2, at least 1, and 2: there a velocity changes most.
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range, or there are not as many fractions as layers.
+    UnsupportedTargetError
+        If the tokens of the transformer cannot be computed apart; lists the families whose can.
+
+    Examples
+    --------
+    >>> method = TokenCache(budget=0.5)
+    >>> sum(method.is_full(step, 40) for step in range(40))
+    13
+    >>> round(method.share(40), 2)
+    0.26
+    """
+
+    paper = "DiffSparse: Accelerating Diffusion Transformers with Learned Token Sparsity, 2026"
+    neutral = {"budget": 1.0}
+    engaging = {"budget": 0.5, "warmup": 1, "cooldown": 0}
+
+    budget: float = 0.5
+    interval: int = 4
+    fractions: tuple[float, ...] | None = None
+    warmup: int = 2
+    cooldown: int = 2
+
+    def __post_init__(self) -> None:
+        self._check_steps()
+        self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
+        self._require(is_count(self.interval), "interval", "an integer of at least 1")
+        given = self.fractions
+        fits = given is None or (
+            isinstance(given, list | tuple) and len(given) > 0 and all(is_number(share, 0, 1) for share in given)
+        )
+        self._require(fits, "fractions", "None or a number from 0 to 1 for each layer")
+        if given is not None:
+            object.__setattr__(self, "fractions", tuple(float(share) for share in given))
+
+    @property
+    def exact(self) -> bool:
+        return self.budget == 1 or self.interval == 1 or self.fractions is not None and set(self.fractions) == {1.0}
+
+    def is_full(self, step: int, steps: int) -> bool:
+        """Whether a step of a run of `steps` is computed for all tokens in all layers."""
+        since = step - (self.warmup - 1)
+        return since <= 0 or step >= steps - self.cooldown or since % self.interval == 0
+
+    def share(self, steps: int) -> float:
+        """Mean share of the tokens that the budget leaves for the other steps of a run of `steps`, 0 to 1."""
+        full = sum(self.is_full(step, steps) for step in range(steps))
+        return 1.0 if full == steps else min(1.0, max(0.0, (self.budget * steps - full) / (steps - full)))
+
+    def cost(self, steps: int) -> float:
+        """Share of the computation of a run of `steps`: more than the budget, if the full steps take more."""
+        full = sum(self.is_full(step, steps) for step in range(steps))
+        share = self.share(steps) if self.fractions is None else sum(self.fractions) / len(self.fractions)
+        return (full + (steps - full) * share) / steps
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
+        for family, denoiser in divisible_families(adapter):
+            layers = len(family.block_list(denoiser))
+            if self.fractions is not None and len(self.fractions) != layers:
+                raise SettingError(
+                    f"TokenCache has fractions for {len(self.fractions)} layers, and {type(denoiser).__name__} has"
+                    f" {layers}: calibrate_token_cache(pipe, ...) finds them"
+                )
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        follow(session, stack, lambda run: _Stepper(session, run, self))
+
+
+def divisible_families(adapter: DiffusionTransformerAdapter) -> list[tuple[Family, torch.nn.Module]]:
+    """The families of all denoisers, or an `UnsupportedTargetError` where tokens cannot be computed apart."""
+    return [(require_divisible(denoiser, ADVICE), denoiser) for denoiser in adapter.denoisers()]
+
+
+@dataclass
+class _Branch:
+    """What one guidance branch remembers of the layers, by their index."""
+
+    step: int = -1  # the last full one
+    residuals: dict[int, Streams] = field(default_factory=dict)  # what each layer added to each stream
+    inputs: dict[int, torch.Tensor] = field(default_factory=dict)  # from which each token was last computed
+
+
+class _Stepper(CacheStepper):
+    branch_state = _Branch
+
+    def __init__(self, session: Session, run: Run, method: TokenCache) -> None:
+        super().__init__(session, run, method)
+        self.stack = ExitStack()
+        self.uniform = 1.0
+        self.tokens: dict[int, torch.Tensor] = {}  # of each layer, in this step
+        self.is_partial = False  # this forward pass
+        self.subset: TokenSubset | None = None  # within a layer that computes some tokens
+        self.done: list[float] = []  # shares of the layers of this forward pass
+        self.keys: list[KeysValues] = []  # of each expert
+        for family, denoiser in [] if method.exact else divisible_families(session.adapter):  # type: ignore[arg-type]
+            self.watch(family, denoiser)
+
+    def watch(self, family: Family, denoiser: torch.nn.Module) -> None:
+        """Route the blocks of a denoiser, and their self-attention, through this run."""
+        blocks = family.block_list(denoiser)
+        keys = KeysValues(len(blocks))
+        self.keys.append(keys)
+        for layer, block in enumerate(blocks):
+            replace_method(block, "forward", functools.partial(self.block, family, block, layer), self.stack)
+            attention = getattr(block, family.attention)
+            replace_method(attention, "forward", functools.partial(self.attention, keys, layer), self.stack)
+
+    def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
+        if self.leads:
+            self.begin_step()
+        self.is_partial = self.reuse and self.may_reuse
+        self.done = []
+        output = forward(*args, **kwargs)
+        if not self.is_partial:
+            self.state.step = self.run.step
+        return output, sum(self.done) / len(self.done)
+
+    def begin_step(self) -> None:
+        """Decide for all branches whether this step is full."""
+        run = self.run
+        if run.step == self.first_step:
+            self.begin()
+        for expert, branch in list(self.states):
+            if expert != run.expert:  # its part of the run is over
+                del self.states[expert, branch]
+                self.keys[expert].reset()
+        self.reuse = self.may_reuse and run.step - self.state.step < self.method.interval
+
+    def begin(self) -> None:
+        """Solve the share of all layers, and warn where the budget cannot be kept."""
+        method, steps = self.method, self.run.steps - self.run.step
+        self.uniform = method.share(steps)
+        cost = method.cost(steps)
+        if cost > method.budget + 0.5 / steps:
+            self.report.warnings.append(
+                f"{cost:.0%} are computed instead of {method.budget:.0%}: take a longer interval, more steps, or"
+                " fewer in warmup and cooldown" + (", or calibrate again" if method.fractions else "")
+            )
+
+    def share(self, layer: int) -> float:
+        """Share of its tokens that a layer computes in a partial step."""
+        given = self.method.fractions
+        return self.uniform if given is None else given[layer]  # type: ignore[no-any-return]
+
+    def count(self, layer: int, total: int) -> int:
+        """How many of `total` tokens that are: 0 only for a share of 0."""
+        share = self.share(layer)
+        return min(total, max(round(share * total), share > 0))
+
+    def block(
+        self, family: Family, block: torch.nn.Module, layer: int, forward: Forward, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The forward of one block."""
+        call = bound(block, args, kwargs)
+        streams = {name: call.arguments[name] for name in family.outputs}
+        total = streams[family.hidden].shape[1]
+        count = self.count(layer, total)
+        if self.is_partial and count == 0:
+            self.done.append(0.0)
+            return family.as_output(self.reused(layer, streams))
+        if self.is_partial and count < total:
+            return self.renewed(family, layer, count, call, forward)
+        self.done.append(1.0)
+        output = forward(*args, **kwargs)
+        if count < total:
+            self.remember(family, layer, count, streams, family.returned(output))
+        return output
+
+    def reused(self, layer: int, streams: Streams) -> Streams:
+        """The streams behind a layer, without running it."""
+        residuals = self.state.residuals[layer]
+        return {name: None if x is None else plus(x, streams[name]) for name, x in residuals.items()}
+
+    def remember(self, family: Family, layer: int, count: int, before: Streams, after: Streams) -> None:
+        """Keep what a whole layer added; the leading branch keeps the input as well, where tokens will be ranked."""
+        self.state.residuals[layer] = _added(before, after)
+        if self.leads and count:
+            self.state.inputs[layer] = before[family.hidden].clone()
+
+    def renewed(self, family: Family, layer: int, count: int, call: inspect.BoundArguments, forward: Forward) -> Any:
+        """What a layer returns of which some tokens, and all text, are computed; what they add is remembered."""
+        given, name = call.arguments, family.hidden
+        hidden = given[name]
+        tokens = self.chosen(layer, count, hidden)
+        text = given["encoder_hidden_states"].shape[1] if family.text else 0
+        self.done.append((count + text) / (hidden.shape[1] + text))
+        self.subset = TokenSubset(tokens, hidden.shape[1], text, family.text)
+        given[name] = hidden[:, tokens]
+        self.subset.choose(given)
+        before = {stream: given[stream] for stream in family.outputs}
+        try:
+            after = family.returned(forward(*call.args, **call.kwargs))
+        finally:
+            self.subset = None
+        kept, added = self.state.residuals[layer][name], _added(before, after)
+        whole = plus(kept, hidden).index_copy_(1, tokens, after[name])
+        self.state.residuals[layer] = {**added, name: kept.index_copy_(1, tokens, added[name])}
+        return family.as_output({**after, name: whole})
+
+    def chosen(self, layer: int, count: int, hidden: torch.Tensor) -> torch.Tensor:
+        """The tokens of this step, for all rows of the batch and all branches: those whose input changed most."""
+        if self.leads:
+            inputs = self.state.inputs[layer]
+            tokens = token_change(hidden, inputs).argsort(descending=True, stable=True)[:count].sort().values
+            inputs.index_copy_(1, tokens, hidden[:, tokens])
+            self.tokens[layer] = tokens
+        return self.tokens[layer]
+
+    def attention(self, keys: KeysValues, layer: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+        """The self-attention of one block; its keys and values are kept where some tokens will need those of all."""
+        if not 0 < self.share(layer) < 1:
+            return forward(*args, **kwargs)
+        return keys.attend(layer, self.run.branch, self.subset, forward, args, kwargs)
+
+    def held_bytes(self) -> int:
+        return super().held_bytes() + sum(keys.cache.nbytes() for keys in self.keys)
+
+    def advice(self) -> str:
+        return "no step lies between the full ones: take a longer interval or more steps"
+
+    def close(self) -> None:
+        self.stack.close()
+        for keys in self.keys:
+            keys.reset()
+        self.tokens.clear()
+        super().close()
+
+
+def _added(before: Streams, after: Streams) -> Streams:
+    """What a layer added to each stream; None for one that ends there."""
+    return {name: None if x is None else plus(x, before[name], -1) for name, x in after.items()}
+
+
+def token_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """Squared difference of each token `[S]`, summed over batch and channels of `[B, S, C]`."""
+    return (new.float() - old.float()).square().sum((0, 2))

@@ -1,0 +1,141 @@
+"""Some of the tokens of a transformer: what belongs to them, and their attention to the kept keys and values of all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel.cache import BranchCache
+from mmaccel.errors import UnsupportedTargetError
+
+from ..families.compiled import refuse_compiled
+from ..families.families import FAMILIES, Family, divisible_family
+from .interception import Intercepted
+
+Forward = Callable[..., Any]
+KINDS = {"native": (None, None), "fp8": (torch.float8_e4m3fn, None), "cpu": (None, "cpu")}
+BRANCHES = ("0", "1", "2", "3")  # forward passes of one step, in their order
+# arguments of blocks that may have an entry per token
+_PER_TOKEN = ("rotary_emb", "image_rotary_emb", "freqs_cis", "temb", "timestep", "modulate_index")
+
+
+@dataclass(frozen=True)
+class TokenSubset:
+    """Some of the latents' tokens, and all of the text's where both share attention.
+
+    Attributes
+    ----------
+    tokens
+        Sorted indices `[A]` among the latents' tokens.
+    total
+        How many tokens the latents have.
+    text
+        How many tokens of text share attention with them.
+    order
+        Where these lie, ``"first"`` or ``"last"``.
+    """
+
+    tokens: torch.Tensor
+    total: int
+    text: int = 0
+    order: str | None = None
+
+    @functools.cached_property
+    def places(self) -> torch.Tensor:
+        """Indices of the tokens among those of text and picture, text included."""
+        if not self.text:
+            return self.tokens
+        text = torch.arange(self.text, device=self.tokens.device)
+        if self.order == "first":
+            return torch.cat([text, self.tokens + self.text])
+        return torch.cat([self.tokens, text + self.total])
+
+    def choose(self, given: dict[str, Any]) -> None:
+        """Cut the arguments of a block that have an entry per token; the hidden states are left alone."""
+        for name in _PER_TOKEN:
+            if name in given:
+                given[name] = self.of(given[name])
+
+    def of(self, value: Any) -> Any:
+        """What belongs to the tokens: of a tensor that has one entry per token, or per token of text and picture."""
+        if isinstance(value, tuple | list):
+            return type(value)(self.of(part) for part in value)
+        if not isinstance(value, torch.Tensor) or value.ndim < 2:
+            return value
+        dim = 0 if value.ndim == 2 else 1
+        if value.shape[dim] == self.total:
+            return value.index_select(dim, self.tokens)
+        if self.text and value.shape[dim] == self.total + self.text:
+            return value.index_select(dim, self.places)
+        return value
+
+
+class KeysValues:
+    """Keys, values and masks of the self-attentions of a transformer, for each branch.
+
+    Parameters
+    ----------
+    layers
+        How many self-attentions there are.
+    kv
+        How they are kept: ``"native"``, ``"fp8"`` (a half or a quarter of the bytes) or ``"cpu"``.
+    """
+
+    def __init__(self, layers: int, kv: str = "native") -> None:
+        self.cache = BranchCache(layers, BRANCHES, *KINDS[kv])
+        self.masks: dict[int, torch.Tensor] = {}  # over all keys, of each branch
+
+    def attend(
+        self, layer: int, branch: int, subset: TokenSubset | None, forward: Forward, args: Any, kwargs: Any
+    ) -> Any:
+        """The forward of one self-attention, whose keys and values are kept.
+
+        With a subset, hidden states are those of its tokens: they overwrite theirs among the kept ones, and attend to
+        all.
+        """
+
+        def attention(
+            function: Forward, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any
+        ) -> torch.Tensor:
+            key, value = self.cache.write(layer, key, value, None if subset is None else subset.places)
+            if more.get("attn_mask") is not None:
+                if subset is None:
+                    self.masks[branch] = more["attn_mask"]
+                more["attn_mask"] = self.masks[branch]  # some blocks build theirs for the tokens they see
+            result: torch.Tensor = function(query, key, value, *rest, **more)
+            return result
+
+        with self.cache.branch(BRANCHES[branch]), Intercepted(attention):
+            return forward(*args, **kwargs)
+
+    def reset(self) -> None:
+        """Forget all of it."""
+        self.cache.reset()
+        self.masks.clear()
+
+
+def require_divisible(denoiser: torch.nn.Module, advice: str) -> Family:
+    """The family of a transformer whose tokens can be computed apart.
+
+    Parameters
+    ----------
+    denoiser
+        Any transformer.
+    advice
+        What to do instead, for the error.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the family is not one of those, which it lists, or if the transformer or its blocks are compiled.
+    """
+    family, name = divisible_family(denoiser), type(denoiser).__name__
+    if family is None:
+        known = ", ".join(family.name for family in FAMILIES.values() if family.is_divisible)
+        raise UnsupportedTargetError(f"the tokens of {name} cannot be computed apart, only those of {known}: {advice}")
+    refuse_compiled("choosing tokens", advice, denoiser, *family.block_list(denoiser))
+    return family

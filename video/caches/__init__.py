@@ -1,0 +1,1 @@
+"""Caches across steps: whole steps or blocks reused while little changes."""

@@ -1,0 +1,172 @@
+"""Base of the methods that run diffusers' own caches, and make them safe.
+
+The hooks are on only while steps may be reused: they come with nothing remembered in the last step of the warm-up and
+go before the cool-down, after the last step and after an exception. So no state is stale, whatever the size of the
+next run. Guidance branches are kept apart, also where the cache itself does not know of them, and in pipelines that
+never say which branch they run.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.method import is_number
+from mmaccel.session import Session
+
+from ..families.adapter import DiffusionTransformerAdapter
+from ..families.compiled import BLOCKS, refuse_compiled
+from ..families.families import FAMILIES, family_of
+from ..private import Hooks, check_no_cache, forget_registry, has_registry
+from ..steps import Forward, Run, follow, replace_method
+from ..tensors import tensors
+from .step_cache import CacheStepper, StepCache
+
+UNREGISTERED = "diffusers does not list its blocks"
+
+
+class DiffusersCache(StepCache):
+    """A cache of diffusers', applied by :meth:`put_on`.
+
+    Class attributes
+    ----------------
+    unfit
+        Families that it does not work with, by the name of the transformer, and why.
+    skips_blocks
+        Whether it leaves out whole blocks; otherwise the report tells of the share of attention that was computed.
+    """
+
+    unfit: ClassVar[dict[str, str]] = {}
+    skips_blocks: ClassVar[bool] = False
+
+    @property
+    def lead(self) -> int:
+        """Computed steps that the cache has to see before it can reuse."""
+        return 1
+
+    def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
+        """Put the hooks on a denoiser."""
+        raise NotImplementedError  # pragma: no cover
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
+        for denoiser in adapter.denoisers():
+            self._check(denoiser)
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        for denoiser in session.adapter.denoisers():  # type: ignore[attr-defined]
+            if not has_registry(denoiser):
+                stack.callback(forget_registry, denoiser)
+        follow(session, stack, lambda run: self.stepper(session, run))
+
+    def stepper(self, session: Session, run: Run) -> CacheStepper:
+        """What follows one run."""
+        return HookStepper(session, run, self)
+
+    def _check(self, denoiser: torch.nn.Module) -> None:
+        name = family_of(denoiser, self.name).transformer
+        if name in self.unfit:
+            fit = ", ".join(row.name for key, row in FAMILIES.items() if key not in self.unfit)
+            raise UnsupportedTargetError(f"{self.name} does not work on {name}: {self.unfit[name]}. It does on {fit}")
+        refuse_compiled(self.name, BLOCKS, denoiser)
+        check_no_cache(denoiser)
+
+
+class HookStepper(CacheStepper):
+    """One run with a cache of diffusers'."""
+
+    method: DiffusersCache
+
+    def __init__(self, session: Session, run: Run, method: DiffusersCache) -> None:
+        super().__init__(session, run, method)
+        self.hooks: dict[int, Hooks] = {}  # by expert
+        self.is_first = False  # whether the cache has seen nothing of this branch yet
+        self.seen: dict[tuple[int, int], tuple[int, int]] = {}  # last step of a branch, and how often it paused
+        self.stack = ExitStack()
+        self.watched: set[int] = set()
+        self.calls = 0  # of attention in this forward pass, times their batch
+        self.all_calls: dict[tuple[int, int], int] = {}  # the same in the first pass of each branch
+
+    @property
+    def timestep(self) -> float:
+        """The sampler's timestep."""
+        timesteps = self.session.target.scheduler.timesteps
+        return float(timesteps[min(self.run.step, len(timesteps) - 1)])
+
+    def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
+        self.watch(denoiser)
+        self.calls = 0
+        hooks = self.active(denoiser)
+        if hooks is None:
+            output = forward(*args, **kwargs)
+        else:
+            self.select(hooks)
+            output = hooks.call(forward, args, kwargs)
+        full = self.all_calls.setdefault((self.run.expert, self.run.branch), self.calls)
+        return output, min(1.0, self.calls / full) if full else 1.0
+
+    def active(self, denoiser: torch.nn.Module) -> Hooks | None:
+        """The hooks, if this step is within the window; they are taken off at its end."""
+        run, method = self.run, self.method
+        if run.step >= run.steps - method.cooldown:
+            self.take_off()
+        elif run.expert not in self.hooks and run.step - (self.first_step or 0) >= method.warmup - method.lead:
+            self.hooks[run.expert] = Hooks(denoiser, lambda denoiser: method.put_on(denoiser, self))
+        return self.hooks.get(run.expert)
+
+    def select(self, hooks: Hooks) -> None:
+        """One state per branch; a branch that comes back after a pause starts anew."""
+        key = self.run.expert, self.run.branch
+        last, pauses = self.seen.get(key, (self.run.step, 0))
+        pauses += last < self.run.step - 1
+        self.seen[key] = self.run.step, pauses
+        self.is_first = hooks.select(f"expert {key[0]} branch {key[1]} pauses {pauses}")
+
+    def watch(self, denoiser: torch.nn.Module) -> None:
+        """Count the calls of attention that are really made: below the hooks of the cache."""
+        if self.run.expert not in self.watched:
+            self.watched.add(self.run.expert)
+            for block in family_of(denoiser, self.method.name).block_list(denoiser):
+                for module in block.modules():
+                    if hasattr(module, "set_processor"):
+                        replace_method(module, "forward", self.count, self.stack)
+
+    def count(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+        """One call of an attention module."""
+        self.calls += next(tensors([*args, *kwargs.values()])).shape[0]
+        return forward(*args, **kwargs)
+
+    def note(self, done: float) -> None:
+        if self.method.skips_blocks:
+            return super().note(done)
+        self.report.details.setdefault("attention", []).append(round(done, 4))
+        self.report.engaged = self.report.engaged or done < 1
+        return None
+
+    def held(self) -> list[Any]:
+        return [state for hooks in self.hooks.values() for state in hooks.states()]
+
+    def advice(self) -> str:
+        return "raise its threshold or interval (`mmaccel methods` lists the settings)"
+
+    def take_off(self) -> None:
+        """Remove the hooks and what they hold."""
+        for hooks in self.hooks.values():
+            hooks.remove()
+        self.hooks.clear()
+
+    def close(self) -> None:
+        self.take_off()
+        self.stack.close()
+        super().close()
+
+
+def check_range(method: DiffusersCache, name: str) -> None:
+    """Check a setting that is two rising numbers, and make a tuple of it."""
+    value = getattr(method, name)
+    fits = isinstance(value, tuple | list) and len(value) == 2 and all(is_number(x, -1e9) for x in value)
+    method._require(fits and value[0] < value[1], name, "two rising numbers")
+    object.__setattr__(method, name, tuple(value))

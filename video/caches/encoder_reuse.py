@@ -1,0 +1,141 @@
+"""The encoder of a UNet runs in a few key steps only."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mmaccel.method import is_count
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from ..families.adapter import UNETS, DiffusionTransformerAdapter
+from ..families.compiled import BLOCKS, refuse_compiled
+from ..steps import Forward, Run, follow, replace_forward
+from ..tensors import map_tensors
+from .step_cache import CacheStepper, StepCache
+
+STEPS = 50  # that the key steps are given for
+
+
+@register("video")
+@dataclass(frozen=True)
+class EncoderReuse(StepCache):
+    """In a UNet, the features of the encoder are kept between key steps, and only the decoder runs in every step.
+
+    For pipelines with a UNet, such as Stable Diffusion and SDXL. The decoder sees every step's time; the encoder's
+    features, with the middle block's, change slowest in the middle of the run. The work in the report is counted in
+    parameters that ran. The authors' added noise against lost texture is left out. Lossy.
+
+    Parameters
+    ----------
+    keys
+        Steps that run the encoder, of a run of 50 steps; stretched to the steps of other runs. None runs it in every
+        step, which is exact. Default (0, 1, 2, 3, 5, 10, 15, 25, 35), as in the paper.
+    warmup, cooldown
+        First and last steps that always run it; default 1, at least 1, and 0.
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range.
+    UnsupportedTargetError
+        If the pipeline has no UNet.
+
+    Examples
+    --------
+    >>> [step for step in range(20) if EncoderReuse().is_key(step, 20)]
+    [0, 1, 2, 4, 6, 10, 14]
+    """
+
+    paper = "Faster Diffusion: Rethinking the Role of UNet Encoder in Diffusion Models, 2023"
+    families = UNETS
+    neutral = {"keys": None}
+    engaging = {"keys": (0, 10, 30)}
+
+    keys: tuple[int, ...] | None = (0, 1, 2, 3, 5, 10, 15, 25, 35)
+    warmup: int = 1
+    cooldown: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_steps()
+        given = self.keys
+        fits = given is None or (isinstance(given, list | tuple) and all(is_count(k, 0, STEPS - 1) for k in given))
+        self._require(fits, "keys", f"None or steps from 0 to {STEPS - 1}")
+        if given is not None:
+            object.__setattr__(self, "keys", tuple(given))
+
+    @property
+    def exact(self) -> bool:
+        return self.keys is None
+
+    def is_key(self, step: int, steps: int) -> bool:
+        """Whether a step of a run of `steps` runs the encoder."""
+        return self.keys is None or any(round(key * steps / STEPS) == step for key in self.keys)
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
+        refuse_compiled(self.name, BLOCKS, *adapter.denoisers())
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        follow(session, stack, lambda run: _Stepper(session, run, self))
+
+
+@dataclass
+class _Branch:
+    """What one guidance branch remembers: the output of every part of the encoder."""
+
+    step: int = -1
+    outputs: dict[int, Any] = field(default_factory=dict)
+
+
+class _Stepper(CacheStepper):
+    branch_state = _Branch
+
+    def __init__(self, session: Session, run: Run, method: EncoderReuse) -> None:
+        super().__init__(session, run, method)
+        self.stack = ExitStack()
+        self.skips = False
+        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+        for unet in [] if method.exact else adapter.denoisers():
+            for index, part in enumerate(_encoder(unet)):
+                replace_forward(part, functools.partial(self.part, index), self.stack)
+
+    def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
+        if self.leads:
+            self.reuse = self.may_reuse and not self.method.is_key(self.run.step, self.run.steps)
+        self.skips = self.reuse and self.may_reuse
+        output = forward(*args, **kwargs)
+        if self.skips:
+            skipped = sum(_size(part) for part in _encoder(denoiser))
+            return output, 1 - skipped / _size(denoiser)
+        self.state.step = self.run.step
+        return output, 1.0
+
+    def part(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+        """One part of the encoder. Copies are kept and given: FreeU and adapters change features in place."""
+        outputs = self.state.outputs
+        if self.skips:
+            return map_tensors(torch.clone, outputs[index])
+        output = forward(*args, **kwargs)
+        outputs[index] = map_tensors(torch.clone, output)
+        return output
+
+    def advice(self) -> str:
+        return "every step of this run was a key step: take fewer keys or more steps"
+
+    def close(self) -> None:
+        self.stack.close()
+        super().close()
+
+
+def _encoder(unet: Any) -> list[torch.nn.Module]:
+    return [part for part in (unet.conv_in, *unet.down_blocks, unet.mid_block) if part is not None]
+
+
+def _size(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,152 @@
+"""diffusers' MagCache, with ratios that it measures itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+from mmaccel.session import Session, accelerate
+
+from ..blocks.reuse import BlockStepper, Streams
+from ..steps import Run
+from .diffusers_cache import UNREGISTERED, DiffusersCache, HookStepper
+from .step_cache import CacheStepper
+
+
+@register("video")
+@dataclass(frozen=True)
+class MagCache(DiffusersCache):
+    """diffusers' MagCache: all blocks are reused while the known growth of what they add has changed little in sum.
+
+    What the blocks add to the tokens grows or shrinks from step to step by ratios that hardly depend on the prompt.
+    They are measured once, by :func:`calibrate_mag_cache` or in the session's first run, which is then a plain one,
+    and stretched to the steps of other runs. Lossy.
+
+    Parameters
+    ----------
+    threshold
+        Error of the ratios, added up, up to which blocks are reused; 0 is exact. Default 0.06, as in diffusers.
+    ratios
+        One per step, the first 1; None (default) measures them in the first run.
+    max_skips
+        Longest row of reused steps; default 3, as in diffusers.
+    warmup
+        First steps that are always computed, at least 1; default 5. diffusers takes a fifth of the run.
+    cooldown
+        Last steps that are always computed; default 0.
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range.
+    UnsupportedTargetError
+        If the transformer's family is not known, or diffusers' hooks do not work on it.
+    ConflictError
+        If a cache of diffusers' own is enabled already.
+
+    Examples
+    --------
+    >>> MagCache(ratios=(1.0, 1.02, 0.98, 0.9)).stretched(2)
+    [1.0, 0.9]
+    """
+
+    paper = "MagCache: Fast Video Generation with Magnitude-Aware Cache, 2025"
+    neutral = {"threshold": 0.0}
+    engaging = {"ratios": (1.0, 1.01), "warmup": 2}
+    skips_blocks = True
+    unfit = {
+        "LTX2VideoTransformer3DModel": UNREGISTERED,
+        "ZImageTransformer2DModel": "its blocks' argument is not called `hidden_states`",
+    }
+
+    threshold: float = 0.06
+    ratios: tuple[float, ...] | None = None
+    max_skips: int = 3
+    warmup: int = 5
+    cooldown: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.ratios
+        fits = given is None or (isinstance(given, list | tuple) and len(given) > 1)
+        fits = fits and all(is_number(ratio, 0) for ratio in given or ())
+        self._require(fits, "ratios", "None or at least two numbers of at least 0")
+        self._require(is_count(self.max_skips), "max_skips", "an integer of at least 1")
+        if given is not None:
+            object.__setattr__(self, "ratios", tuple(float(r) for r in given))
+
+    def stretched(self, steps: int, ratios: Sequence[float] | None = None) -> list[float]:
+        """The ratios for a run of so many steps: of the nearest step of the calibration."""
+        ratios = ratios or self.ratios or (1.0,)
+        last = len(ratios) - 1
+        return [ratios[round(step * last / max(1, steps - 1))] for step in range(steps)]
+
+    def stepper(self, session: Session, run: Run) -> CacheStepper:
+        known = self.exact or self.ratios is not None or self.name in session.memory
+        return super().stepper(session, run) if known else Recorder(session, run, self)
+
+    def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
+        from diffusers.hooks.mag_cache import MagCacheConfig, apply_mag_cache
+
+        run = stepper.run
+        ratios = self.stretched(run.steps, stepper.session.memory.get(self.name))[run.step :] + [1.0]
+        config = MagCacheConfig(
+            threshold=self.threshold,
+            max_skip_steps=self.max_skips,
+            retention_ratio=0.0,  # the warm-up is ours
+            num_inference_steps=len(ratios),  # one more than can come: there the hook would start over
+            mag_ratios=ratios,
+        )
+        apply_mag_cache(denoiser, config)
+
+
+class Recorder(BlockStepper):
+    """A plain run that measures the ratios."""
+
+    def __init__(self, session: Session, run: Run, method: Any) -> None:
+        self.ratios = [1.0] * run.steps
+        super().__init__(session, run, method)
+
+    def remember(self, streams: Streams) -> None:
+        old = self.state.residual
+        super().remember(streams)
+        if self.leads and old is not None:
+            before, after = (r["hidden_states"].float().norm(dim=-1) for r in (old, self.state.residual))
+            self.ratios[self.run.step] = float((after / before.clamp_min(1e-8)).mean())
+
+    def finish(self) -> None:
+        self.session.memory[self.method.name] = tuple(self.ratios)
+        self.report.warnings.append("MagCache measured its ratios in this run and reused nothing; the next runs do")
+
+
+def calibrate_mag_cache(
+    pipe: Any, prompts: Sequence[str] | None = None, threshold: float = 0.06, **call: Any
+) -> MagCache:
+    """Run a pipeline plainly and return a :class:`MagCache` with the ratios that were measured.
+
+    Parameters
+    ----------
+    pipe
+        A pipeline of a supported family.
+    prompts
+        One run for each, of which the mean is taken; None makes a single run with the arguments as they are.
+    threshold
+        For the method that is returned.
+    **call
+        Further arguments of the pipeline's call, best those of later use.
+
+    Examples
+    --------
+    >>> method = calibrate_mag_cache(pipe, ["a fox in snow"], num_inference_steps=50)  # doctest: +SKIP
+    """
+    runs = []
+    with accelerate(pipe, MagCache()) as session:
+        for more in [{}] if prompts is None else [{"prompt": prompt} for prompt in prompts]:
+            session(**more, **call)
+            runs.append(session.memory.pop(MagCache.name))
+    return MagCache(threshold, tuple(sum(step) / len(runs) for step in zip(*runs, strict=True)))

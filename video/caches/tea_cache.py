@@ -1,0 +1,190 @@
+"""Skipping the blocks of a transformer while its modulated input has changed little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+
+from mmaccel.errors import SettingError
+from mmaccel.method import is_number
+from mmaccel.registry import register
+from mmaccel.session import Session, accelerate
+
+from ..blocks.reuse import BlockStepper, Reuse, Streams, check_families
+from ..families.adapter import DiffusionTransformerAdapter
+from ..families.families import Family
+from ..steps import Forward, Run, follow, replace_method
+from ..tensors import relative_change, tensors
+from .step_cache import StepCache
+
+DEGREE = 4
+
+
+@register("video")
+@dataclass(frozen=True)
+class TeaCache(StepCache):
+    """All blocks are skipped while the first block's modulated input has changed little since they last ran.
+
+    Every step's relative change of the input of the first self-attention, behind norm and time modulation, goes
+    through a polynomial that estimates the change of the output, and adds up until `threshold`; then the blocks run.
+    In between, the tokens get what the blocks added then. Reads the blocks of Wan, LTX-Video, LTX-2, HunyuanVideo,
+    CogVideoX, Flux, Stable Diffusion 3, PixArt, Qwen-Image and Z-Image. Lossy.
+
+    Parameters
+    ----------
+    threshold
+        Estimated relative change, added up, below which the blocks are skipped; 0 is exact. Default 0.1. With fitted
+        coefficients of FLUX.1 the authors take 0.25 to 0.8.
+    coefficients
+        Polynomial from the input's change to the output's, highest power first, as from
+        :func:`calibrate_tea_cache`; None (default) takes the input's change itself.
+    warmup, cooldown
+        First and last steps that are always computed; default 1, at least 1, and 1, as in the authors' code.
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range.
+    UnsupportedTargetError
+        If the transformer's family is not known; lists those that are.
+
+    Examples
+    --------
+    >>> TeaCache(coefficients=(2.0, 0.0)).rescaled(0.25)
+    0.5
+    """
+
+    paper = "Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model, 2025"
+    neutral = {"threshold": 0.0}
+    engaging = {"threshold": 1e6, "warmup": 2}
+
+    threshold: float = 0.1
+    coefficients: tuple[float, ...] | None = None
+    warmup: int = 1
+    cooldown: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.coefficients
+        numbers = given is None or isinstance(given, list | tuple)
+        numbers = numbers and all(is_number(c, float("-inf")) for c in given or ()) and given not in ((), [])
+        self._require(numbers, "coefficients", "None or the numbers of a polynomial, highest power first")
+        if given is not None:
+            object.__setattr__(self, "coefficients", tuple(float(c) for c in given))
+
+    def rescaled(self, change: float) -> float:
+        """The output's change that this change of the modulated input stands for; never below 0."""
+        if self.coefficients is None:
+            return change
+        return max(0.0, float(numpy.polyval(self.coefficients, change)))
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        super().check(adapter)
+        check_families(adapter, self.name)
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        follow(session, stack, lambda run: self.stepper(session, run))
+
+    def stepper(self, session: Session, run: Run) -> BlockStepper:
+        return _Stepper(session, run, self)
+
+
+class _Stepper(BlockStepper):
+    change = float("inf")  # of the modulated input since the last step
+
+    def watch(self, denoiser: torch.nn.Module, family: Family) -> None:
+        super().watch(denoiser, family)
+        attention = getattr(family.block_list(denoiser)[0], family.attention)
+        replace_method(attention, "forward", self.look, self.stack)
+
+    def before(self, streams: Streams, family: Family) -> None:
+        self.skips = not self.leads and self.reuse and self.may_reuse
+
+    def look(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+        """The first block's self-attention: its input is the modulated one."""
+        if self.leads:
+            self.decide(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+            if self.reuse:
+                raise Reuse
+        return forward(*args, **kwargs)
+
+    def decide(self, modulated: torch.Tensor) -> None:
+        """Add up the change of this step."""
+        state = self.state
+        self.change = float("inf") if state.seen is None else relative_change([modulated], state.seen)
+        state.seen = [modulated.clone()]
+        if self.may_reuse:
+            state.error += self.method.rescaled(self.change)
+            self.reuse = self.small(state.error)
+
+
+@dataclass(frozen=True)
+class _Calibration(TeaCache):
+    """Runs plainly, and notes the changes of modulated input and output in every step."""
+
+    changes: list[tuple[float, float]] = field(default_factory=list, compare=False)
+
+    def stepper(self, session: Session, run: Run) -> BlockStepper:
+        return _Recorder(session, run, self)
+
+
+class _Recorder(_Stepper):
+    last_outputs: Any = None
+
+    def small(self, error: float) -> bool:
+        return False
+
+    def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
+        output, done = super().answer(denoiser, forward, args, kwargs)
+        if self.leads:
+            outputs = [x.clone() for x in tensors(output)]
+            if self.last_outputs is not None and self.change < float("inf"):
+                self.method.changes.append((self.change, relative_change(outputs, self.last_outputs)))
+            self.last_outputs = outputs
+        return output, done
+
+    def finish(self) -> None:
+        """A calibration is not meant to reuse anything."""
+
+
+def calibrate_tea_cache(
+    pipe: Any, prompts: Sequence[str] | None = None, threshold: float = 0.1, **call: Any
+) -> TeaCache:
+    """Run a pipeline plainly and fit a :class:`TeaCache` to it: a quartic, by least squares over all steps.
+
+    Parameters
+    ----------
+    pipe
+        A pipeline of a supported family.
+    prompts
+        One run for each; None makes a single run with the arguments as they are, such as `prompt_embeds`.
+    threshold
+        For the method that is returned.
+    **call
+        Further arguments of the pipeline's call, best those of later use: size, steps, guidance.
+
+    Raises
+    ------
+    SettingError
+        If there are too few steps to fit.
+
+    Examples
+    --------
+    >>> method = calibrate_tea_cache(pipe, ["a fox in snow"], num_inference_steps=50)  # doctest: +SKIP
+    """
+    calibration = _Calibration()
+    with accelerate(pipe, calibration) as session:
+        for more in [{}] if prompts is None else [{"prompt": prompt} for prompt in prompts]:
+            session(**more, **call)
+    if len({x for x, _ in calibration.changes}) <= DEGREE:
+        raise SettingError(
+            f"{len(calibration.changes)} changes between steps do not determine a polynomial of degree {DEGREE}:"
+            " take more steps or more prompts"
+        )
+    inputs, outputs = numpy.array(calibration.changes).T
+    return TeaCache(threshold, tuple(float(c) for c in numpy.polyfit(inputs, outputs, DEGREE)))

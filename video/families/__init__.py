@@ -1,0 +1,1 @@
+"""Where things are in the transformers and pipelines of each family."""

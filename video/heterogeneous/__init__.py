@@ -1,0 +1,1 @@
+"""Heterogeneous steps: the schedule, the forecasts, and one run of both."""

@@ -1,0 +1,138 @@
+"""Heterogeneous step allocation: the steps and tokens that matter are computed, the others forecast."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+from ..blocks.token_subset import KINDS, require_divisible
+from ..caches.step_cache import STEP_CACHES
+from ..families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
+from ..steps import follow
+from .partial import ADVICE, PartialForward
+from .run import HeterogeneousRun
+
+POLICIES = ("refresh", "groups")
+CHOICES = ("hottest", "random")
+
+
+@register("video")
+@dataclass(frozen=True)
+class HeterogeneousSteps(DiffusionMethod):
+    """Spends a budget of computation on the steps whose velocity changes most, and forecasts the rest.
+
+    Some steps, denser at both ends of a run, compute all tokens; in the others every token moves with its last
+    velocity and half its slope. When a token is computed again, what its forecasts missed is made up for: the sampler
+    makes its steps since then again, with velocities on the line between the two. A few steps may compute the hottest
+    tokens alone, against the kept keys and values of all; that was never measured to be better than none, and is off
+    by default. Lossy below a budget of 1.
+
+    Parameters
+    ----------
+    budget
+        Share of the denoising time to spend, above 0 and at most 1 (exact); default 0.5.
+    policy
+        ``"refresh"`` (default, measured to be better), or ``"groups"``: the paper's step divisors 1, 2, 4 and 8 for
+        groups of tokens by the heat of their velocity.
+    forecast
+        Share of the velocity's slope to trust, 0 to 1; default 0.5, measured to be the safest: level with 0 or
+        better where no prompt tips over (docs/benchmarks/video.md), and better than 1 over long gaps.
+    correct
+        Make up for what forecasts missed (default), with samplers that draw no noise: flow matching in Euler steps,
+        UniPC, DPM-Solver++, DEIS and Helios's. Others go on without, and the report says so.
+    warmup, cooldown
+        Full steps at the beginning and the end, default 1 each; with samplers of several steps, such as UniPC, four
+        tenths of the computed steps lie at the beginning. Where these are fewer than 8, such a sampler does as well
+        with fewer steps, and the report says so.
+    interval
+        A full step every so many steps between; None (default) to spread what the budget pays for, denser towards
+        both ends.
+    fraction
+        Share of the tokens in partial steps; None (default) or 0 for none. Every fourth of the skipped steps is
+        then one, or with an `interval` as many as the budget has left for. The budget counts tokens; a partial pass
+        takes more of the time than its share, and none works in a compiled transformer.
+    tokens
+        ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
+    steps
+        The computed steps themselves, as :func:`calibrate_steps` solves them for a number of steps; None (default)
+        for the general schedule.
+    kv
+        Where partial steps keep keys and values: ``"native"`` (default) as the model has them, ``"fp8"`` in 8 bits,
+        ``"cpu"`` in the main memory.
+
+    Raises
+    ------
+    SettingError
+        If a setting is outside its range, or a run is too short for its warm-up and cool-down.
+    MemoryLimitError
+        Before the run, if its keys and values do not fit.
+    UnsupportedTargetError
+        If the target is no pipeline, has a sampler for every frame, or tokens are to be chosen in a family whose
+        blocks are not known.
+
+    Examples
+    --------
+    >>> str(HeterogeneousSteps(budget=0.25))
+    'video.HeterogeneousSteps(budget=0.25)'
+    """
+
+    paper = "Heterogeneous Step Allocation (HSA), 2026"
+    excludes = STEP_CACHES
+    families = TRANSFORMERS
+    neutral = {"budget": 1.0}
+    engaging = {"budget": 0.5, "fraction": 0.2}
+
+    budget: float = 0.5
+    policy: str = "refresh"
+    forecast: float = 0.5
+    correct: bool = True
+    warmup: int | None = None
+    cooldown: int | None = None
+    interval: int | None = None
+    fraction: float | None = None
+    tokens: str = "hottest"
+    steps: tuple[int, ...] | None = None
+    kv: str = "native"
+
+    def __post_init__(self) -> None:
+        self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
+        self._require(self.policy in POLICIES, "policy", "one of " + ", ".join(POLICIES))
+        self._require(is_number(self.forecast, 0, 1), "forecast", "between 0 and 1")
+        self._require(isinstance(self.correct, bool), "correct", "True or False")
+        for name, low in (("warmup", 1), ("cooldown", 0), ("interval", 1)):
+            value = getattr(self, name)
+            self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")
+        self._require(self.fraction is None or is_number(self.fraction, 0, 1), "fraction", "None or between 0 and 1")
+        self._require(self.tokens in CHOICES, "tokens", "one of " + ", ".join(CHOICES))
+        self._require(self.kv in KINDS, "kv", "one of " + ", ".join(KINDS))
+        if self.steps is not None:
+            fits = len(self.steps) >= 2 and all(is_count(step, 0) for step in self.steps)
+            self._require(fits and sorted(set(self.steps)) == list(self.steps), "steps", "rising indices, two or more")
+            object.__setattr__(self, "steps", tuple(self.steps))
+
+    @property
+    def exact(self) -> bool:
+        return self.budget == 1
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether some steps compute some of the tokens."""
+        return not self.exact and self.steps is None and (bool(self.fraction) or self.policy == "groups")
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        require_steps(adapter, self.name)
+        if self.chooses_tokens:
+            for denoiser in adapter.denoisers():
+                require_divisible(denoiser, ADVICE)
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        if self.exact:
+            return
+        parts: dict[int, PartialForward] = {}
+        for denoiser in session.adapter.denoisers() if self.chooses_tokens else []:  # type: ignore[attr-defined]
+            parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
+        follow(session, stack, lambda run: HeterogeneousRun(self, session, run, parts))

@@ -1,0 +1,120 @@
+"""A forward pass over some of the tokens, which attend to the kept keys and values of all."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ..blocks.token_subset import Forward, KeysValues, TokenSubset, require_divisible
+from ..families.families import bound
+from ..families.layout import Layout
+from ..steps import replace_method
+
+ADVICE = "pass fraction=0 to choose among steps only"
+
+
+class PartialForward:
+    """Makes a denoiser's forward work on chosen tokens only, until `stack` closes.
+
+    A full pass within :meth:`keeping` keeps the keys and values of every self-attention. A pass within
+    :meth:`only` computes hidden states, queries, keys and values for its tokens alone, overwrites theirs among the
+    kept ones and attends to all. What the transformer returns is right at those tokens, and to be ignored elsewhere.
+
+    Parameters
+    ----------
+    denoiser
+        A transformer of a divisible family.
+    stack
+        Takes the hooks off again.
+    kv
+        How keys and values are kept: ``"native"``, ``"fp8"`` (a half or a quarter of the bytes) or ``"cpu"``.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the family is unknown, or its blocks are compiled.
+    """
+
+    def __init__(self, denoiser: torch.nn.Module, stack: ExitStack, kv: str = "native") -> None:
+        self.family = require_divisible(denoiser, ADVICE)
+        blocks = self.family.block_list(denoiser)
+        self.kv = kv
+        self.keys = KeysValues(len(blocks), kv)
+        self.cache = self.keys.cache
+        self.branch: int | None = None
+        self.tokens: torch.Tensor | None = None
+        self.subset: TokenSubset | None = None
+        self.device = next(denoiser.parameters()).device
+        self.total = self.text = 0
+        for layer, block in enumerate(blocks):
+            ends = (layer == 0, layer == len(blocks) - 1)
+            replace_method(block, "forward", functools.partial(self._block, block, *ends), stack)
+            attention = getattr(block, self.family.attention)
+            replace_method(attention, "forward", functools.partial(self._attention, layer), stack)
+        stack.callback(self.keys.reset)
+
+    def keeping(self, branch: int, forward: Forward, args: Any, kwargs: Any) -> Any:
+        """A full pass that keeps its keys and values."""
+        return self._run(branch, None, forward, args, kwargs)
+
+    def only(self, tokens: torch.Tensor, branch: int, forward: Forward, args: Any, kwargs: Any) -> Any:
+        """A pass over `tokens`, sorted indices `[A]`."""
+        return self._run(branch, tokens, forward, args, kwargs)
+
+    def estimate_bytes(self, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        """Bytes of the keys and values that this forward pass would keep."""
+        given = bound(denoiser, args, kwargs).arguments
+        latents, text = given["hidden_states"], given.get("encoder_hidden_states")
+        layout = Layout.of(denoiser, latents)
+        tokens = layout.tokens(latents[:1]).shape[1]
+        if self.family.text and text is not None:
+            tokens += text.shape[1]
+        config: Any = denoiser.config
+        width = config.num_attention_heads * config.attention_head_dim
+        blocks = len(self.family.block_list(denoiser))
+        item_size = 1 if self.kv == "fp8" else latents.element_size()
+        return int(2 * latents.shape[0] * tokens * width * blocks * item_size)
+
+    def _run(self, branch: int, tokens: torch.Tensor | None, forward: Forward, args: Any, kwargs: Any) -> Any:
+        self.branch, self.tokens = branch, tokens
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self.branch = self.tokens = self.subset = None
+
+    def _block(self, block: Any, is_first: bool, is_last: bool, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.branch is None:
+            return original(*args, **kwargs)
+        call = bound(block, args, kwargs)
+        given = call.arguments
+        if is_first:
+            self.total, self.device = given["hidden_states"].shape[1], given["hidden_states"].device
+            self.text = given["encoder_hidden_states"].shape[1] if self.family.text else 0
+        if self.tokens is None:
+            return original(*args, **kwargs)
+        if is_first:
+            self.subset = TokenSubset(self.tokens, self.total, self.text, self.family.text)
+            given["hidden_states"] = given["hidden_states"][:, self.tokens]
+        assert self.subset is not None
+        self.subset.choose(given)
+        output = original(*call.args, **call.kwargs)
+        return self._whole(output) if is_last else output
+
+    def _whole(self, output: Any) -> Any:
+        """The last block's output at the places of its tokens, zeros elsewhere."""
+        streams = self.family.returned(output)
+        streams[self.family.hidden] = self._scattered(streams[self.family.hidden])
+        return self.family.as_output(streams)
+
+    def _scattered(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        batch, _, width = hidden_states.shape
+        assert self.tokens is not None
+        return hidden_states.new_zeros(batch, self.total, width).index_copy(1, self.tokens, hidden_states)
+
+    def _attention(self, layer: int, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.branch is None:
+            return original(*args, **kwargs)
+        return self.keys.attend(layer, self.branch, self.subset, original, args, kwargs)

@@ -1,0 +1,1 @@
+"""`mmaccel bench vlm` and `mmaccel bench language`."""

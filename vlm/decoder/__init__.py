@@ -1,0 +1,1 @@
+"""Methods on text decoders: sparse prefill and smaller caches."""

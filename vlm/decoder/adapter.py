@@ -1,0 +1,145 @@
+"""Any transformers decoder: where its attention is, and the `generate` of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from mmaccel import private
+from mmaccel.adapter import Adapter, register_adapter
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.session import Session, override
+
+from ..input.prompt import Prompt
+from .attention import SessionAttention
+from .call import Run
+from .generation import replace_generate
+from .method import DecoderMethod
+
+
+@register_adapter
+class DecoderAdapter(Adapter):
+    """A transformers model that generates, with attention in SDPA. Families with an adapter of their own come first."""
+
+    family = "decoder"
+    classes: ClassVar[tuple[str, ...]] = ("GenerationMixin",)
+    modality = "vlm"
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.attention: SessionAttention | None = None
+
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the decoder."""
+        return self.target.config.get_text_config(decoder=True)
+
+    @property
+    def decoder(self) -> Any:
+        """The module that holds the decoder layers."""
+        return self.target.get_decoder()
+
+    def attention_modules(self) -> list[torch.nn.Module]:
+        """The self-attention of each decoder layer, in order."""
+        found = [
+            module
+            for module in self.decoder.modules()
+            if isinstance(getattr(module, "layer_idx", None), int)
+            and hasattr(module, "config")
+            and not getattr(module, "is_cross_attention", False)
+            and private.uses_attention_interface(module)
+            and not any(hasattr(part, "layer_idx") for part in module.children())
+        ]
+        return sorted(found, key=lambda module: module.layer_idx)  # type: ignore[arg-type, return-value]
+
+    def check(self, method: Any) -> None:
+        """Refuse what would be computed wrongly, with the reason."""
+        name = type(self.target).__name__
+        if self.target.config.is_encoder_decoder:
+            raise UnsupportedTargetError(f"{name} is an encoder-decoder; the vlm methods work on decoders")
+        text = self.text_config
+        if getattr(text, "attn_logit_softcapping", None) is not None:
+            raise UnsupportedTargetError(f"{name} caps its attention scores (softcap), which no vlm method can do")
+        modules = self.attention_modules()
+        if not modules:
+            raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
+        if any(getattr(module, "is_causal", True) is False for module in modules):
+            raise UnsupportedTargetError(
+                f"{name} attends in both directions; the vlm methods work on decoders: load it with is_decoder=True"
+            )
+        if any(getattr(module, "sinks", None) is not None for module in modules):
+            raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which no vlm method can do")
+        asked = private.attention_name(text)
+        if asked != "sdpa":
+            raise UnsupportedTargetError(
+                f"attn_implementation={asked!r}: load the model with attn_implementation='sdpa'"
+            )
+        self._check_keys(method, name, modules)
+        self._check_layers(method, name)
+
+    def _check_keys(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
+        """Keys must be those of the cache, as long as values, and of this layer."""
+        if any(_widths_differ(module) for module in modules) and method.attends:
+            raise UnsupportedTargetError(
+                f"the heads of {name} have keys and values of different sizes, which no method here can attend to"
+            )
+        if any(private.makes_keys_after_cache(module) for module in modules) and method.replaces_cache:
+            raise UnsupportedTargetError(
+                f"{name} makes its keys anew of what its cache holds, so that {method.name} cannot choose among them;"
+                " vlm.SparsePrefill leaves the cache alone"
+            )
+        if getattr(self.text_config, "num_kv_shared_layers", 0) and method.drops_keys:
+            raise UnsupportedTargetError(
+                f"layers of {name} share their keys, of which each would keep others: {method.name} cannot drop any;"
+                " vlm.SelectKV and vlm.SparsePrefill drop none"
+            )
+
+    def _check_layers(self, method: Any, name: str) -> None:
+        layers = DynamicCache(config=self.text_config).layers
+        if layers and not any(type(layer) is DynamicLayer for layer in layers):
+            raise UnsupportedTargetError(f"{name} has no layer of full attention: there is nothing to gain")
+        other = {type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+        if other and getattr(method, "replaces_cache", False):
+            raise UnsupportedTargetError(
+                f"{name} has layers with states of their own ({', '.join(sorted(other))}):"
+                f" {method.name} cannot replace its cache; vlm.SparsePrefill leaves it alone"
+            )
+
+    def attach(self, method: DecoderMethod, session: Session, stack: ExitStack) -> None:
+        """Add a method; the first one brings attention and `generate` of the session."""
+        if self.attention is not None:
+            return
+        methods = [m for m in session.plan.methods if isinstance(m, DecoderMethod)]
+        self.attention = attention = SessionAttention(methods)
+        stack.callback(self._detach, attention)
+        replace_generate(self, attention, session, stack)
+        if all(m.is_neutral for m in methods):
+            return
+        private.register_attention(attention.name, attention)
+        stack.callback(private.unregister_attention, attention.name)
+        for module in self.attention_modules():
+            override(stack, module, "config", private.with_attention(module.config, attention.name))
+
+    def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
+        """Before a call of `generate`: what the prompt becomes, put into its arguments; None leaves it as it is."""
+        return None
+
+    def end(self, prompt: Prompt, run: Run, result: Any, cache: Any) -> Any:
+        """After it: the result with the prompt as it was given."""
+        return result
+
+    def _detach(self, attention: SessionAttention) -> None:
+        attention.active = False
+        self.attention = None
+
+
+def _widths_differ(module: torch.nn.Module) -> bool:
+    """Whether keys and values of an attention module have different numbers in a head."""
+    key = getattr(module, "qk_head_dim", getattr(module, "head_dim", None))
+    value = getattr(module, "v_head_dim", key)
+    return isinstance(key, int) and value != key

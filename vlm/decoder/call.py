@@ -1,0 +1,178 @@
+"""One call of a decoder layer's attention, as the methods see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmaccel import kernels
+from mmaccel.cache import EvictingLayer, RaggedLayer
+from mmaccel.kernels.policies import Visual
+
+from .rows import causal_pairs, runs
+
+if TYPE_CHECKING:
+    from ..pruning.inner import Cuts
+
+FEW_QUERIES = 32  # what `kernels.verify_attention` is made for; more is a prompt
+
+# `(query, key, value, (first, last) row) -> output`, all of some rows, padding cut off
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, int]], torch.Tensor]
+
+
+class Sum:
+    """A sum of numbers and one-element tensors, which are read back from their devices once, at the end."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Any] = {}
+
+    def add(self, value: Any) -> None:
+        device = str(value.device) if isinstance(value, torch.Tensor) else ""
+        self._parts[device] = self._parts.get(device, 0) + value
+
+    def read(self) -> int:
+        return sum(int(part) for part in self._parts.values())
+
+
+@dataclass
+class Run:
+    """What one call of `generate` does, for the report, and what is known of its prompt.
+
+    Attributes
+    ----------
+    visual
+        A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
+        padding; None where nobody said.
+    """
+
+    engaged: set[str] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
+    keys: Sum = field(default_factory=Sum)
+    plain_keys: Sum = field(default_factory=Sum)
+    plan_bytes: int = 0
+    cuts: Cuts | None = None
+    visual: Visual | None = None
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+@dataclass
+class Call:
+    """The tensors of one attention call.
+
+    Attributes
+    ----------
+    layer_idx
+        Number of the decoder layer.
+    query : `[B, Hq, M, D]`, key, value : `[B, Hkv, N, D]`
+        The queries are the last `M` tokens.
+    mask
+        As transformers made it.
+    scaling
+        Of the scores, None for ``D ** -0.5``.
+    cached
+        Our cache layer that the keys came from, or None.
+    starts
+        The first key of each row that is no padding, None where the mask is more than causal with padding
+        on the left, or heads differ.
+    plain
+        Runs transformers' own attention.
+    run
+        The call of `generate` that this belongs to; a throw-away one for a direct call of the model.
+    """
+
+    layer_idx: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    scaling: float | None
+    cached: Any
+    starts: list[int] | None
+    plain: Callable[[], torch.Tensor]
+    run: Run
+
+    @property
+    def queries(self) -> int:
+        return self.query.shape[2]
+
+    @property
+    def keys(self) -> int:
+        return self.key.shape[2]
+
+    @property
+    def evicted(self) -> EvictingLayer | None:
+        """The cache layer, if tokens were dropped from it."""
+        return self.cached if isinstance(self.cached, EvictingLayer) and self.cached.evicted else None
+
+    def by_heads(self) -> list[Call]:
+        """One call for each key head where the cache layer holds these apart, else this one."""
+        if not isinstance(self.cached, RaggedLayer) or not self.cached.heads:
+            return [self]
+        calls = []
+        for query, head in zip(self.query.chunk(len(self.cached.heads), 1), self.cached.heads, strict=True):
+            assert head.keys is not None and head.values is not None
+            key, value = head.keys[:, :, : head.length], head.values[:, :, : head.length]
+            calls.append(replace(self, query=query, key=key, value=value, cached=head, starts=head.starts))
+        return calls
+
+    def pieces(self) -> list[tuple[tuple[int, int], int, int]]:
+        """Runs of rows of equal padding: rows, their first key and their first query that are no padding."""
+        assert self.starts is not None
+        return [
+            ((first, last), self.starts[first], max(0, self.starts[first] - self.keys + self.queries))
+            for first, last in runs(self.starts)
+        ]
+
+    def by_rows(self, attend: Attend) -> torch.Tensor:
+        """Attention of each run of rows by itself, so that padding changes nothing; `[B, Hq, M, D]`."""
+        pieces = self.pieces()
+        if len(pieces) == 1 and pieces[0][2] == 0:
+            return attend(*self.part(*pieces[0]), pieces[0][0])
+        output = torch.zeros_like(self.query, memory_format=torch.contiguous_format)
+        for rows, start, query_start in pieces:
+            if query_start < self.queries:
+                output[slice(*rows), :, query_start:] = attend(*self.part(rows, start, query_start), rows)
+        return output
+
+    def part(
+        self, rows: tuple[int, int], start: int, query_start: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of some rows without their padding, as views."""
+        batch = slice(*rows)
+        return self.query[batch, :, query_start:], self.key[batch, :, start:], self.value[batch, :, start:]
+
+    def verify(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        token_idx: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of a few newest queries to all keys, or to chosen ones."""
+        lengths = torch.full((key.shape[0],), key.shape[2], dtype=torch.int32, device=key.device)
+        return kernels.verify_attention(query, key, value, lengths, token_idx, scale=self.scaling)[0]
+
+    def count_pairs(self, pairs: Any = None) -> None:
+        """Report `pairs` (with all heads) as attended to; None for as many as in plain attention."""
+        plain = self.plain_pairs()
+        self.run.plain_keys.add(plain)
+        self.run.keys.add(plain if pairs is None else pairs)
+
+    def plain_pairs(self) -> Any:
+        """Pairs of query and key that plain attention without any method computes, all heads counted."""
+        heads = self.query.shape[1]
+        if self.evicted is not None:
+            lengths = [self.evicted.total - hidden for hidden in self.evicted.hidden]
+            return heads * sum(causal_pairs(self.queries, length) for length in lengths)
+        if self.starts is not None:
+            return heads * sum(causal_pairs(self.queries, self.keys - start) for start in self.starts)
+        if self.mask is None:
+            return heads * self.query.shape[0] * causal_pairs(self.queries, self.queries)
+        seen = self.mask if self.mask.dtype == torch.bool else self.mask == 0
+        return seen.expand(self.query.shape[0], heads, -1, -1).sum()

@@ -1,0 +1,156 @@
+"""The `generate` of a session: it brings the cache of a method, and fills the report."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmaccel.cache import SelectingCache, require_memory
+from mmaccel.session import Session, override
+
+from ..input.prompt import Prompt
+from .attention import SessionAttention
+from .call import Run
+from .rows import causal_pairs
+
+if TYPE_CHECKING:
+    from .adapter import DecoderAdapter
+
+DEFAULT_NEW = 20  # what transformers generates if nobody says how much
+
+
+def replace_generate(adapter: DecoderAdapter, attention: SessionAttention, session: Session, stack: ExitStack) -> None:
+    """Put the session's `generate` on the model instance until the stack is closed."""
+    model = adapter.target
+    original = model.generate
+    names = list(inspect.signature(original).parameters)
+
+    @functools.wraps(original)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        if attention.run is not None:  # called by itself
+            return original(*args, **kwargs)
+        kwargs.update(zip(names, args, strict=False))
+        return _run(adapter, attention, session, original, kwargs)
+
+    override(stack, model, "generate", generate)
+
+
+def _run(
+    adapter: DecoderAdapter, attention: SessionAttention, session: Session, original: Any, kwargs: dict[str, Any]
+) -> Any:
+    report = session.report
+    report.start()
+    began = time.perf_counter()
+    attention.run = run = Run()
+    given = kwargs.get("past_key_values") is not None
+    try:
+        prompt = adapter.begin(attention.methods, run, kwargs)
+        cache = _bring_cache(adapter, attention, run, kwargs)
+        result = original(**kwargs)
+    finally:
+        attention.run = None
+    report.wall_seconds = time.perf_counter() - began
+    report.tokens = _new_tokens(result, kwargs)
+    _fill(report, attention, run, cache)
+    if prompt is not None:
+        cut_now = run.cuts is not None and run.cuts.prompt is prompt
+        kept = run.cuts.mean_kept(adapter.text_config.num_hidden_layers) if run.cuts and cut_now else prompt.kept
+        report.visual_tokens, report.plain_visual_tokens = round(kept), prompt.total
+        report.plain_keys = _plain_keys(adapter.text_config, prompt, result, _copies(adapter.target, kwargs))
+        result = adapter.end(prompt, run, result, kwargs.get("past_key_values"))
+    if isinstance(cache, SelectingCache) and not given and isinstance(result, torch.Tensor):
+        cache.release()  # nobody can ask for it any more
+    return result
+
+
+def _bring_cache(adapter: DecoderAdapter, attention: SessionAttention, run: Run, kwargs: dict[str, Any]) -> Any:
+    """The cache of this call if it is ours, put into its arguments where there is none."""
+    method = next((m for m in attention.methods if m.replaces_cache and not m.is_neutral), None)
+    if method is None:
+        return None
+    given = kwargs.get("past_key_values")
+    if given is not None:
+        if getattr(given, "reader", None) is attention:
+            return given
+        run.warn(f"{method} ran plainly: past_key_values was given, and is not from this session")
+        return None
+    model = adapter.target
+    for name, plain in (("use_cache", False), ("cache_implementation", None)):
+        value = setting(model, kwargs, name)
+        if (value is False) if plain is False else (value is not None):
+            run.warn(f"{method} ran plainly: {name}={value!r}")
+            return None
+    batch, prompt, new = _sizes(model, kwargs)
+    need = method.cache_bytes(adapter.text_config, batch, prompt, new, model.dtype)
+    require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
+    cache: Any = method.make_cache(adapter.text_config, prompt, new)
+    cache.reader = attention
+    kwargs["past_key_values"] = cache
+    return cache
+
+
+def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """An argument of `generate`, wherever it was set."""
+    sources = (kwargs.get("generation_config"), model.generation_config)
+    values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
+    return next((value for value in values if value is not None), None)
+
+
+def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:
+    """Rows with beams counted, tokens of the prompt, and tokens to generate at most."""
+    prompt = _prompt(kwargs)
+    batch, length = (1, 1) if prompt is None else prompt.shape[:2]
+    return batch * _copies(model, kwargs), length, new_tokens(model, kwargs, length)
+
+
+def _copies(model: Any, kwargs: dict[str, Any]) -> int:
+    """Rows that go through the model for one prompt."""
+    return max(setting(model, kwargs, "num_beams") or 1, setting(model, kwargs, "num_return_sequences") or 1)
+
+
+def new_tokens(model: Any, kwargs: dict[str, Any], length: int) -> int:
+    """Tokens that a call of `generate` adds at most to a prompt of `length`."""
+    new: int | None = setting(model, kwargs, "max_new_tokens")
+    if new is None:
+        limit = setting(model, kwargs, "max_length")
+        new = DEFAULT_NEW if limit is None else max(1, limit - length)
+    return new
+
+
+def _prompt(kwargs: dict[str, Any]) -> torch.Tensor | None:
+    found = (kwargs.get(name) for name in ("inputs_embeds", "inputs", "input_ids"))
+    return next((value for value in found if isinstance(value, torch.Tensor)), None)
+
+
+def _new_tokens(result: Any, kwargs: dict[str, Any]) -> int:
+    sequences = result if isinstance(result, torch.Tensor) else result.sequences
+    ids = kwargs.get("inputs")
+    ids = kwargs.get("input_ids") if ids is None else ids
+    given = ids.shape[1] if isinstance(ids, torch.Tensor) else 0
+    return int(sequences.shape[0] * (sequences.shape[1] - given))
+
+
+def _plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
+    """Keys that plain attention attends to from the prompt as it was given, all layers and heads counted."""
+    sequences = result if isinstance(result, torch.Tensor) else result.sequences
+    new = sequences.shape[1] - prompt.input_ids.shape[1]
+    pairs = sum(causal_pairs(length - seen + new - 1, length + new - 1) for length, seen in prompt.full_lengths)
+    return int(rows * pairs * config.num_attention_heads * config.num_hidden_layers)
+
+
+def _fill(report: Any, attention: SessionAttention, run: Run, cache: Any) -> None:
+    report.keys, report.plain_keys = run.keys.read(), run.plain_keys.read()
+    report.engaged = bool(run.engaged)
+    held = 0 if cache is None else max(cache.nbytes(), getattr(cache, "peak", 0))
+    report.peak_extra_bytes = held + run.plan_bytes
+    report.warnings.extend(run.warnings)
+    for method in attention.methods:
+        if method.is_neutral:
+            report.warnings.append(f"{method}: this budget is plain attention, the model's own was called")
+        elif method.name not in run.engaged and not run.warnings:
+            report.warnings.append(f"{method} did not engage: {method.idle(run)}")

@@ -1,0 +1,1 @@
+"""Where visual tokens come from in each family."""

@@ -1,0 +1,93 @@
+"""InternVL, SmolVLM and Idefics3: pictures in tiles; the frames of a video are pictures in a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import adaptive_avg_pool2d
+
+from mmaccel.adapter import register_adapter
+
+from ..input.spans import Grid
+from ..input.visual import Visual
+from .tower import Probe, frame_scores
+from .visual_adapter import VisualAdapter
+
+
+class TilesAdapter(VisualAdapter):
+    """Every prompt's tiles count as the frames of one video: all are of one size, and stand in its order."""
+
+    skip = 0
+
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
+        tiles = self.tiles(output)
+        side = self.side
+        places = kwargs["input_ids"] == self.token_id(kind)
+        turns = torch.stack([places[:, :seen].sum(1), places[:, seen:].sum(1)], 1) // tiles.shape[1]
+        if int(turns[:, 1].sum()) == len(tiles):  # only those that are new were given
+            turns[:, 0] = 0
+        counts = [count for count in turns.flatten().tolist() if count]
+        if sum(counts) != len(tiles):  # said with the placeholders
+            counts = [len(tiles)]
+        patches = self._patches(probe)
+        scores, keys = frame_scores(
+            probe, self.skip, (patches, patches), lambda planes: adaptive_avg_pool2d(planes, (side, side))
+        )
+        found, start = [], 0
+        for count in counts:
+            frames = slice(start, start := start + count)
+            visual = Visual.of_frames(tiles[frames].flatten(0, 1), (count, side, side))
+            if probe is not None:
+                visual.scores, visual.key = scores[frames], keys[frames]
+            found.append(visual)
+        return found
+
+    def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid]:
+        tiles = int((kwargs["input_ids"] == self.token_id(kind)).sum()) // self.side**2
+        return [(1, self.side, self.side)] * tiles
+
+    @property
+    def side(self) -> int:
+        """Rows of tokens of a tile."""
+        return round(self.target.config.image_seq_length**0.5)
+
+    def tiles(self, output: Any) -> torch.Tensor:
+        """Features of the tiles, `[T, N, D]`."""
+        return output.pooler_output  # type: ignore[no-any-return]
+
+    def _patches(self, probe: Probe | None) -> int:
+        return 0 if probe is None else round((probe.received[0].shape[-1] - self.skip) ** 0.5)
+
+
+@register_adapter
+class InternVLAdapter(TilesAdapter):
+    """`InternVLForConditionalGeneration`."""
+
+    family = "internvl"
+    classes = ("InternVLForConditionalGeneration",)
+    skip = 1  # the class token
+
+
+@register_adapter
+class SmolVLMAdapter(TilesAdapter):
+    """`SmolVLMForConditionalGeneration` and `Idefics3ForConditionalGeneration`."""
+
+    family = "smolvlm"
+    classes = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
+
+    @property
+    def tower(self) -> Any:
+        return self.model.vision_model
+
+    @property
+    def side(self) -> int:
+        vision = self.target.config.vision_config
+        return int(vision.image_size // vision.patch_size // self.target.config.scale_factor)
+
+    def tiles(self, output: Any) -> torch.Tensor:
+        found = output.pooler_output
+        flat = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
+        return flat.unflatten(0, (-1, self.side**2))

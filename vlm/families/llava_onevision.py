@@ -1,0 +1,157 @@
+"""LLaVA-OneVision: videos of pooled frames with one newline token at the end, pictures in lines."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+from torch.nn.functional import interpolate
+
+from mmaccel import private
+from mmaccel.adapter import register_adapter
+from mmaccel.errors import UnsupportedTargetError
+
+from ..input.spans import Grid
+from ..input.visual import Visual
+from ..pruning.compressor import Compressor
+from ..pruning.frame_merging import merging
+from .tower import Probe, frame_scores, parts, probed
+from .visual_adapter import VisualAdapter
+
+PACKING = ("vision_aspect_ratio", "vision_feature_select_strategy")  # what decides how pictures are packed
+
+
+@register_adapter
+class LlavaOnevisionAdapter(VisualAdapter):
+    """`LlavaOnevisionForConditionalGeneration`."""
+
+    family = "llava_onevision"
+    classes = ("LlavaOnevisionForConditionalGeneration",)
+    line_ends = 1  # newline tokens after a video
+
+    @property
+    def side(self) -> int:
+        """Rows of patches in the tower."""
+        vision = self.target.config.vision_config
+        return int(vision.image_size // vision.patch_size)
+
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
+        if kind == "image":
+            told = self._picture_scores(output.pooler_output, probe, kwargs)
+            pictures = zip(output.pooler_output, told, strict=True)
+            return [visual for features, values in pictures for visual in self.picture(features, values)]
+        grid = (kwargs["pixel_values_videos"].shape[1], *self.pooled_grid)
+        found = [Visual.of_frames(features, grid, self.line_ends) for features in output.pooler_output]
+        scores, keys = self._scores(probe, kwargs)
+        for visual, score, key in zip(found, parts(scores, len(found)), parts(keys, len(found)), strict=True):
+            visual.scores, visual.key = score, key
+        return found
+
+    def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
+        if kind == "image":
+            return None
+        videos, frames = kwargs["pixel_values_videos"].shape[:2]
+        return [(frames, *self.pooled_grid)] * videos
+
+    @property
+    def pooled_grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens of a frame."""
+        return math.ceil(self.side / 2), math.ceil(self.side / 2)
+
+    def pool_planes(self, planes: torch.Tensor) -> torch.Tensor:
+        """Pool `[F, E, rows, columns]` as the model pools its features."""
+        return interpolate(planes, size=self.pooled_grid, mode="bilinear")
+
+    def _scores(self, probe: Probe | None, kwargs: dict[str, Any]) -> Any:
+        return frame_scores(probe, self._skip(kwargs), (self.side, self.side), self.pool_planes)
+
+    def _picture_scores(self, found: Any, probe: Probe | None, kwargs: dict[str, Any]) -> Any:
+        """Scores and keys of each picture side by side, `[L, 1 + E]`, in the order of its features without newlines."""
+        if probe is None:
+            return [None] * len(found)
+        values = torch.cat([torch.stack(probe.received)[..., None], torch.stack(probe.keys).float()], -1)
+        alone = self.side**2 + 1  # one tile and a newline: among several pictures none is cut up
+        sizes = kwargs["image_sizes"]
+        tiles = private.picture_tiles(self.target.config, sizes)
+        tiles = [1 if len(f) == alone else many for f, many in zip(found, tiles, strict=True)]
+        names = inspect.signature(self.model.pack_image_features).parameters
+        chosen = {name: kwargs.get(name) or getattr(self.target.config, name) for name in PACKING if name in names}
+        parts = values[:, self._skip(kwargs) :].split(tiles)
+        # packed as the features are: laid side by side, unpadded and scaled down
+        return self.model.pack_image_features(parts, image_sizes=sizes, image_newline=None, **chosen)[0]
+
+    def _skip(self, kwargs: dict[str, Any]) -> int:
+        """Tokens of the tower before the patches: a class token."""
+        chosen = kwargs.get("vision_feature_select_strategy") or self.target.config.vision_feature_select_strategy
+        return 1 if chosen == "default" else 0
+
+    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
+        layers = self.tower.encoder.layers
+        if kind == "image" or not method.merges_after(len(layers)):
+            return super().encode(kind, method, kwargs, seen)
+        return self.encode_merged(method, layers, kwargs)
+
+    @torch.no_grad()
+    def encode_merged(self, method: Compressor, layers: Any, kwargs: dict[str, Any]) -> list[Visual]:
+        """Run the tower with frames that merge on the way, and project and pool what is left."""
+        pixels = kwargs["pixel_values_videos"]
+        videos, frames = pixels.shape[:2]
+        with (
+            probed(self.scoring_layer(kwargs)) as probe,
+            merging(method, layers, videos, frames, pixels.device) as state,
+        ):
+            output = self.tower(pixels.flatten(0, 1), output_hidden_states=True, return_dict=True)
+        layer = self.feature_layer(kwargs)
+        chosen = [output.hidden_states[number] for number in (layer if isinstance(layer, list) else [layer])]
+        if len({len(hidden) for hidden in chosen}) > 1:
+            raise UnsupportedTargetError(
+                f"vision_feature_layer={layer}: frames merge between these layers; ask for one"
+            )
+        projected = self.project(torch.cat(chosen, -1)[:, self._skip(kwargs) :])
+        scores, keys = self._scores(probe, kwargs)
+        found, start = [], 0
+        for present in state.present:
+            part = slice(start, start := start + len(present))
+            visual = self._spread(projected[part], present, frames)
+            visual.scores, visual.key = scores[part], keys[part]
+            found.append(visual)
+        return found
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the tower `[F, patches, E]` as tokens of the language model, `[F, N, D]`."""
+        pooled: torch.Tensor = self.model.apply_pooling(self.model.multi_modal_projector(hidden))
+        return pooled
+
+    def _spread(self, features: torch.Tensor, present: torch.Tensor, frames: int) -> Visual:
+        """The visual of a video of which only some frames are there."""
+        full = features.new_zeros(frames, *features.shape[1:])
+        full[present] = features
+        flat = full.flatten(0, 1)
+        if self.line_ends:
+            flat = torch.cat([flat, self.model.image_newline[None].to(flat)])
+        visual = Visual.of_frames(flat, (frames, *self.pooled_grid), self.line_ends)
+        visual.present = present
+        return visual
+
+    def picture(self, features: torch.Tensor, told: torch.Tensor | None = None) -> list[Visual]:
+        """The whole picture and the enlarged one, `[L, D]`, whose lines end in newline tokens.
+
+        `told` are scores and keys `[L', 1 + E]`, newlines left out.
+        """
+        ends = (features == self.model.image_newline.to(features)).all(-1)
+        base = min(self.side**2, int((~ends).sum()))
+        found = [Visual.of_frames(features[:base], (1, self.side, self.side))]
+        rest, lines = features[base:], int(ends[base:].sum())
+        if len(rest) == 1:  # one small picture and its newline
+            found = [Visual.of_frames(features, (1, self.side, self.side), ends=1)]
+        elif len(rest):
+            found.append(Visual(rest, (1, lines, len(rest) // lines - 1), ~ends[base:]))
+        if told is not None:
+            values = told.split([int(visual.shows.sum()) for visual in found])
+            for visual, part in zip(found, values, strict=True):
+                visual.scores, visual.key = part[None, :, 0], part[None, :, 1:]
+        return found

@@ -1,0 +1,276 @@
+"""Vision-language models: where their visual tokens come from, and how a prompt goes on with fewer of them."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.kernels.policies import Span
+from mmaccel.session import Session
+
+from ..decoder.adapter import DecoderAdapter
+from ..decoder.call import Run
+from ..decoder.generation import new_tokens, setting
+from ..decoder.method import DecoderMethod
+from ..input.prompt import Prompt, shortened
+from ..input.spans import Grid, spans
+from ..input.turns import recalled, remember
+from ..input.visual import Visual
+from ..pruning.compressor import Compressor
+from ..pruning.inner import Cut, Cuts, install
+from .tower import Probe, attention_layers, layer_of, probed
+
+KINDS = ("image", "video")
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+
+
+class VisualAdapter(DecoderAdapter):
+    """A vision-language model whose visual tokens stand at placeholders of the prompt.
+
+    Subclasses say how the features of one call lie, in :meth:`visuals`.
+
+    Class attributes
+    ----------------
+    pixel_arguments
+        Arguments of `generate` that describe pictures and videos, and are used up when these are encoded.
+
+    Attributes
+    ----------
+    first_cut
+        The first layer of the decoder before which visual tokens may be dropped.
+    last
+        The prompt of the last call, and what was cut from it inside the decoder.
+    """
+
+    pixel_arguments: ClassVar[tuple[str, ...]] = (
+        "pixel_values",
+        "pixel_values_videos",
+        "image_sizes",
+        "image_sizes_videos",
+        "batch_num_images",
+        "vision_feature_layer",
+        "vision_feature_select_strategy",
+        "vision_aspect_ratio",
+        "pixel_attention_mask",
+        "image_grid_thw",
+        "video_grid_thw",
+        "second_per_grid_ts",
+        "mm_token_type_ids",
+    )
+
+    first_cut: int = 1
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.last: tuple[Prompt, Cuts | None] | None = None
+
+    @property
+    def model(self) -> Any:
+        """The module with tower, projector and decoder."""
+        return self.target.model
+
+    @property
+    def tower(self) -> Any:
+        """The vision tower."""
+        return self.model.vision_tower
+
+    def token_id(self, kind: str) -> int:
+        """The placeholder of an `"image"` or `"video"`, -1 where the family has none."""
+        return int(getattr(self.target.config, f"{kind}_token_id", -1))
+
+    @abstractmethod
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
+        """The visuals of one kind in the order of the prompt, from what the tower and the projector returned."""
+
+    def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
+        """Frames, rows and columns of the visuals of a call, None where that is not known before they are encoded."""
+        return None
+
+    def spans(self, kwargs: dict[str, Any]) -> list[list[Span]] | None:
+        """Where the frames of a call stand in its prompt, None where that is not known."""
+        ids = kwargs.get("input_ids", kwargs.get("inputs"))
+        kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
+        found = {kind: self.grids(kind, kwargs) for kind in kinds}
+        if ids is None or not kinds or None in found.values():
+            return None
+        return spans(ids, {kind: self.token_id(kind) for kind in kinds}, found)  # type: ignore[arg-type]
+
+    def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """Positions of the whole prompt `[..., B, L]` where they are more than a count, else None."""
+        return None
+
+    def attach(self, method: Any, session: Session, stack: ExitStack) -> None:
+        first = self.attention is None
+        super().attach(method, session, stack)
+        if first and any(self._cuts(m) for m in session.plan.methods):
+            attention = self.attention
+            assert attention is not None
+            install(self.decoder.layers, lambda: None if attention.run is None else attention.run.cuts, stack)
+
+    def _cuts(self, method: Any) -> dict[int, Cut]:
+        """What a method drops inside the decoder, by layer."""
+        return method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
+
+    @property
+    def depth(self) -> int:
+        """Layers of the decoder."""
+        return int(self.text_config.num_hidden_layers)
+
+    def check(self, method: Any) -> None:
+        super().check(method)
+        for layer in self._cuts(method):
+            if not self.first_cut <= layer < self.depth:
+                raise SettingError(
+                    f"{method} drops tokens before layer {layer}: this {self.family} model needs a layer"
+                    f" from {self.first_cut} to {self.depth - 1}"
+                )
+
+    def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
+        method = next((m for m in methods if isinstance(m, Compressor) and not m.is_neutral), None)
+        if method is None:
+            run.visual = self.spans(kwargs)
+            return None
+        if kwargs.get("inputs") is not None:
+            kwargs["input_ids"] = kwargs.pop("inputs")
+        if kwargs.get("input_ids") is None or kwargs.get("inputs_embeds") is not None:
+            run.warn(f"{method} ran plainly: it needs input_ids, and no inputs_embeds")
+            return None
+        if setting(self.target, kwargs, "prefill_chunk_size") is not None:  # transformers cuts up token ids only
+            run.warn(f"{method} ran plainly: prefill_chunk_size was given")
+            return None
+        cache = kwargs.get("past_key_values")
+        turn = None if cache is None else recalled(cache, self)
+        if turn is None and cache is not None and cache.get_seq_length():
+            run.warn(f"{method} ran plainly: past_key_values was given, and is not from this session")
+            return None
+        cuts = None if turn is None else turn.cuts
+        prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
+        if prompt is None:
+            return None
+        self._warn(method, prompt, run)
+        self._replace(kwargs, prompt)
+        run.cuts = cuts or self._new_cuts(method, prompt, run, kwargs)
+        if cuts is not None:
+            cuts.run = run
+            if prompt.total:
+                run.warn("nothing new was dropped inside the language model: that happens in the first turn only")
+        if prompt.kept < prompt.total:
+            run.engaged.add(method.name)
+        return prompt
+
+    @staticmethod
+    def _warn(method: Compressor, prompt: Prompt, run: Run) -> None:
+        for visual in itertools.chain(*prompt.visuals.values()):
+            if reason := method.lacks(visual.grid[0], visual.cells):
+                run.warn(f"{method}: {reason}")
+
+    def _new_cuts(self, method: Compressor, prompt: Prompt, run: Run, kwargs: dict[str, Any]) -> Cuts | None:
+        """What a method drops inside the decoder, where the cache may differ in length from layer to layer."""
+        chosen, cache = self._cuts(method), kwargs.get("past_key_values")
+        if not chosen:
+            return None
+        reasons = {
+            "use_cache=False": setting(self.target, kwargs, "use_cache") is False,
+            "a cache_implementation": setting(self.target, kwargs, "cache_implementation") is not None,
+            "a cache of fixed length": getattr(cache, "is_compileable", False),
+        }
+        for reason in (reason for reason, is_so in reasons.items() if is_so):
+            run.warn(f"nothing was dropped inside the language model: {reason} was given")
+            return None
+        return Cuts(method.name, chosen, prompt, run)
+
+    def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
+        """Put a prompt into the arguments of `generate`; as many new tokens as before."""
+        length = prompt.full_ids.shape[1]
+        limit = setting(self.target, kwargs, "max_length")
+        if limit is not None and limit <= length and setting(self.target, kwargs, "max_new_tokens") is None:
+            raise SettingError(
+                f"max_length={limit} leaves no room after the {length} tokens of the prompt: give max_new_tokens="
+            )
+        new = new_tokens(self.target, kwargs, length)
+        for name in (*self.pixel_arguments, "max_length", "position_ids"):
+            kwargs.pop(name, None)
+        kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
+        least = setting(self.target, kwargs, "min_length")
+        if least:  # it counts the prompt as it was given
+            fewest = setting(self.target, kwargs, "min_new_tokens") or 0
+            kwargs.update(min_length=0, min_new_tokens=max(fewest, least - length))
+        if prompt.position_ids is not None:
+            kwargs["position_ids"] = prompt.position_ids
+
+    def end(self, prompt: Prompt, run: Run, result: Any, cache: Any) -> Any:
+        cuts = run.cuts
+        self.last = prompt, cuts if cuts is not None and cuts.prompt is prompt else None
+        is_tensor = isinstance(result, torch.Tensor)
+        sequences = result if is_tensor else result.sequences
+        for key in (cache, None if is_tensor else getattr(result, "past_key_values", None)):
+            if key is not None and len(sequences) == len(prompt.input_ids):
+                remember(key, self, prompt.continued(sequences), cuts)
+        restored = prompt.restored(sequences)
+        if is_tensor:
+            return restored
+        result.sequences = restored
+        return result
+
+    def shorten(self, method: Compressor, kwargs: dict[str, Any], before: Prompt | None = None) -> Prompt | None:
+        """The prompt of a call of `generate` with the visual tokens that a method leaves; None if it has none.
+
+        `before` is the prompt and the answer that the given cache already holds.
+        """
+        kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
+        if not kinds and before is None:
+            return None
+        seen = 0 if before is None else before.full_ids.shape[1]
+        found = {kind: self.encode(kind, method, kwargs, seen) for kind in kinds}
+        names = {kind: self.token_id(kind) for kind in KINDS}
+        return shortened(method, found, names, kwargs, self.positions, self.pad_token, before)
+
+    @property
+    def pad_token(self) -> int:
+        """What pads shorter prompts of a batch on the left."""
+        return getattr(self.target.generation_config, "pad_token_id", None) or 0
+
+    @torch.no_grad()
+    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
+        """Run the vision tower on the pictures or the videos of a call; an earlier one has `seen` so many columns."""
+        encoder = getattr(self.model, f"get_{kind}_features")
+        names = inspect.signature(encoder).parameters
+        arguments = {name: kwargs[name] for name in names if kwargs.get(name) is not None and name != "kwargs"}
+        watch = method.needs_attention or method.needs_key
+        with probed(self.scoring_layer(kwargs)) if watch else nullcontext() as probe:
+            output = encoder(**arguments, return_dict=True)
+        return self.visuals(kind, output, kwargs, probe, seen)
+
+    def scoring_layer(self, kwargs: dict[str, Any]) -> torch.nn.Module:
+        """The attention layer of the tower whose scores tell what matters: the last one that is used."""
+        layers = attention_layers(self.tower)
+        if not layers:
+            raise UnsupportedTargetError(f"the vision tower of {type(self.target).__name__} has no attention to read")
+        return layer_of(layers, self.feature_layer(kwargs))
+
+    def feature_layer(self, kwargs: dict[str, Any]) -> Any:
+        """Which hidden states of the tower a call takes, or a list of them."""
+        chosen = kwargs.get("vision_feature_layer")
+        return getattr(self.target.config, "vision_feature_layer", -1) if chosen is None else chosen
+
+    @torch.no_grad()
+    def inputs(self, prompt: Prompt) -> dict[str, Any]:
+        """Arguments of `generate` that stand for a shortened prompt."""
+        if not prompt.visuals:
+            return {"input_ids": prompt.input_ids}
+        embeds = self.target.get_input_embeddings()(prompt.input_ids)
+        for kind, visuals in prompt.visuals.items():
+            features = torch.cat([visual.features for visual in visuals]).to(embeds)
+            places = prompt.input_ids == self.token_id(kind)
+            places[:, : prompt.cached] = False
+            embeds = embeds.masked_scatter(places[..., None], features)
+        return {"input_ids": prompt.input_ids, "inputs_embeds": embeds}

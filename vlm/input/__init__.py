@@ -1,0 +1,1 @@
+"""Videos and prompts: frames, positions, and the columns of visual tokens."""

@@ -1,0 +1,270 @@
+"""A prompt with fewer visual tokens: which columns stay, and what the session must remember of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from mmaccel.errors import PromptError
+
+from ..pruning.compressor import Compressor
+from .visual import Visual
+
+NO_PLACE = -1
+
+
+@dataclass
+class Prompt:
+    """What `generate` gets instead of a prompt.
+
+    Attributes
+    ----------
+    full_ids : `[B, L]`
+        The prompt as it was given.
+    input_ids, attention_mask : `[B, K]`
+        With fewer placeholders, padded on the left.
+    position_ids
+        `[4, B, K]` where positions are more than a count: a count, and time, row and column as they were before.
+    visuals
+        For each kind of placeholder the visuals that are new in this call.
+    number, anchor : int64 `[B, K]`
+        For each token that shows something, to which visual it belongs, and which of the ``frames * cells`` it
+        stands at; -1 elsewhere.
+    cells
+        Tokens of a frame, of each visual.
+    sizes : list of `[F, rows, columns]`
+        For each visual that is new in this call, how many tokens each is the mean of; 0 for those that are gone.
+    starts
+        Row and first column of each of these visuals in the prompt as it was given.
+    kept, total
+        Tokens that show something, and how many of them there were.
+    cached
+        Columns that an earlier call has seen.
+    full_lengths
+        Tokens of each prompt as it was given, and how many of them an earlier call has seen.
+    answered
+        Columns of the last answer, at the end.
+    """
+
+    full_ids: torch.Tensor
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor | None
+    visuals: dict[str, list[Visual]]
+    number: torch.Tensor
+    anchor: torch.Tensor
+    cells: list[int] = field(default_factory=list)
+    sizes: list[torch.Tensor] = field(default_factory=list)
+    starts: list[tuple[int, int]] = field(default_factory=list)
+    kept: int = 0
+    total: int = 0
+    cached: int = 0
+    full_lengths: list[tuple[int, int]] = field(default_factory=list)
+    answered: int = 0
+
+    def continued(self, sequences: torch.Tensor) -> Prompt:
+        """What the cache holds after a call that returned `sequences`, which begin with `input_ids`."""
+        new = sequences[:, self.input_ids.shape[1] :]
+        position_ids = self.position_ids
+        if position_ids is not None:
+            position_ids = torch.cat([position_ids, _next(position_ids, new.shape[1])], -1)
+        return replace(
+            self,
+            full_ids=torch.cat([self.full_ids, new], 1),
+            input_ids=sequences,
+            attention_mask=_extended(self.attention_mask, torch.ones_like(new)),
+            position_ids=position_ids,
+            visuals={},
+            answered=new.shape[1],
+            number=_extended(self.number, torch.full_like(new, NO_PLACE)),
+            anchor=_extended(self.anchor, torch.full_like(new, NO_PLACE)),
+        )
+
+    def restored(self, sequences: torch.Tensor) -> torch.Tensor:
+        """Sequences of `generate` with the prompt as it was given."""
+        new = sequences[:, self.input_ids.shape[1] :]
+        rows = len(sequences) // len(self.full_ids)
+        return torch.cat([self.full_ids.repeat_interleave(rows, 0), new], 1)
+
+
+def shortened(
+    method: Compressor,
+    found: dict[str, list[Visual]],
+    token_ids: dict[str, int],
+    kwargs: dict[str, Any],
+    positions: Callable[[dict[str, Any]], torch.Tensor | None],
+    pad: int,
+    before: Prompt | None,
+) -> Prompt:
+    """Let a method shorten each visual, and drop the placeholders that have lost their tokens.
+
+    Raises
+    ------
+    PromptError
+        If placeholders and features differ in number.
+    """
+    full_ids = kwargs["input_ids"]
+    seen = 0 if before is None else before.full_ids.shape[1]
+    ids, mask = full_ids[:, seen:], kwargs.get("attention_mask")
+    mask = torch.ones_like(full_ids) if mask is None else mask
+    lengths = list(zip(mask.sum(1).tolist(), mask[:, :seen].sum(1).tolist(), strict=True))
+    told, mask = mask[:, :seen], mask[:, seen:].bool()
+    left = _Left(ids, mask, first=0 if before is None else len(before.cells))
+    for kind, visuals in found.items():
+        for row, columns, visual in _placed(kind, visuals, full_ids, token_ids[kind], seen):
+            left.add(kind, row, columns, visual, method)
+    input_ids, source, valid = left.columns(pad)
+    position_ids = _positions(kwargs, found, token_ids, positions, before)
+    if position_ids is not None:
+        position_ids = _taken(position_ids, source).masked_fill(~valid, 1)
+        position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
+    elif before is not None and before.position_ids is not None:
+        position_ids = _next(before.position_ids, ids.shape[1])
+    prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, *left.places(source), left.cells)
+    prompt.kept, prompt.total = left.counts
+    prompt.full_lengths, prompt.sizes, prompt.starts = lengths, left.sizes, left.starts
+    return prompt if before is None else _after(_as_told(before, told), prompt)
+
+
+def _positions(
+    kwargs: dict[str, Any],
+    found: dict[str, list[Visual]],
+    token_ids: dict[str, int],
+    positions: Callable[[dict[str, Any]], torch.Tensor | None],
+    before: Prompt | None,
+) -> torch.Tensor | None:
+    """Positions of the columns that are new, `[..., B, L]`."""
+    if before is None or before.position_ids is None:
+        return positions(kwargs)
+    seen = before.full_ids.shape[1]
+    ids = kwargs["input_ids"][:, seen:]
+    given = {kind: sum(len(visual.features) for visual in visuals) for kind, visuals in found.items()}
+    if any(count != int((ids == token_ids[kind]).sum()) for kind, count in given.items()):
+        whole = positions(kwargs)
+        return None if whole is None else whole[..., seen:]
+    # what was given says nothing about the earlier turns: count on from their last token
+    names = ("attention_mask", "mm_token_type_ids")
+    later = {name: kwargs[name][:, seen:] for name in names if kwargs.get(name) is not None}
+    new = positions({**kwargs, **later, "input_ids": ids})
+    if new is not None:
+        new[1:] += before.position_ids[1:, :, -1:] + 1
+    return new
+
+
+def _as_told(before: Prompt, mask: torch.Tensor) -> Prompt:
+    """What the cache holds with the mask of the last answer: rows that ended early are padded there."""
+    if not before.answered:
+        return before
+    known = before.attention_mask.clone()
+    known[:, -before.answered :] = mask[:, -before.answered :]
+    return replace(before, attention_mask=known)
+
+
+class _Left:
+    """Collects what is left of each visual of a batch."""
+
+    def __init__(self, ids: torch.Tensor, mask: torch.Tensor, first: int) -> None:
+        self.ids, self.stays = ids, mask.clone()
+        self.source = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
+        self.number, self.anchor = torch.full_like(ids, NO_PLACE), torch.full_like(ids, NO_PLACE)
+        self.visuals: dict[str, list[Visual]] = {}
+        self.cells: list[int] = []
+        self.sizes: list[torch.Tensor] = []
+        self.starts: list[tuple[int, int]] = []
+        self.counts = (0, 0)
+        self.first = first
+
+    def add(self, kind: str, row: int, columns: torch.Tensor, visual: Visual, method: Compressor) -> None:
+        frames, rows, width = visual.grid
+        if visual.present is not None:  # the budget is that of the whole video
+            method = replace(method, keep=None, tokens=method.count(frames * visual.cells))  # type: ignore[call-arg]
+        left = method.compress(visual.frames, visual.scores, (rows, width), visual.key)
+        short, order = visual.shortened(left)
+        sizes = torch.zeros(len(columns), device=columns.device)
+        sizes[order[short.shows]] = left.size.float()
+        self.sizes.append(sizes[visual.shows].view(visual.grid))
+        self.starts.append((row, int(columns[0])))
+        slots = columns[order.sort().values]
+        self.stays[row, columns] = False
+        self.stays[row, slots] = True
+        self.source[row, slots] = columns[order]
+        shown = columns[visual.shows]
+        self.number[row, shown] = self.first + len(self.cells)
+        self.anchor[row, shown] = torch.arange(len(shown), device=shown.device)
+        self.cells.append(visual.cells)
+        self.visuals.setdefault(kind, []).append(short)
+        self.counts = (self.counts[0] + len(left.tokens), self.counts[1] + frames * visual.cells)
+
+    def columns(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token ids, the columns they come from, and which are no padding, each `[B, K]`, padded on the left."""
+        lengths = self.stays.sum(1)
+        width = int(lengths.max())
+        valid = torch.arange(width, device=lengths.device) >= width - lengths[:, None]
+        index = torch.zeros(valid.shape, dtype=torch.long, device=lengths.device)
+        index[valid] = self.stays.nonzero()[:, 1]
+        return self.ids.gather(1, index).masked_fill(~valid, pad), self._sources(index, valid), valid
+
+    def _sources(self, index: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        return self.source.gather(1, index).masked_fill(~valid, NO_PLACE)
+
+    def places(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of visuals and anchors of the columns that stay."""
+        absent = source < 0
+        index = source.clamp(min=0)
+        return tuple(x.gather(1, index).masked_fill(absent, NO_PLACE) for x in (self.number, self.anchor))  # type: ignore[return-value]
+
+
+def _placed(kind: str, visuals: list[Visual], ids: torch.Tensor, token_id: int, seen: int) -> Any:
+    """Row, columns (counted from the first that is new) and visual of each that is new."""
+    rows, columns = (ids == token_id).nonzero(as_tuple=True)
+    new = columns >= seen
+    features = sum(len(visual.features) for visual in visuals)
+    if features == int(new.sum()):
+        rows, columns = rows[new], columns[new]
+    elif features != len(rows):
+        raise PromptError(
+            f"the prompt has {len(rows) or 'no'} {kind} placeholders (token {token_id}) for {features} {kind} tokens:"
+            f" make input_ids and pixels in one call of the processor, with one <{kind}> in the text for each {kind}"
+        )
+    start = 0
+    for visual in visuals:
+        part = slice(start, start := start + len(visual.features))
+        if len(set(rows[part].tolist())) > 1:
+            raise PromptError(f"the placeholders of one {kind} lie in two prompts of the batch: their number is wrong")
+        if columns[part][0] >= seen:
+            yield int(rows[part][0]), columns[part] - seen, visual
+
+
+def _after(before: Prompt, prompt: Prompt) -> Prompt:
+    """The prompt with what an earlier call has seen in front."""
+    position_ids = prompt.position_ids
+    if position_ids is not None and before.position_ids is not None:
+        position_ids[0] += before.position_ids[0, :, -1:] + 1
+        position_ids = torch.cat([before.position_ids, position_ids], -1)
+    return replace(
+        prompt,
+        input_ids=_extended(before.input_ids, prompt.input_ids),
+        attention_mask=_extended(before.attention_mask, prompt.attention_mask),
+        position_ids=position_ids,
+        number=_extended(before.number, prompt.number),
+        anchor=_extended(before.anchor, prompt.anchor),
+        cells=before.cells + prompt.cells,
+        cached=before.input_ids.shape[1],
+    )
+
+
+def _taken(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Columns `[B, K]` of `[..., B, L]`."""
+    return values.gather(-1, index.clamp(min=0).expand(*values.shape[:-1], -1))
+
+
+def _next(position_ids: torch.Tensor, count: int) -> torch.Tensor:
+    """The positions after the last ones, as `generate` counts on, `[..., B, count]`."""
+    return position_ids[..., -1:] + torch.arange(1, count + 1, device=position_ids.device)
+
+
+def _extended(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.cat([one, other.to(one)], 1)

@@ -1,0 +1,252 @@
+"""Frames of a video file as a model wants to see them, with the times that they are shown at."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from mmaccel.cache import free_memory
+from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, VideoFileError, unknown_name
+from mmaccel.progress import looks
+
+from .sampling import MAX_FRAMES, MIN_FRAMES, check_sampling, sample_frames
+from .video_readers import READERS, Reader, resized, scaled
+
+PICTURES = (".gif", ".webp", ".apng")
+SLACK = 1e-3  # seconds: decord keeps times in single precision
+BAR_AFTER = 2.0  # seconds of reading until a progress bar appears
+
+
+@dataclass(frozen=True, eq=False)
+class VideoFrames:
+    """Frames of one video; iterating gives them as arrays.
+
+    Attributes
+    ----------
+    frames : uint8 `[F, H, W, 3]`
+        RGB, upright.
+    indices : int64 `[F]`
+        Which frames of the file they are.
+    times : float64 `[F]`
+        When each is shown, in seconds from the first frame of the file.
+    fps
+        Frames per second of the file: its header's, or the mean where the header is wrong.
+    total_frames
+        Frames in the file.
+    duration
+        Of the file in seconds, the last frame shown for ``1 / fps``.
+    path
+        The file.
+    backend
+        What read it.
+    """
+
+    frames: np.ndarray
+    indices: np.ndarray
+    times: np.ndarray
+    fps: float
+    total_frames: int
+    duration: float
+    path: Path
+    backend: str
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self.frames)
+
+    def images(self) -> list[Image.Image]:
+        """The frames as PIL pictures."""
+        return [Image.fromarray(frame) for frame in self.frames]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What transformers' processors take as `video_metadata`, for models that are told the times."""
+        return {
+            "total_num_frames": self.total_frames,
+            "fps": self.fps,
+            "width": self.frames.shape[2],
+            "height": self.frames.shape[1],
+            "duration": self.duration,
+            "video_backend": self.backend,
+            "frames_indices": self.indices,
+        }
+
+
+def read_video(
+    path: str | PathLike[str],
+    frames: int | None = None,
+    *,
+    fps: float | None = None,
+    sampling: str = "llava",
+    start: float | None = None,
+    end: float | None = None,
+    min_frames: int = MIN_FRAMES,
+    max_frames: int = MAX_FRAMES,
+    max_side: int | None = None,
+    backend: str | None = None,
+    progress: bool | None = None,
+) -> VideoFrames:
+    """Read some frames of a video file; only these are ever held.
+
+    Parameters
+    ----------
+    path
+        Any file that FFmpeg reads; animated GIF, WebP and PNG need nothing but PIL.
+    frames
+        How many frames to take.
+    fps
+        How many to take of each second instead.
+    sampling
+        Which ones: ``"llava"`` (default), ``"qwen"``, ``"qwen3"``, ``"internvl"`` or ``"uniform"``, each as that
+        family does; see :func:`mmaccel.vlm.input.sampling.sample_frames`. Rules go by the numbers of frames, as all
+        references do; where the frame rate varies, `times` says when each is shown.
+    start, end
+        Part of the video to take them from, in seconds from its first frame, `end` excluded; None (default) for all.
+    min_frames, max_frames
+        Bounds of the number that `fps` leads to, default 4 and 768 as in the Qwen processors.
+    max_side
+        Longest side in pixels, larger frames are scaled down (PIL's bicubic); None (default) leaves them alone.
+    backend
+        ``"av"`` (PyAV), ``"decord"`` (the wheel `decord2`) or ``"pil"``; None (default) for PIL where the name ends
+        in .gif, .webp or .apng, else PyAV, or decord where PyAV is not installed. Both give the same
+        pixels for about the same processor time; PyAV comes first because decord fails on frames of some
+        widths below 150 pixels and on MPEG-TS, miscounts trimmed files, and does not notice a missing end.
+    progress
+        True for a progress bar, False for none, None (default) for one that appears after 2 seconds.
+
+    Returns
+    -------
+    VideoFrames
+
+    Raises
+    ------
+    VideoFileError
+        If the file is missing, a folder, cut off, damaged, without frames, or holds audio only.
+    SettingError
+        If a setting is out of range, or more frames are asked for than there are.
+    MemoryLimitError
+        If the frames asked for do not fit in the memory that is free.
+    MissingExtraError
+        If neither PyAV nor decord is installed.
+
+    Examples
+    --------
+    >>> video = read_video("cat.mp4", frames=32)  # doctest: +SKIP
+    >>> inputs = processor(text=prompt, videos=[video.frames], return_tensors="pt")  # doctest: +SKIP
+    """
+    check_sampling(sampling, frames, fps, min_frames, max_frames)
+    _check(start, end, max_side)
+    file = _file(path)
+    name = _backend(file, backend)
+    reader = READERS[name](file)
+    try:
+        rate, part = _rate(reader), _part(reader, start, end, file)
+        bounds: dict[str, Any] = {"min_frames": min_frames, "max_frames": max_frames, "name": str(file)}
+        chosen = part[0] + sample_frames(sampling, len(part), frames=frames, fps=fps, rate=rate, **bounds)
+        return take(reader, chosen, max_side, file, name, progress)
+    finally:
+        reader.close()
+
+
+def take(
+    reader: Reader, chosen: np.ndarray, max_side: int | None, file: Path, backend: str, progress: bool | None
+) -> VideoFrames:
+    """The chosen frames of an open file."""
+    pictures = _read(reader, chosen, max_side, progress, file)
+    rate, times = _rate(reader), reader.times
+    return VideoFrames(pictures, chosen, times[chosen], rate, len(times), float(times[-1] + 1 / rate), file, backend)
+
+
+def _check(start: float | None, end: float | None, max_side: int | None) -> None:
+    first, last = 0.0 if start is None else start, math.inf if end is None else end
+    if not 0 <= first < last:
+        raise SettingError(f"start={start!r}, end={end!r}: seconds of at least 0, start before end")
+    if max_side is not None and max_side < 1:
+        raise SettingError(f"max_side={max_side!r}: pass pixels, such as max_side=448")
+
+
+def _file(path: str | PathLike[str]) -> Path:
+    file = Path(path)
+    if file.is_dir():
+        raise VideoFileError(f"{file} is a folder: pass one of the files in it")
+    if not file.is_file():
+        raise VideoFileError(f"{file} does not exist (looked in {Path.cwd()}): pass the path of a video file")
+    if file.stat().st_size == 0:
+        raise VideoFileError(f"{file} is empty: download or copy it again")
+    return file
+
+
+def _backend(file: Path, backend: str | None) -> str:
+    """What to read a file with."""
+    if backend is not None:
+        if backend not in READERS:
+            raise unknown_name("backend", backend, READERS)
+        return backend
+    if file.suffix.lower() in PICTURES:
+        return "pil"
+    for name in ("av", "decord"):
+        if importlib.util.find_spec(name) is not None:
+            return name
+    raise MissingExtraError('reading video needs PyAV or decord: pip install "mmaccel[video]"')
+
+
+def _rate(reader: Reader) -> float:
+    """Frames per second: what the header says, unless the times say otherwise."""
+    span = float(reader.times[-1])
+    mean = (len(reader.times) - 1) / span if span > 0 else None
+    if mean is None:
+        return reader.rate or 1.0
+    if reader.rate is not None and abs(reader.rate - mean) <= 0.01 * mean:
+        return reader.rate
+    return mean
+
+
+def _part(reader: Reader, start: float | None, end: float | None, file: Path) -> range:
+    """Numbers of the frames from `start` to `end`."""
+    times = reader.times
+    if reader.cut_off is not None and (end is None or end > times[-1] + SLACK):
+        raise VideoFileError(
+            f"{file} is cut off after about {times[-1]:.2f} s: download or copy it again,"
+            f" or read what is there with end={reader.cut_off:.2f}"
+        )
+    first = 0 if start is None else int(np.searchsorted(times, start - SLACK))
+    last = len(times) if end is None else int(np.searchsorted(times, end - SLACK))
+    if first >= last:
+        raise SettingError(f"no frame of {file} is in start={start}, end={end}: it has {times[-1]:.2f} s")
+    return range(first, last)
+
+
+def _read(reader: Reader, chosen: np.ndarray, max_side: int | None, progress: bool | None, file: Path) -> np.ndarray:
+    """The frames in one array, scaled one by one as they come."""
+    wanted = sorted(set(chosen.tolist()))
+    result: np.ndarray | None = None
+    shown = {"unit": "frames", "delay": BAR_AFTER, **looks(), **({"delay": 0.0} if progress else {})}
+    bar = tqdm(reader.frames(wanted), file.name, len(wanted), disable=progress is False, **shown)
+    for place, frame in enumerate(bar):
+        small = scaled(frame, max_side)
+        if result is None:
+            _require_memory(len(wanted) * small.nbytes, len(wanted), file)
+            result = np.empty((len(wanted), *small.shape), np.uint8)
+        result[place] = small if small.shape == result.shape[1:] else resized(small, result.shape[2:0:-1])
+    assert result is not None
+    return result if len(wanted) == len(chosen) else result[np.searchsorted(wanted, chosen)]
+
+
+def _require_memory(need: int, count: int, file: Path) -> None:
+    free = free_memory("cpu")
+    if free is not None and need > free:
+        raise MemoryLimitError(
+            f"{count} frames of {file} take {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free:"
+            " ask for fewer, or pass max_side=448"
+        )

@@ -1,0 +1,64 @@
+"""What a cache holds of the turns of a conversation whose prompts were shortened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mmaccel.errors import PromptError
+
+from ..pruning.inner import Cuts
+from .prompt import Prompt
+
+ATTRIBUTE = "_mmaccel_turn"  # on the cache itself, so that its copies have it too
+
+
+@dataclass
+class Turn:
+    """What a cache holds after a call.
+
+    Attributes
+    ----------
+    session
+        Identity of the adapter of the session that made it.
+    prompt
+        The prompt and the answer.
+    cuts
+        What was dropped of it inside the decoder.
+    length
+        Tokens in the cache.
+    """
+
+    session: int
+    prompt: Prompt
+    cuts: Cuts | None
+    length: int
+
+
+def remember(cache: Any, adapter: Any, prompt: Prompt, cuts: Cuts | None) -> None:
+    """Note on a cache what it holds."""
+    setattr(cache, ATTRIBUTE, Turn(id(adapter), prompt, cuts, cache.get_seq_length()))
+
+
+def recalled(cache: Any, adapter: Any) -> Turn | None:
+    """What a cache holds, None if no session has shortened it.
+
+    Raises
+    ------
+    PromptError
+        If it is from another session, or was used elsewhere since: its tokens cannot be told apart any more.
+    """
+    turn: Turn | None = getattr(cache, ATTRIBUTE, None)
+    if turn is None:
+        return None
+    if turn.session != id(adapter):
+        raise PromptError(
+            "past_key_values holds a prompt that another session has shortened: go on with that session, or start"
+            " again without past_key_values"
+        )
+    if cache.get_seq_length() != turn.length:
+        raise PromptError(
+            f"past_key_values holds {cache.get_seq_length()} tokens, and {turn.length} after the last call that"
+            " ended well: start again without past_key_values"
+        )
+    return turn

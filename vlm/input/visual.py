@@ -1,0 +1,83 @@
+"""Visual tokens of a prompt: what a vision tower made, and what a method left of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..pruning.compressor import Compressed
+
+
+@dataclass
+class Visual:
+    """The tokens of one video, or of one picture, in one row of a prompt.
+
+    Attributes
+    ----------
+    features : `[L, D]`
+        What the language model gets, in the order of the placeholders.
+    grid
+        Frames, rows and columns of the tokens that show something.
+    shows : bool `[L]`
+        False for tokens that only end a line; the others are ``frames * rows * columns`` in number.
+    scores : `[F, N]` or None
+        Attention that each token received in the vision tower.
+    key : `[F, N, E]` or None
+        Its keys there.
+    present : int64 `[F']` or None
+        The frames that are there; the features of others mean nothing. None for all.
+    extra
+        Further features of each token `[L, D]`, such as those that Qwen3-VL adds in its first layers.
+    """
+
+    features: torch.Tensor
+    grid: tuple[int, int, int]
+    shows: torch.Tensor
+    scores: torch.Tensor | None = None
+    key: torch.Tensor | None = None
+    present: torch.Tensor | None = None
+    extra: tuple[torch.Tensor, ...] = ()
+
+    @classmethod
+    def of_frames(cls, features: torch.Tensor, grid: tuple[int, int, int], ends: int = 0) -> Visual:
+        """Of features `[F * N + ends, D]`, the last `ends` of which show nothing."""
+        shows = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        shows[len(features) - ends :] = False
+        return cls(features, grid, shows)
+
+    @property
+    def frames(self) -> torch.Tensor:
+        """The tokens that show something, `[F, N, D]`; of the frames that are there."""
+        frames = self.features[self.shows].unflatten(0, (self.grid[0], -1))
+        return frames if self.present is None else frames[self.present]
+
+    @property
+    def cells(self) -> int:
+        """Tokens of a frame."""
+        return self.grid[1] * self.grid[2]
+
+    def shortened(self, left: Compressed) -> tuple[Visual, torch.Tensor]:
+        """The visual with the tokens that a method left, and the placeholders that stay, in its order."""
+        anchor = left.anchor_index
+        if self.present is not None:
+            anchor = self.present[anchor // self.cells] * self.cells + anchor % self.cells
+        tokens = self.shows.nonzero().squeeze(1)[anchor]
+        stays = torch.zeros_like(self.shows)
+        stays[tokens] = True
+        stays |= self._line_ends(stays)
+        features = self.features[stays]
+        features[self.shows[stays]] = left.tokens.to(features)
+        # where the method's order is another one than that of places: of everything else take the same order
+        order = stays.nonzero().squeeze(1)
+        order[self.shows[stays]] = tokens
+        extra = tuple(part[order] for part in self.extra)
+        return Visual(features, self.grid, self.shows[stays], extra=extra), order
+
+    def _line_ends(self, stays: torch.Tensor) -> torch.Tensor:
+        """Ends of lines that still have a token, bool `[L]`."""
+        ends = ~self.shows
+        line = ends.cumsum(0) - ends.long()  # an end belongs to the line before it
+        kept = torch.zeros(int(line[-1]) + 1, dtype=torch.bool, device=line.device)
+        kept[line[stays]] = True
+        return ends & kept[line]

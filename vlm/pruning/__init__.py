@@ -1,0 +1,1 @@
+"""Methods that leave out or merge visual tokens."""

@@ -1,0 +1,247 @@
+"""EarlyTom: frames merged inside the vision tower, then fewer tokens of each frame; lossy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch.nn.functional import normalize
+
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+
+from ..decoder.method import is_share
+from .compressor import CACHE_METHODS, COMPRESSORS, Compressed, Compressor, attention, chosen, top
+from .inner import Cut, late_merging
+from .segments import Segment, cut_after
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class EarlyTom(Compressor):
+    """Merge like frames inside the vision tower, and keep fewer tokens of those that are left; lossy.
+
+    EarlyTom: Early Token Compression Completes Fast Video Understanding (Wang et al., 2026). Inside the tower,
+    :func:`merge_frames` after a few layers; at its end, :meth:`compress`: the frames at both ends of a segment keep
+    the tokens that receive most attention, those between the one that does in each of evenly cut stretches, so that
+    they cover the frame.
+
+    Parameters
+    ----------
+    keep
+        Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.2 as the reference code's example;
+        None where `tokens` is given.
+    tokens
+        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+    tau
+        Running cosine with a segment's first frame below which a new one begins, from -1 to 1, default 0.5 as the
+        reference code's example.
+    window
+        A segment has fewer frames than this, at least 2, default 6 as the reference code's example.
+    ema
+        Share of the newest cosine in the running one, above 0 and up to 1, default 0.9 as the reference code.
+    merge_after
+        After how many layers of the tower frames merge, and again after as many; 0 for never, None (default) for a
+        third of its depth.
+    inner_layer, inner_keep
+        Merging inside the language model, as in :class:`HoliTom`.
+
+    Notes
+    -----
+    Lossy: what was dropped is gone. The number kept is exact, even over the frames, ends of segments first where it
+    does not come out even; in the reference code ends round up and the rest to the nearest.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+
+    Examples
+    --------
+    >>> EarlyTom(keep=0.25).compress(torch.randn(4, 16, 8), torch.rand(4, 16)).tokens.shape
+    torch.Size([16, 8])
+    """
+
+    keep: float | None = 0.2
+    tokens: int | None = None
+    tau: float = 0.5
+    window: int = 6
+    ema: float = 0.9
+    merge_after: int | None = None
+    inner_layer: int | None = None
+    inner_keep: float = 0.5
+
+    paper: ClassVar[str] = "EarlyTom: Early Token Compression Completes Fast Video Understanding, 2026"
+    families = frozenset({"llava_onevision", "llava_next_video"})
+    excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
+    needs_attention: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._check_keep()
+        self._require(is_number(self.tau, -1, 1), "tau", "a cosine from -1 to 1")
+        self._require(is_count(self.window, 2), "window", "a whole number of at least 2")
+        self._require(is_number(self.ema, 0, 1) and self.ema > 0, "ema", "above 0 and at most 1")
+        after, layer = self.merge_after, self.inner_layer
+        self._require(after is None or is_count(after, 0), "merge_after", "a whole number of at least 0, or None")
+        self._require(layer is None or is_count(layer), "inner_layer", "a whole number of at least 1, or None")
+        self._require(is_share(self.inner_keep), "inner_keep", "above 0 and at most 1, a share of the visual tokens")
+
+    def merges_after(self, layers: int) -> tuple[int, ...]:
+        step = max(1, layers // 3) if self.merge_after is None else self.merge_after
+        return tuple(range(step, layers, step)) if step else ()
+
+    def merge(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        merged, merges = merge_frames(frames, self.tau, self.window, self.ema)
+        return merged, merges.first
+
+    def cuts(self, layers: int) -> dict[int, Cut]:
+        return late_merging(layers, self.inner_layer, self.inner_keep)
+
+    def compress(
+        self,
+        features: torch.Tensor,
+        scores: torch.Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        key: torch.Tensor | None = None,
+    ) -> Compressed:
+        scores = attention(scores)
+        frames, length, _ = features.shape
+        ends = {end for segment in running_segments(features, self.tau, self.window, self.ema) for end in segment}
+        each, spare = divmod(self.count(frames * length), frames)
+        more = set(sorted(range(frames), key=lambda frame: frame not in ends)[:spare])
+        kept = []
+        for frame in range(frames):
+            choose = top if frame in ends else top_of_stretches
+            kept.append(choose(scores[frame], each + (frame in more)) + frame * length)
+        return chosen(features, torch.cat(kept))
+
+
+class FrameMerges(NamedTuple):
+    """Which frames become one: frame `i` of what is left is ``weight * first + (1 - weight) * second``.
+
+    Attributes
+    ----------
+    first, second : int64 `[F']`
+        Frames that went in, ascending; the same one twice where nothing merged.
+    weight : float32 `[F']`
+    """
+
+    first: torch.Tensor
+    second: torch.Tensor
+    weight: torch.Tensor
+
+    def apply(self, frames: torch.Tensor) -> torch.Tensor:
+        """Merge anything that has one entry a frame, `[F, ...]` to `[F', ...]`: hidden states, attention, keys."""
+        merged, both = frames[self.first], self.first != self.second
+        weight = self.weight[both].view(-1, *[1] * (frames.dim() - 1))
+        pairs = weight * frames[self.first[both]].float() + (1 - weight) * frames[self.second[both]].float()
+        merged[both] = pairs.to(frames.dtype)
+        return merged
+
+
+class Likeness:
+    """Mean cosine of two frames of `[F, N, D]` over their tokens, computed where it is asked for."""
+
+    def __init__(self, frames: torch.Tensor) -> None:
+        self.unit, self.tokens = normalize(frames.float(), dim=-1).flatten(1), frames.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.unit)
+
+    def __call__(self, first: int, second: int) -> float:
+        return float(self.unit[first].dot(self.unit[second])) / self.tokens
+
+
+def running_segments(
+    frames: torch.Tensor | Likeness, tau: float = 0.5, window: int = 6, ema: float = 0.9
+) -> list[Segment]:
+    """Cut `[F, N, D]` where the running cosine with the segment's first frame falls below `tau`, or it gets long.
+
+    Examples
+    --------
+    >>> running_segments(torch.ones(7, 1, 2), window=6)
+    [(0, 4), (5, 6)]
+    """
+    like = frames if isinstance(frames, Likeness) else Likeness(frames)
+    cuts: list[int] = []
+    start, running = 0, 1.0
+    for frame in range(1, len(like)):
+        running = ema * like(start, frame) + (1 - ema) * running
+        if running < tau or frame - start + 1 >= window:
+            cuts.append(frame - 1)
+            start, running = frame, 1.0
+    return cut_after(cuts, len(like))
+
+
+def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9) -> FrameMerges:
+    """Which adjacent frames to merge: in the middle of a segment, more alike than its two ends and than the next pair.
+
+    Parameters
+    ----------
+    frames : `[F, N, D]`
+        Hidden states of a vision tower, or any features.
+    tau, window, ema
+        As the fields of :class:`EarlyTom`.
+
+    Returns
+    -------
+    The frames left, with weights ``cosine / (cosine + next cosine)`` of the first of each pair; 1 where no next pair
+    is, or where it is not alike at all. The reference code drops the last middle frame of a segment where it does
+    not merge; here it stays.
+    """
+    like = Likeness(frames)
+    between = [like(frame, frame + 1) for frame in range(len(like) - 1)]
+    rows: list[tuple[int, int, float]] = []
+    for first, last in running_segments(like, tau, window, ema):
+        least = like(first, last)
+        frame = first
+        while frame <= last:
+            following = between[frame + 1] if frame + 2 < last else 0.0
+            middle = first < frame and frame + 1 < last
+            if middle and between[frame] > least and (between[frame] > following or frame + 2 == last):
+                weight = between[frame] / (between[frame] + following) if following > 0 else 1.0
+                rows.append((frame, frame + 1, weight))
+                frame += 2
+            else:
+                rows.append((frame, frame, 1.0))
+                frame += 1
+    one, two, weights = zip(*rows, strict=True)
+    device = frames.device
+    pairs = torch.tensor([one, two], device=device)
+    return FrameMerges(pairs[0], pairs[1], torch.tensor(weights, device=device))
+
+
+def merge_frames(
+    frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9
+) -> tuple[torch.Tensor, FrameMerges]:
+    """Merge like frames of `[F, N, D]`: what is left `[F', N, D]`, and how to do the same to their attention.
+
+    Lossy; see :func:`plan_merges`.
+
+    Examples
+    --------
+    >>> frames, merges = merge_frames(torch.tensor([0.0, 1.0, 1.01, 9.0])[:, None, None].expand(-1, 3, 2) + 1)
+    >>> merges.first, merges.second  # all point the same way: no pair is more alike than the ends
+    (tensor([0, 1, 2, 3]), tensor([0, 1, 2, 3]))
+    """
+    merges = plan_merges(frames, tau, window, ema)
+    return merges.apply(frames), merges
+
+
+def top_of_stretches(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Cut `[N]` into `count` stretches, the first ones one longer if need be, and take the highest of each, first wins.
+
+    Examples
+    --------
+    >>> top_of_stretches(torch.tensor([0.1, 0.9, 0.2, 0.5, 0.4]), 2)
+    tensor([1, 3])
+    """
+    if not count:
+        return torch.arange(0, device=scores.device)
+    size, longer = divmod(len(scores), count)
+    sizes = torch.tensor([size + 1] * longer + [size] * (count - longer), device=scores.device)
+    stretch = torch.repeat_interleave(torch.arange(count, device=scores.device), sizes)
+    order = scores.sort(descending=True, stable=True).indices
+    order = order[stretch[order].sort(stable=True).indices]
+    return order[sizes.cumsum(0) - sizes]

@@ -1,0 +1,147 @@
+"""HoliTom: what stands still over a segment is stored once, the rest by attention; lossy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+
+from ..decoder.method import is_share
+from .clustering import distances, means, others, peak_scores
+from .compressor import CACHE_METHODS, COMPRESSORS, Compressed, Compressor, attention, chosen, top
+from .inner import Cut, late_merging
+from .segments import Segment, adjacent_cosine, best_segments, static_gains
+
+CENTRE = 0.6  # weight of a centre against the mean of the tokens that join it
+NEIGHBOURS = 7
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class HoliTom(Compressor):
+    """Merge what stands still over a segment of frames, keep of the rest what the vision tower attends to; lossy.
+
+    HoliTom: Holistic Token Merging for Fast Video Large Language Models (Shao et al., 2025). The outer stage cuts
+    the video where storing still positions once saves the most tokens, clusters the still ones, and prunes the
+    moving ones; the inner stage merges visual tokens once more inside the language model.
+
+    Parameters
+    ----------
+    keep
+        Share of the visual tokens to give to the language model, above 0 and up to 1 (plain), default
+        0.15 as the paper's main setting; None where `tokens` is given.
+    tokens
+        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+    tau
+        Cosine above which a position stands still from a frame to the next, from -1 to 1; None (default) takes the
+        paper's 0.80, and 0.65 where at most a tenth is kept.
+    inner_layer
+        Decoder layer before which the inner stage merges, at least 1; None (default) takes 18/28 of the depth, as
+        the paper's 18 of 28 layers.
+    inner_keep
+        Share of the visual tokens that the inner stage keeps, above 0 and up to 1 (inner stage off), default 0.5.
+
+    Notes
+    -----
+    Lossy. The budget is met up to rounding: with ``r = min(1, keep * F * N / (F * N - saved))``, each frame of a
+    segment keeps ``ceil(moving * r)`` tokens and the segment ``round(still * r)`` merged ones, at least one where
+    nothing moves. A merged token is 0.6 of its centre and 0.4 of the mean of those that join it. The order is
+    still tokens, then the moving ones frame by frame, for each segment. Centres of clusters go by ``exp(-d^2)`` of
+    distances between tokens, so by their size: a model whose visual tokens have a root mean square far above 1 keeps
+    centres on what there is most of, such as an empty background, and loses more.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+
+    Examples
+    --------
+    >>> still = torch.randn(1, 16, 8).expand(4, -1, -1)
+    >>> HoliTom(keep=0.25).compress(still, torch.rand(4, 16)).size.sum()  # all 64 tokens, in 16
+    tensor(64)
+    """
+
+    keep: float | None = 0.15
+    tokens: int | None = None
+    tau: float | None = None
+    inner_layer: int | None = None
+    inner_keep: float = 0.5
+
+    paper: ClassVar[str] = "HoliTom: Holistic Token Merging for Fast Video Large Language Models, 2025"
+    excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
+    needs_attention: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._check_keep()
+        self._require(self.tau is None or is_number(self.tau, -1, 1), "tau", "a cosine from -1 to 1, or None")
+        layer = self.inner_layer
+        self._require(layer is None or is_count(layer), "inner_layer", "a whole number of at least 1, or None")
+        self._require(is_share(self.inner_keep), "inner_keep", "above 0 and at most 1, a share of the visual tokens")
+
+    def compress(
+        self,
+        features: torch.Tensor,
+        scores: torch.Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        key: torch.Tensor | None = None,
+    ) -> Compressed:
+        scores, length = attention(scores), features.shape[0] * features.shape[1]
+        share = self.keep if self.tokens is None else self.tokens / length
+        assert share is not None
+        if share >= 1:
+            return chosen(features, torch.arange(length, device=features.device))
+        similar = adjacent_cosine(features) > self._tau(share)
+        segments, saved = best_segments(static_gains(similar))
+        share = min(1.0, share * length / (length - saved))
+        parts = [_segment(features, scores, similar, segment, share) for segment in segments]
+        return Compressed(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def cuts(self, layers: int) -> dict[int, Cut]:
+        return late_merging(layers, self.inner_layer, self.inner_keep)
+
+    def _tau(self, share: float) -> float:
+        if self.tau is not None:
+            return self.tau
+        return 0.65 if share <= 0.10 else 0.80
+
+
+def _segment(
+    features: torch.Tensor, scores: torch.Tensor, similar: torch.Tensor, segment: Segment, share: float
+) -> Compressed:
+    """Still tokens of frames `first` to `last`, then the moving ones frame by frame."""
+    first, last = segment
+    still = similar[first:last].all(0) if last > first else torch.zeros_like(scores[0], dtype=torch.bool)
+    moving = (~still).nonzero().flatten()
+    parts = [_moving(features, scores, moving, frame, share) for frame in range(first, last + 1)]
+    if last > first:
+        place = still.nonzero().flatten()
+        count = max(round(len(place) * share), int(not len(moving)))
+        mean = features[first : last + 1, place].float().mean(0)
+        tokens, centre, size = merge_still(mean, count)
+        anchor = first * features.shape[1] + place[centre]
+        parts.insert(0, Compressed(tokens.to(features.dtype), anchor, size * (last - first + 1)))
+    return Compressed(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _moving(features: torch.Tensor, scores: torch.Tensor, moving: torch.Tensor, frame: int, share: float) -> Compressed:
+    """The tokens of one frame that receive the most attention, in spatial order."""
+    place = moving[top(scores[frame, moving], math.ceil(len(moving) * share))]
+    return Compressed(features[frame, place], frame * features.shape[1] + place, torch.ones_like(place))
+
+
+def merge_still(features: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cluster `[M, D]` into `count` tokens: those `[count, D]`, their centres and how many tokens each stands for."""
+    if not count:
+        return features[:0], torch.arange(0, device=features.device), torch.arange(0, device=features.device)
+    distance = distances(features)
+    centre = top(peak_scores(distance, min(NEIGHBOURS, count)), count)
+    rest = others(centre, len(features))
+    mean, joined = means(features[rest], distance[rest][:, centre].argmin(1), count)
+    merged = torch.where(joined[:, None] > 0, CENTRE * features[centre] + (1 - CENTRE) * mean, features[centre])
+    return merged, centre, joined + 1

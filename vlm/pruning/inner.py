@@ -1,0 +1,257 @@
+"""Dropping visual tokens inside the language model: from some layer on it has fewer of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..decoder.call import Call, Run
+from ..input.prompt import NO_PLACE, Prompt
+from .compressor import top
+
+
+@dataclass
+class Row:
+    """One prompt before a layer of the decoder.
+
+    Attributes
+    ----------
+    hidden : `[L, D]`
+        Hidden states, padding cut off.
+    visual : bool `[L]`
+        Which tokens show something.
+    number, anchor : int64 `[L]`
+        To which visual they belong and where they stand in it, as in :class:`Prompt`.
+    cells
+        Tokens of a frame, of each visual.
+    scores : float32 `[L]`
+        Attention of the last token to each, mean over heads, in the layer before.
+    total
+        Visual tokens before the first cut.
+    """
+
+    hidden: torch.Tensor
+    visual: torch.Tensor
+    number: torch.Tensor
+    anchor: torch.Tensor
+    cells: list[int]
+    scores: torch.Tensor
+    total: int
+
+    def keeping(self, tokens: torch.Tensor, hidden: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cut that leaves these of the visual tokens, and all words; of other hidden states, where there are."""
+        stays = ~self.visual
+        stays[tokens] = True
+        index = stays.nonzero().squeeze(1)
+        return index, (self.hidden if hidden is None else hidden)[index]
+
+
+# What stays of a row: sorted indices `[K]` and their hidden states `[K, D]`.
+Cut = Callable[[Row], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Cuts:
+    """Applies the cuts of a method in one call of `generate`, and remembers them for the calls that follow.
+
+    Parameters
+    ----------
+    method
+        Name of the method, for the report.
+    cuts
+        For each layer before which visual tokens are dropped, what stays.
+    prompt
+        What the decoder gets.
+    """
+
+    def __init__(self, method: str, cuts: dict[int, Cut], prompt: Prompt, run: Run) -> None:
+        self.method, self.cuts, self.prompt, self.run = method, cuts, prompt, run
+        self.length = prompt.input_ids.shape[1]
+        self.begun, self.filling = False, True
+        self.kept: dict[int, int] = {}
+        self.copies = 1  # rows of one prompt: beams
+        self.scores: torch.Tensor | None = None
+        self.columns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer: columns and which are real
+
+    def mean_kept(self, layers: int) -> float:
+        """Visual tokens of the prompts, a mean over the layers."""
+        counts = [float(self.prompt.kept)] * layers
+        for layer, kept in self.kept.items():
+            counts[layer:] = [kept / self.copies] * (layers - layer)
+        return sum(counts) / layers
+
+    def watch(self, call: Call) -> None:
+        """After a layer has attended: keep the last token's attention, if the next layer needs it."""
+        if self.filling and call.layer_idx + 1 in self.cuts and call.queries > 1:
+            self.scores = _last_attention(call)
+
+    def before(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Hidden states that a layer gets, and in `kwargs` masks and positions that fit them."""
+        if layer == 0:
+            self._begin(hidden.shape[1])
+        if layer in self.cuts and self.filling:
+            hidden = self._cut(layer, hidden)
+        at = max((cut for cut in self.columns if cut <= layer), default=None)
+        if at is None:
+            return hidden
+        if self.filling:
+            self._fill(kwargs, *self.columns[at])
+        else:
+            kwargs["attention_mask"] = self._later(kwargs, layer, hidden.shape[1], *self.columns[at])
+        return hidden
+
+    def _begin(self, tokens: int) -> None:
+        """The first pass is the prompt, all of it, or nothing is dropped."""
+        self.filling, self.begun = not self.begun, True
+        if self.filling and tokens != self.length:
+            self.filling = False
+            self.run.warn("nothing was dropped inside the language model: the prompt came in several chunks")
+
+    @staticmethod
+    def _fill(kwargs: dict[str, Any], columns: torch.Tensor, real: torch.Tensor) -> None:
+        kwargs["position_embeddings"] = tuple(_columns(part, columns, -2) for part in kwargs["position_embeddings"])
+        if kwargs.get("position_ids") is not None:
+            kwargs["position_ids"] = _columns(kwargs["position_ids"], columns, -1)
+        kwargs["attention_mask"] = _causal(real)
+
+    def _cut(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        earlier = self.columns.get(max(self.columns, default=-1))
+        rows = len(hidden)
+        self.copies = rows // len(self.prompt.input_ids)
+        if earlier is None:
+            mask = self.prompt.attention_mask.bool()
+            mask = mask.repeat_interleave(rows // len(mask), 0)
+            columns = torch.arange(hidden.shape[1], device=hidden.device).expand(rows, -1)
+        else:
+            columns, mask = earlier
+        if self.scores is None:
+            self.run.warn(f"nothing was dropped before layer {layer}: the attention before it could not be read")
+            return hidden
+        kept = [self._row(layer, row, hidden[row, mask[row]], mask, columns) for row in range(rows)]
+        width = max(len(index) for index, _ in kept)
+        result = hidden.new_zeros(rows, width, hidden.shape[2])
+        new = columns.new_zeros(rows, width)
+        missing = columns.new_tensor([width - len(index) for index, _ in kept])
+        real = torch.arange(width, device=hidden.device) >= missing[:, None]
+        for row, (index, states) in enumerate(kept):
+            result[row, width - len(index) :] = states
+            new[row, width - len(index) :] = columns[row, mask[row]][index]
+        self.columns[layer] = new, real
+        return result
+
+    def _row(self, layer: int, row: int, hidden: torch.Tensor, mask: torch.Tensor, columns: torch.Tensor) -> Any:
+        source = row // self.copies
+        at = columns[row, mask[row]]
+        number, anchor = self.prompt.number[source, at], self.prompt.anchor[source, at]
+        assert self.scores is not None
+        total = int((self.prompt.number[source] != NO_PLACE).sum())
+        scores = self.scores[row, mask[row]]
+        visual = number != NO_PLACE
+        index, states = self.cuts[layer](Row(hidden, visual, number, anchor, self.prompt.cells, scores, total))
+        self.kept[layer] = self.kept.get(layer, 0) + int(visual[index].sum())
+        if len(index) < len(hidden):
+            self.run.engaged.add(self.method)
+        return index, states
+
+    def _later(
+        self, kwargs: dict[str, Any], layer: int, tokens: int, columns: torch.Tensor, real: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The mask `[B, 1, M, N]` of a later pass in a layer whose cache is shorter."""
+        mask = kwargs.get("attention_mask")
+        if mask is not None:
+            prompt = mask[..., : self.length].gather(-1, columns[:, None, None].expand(-1, *mask.shape[1:3], -1))
+            return torch.cat([prompt & real[:, None, None], mask[..., self.length :]], -1)
+        if bool(real.all()):
+            return None
+        new = kwargs["past_key_values"].get_seq_length(layer) - real.shape[1] + tokens
+        return torch.nn.functional.pad(real, (0, new), value=True)[:, None, None]
+
+
+def install(layers: Iterable[torch.nn.Module], cuts: Callable[[], Cuts | None], stack: ExitStack) -> None:
+    """Let `cuts()`, if there are any in this call, act before each layer of a decoder until the stack is closed."""
+
+    def before(number: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        active = cuts()
+        if active is None:
+            return None
+        kwargs = dict(kwargs)
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        return (active.before(number, hidden, kwargs), *args[1:]), kwargs
+
+    for number, layer in enumerate(layers):
+        handle = layer.register_forward_pre_hook(functools.partial(before, number), with_kwargs=True)
+        stack.callback(handle.remove)
+
+
+def by_attention(count: Callable[[int], int], merge: bool) -> Cut:
+    """Keep the visual tokens that the last token attends to most.
+
+    Parameters
+    ----------
+    count
+        How many to keep, of how many there were before the first cut.
+    merge
+        Whether every other joins the most similar one that is kept, which becomes their mean (HoliTom).
+    """
+
+    def cut(row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        visual = row.visual.nonzero().squeeze(1)
+        wanted = count(row.total)
+        if wanted >= len(visual):
+            return row.keeping(visual)
+        best = torch.zeros_like(visual, dtype=torch.bool)
+        best[top(row.scores[visual], wanted)] = True
+        kept, rest = visual[best], visual[~best]
+        return row.keeping(kept, _merged(row.hidden, kept, rest) if merge else None)
+
+    return cut
+
+
+def late_merging(layers: int, layer: int | None, keep: float) -> dict[int, Cut]:
+    """HoliTom's inner stage in a decoder of so many layers: before `layer`, or 18/28 of the depth, keep a share."""
+    if keep == 1.0:
+        return {}
+    at = max(1, round(layers * 18 / 28)) if layer is None else layer
+    return {at: by_attention(lambda total: max(1, round(keep * total)), merge=True)}
+
+
+def _merged(hidden: torch.Tensor, kept: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """Hidden states in which each kept token is the mean of itself and of those of the rest that are nearest to it."""
+    unit = torch.nn.functional.normalize(hidden.float(), dim=-1)
+    nearest = kept[(unit[rest] @ unit[kept].T).argmax(1)]
+    total = hidden.float().index_add(0, nearest, hidden[rest].float())
+    size = total.new_ones(len(hidden)).index_add(0, nearest, total.new_ones(len(rest)))
+    return (total / size[:, None]).to(hidden.dtype)
+
+
+def _last_attention(call: Call) -> torch.Tensor:
+    """Attention of the last token, mean over heads, float32 `[B, N]`; 0 at padding."""
+    group = call.query.shape[1] // call.key.shape[1]
+    scale = call.query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
+    query = call.query[:, :, -1].unflatten(1, (-1, group))  # [B, Hkv, group, D]
+    scores = (query.float() @ call.key.float().transpose(2, 3)) * scale
+    if call.mask is not None:
+        scores = scores.masked_fill(~call.mask[:, :1, -1:], float("-inf"))
+    return scores.softmax(-1).mean((1, 2))
+
+
+def _columns(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tensor:
+    """Columns `[B, K]` of a tensor that has the batch just before its dimension `dim`."""
+    shape = list(values.shape)
+    shape[dim - 1] = len(columns)
+    values = values.expand(shape)
+    index = columns if dim == -1 else columns[..., None]
+    return values.gather(dim, index.expand(*shape[:dim], -1) if dim == -1 else index.expand(*shape[:-2], -1, shape[-1]))
+
+
+def _causal(real: torch.Tensor) -> torch.Tensor | None:
+    """Causal mask of rows padded on the left, None where there is no padding."""
+    if bool(real.all()):
+        return None
+    width = real.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool, device=real.device).tril()
+    return (causal & real[:, None, :])[:, None]

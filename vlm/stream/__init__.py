@@ -1,0 +1,1 @@
+"""A video that goes on, watched with bounded memory."""

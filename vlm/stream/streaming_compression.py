@@ -1,0 +1,110 @@
+"""STC: prune each frame of a stream against itself and against what was seen before; lossy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import normalize
+
+from mmaccel.method import is_count, is_number
+from mmaccel.registry import register
+
+from ..pruning.compressor import Compressed, Compressor, chosen, top
+from ..pruning.vidcom2 import closeness
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class StreamingCompression(Compressor):
+    """Keep of each frame the tokens that are least like the frame and least like the past; lossy.
+
+    STC (Wang et al., 2025), for frames that come one by one: no frame needs a later one. In
+    :class:`~mmaccel.vlm.VideoStream` the vision tower also reuses what it computed of similar frames.
+
+    Parameters
+    ----------
+    keep
+        Share of the tokens of each frame to keep, above 0 and up to 1 (plain), default 60 / 196 as the paper's; None
+        where `tokens` is given.
+    tokens
+        Number of them in the whole video instead, shared out evenly; None (default) to go by `keep`.
+    refresh
+        Share of a frame's tokens that the tower computes anew where it reuses the rest, above 0 and up to 1 (no
+        reuse), default 0.25 as the paper's. For streams only.
+    interval
+        Every how many chunks the tower computes everything, default 2 as the paper's. For streams only.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+
+    Examples
+    --------
+    >>> StreamingCompression(keep=0.25).compress(torch.randn(4, 16, 8)).tokens.shape
+    torch.Size([16, 8])
+    """
+
+    keep: float | None = 60 / 196
+    tokens: int | None = None
+    refresh: float = 0.25
+    interval: int = 2
+
+    paper: ClassVar[str] = "Accelerating Streaming Video Large Language Models via Hierarchical Token Compression, 2025"
+
+    def __post_init__(self) -> None:
+        self._check_keep()
+        self._require(is_number(self.refresh, 0, 1) and self.refresh > 0, "refresh", "above 0 and at most 1")
+        self._require(is_count(self.interval), "interval", "a whole number of at least 1")
+
+    def compress(
+        self,
+        features: torch.Tensor,
+        scores: torch.Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        key: torch.Tensor | None = None,
+    ) -> Compressed:
+        frames, cells = features.shape[:2]
+        history = History()
+        each, spare = divmod(self.count(frames * cells), frames)
+        index = []
+        for number, frame in enumerate(features):
+            kept, _ = history.take(frame, each + (number < spare))
+            index.append(number * cells + kept)
+        return chosen(features, torch.cat(index))
+
+
+class History:
+    """The running mean of all tokens of a stream.
+
+    Examples
+    --------
+    >>> history = History()
+    >>> history.add(torch.ones(4, 2))
+    >>> bool(history.novelty(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).argmax() == 1)
+    True
+    """
+
+    def __init__(self) -> None:
+        self.mean: torch.Tensor | None = None
+        self.frames = 0
+
+    def novelty(self, frame: torch.Tensor) -> torch.Tensor:
+        """How little each token of a frame `[N, D]` is like the frame's mean and the past's, float32 `[N]`."""
+        unit = normalize(frame.float(), dim=-1)
+        near = closeness(unit, unit.mean(0))
+        return -(near if self.mean is None else near + closeness(unit, self.mean))
+
+    def take(self, frame: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `count` newest tokens of a frame, int64 `[count]`, and how new each is; the frame is past from now on."""
+        novelty = self.novelty(frame)
+        kept = top(novelty, count)
+        self.add(frame)
+        return kept, novelty[kept]
+
+    def add(self, frame: torch.Tensor) -> None:
+        mean = normalize(frame.float(), dim=-1).mean(0)
+        self.frames += 1
+        self.mean = mean if self.mean is None else self.mean + (mean - self.mean) / self.frames
