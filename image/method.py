@@ -26,7 +26,7 @@ class ImageMethod(Method):
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         adapter: ImageAdapter = session.adapter  # type: ignore[assignment]
-        adapter.replace_generate(session, stack, self)
+        adapter.attach(session, stack, self)
 
     @property
     def keeps_noise(self) -> bool:

@@ -64,9 +64,9 @@ class Session:
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory: dict[str, Any] = {}  # what methods learn from one run for the next
-        self.around: list[Callable[[], AbstractContextManager[None]]] = []  # entered by methods around every call
+        self.around: list[Callable[[], AbstractContextManager[None]]] = []  # entered around every run
         self._stack: ExitStack | None = None
-        self._removed = False
+        self._removed = self._running = False
         for part in adapter.parts():
             holder = _holders.get(id(part))
             live = holder() if holder is not None else None
@@ -135,19 +135,33 @@ class Session:
     ) -> None:
         self.remove()
 
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """One run: the report starts anew, :attr:`around` is entered, and the time is measured.
+
+        A run within a run belongs to the outer one.
+        """
+        if self._running:
+            yield
+            return
+        self.report.start()
+        self._running, began = True, time.perf_counter()
+        try:
+            with ExitStack() as stack:
+                for enter in self.around:
+                    stack.enter_context(enter())
+                yield
+                self.report.wall_seconds = time.perf_counter() - began
+        finally:
+            self._running = False
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.adapter.call_is_run:
             return self.target(*args, **kwargs)
         for method in self.plan.methods:
             method.prepare(self, args, kwargs)
-        self.report.start()
-        began = time.perf_counter()
-        with ExitStack() as stack:
-            for enter in self.around:
-                stack.enter_context(enter())
-            output = self.target(*args, **kwargs)
-            self.report.wall_seconds = time.perf_counter() - began
-        return output
+        with self.run():
+            return self.target(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("target", "adapter"):  # not built yet: say so instead of recursing
@@ -159,21 +173,3 @@ class Session:
         return f"Session({type(self.target).__name__}, {', '.join(self.report.methods)}{state})"
 
     __repr__ = __str__
-
-
-def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute on one instance, and push what restores it exactly.
-
-    Where the name came from the class, the instance attribute is deleted again, so that
-    ``owner.__dict__`` has the same keys as before.
-    """
-    had, old = name in vars(owner), vars(owner).get(name)
-
-    def restore() -> None:
-        if had:
-            setattr(owner, name, old)
-        else:
-            delattr(owner, name)
-
-    setattr(owner, name, value)
-    stack.callback(restore)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mmaccel import private
+from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
 from mmaccel.session import Session
 
@@ -90,49 +90,6 @@ def warn(report: Report, text: str) -> None:
     """Add a warning to a report that does not have it yet."""
     if text not in report.warnings:
         report.warnings.append(text)
-
-
-class _Instead:
-    """Stands on an instance in place of one of its methods.
-
-    A copy of the owner gets its own plain method: pipelines copy schedulers. Where another library has put something
-    on top of it in the meantime, it stays below and only passes calls on.
-    """
-
-    def __init__(self, owner: Any, name: str, function: Callable[..., Any], stack: ExitStack) -> None:
-        functools.update_wrapper(self, getattr(owner, name))
-        self.owner, self.name, self.function = owner, name, function
-        self.original = getattr(owner, name)
-        self.had = name in vars(owner)
-        self.live = True
-        setattr(owner, name, self)
-        stack.callback(self.remove)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self.original, *args, **kwargs) if self.live else self.original(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo.get(id(self.owner))
-        return self if copied is None else getattr(type(copied), self.name).__get__(copied)
-
-    def remove(self) -> None:
-        self.live = False
-        if vars(self.owner).get(self.name) is not self:
-            return
-        if self.had:
-            setattr(self.owner, self.name, self.original)
-        else:
-            delattr(self.owner, self.name)
-
-
-def replace_method(owner: Any, name: str, function: Callable[..., Any], stack: ExitStack) -> None:
-    """Put ``function(original, *args, **kwargs)`` in place of a method of one instance, until `stack` closes."""
-    _Instead(owner, name, function, stack)
-
-
-def replace_forward(module: torch.nn.Module, function: Callable[..., Any], stack: ExitStack) -> None:
-    """The same for what a module's call runs: its `forward`, or its compiled call, so that that stays compiled."""
-    replace_method(module, private.COMPILED_CALL if private.is_compiled(module) else "forward", function, stack)
 
 
 class _Follower:
@@ -259,10 +216,10 @@ def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -
     """
     adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
     follower = _Follower(session, make)
-    replace_method(follower.scheduler, "set_timesteps", follower.set_timesteps, stack)
-    replace_method(follower.scheduler, "step", follower.step, stack)
+    wrap_method(stack, follower.scheduler, "set_timesteps", follower.set_timesteps)
+    wrap_method(stack, follower.scheduler, "step", follower.step)
     for expert, denoiser in enumerate(adapter.denoisers()):
-        replace_forward(denoiser, functools.partial(follower.forward, expert, denoiser), stack)
+        wrap_forward(stack, denoiser, functools.partial(follower.forward, expert, denoiser))
     session.around.append(follower.call)
     stack.callback(session.around.remove, follower.call)
     stack.callback(follower.drop)

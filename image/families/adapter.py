@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import time
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,15 +12,14 @@ import torch
 
 from mmaccel.adapter import Adapter
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.session import Session, override
+from mmaccel.patching import wrap_generate
+from mmaccel.session import Session
 
 from ..decoding.layout import Layout
-from ..decoding.task import ImageTask, Progress
+from ..decoding.task import ImageTask
 
-# How a method decodes a task: `(task, generator, progress, session) -> local token ids [batch, N]`,
-# or None to leave the call to the model's own generate.
-Decode = Callable[[ImageTask, torch.Generator, Progress | None, Session], torch.Tensor]
-
+# Arguments of `generate` that only an accelerated call takes.
+OWN_ARGUMENTS = ("generator", "progress")
 UNSUPPORTED_ARGUMENTS = (
     "logits_processor",
     "stopping_criteria",
@@ -78,47 +75,24 @@ class ImageAdapter(Adapter):
         if layout is not None:
             method.check_layout(layout)
 
-    def replace_generate(self, session: Session, stack: ExitStack, method: Any) -> None:
+    def attach(self, session: Session, stack: ExitStack, method: Any) -> None:
         """Let `method` decode the image calls of the model's `generate` until the stack is closed."""
-        original = self.model.generate
-        names = list(inspect.signature(original).parameters)
+        accelerated = functools.partial(self._accelerated, session, method)
+        wrap_generate(stack, session, accelerated, self.model, applies=self._applies)
 
-        @functools.wraps(original)
-        def generate(
-            *args: Any,
-            generator: torch.Generator | None = None,
-            progress: Progress | None = None,
-            **kwargs: Any,
-        ) -> Any:
-            kwargs.update(zip(names, args, strict=False))
-            if not self.makes_images(kwargs):
-                if generator is not None or progress is not None:
-                    raise UnsupportedTargetError("this call writes no image: leave out generator and progress")
-                return original(**kwargs)
-            return self._accelerated(session, method, original, kwargs, generator, progress)
-
-        override(stack, self.model, "generate", generate)
+    def _applies(self, kwargs: dict[str, Any]) -> bool:
+        """Whether a call writes an image; what only such calls take is refused in others."""
+        if self.makes_images(kwargs):
+            return True
+        if [name for name in OWN_ARGUMENTS if kwargs.pop(name, None) is not None]:
+            raise UnsupportedTargetError("this call writes no image: leave out generator and progress")
+        return False
 
     @torch.no_grad()
-    def _accelerated(
-        self,
-        session: Session,
-        method: Any,
-        original: Callable[..., Any],
-        kwargs: dict[str, Any],
-        generator: torch.Generator | None,
-        progress: Progress | None,
-    ) -> Any:
-        for name in UNSUPPORTED_ARGUMENTS:
-            value = kwargs.get(name)
-            if value is not None and value is not False and not (isinstance(value, list) and not value):
-                raise UnsupportedTargetError(
-                    f"generate({name}=...) is not supported while accelerated:"
-                    " leave it out, or call generate on the model after .remove()"
-                )
+    def _accelerated(self, session: Session, method: Any, original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        generator, progress = (kwargs.pop(name, None) for name in OWN_ARGUMENTS)
+        _check_arguments(kwargs)
         report = session.report
-        report.start()
-        began = time.perf_counter()
         task = self.begin(dict(kwargs))
         method.check_layout(task.layout)
         if method.is_neutral(task.layout) and generator is None and self.keeps_grid(kwargs):
@@ -137,8 +111,18 @@ class ImageAdapter(Adapter):
         report.forwards, report.plain_forwards = passes, task.layout.length
         report.tokens = task.layout.length * task.batch
         report.engaged = passes < task.layout.length
-        report.wall_seconds = time.perf_counter() - began
         return result
+
+
+def _check_arguments(kwargs: dict[str, Any]) -> None:
+    """Refuse arguments of `generate` that accelerated decoding does not read."""
+    for name in UNSUPPORTED_ARGUMENTS:
+        value = kwargs.get(name)
+        if value is not None and value is not False and not (isinstance(value, list) and not value):
+            raise UnsupportedTargetError(
+                f"generate({name}=...) is not supported while accelerated:"
+                " leave it out, or call generate on the model after .remove()"
+            )
 
 
 def private_generator(generator: torch.Generator | None, task: ImageTask, keeps_noise: bool) -> torch.Generator:

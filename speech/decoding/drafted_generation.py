@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,7 +13,9 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from mmaccel.decoding import Stats
-from mmaccel.session import Session, override
+from mmaccel.patching import wrap_generate
+from mmaccel.report import Report
+from mmaccel.session import Session
 
 from ..families.private import sample
 
@@ -49,28 +49,22 @@ class Run:
             self.warnings.append(text)
 
 
-def replace_generate(session: Session, stack: ExitStack, block: int, drafter: Callable[[Session], Drafter]) -> None:
-    """Put a `generate` that verifies drafts of `block` tokens on the model instance until the stack is closed."""
+def verify_drafts(session: Session, stack: ExitStack, block: int, drafter: Callable[[Session], Drafter]) -> None:
+    """Let `generate` of the session's target verify drafts of `block` tokens until the stack is closed."""
     model = session.target
-    original = model.generate
-    names = list(inspect.signature(original).parameters)
 
-    @functools.wraps(original)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        kwargs.update(zip(names, args, strict=False))
+    def generate(original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         run = Run(drafter(session), block)
-        session.report.start()
-        began = time.perf_counter()
         reason = _reason(model, kwargs) if block else "drafts of 0 tokens"
         if reason is None:
             kwargs["custom_generate"] = functools.partial(_search, run)
         else:
             run.warn(reason)
         result = original(**kwargs)
-        _fill(session.report, run, time.perf_counter() - began)
+        _fill(session.report, run)
         return result
 
-    override(stack, model, "generate", generate)
+    wrap_generate(stack, session, generate)
 
 
 def _reason(model: Any, kwargs: dict[str, Any]) -> str | None:
@@ -194,9 +188,9 @@ class _Search:
         return ids, False
 
 
-def _fill(report: Any, run: Run, seconds: float) -> None:
+def _fill(report: Report, run: Run) -> None:
     stats = run.stats
-    report.wall_seconds, report.tokens = seconds, run.tokens
+    report.tokens = run.tokens
     report.forwards, report.plain_forwards = stats.forwards, stats.emitted
     report.engaged |= stats.accepted > 0  # a method beside it may have
     report.warnings.extend(run.warnings)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,8 +13,9 @@ import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import Method, is_number
+from mmaccel.patching import wrap_generate
 from mmaccel.registry import register
-from mmaccel.session import Session, override
+from mmaccel.session import Session
 
 from ..families.private import last_self_attention, rotated
 from ..families.projections import NAMES, split_heads, watched_projections
@@ -82,7 +82,7 @@ class MergeAudioTokens(Method):
             stack.enter_context(_merging(self, session.target.get_encoder(), counts))
             _merged.add(session.target)
             stack.callback(_merged.discard, session.target)
-        _replace_generate(self, session, counts, stack)
+        _count_generated(self, session, counts, stack)
 
     def merge(
         self, features: torch.Tensor, importance: torch.Tensor, mask: torch.Tensor | None = None, equal: bool = False
@@ -201,26 +201,21 @@ def _count(
     counts.seconds += seconds
 
 
-def _replace_generate(method: MergeAudioTokens, session: Session, counts: _Counts, stack: ExitStack) -> None:
-    """Put a `generate` that fills the report on the model instance until the stack is closed."""
-    original, report = session.target.generate, session.report
+def _count_generated(method: MergeAudioTokens, session: Session, counts: _Counts, stack: ExitStack) -> None:
+    """Let `generate` of the session's target fill the report until the stack is closed."""
 
-    @functools.wraps(original)
-    def generate(*args: Any, **kwargs: Any) -> Any:
+    def generate(original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("return_token_timestamps") and method.keep < 1:
             raise SettingError(
                 f"return_token_timestamps=True with {method}: merged tokens have no times of their own;"
                 " use mmaccel.accelerate without it, or leave return_token_timestamps out"
             )
-        report.start()
         counts.clear()
-        began = time.perf_counter()
-        result = original(*args, **kwargs)
-        report.wall_seconds = time.perf_counter() - began
+        result = original(**kwargs)
         _fill(method, session, counts, result)
         return result
 
-    override(stack, session.target, "generate", generate)
+    wrap_generate(stack, session, generate)
 
 
 def _fill(method: MergeAudioTokens, session: Session, counts: _Counts, result: Any) -> None:

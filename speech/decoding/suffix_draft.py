@@ -10,7 +10,7 @@ from mmaccel.method import Method, is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .drafted_generation import replace_generate
+from .drafted_generation import verify_drafts
 from .suffix_index import SuffixIndex
 
 
@@ -67,7 +67,7 @@ class SuffixDraft(Method):
         self._require(is_count(self.remember, 0), "remember", "a whole number of at least 0 tokens")
 
     def attach(self, session: Session, stack: ExitStack) -> None:
-        replace_generate(session, stack, self.block, self._index)
+        verify_drafts(session, stack, self.block, self._index)
 
     def _index(self, session: Session) -> SuffixIndex:
         """The texts of this session."""

@@ -16,9 +16,10 @@ from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.race import Race
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown
 from mmaccel.method import Method
+from mmaccel.patching import override
 from mmaccel.plan import Plan
 from mmaccel.report import Report
-from mmaccel.session import Session, override
+from mmaccel.session import Session
 
 from ..audio.endpoint import RATE, EndpointPolicy
 from ..comparing import CHANGED, ERRORS, SAME, checked_texts, name_of, recording, spoken

@@ -28,7 +28,7 @@ from mmaccel.errors import ConflictError, SettingError, UnknownNameError, Unsupp
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
 from mmaccel.method import Method
-from mmaccel.session import override
+from mmaccel.patching import override
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention
 from mmaccel.video import examples as video_examples

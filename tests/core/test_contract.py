@@ -8,8 +8,9 @@ import torch
 import mmaccel
 from mmaccel import session as session_module
 from mmaccel.image import SpeculativeJacobi, ZipAR
+from mmaccel.patching import override
 from mmaccel.report import Report
-from mmaccel.session import Session, override
+from mmaccel.session import Session
 from mmaccel.speech import SuffixDraft
 from mmaccel.testing import contract as testing
 from mmaccel.testing.contract import Interrupted

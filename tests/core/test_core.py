@@ -23,9 +23,9 @@ from mmaccel.errors import (
 )
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
 from mmaccel.method import Method, is_count, is_number
+from mmaccel.patching import override
 from mmaccel.plan import Plan
 from mmaccel.report import Report
-from mmaccel.session import override
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import examples as video_examples
 

@@ -14,7 +14,7 @@ from mmaccel.cli import main as cli
 from mmaccel.comparison.trial import trial_of
 from mmaccel.errors import AudioError, SettingError
 from mmaccel.method import Method
-from mmaccel.session import override
+from mmaccel.patching import override
 from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.bench import parts as benchmark_parts

@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 
 import torch
 
+from mmaccel.patching import wrap_forward
 from mmaccel.session import Session
 
 from ..caches.step_cache import CacheStepper
 from ..families.adapter import DiffusionTransformerAdapter
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import Family, family_of
-from ..steps import Forward, Run, replace_forward
+from ..steps import Forward, Run
 from ..tensors import plus
 
 Streams = dict[str, Any]
@@ -61,7 +62,7 @@ class BlockStepper(CacheStepper):
         blocks = family.block_list(denoiser)
         for index, block in enumerate(blocks):
             call = functools.partial(self.block, family, block, index, len(blocks) - self.last)
-            replace_forward(block, call, self.stack)
+            wrap_forward(self.stack, block, call)
 
     def begin(self, streams: Streams, family: Family) -> None:
         """Called with the streams before the first block of all."""

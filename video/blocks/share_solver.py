@@ -14,11 +14,12 @@ from tqdm import tqdm
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
+from mmaccel.patching import wrap_method
 from mmaccel.session import Session, accelerate
 
 from ..families.adapter import DiffusionMethod, DiffusionTransformerAdapter
 from ..families.families import Family
-from ..steps import Forward, Run, Stepper, follow, replace_method
+from ..steps import Forward, Run, Stepper, follow
 from .token_cache import TokenCache, divisible_families, token_change
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -151,7 +152,7 @@ class _Recorder(Stepper):
         self.errors: dict[int, list[Array]] = {}
         for family, denoiser in divisible_families(session.adapter):  # type: ignore[arg-type]
             for layer, block in enumerate(family.block_list(denoiser)):
-                replace_method(block, "forward", functools.partial(self.block, family, block, layer), self.stack)
+                wrap_method(self.stack, block, "forward", functools.partial(self.block, family, block, layer))
 
     def block(
         self, family: Family, block: torch.nn.Module, layer: int, forward: Forward, *args: Any, **kwargs: Any

@@ -12,13 +12,14 @@ import torch
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count, is_number
+from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.session import Session
 
 from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter
 from ..families.families import Family, bound
-from ..steps import Forward, Run, follow, replace_method
+from ..steps import Forward, Run, follow
 from ..tensors import plus
 from .token_subset import KeysValues, TokenSubset, require_divisible
 
@@ -157,9 +158,9 @@ class _Stepper(CacheStepper):
         keys = KeysValues(len(blocks))
         self.keys.append(keys)
         for layer, block in enumerate(blocks):
-            replace_method(block, "forward", functools.partial(self.block, family, block, layer), self.stack)
+            wrap_method(self.stack, block, "forward", functools.partial(self.block, family, block, layer))
             attention = getattr(block, family.attention)
-            replace_method(attention, "forward", functools.partial(self.attention, keys, layer), self.stack)
+            wrap_method(self.stack, attention, "forward", functools.partial(self.attention, keys, layer))
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         if self.leads:

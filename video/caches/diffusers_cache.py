@@ -15,13 +15,14 @@ import torch
 
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_number
+from mmaccel.patching import wrap_method
 from mmaccel.session import Session
 
 from ..families.adapter import DiffusionTransformerAdapter
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import FAMILIES, family_of
 from ..private import Hooks, check_no_cache, forget_registry, has_registry
-from ..steps import Forward, Run, follow, replace_method
+from ..steps import Forward, Run, follow
 from ..tensors import tensors
 from .step_cache import CacheStepper, StepCache
 
@@ -132,7 +133,7 @@ class HookStepper(CacheStepper):
             for block in family_of(denoiser, self.method.name).block_list(denoiser):
                 for module in block.modules():
                     if hasattr(module, "set_processor"):
-                        replace_method(module, "forward", self.count, self.stack)
+                        wrap_method(self.stack, module, "forward", self.count)
 
     def count(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """One call of an attention module."""

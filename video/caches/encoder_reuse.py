@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from mmaccel.method import is_count
+from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
 from mmaccel.session import Session
 
 from ..families.adapter import UNETS, DiffusionTransformerAdapter
 from ..families.compiled import BLOCKS, refuse_compiled
-from ..steps import Forward, Run, follow, replace_forward
+from ..steps import Forward, Run, follow
 from ..tensors import map_tensors
 from .step_cache import CacheStepper, StepCache
 
@@ -103,7 +104,7 @@ class _Stepper(CacheStepper):
         adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
         for unet in [] if method.exact else adapter.denoisers():
             for index, part in enumerate(_encoder(unet)):
-                replace_forward(part, functools.partial(self.part, index), self.stack)
+                wrap_forward(self.stack, part, functools.partial(self.part, index))
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         if self.leads:

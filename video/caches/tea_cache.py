@@ -12,13 +12,14 @@ import torch
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_number
+from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.session import Session, accelerate
 
 from ..blocks.reuse import BlockStepper, Reuse, Streams, check_families
 from ..families.adapter import DiffusionTransformerAdapter
 from ..families.families import Family
-from ..steps import Forward, Run, follow, replace_method
+from ..steps import Forward, Run, follow
 from ..tensors import relative_change, tensors
 from .step_cache import StepCache
 
@@ -100,7 +101,7 @@ class _Stepper(BlockStepper):
     def watch(self, denoiser: torch.nn.Module, family: Family) -> None:
         super().watch(denoiser, family)
         attention = getattr(family.block_list(denoiser)[0], family.attention)
-        replace_method(attention, "forward", self.look, self.stack)
+        wrap_method(self.stack, attention, "forward", self.look)
 
     def before(self, streams: Streams, family: Family) -> None:
         self.skips = not self.leads and self.reuse and self.may_reuse

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from mmaccel.patching import wrap_method
+
 from ..blocks.token_subset import Forward, KeysValues, TokenSubset, require_divisible
 from ..families.families import bound
 from ..families.layout import Layout
-from ..steps import replace_method
 
 ADVICE = "pass fraction=0 to choose among steps only"
 
@@ -51,9 +52,9 @@ class PartialForward:
         self.total = self.text = 0
         for layer, block in enumerate(blocks):
             ends = (layer == 0, layer == len(blocks) - 1)
-            replace_method(block, "forward", functools.partial(self._block, block, *ends), stack)
+            wrap_method(stack, block, "forward", functools.partial(self._block, block, *ends))
             attention = getattr(block, self.family.attention)
-            replace_method(attention, "forward", functools.partial(self._attention, layer), stack)
+            wrap_method(stack, attention, "forward", functools.partial(self._attention, layer))
         stack.callback(self.keys.reset)
 
     def keeping(self, branch: int, forward: Forward, args: Any, kwargs: Any) -> Any:

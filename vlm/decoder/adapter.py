@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -13,12 +14,13 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.session import Session, override
+from mmaccel.patching import override, wrap_generate
+from mmaccel.session import Session
 
 from ..input.prompt import Prompt
 from .attention import SessionAttention
 from .call import Run
-from .generation import replace_generate
+from .generation import generate
 from .method import DecoderMethod
 
 
@@ -117,7 +119,7 @@ class DecoderAdapter(Adapter):
         methods = [m for m in session.plan.methods if isinstance(m, DecoderMethod)]
         self.attention = attention = SessionAttention(methods)
         stack.callback(self._detach, attention)
-        replace_generate(self, attention, session, stack)
+        wrap_generate(stack, session, functools.partial(generate, self, attention, session.report))
         if all(m.is_neutral for m in methods):
             return
         private.register_attention(attention.name, attention)

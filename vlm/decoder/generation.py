@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import time
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmaccel.cache import SelectingCache, require_memory
-from mmaccel.session import Session, override
+from mmaccel.report import Report
 
 from ..input.prompt import Prompt
 from .attention import SessionAttention
@@ -24,28 +21,14 @@ if TYPE_CHECKING:
 DEFAULT_NEW = 20  # what transformers generates if nobody says how much
 
 
-def replace_generate(adapter: DecoderAdapter, attention: SessionAttention, session: Session, stack: ExitStack) -> None:
-    """Put the session's `generate` on the model instance until the stack is closed."""
-    model = adapter.target
-    original = model.generate
-    names = list(inspect.signature(original).parameters)
-
-    @functools.wraps(original)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        if attention.run is not None:  # called by itself
-            return original(*args, **kwargs)
-        kwargs.update(zip(names, args, strict=False))
-        return _run(adapter, attention, session, original, kwargs)
-
-    override(stack, model, "generate", generate)
-
-
-def _run(
-    adapter: DecoderAdapter, attention: SessionAttention, session: Session, original: Any, kwargs: dict[str, Any]
+def generate(
+    adapter: DecoderAdapter,
+    attention: SessionAttention,
+    report: Report,
+    original: Callable[..., Any],
+    kwargs: dict[str, Any],
 ) -> Any:
-    report = session.report
-    report.start()
-    began = time.perf_counter()
+    """What stands in for `generate` of the model under a session."""
     attention.run = run = Run()
     given = kwargs.get("past_key_values") is not None
     try:
@@ -54,7 +37,6 @@ def _run(
         result = original(**kwargs)
     finally:
         attention.run = None
-    report.wall_seconds = time.perf_counter() - began
     report.tokens = _new_tokens(result, kwargs)
     _fill(report, attention, run, cache)
     if prompt is not None:
@@ -143,7 +125,7 @@ def _plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
     return int(rows * pairs * config.num_attention_heads * config.num_hidden_layers)
 
 
-def _fill(report: Any, attention: SessionAttention, run: Run, cache: Any) -> None:
+def _fill(report: Report, attention: SessionAttention, run: Run, cache: Any) -> None:
     report.keys, report.plain_keys = run.keys.read(), run.plain_keys.read()
     report.engaged = bool(run.engaged)
     held = 0 if cache is None else max(cache.nbytes(), getattr(cache, "peak", 0))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mmaccel import private
-from mmaccel.session import override
+from mmaccel.patching import override
 
 _numbers = itertools.count()
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.session import override
+from mmaccel.patching import override
 
 PARTS = ("layer_norm1", "layer_norm2", "self_attn", "mlp")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")

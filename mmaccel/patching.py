@@ -1,0 +1,123 @@
+"""Taking hold of one instance: each function here pushes onto a stack whatever restores it exactly.
+
+Nothing is done to a class, so that other instances never notice. What is put on last runs first, and goes first.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from . import private
+from .session import Session
+
+# `(original, kwargs) -> result`: what a method does in place of a call of `generate`, its arguments by name
+Generate = Callable[[Callable[..., Any], dict[str, Any]], Any]
+
+
+def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute on one instance, until `stack` closes.
+
+    Where the name came from the class, the instance attribute is deleted again, so that
+    ``owner.__dict__`` has the same keys as before.
+    """
+    had, old = name in vars(owner), vars(owner).get(name)
+
+    def restore() -> None:
+        if had:
+            setattr(owner, name, old)
+        else:
+            delattr(owner, name)
+
+    setattr(owner, name, value)
+    stack.callback(restore)
+
+
+class _Wrapped:
+    """Stands on an instance in place of one of its methods.
+
+    A copy of the owner gets its own plain method: pipelines copy schedulers. Where another library has put something
+    on top of it in the meantime, it stays below and only passes calls on.
+    """
+
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self.original = getattr(owner, name)
+        functools.update_wrapper(self, self.original)
+        self.owner, self.name, self.function = owner, name, function
+        self.had = name in vars(owner)
+        self.live = True
+        setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.original, *args, **kwargs) if self.live else self.original(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo.get(id(self.owner))
+        return self if copied is None else getattr(type(copied), self.name).__get__(copied)
+
+    def remove(self) -> None:
+        self.live = False
+        if vars(self.owner).get(self.name) is not self:
+            return
+        if self.had:
+            setattr(self.owner, self.name, self.original)
+        else:
+            delattr(self.owner, self.name)
+
+
+def wrap_method(stack: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Put ``function(original, *args, **kwargs)`` in place of a method of one instance, until `stack` closes."""
+    stack.callback(_Wrapped(owner, name, function).remove)
+
+
+def wrap_forward(stack: ExitStack, module: torch.nn.Module, function: Callable[..., Any]) -> None:
+    """The same for what a module's call runs: its `forward`, or its compiled call, so that that stays compiled."""
+    wrap_method(stack, module, private.COMPILED_CALL if private.is_compiled(module) else "forward", function)
+
+
+def wrap_generate(
+    stack: ExitStack,
+    session: Session,
+    function: Generate,
+    model: Any = None,
+    applies: Callable[[dict[str, Any]], bool] | None = None,
+) -> None:
+    """Put ``function(original, kwargs)`` in place of `generate` of one model, as a run of the session.
+
+    The report starts anew with the outermost call, and the time of that call is measured. Of several methods on one
+    model the one that is attached last is outermost: the others run within its `original`. A `generate` that calls
+    itself gets the model's own.
+
+    Parameters
+    ----------
+    function
+        Takes what `generate` was, and all arguments by name; returns the result.
+    model
+        The model instance, the session's target by default.
+    applies
+        Whether a call with these arguments is a run at all; others are passed on. May change the arguments. By
+        default all are.
+    """
+    owner = session.target if model is None else model
+    names = list(inspect.signature(owner.generate).parameters)
+    within: list[bool] = []
+
+    def generate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if within:
+            return original(*args, **kwargs)
+        kwargs.update(zip(names, args, strict=False))
+        if applies is not None and not applies(kwargs):
+            return original(**kwargs)
+        within.append(True)
+        try:
+            with session.run():
+                return function(original, kwargs)
+        finally:
+            within.clear()
+
+    wrap_method(stack, owner, "generate", generate)
