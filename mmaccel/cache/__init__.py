@@ -6,7 +6,6 @@ from .evicting import EvictingCache, EvictingLayer
 from .ragged import RaggedLayer
 from .rollback import RollbackCache, RollbackLayer
 from .selecting import SelectingCache, SelectingLayer
-from .sliding import SlidingCache, SlidingLayer
 
 __all__ = [
     "BranchCache",
@@ -17,8 +16,6 @@ __all__ = [
     "RollbackLayer",
     "SelectingCache",
     "SelectingLayer",
-    "SlidingCache",
-    "SlidingLayer",
     "estimate_bytes",
     "free_memory",
     "require_memory",

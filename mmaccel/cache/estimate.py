@@ -11,7 +11,7 @@ from mmaccel.errors import MemoryLimitError, unknown_name
 
 from .evicting import ROOM
 
-KINDS = ("dynamic", "rollback", "selecting", "evicting", "sliding", "branch")
+KINDS = ("dynamic", "rollback", "selecting", "evicting", "branch")
 
 
 def estimate_bytes(
@@ -23,9 +23,6 @@ def estimate_bytes(
     *,
     keep: int | None = None,
     new: int = ROOM,
-    window: int | None = None,
-    sink: int = 0,
-    chunk: int = 1,
     branches: int = 2,
 ) -> int:
     """Bytes of keys and values that a cache of a kind holds at its fullest.
@@ -40,12 +37,10 @@ def estimate_bytes(
         Of the states.
     kind
         ``"dynamic"`` (transformers' own, all tokens), ``"rollback"`` (default), ``"selecting"``,
-        ``"evicting"``, ``"sliding"`` or ``"branch"``.
+        ``"evicting"`` or ``"branch"``.
     keep, new
         Tokens kept of a prompt, and slots for new ones; only for ``"evicting"``. Its peak is in the prefill,
         where the last layer still holds the whole prompt.
-    window, sink, chunk
-        As for `SlidingCache`, and the tokens of one chunk; only for ``"sliding"``.
     branches
         Of guidance, default 2; only for ``"branch"``.
 
@@ -71,8 +66,6 @@ def estimate_bytes(
         kept = (length if keep is None else min(keep, length)) + new
         # the last layer holds the prompt until it has copied what it keeps
         return sum(slots) * kept + (0 if whole else slots[-1] * length)
-    if kind == "sliding":
-        length = min(length, sink + (length if window is None else window) + chunk)
     return sum(slots) * length * (branches if kind == "branch" else 1)
 
 

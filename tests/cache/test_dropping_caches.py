@@ -1,9 +1,9 @@
-"""EvictingCache and SlidingCache when they drop tokens: against attention with an explicit mask."""
+"""EvictingCache when it drops tokens: against attention with an explicit mask."""
 
 import pytest
 import torch
 
-from mmaccel.cache import EvictingCache, SlidingCache
+from mmaccel.cache import EvictingCache
 from mmaccel.vlm import examples
 
 
@@ -18,9 +18,6 @@ def small(batch=1, count=6, room=4):
     cache = EvictingCache(model.config, room)
     cache.update(*states(count, batch=batch), 0)
     return cache, cache.layers[0]
-
-
-# EvictingCache
 
 
 def test_keeps_other_tokens_per_head_and_counts_on():
@@ -147,60 +144,6 @@ def test_model_sees_the_kept_tokens_at_their_positions():
     assert torch.allclose(logits, model(ids, attention_mask=mask[None, None]).logits[:, 10:], atol=1e-4)
 
 
-# SlidingCache
-
-
-@pytest.mark.parametrize("sink", (0, 2))
-@pytest.mark.parametrize("chunks", ([1] * 12, [3, 1, 4, 2, 5], [9, 2, 1]), ids=str)
-def test_window_and_positions(chunks, sink):
-    cache, seen = SlidingCache(1, window=4, sink=sink), 0
-    for chunk in chunks:
-        keys, values = cache.update(*states(chunk, float(seen)), 0)
-        past = [i for i in range(seen) if i < sink or i >= seen - 4]
-        past = list(range(seen)) if seen <= sink + 4 else past
-        seen += chunk
-        assert keys[0, 1, :, 2].tolist() == cache.positions() == past + list(range(seen - chunk, seen))
-        assert torch.equal(values, 10 * keys) and cache.get_seq_length() == seen
-        kept = min(seen, sink + 4)
-        assert cache.get_mask_sizes(3, 0) == (kept + 3, seen - kept)
-
-
-def test_memory_does_not_grow_with_the_stream():
-    cache = SlidingCache(2, window=8, sink=2)
-    sizes = set()
-    for step in range(30):
-        for layer in range(2):
-            cache.update(*states(3, float(step)), layer)
-        sizes.add(cache.nbytes())
-    assert max(sizes) == (8 + 2 + 3) * 2 * 2 * 2 * 4 * 4 and len(sizes) <= 4
-
-
-@torch.no_grad()
-def test_stream_through_a_model():
-    """A decoder in chunks against one pass with the window as a mask."""
-    model, _ = examples.llama()
-    ids = examples.prompts(1, 16, pad=0)[0]
-    cache, mask = SlidingCache(model.config, window=5, sink=1), torch.zeros(16, 16, dtype=torch.bool)
-    logits = []
-    for first in range(0, 16, 4):
-        logits.append(model(ids[:, first : first + 4], past_key_values=cache).logits)
-        for query in range(first, first + 4):
-            mask[query, max(0, first - 5) : query + 1] = True
-            mask[query, : 1 if first > 5 else 0] = True
-    assert torch.allclose(torch.cat(logits, 1), model(ids, attention_mask=mask[None, None]).logits, atol=1e-4)
-
-
-def test_sliding_errors():
-    cache = SlidingCache(1, window=2)
-    cache.update(*states(2), 0)
-    cache.crop(-1)
-    assert cache.update(*states(1, 7.0), 0)[0][0, 0, :, 0].tolist() == [0, 7]
-    cache.update(*states(3, 8.0), 0)
-    cache.update(*states(1, 9.0), 0)
-    with pytest.raises(ValueError, match="window has moved on"):
-        cache.crop(-1)
-    for wrong in ({"window": 0}, {"window": 2, "sink": -1}):
-        with pytest.raises(ValueError, match="must be at least"):
-            SlidingCache(1, **wrong)
+def test_no_room_is_an_error():
     with pytest.raises(ValueError, match="room must be at least 1"):
         EvictingCache(examples.llama()[0].config, room=0)

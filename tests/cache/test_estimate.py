@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.cache import RollbackCache, SlidingCache, estimate, estimate_bytes, require_memory
+from mmaccel.cache import RollbackCache, estimate, estimate_bytes, require_memory
 from mmaccel.errors import MemoryLimitError, MmaccelError, UnknownNameError
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples, visual_examples
 
@@ -16,14 +16,11 @@ def config():
 
 def test_estimates_are_what_is_allocated(config):
     key = torch.zeros(3, 2, 20, 8)
-    rollback, sliding = RollbackCache(config, 20), SlidingCache(config, window=6, sink=1)
+    rollback = RollbackCache(config, 20)
     for layer in range(3):
         rollback.update(key, key, layer)
-        for chunk in key.split(4, 2):
-            sliding.update(chunk, chunk, layer)
     assert rollback.nbytes() == estimate_bytes(config, 3, 20, torch.float32)
     assert estimate_bytes(config, 3, 20, torch.float32, "dynamic") == rollback.nbytes()
-    assert sliding.nbytes() == estimate_bytes(config, 3, 20, torch.float32, "sliding", window=6, sink=1, chunk=4)
     assert estimate_bytes(config, 3, 20, torch.float16) * 2 == rollback.nbytes()
     with pytest.raises(UnknownNameError, match="'evicting'"):
         estimate_bytes(config, 1, 1, torch.float32, "evicing")

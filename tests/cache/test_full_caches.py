@@ -1,4 +1,4 @@
-"""SelectingCache, EvictingCache and SlidingCache where nothing is dropped: `generate` as with DynamicCache."""
+"""SelectingCache and EvictingCache where nothing is dropped: `generate` as with DynamicCache."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from mmaccel.cache import EvictingCache, SelectingCache, SlidingCache, estimate_bytes
+from mmaccel.cache import EvictingCache, SelectingCache, estimate_bytes
 from mmaccel.kernels.policies import DECODE
 from mmaccel.vlm import examples
 
@@ -15,8 +15,6 @@ MAKERS = {
     "selecting, expected": lambda config: SelectingCache(config, DECODE["token_select"], expected=33),
     "evicting": EvictingCache,
     "evicting, small room": lambda config: EvictingCache(config, room=1),
-    "sliding": lambda config: SlidingCache(config, window=64),
-    "sliding, sink": lambda config: SlidingCache(config, window=64, sink=3),
 }
 NAMES = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
@@ -87,7 +85,6 @@ def test_bytes_are_exact(llama, dtype):
     caches = {
         "selecting": SelectingCache(config, DECODE["fasa"], expected=12),
         "evicting": EvictingCache(config, room=4),
-        "sliding": SlidingCache(config, window=5, sink=2),
     }
     for cache in caches.values():
         assert cache.nbytes() == 0
@@ -101,7 +98,6 @@ def test_bytes_are_exact(llama, dtype):
         layer.keep(torch.tensor([0, 4, 9]).expand(2, 2, 3))
     assert evicting.nbytes() == (3 + 4) * (slot + positions)
     assert 3 * evicting.peak == (30 + 7) * (slot + positions), "the first layer had what it was and what it kept"
-    assert caches["sliding"].nbytes() == 10 * slot
     caches["selecting"].release()
     assert caches["selecting"].nbytes() == 0
 
