@@ -1,24 +1,24 @@
 """What to attend to: small pure functions that return a BlockPlan or token numbers."""
 
-from .a_shape import a_shape
-from .double_sparsity import double_sparsity, label_channels
-from .fasa import dominant_pairs, fasa
-from .fast_kv import fast_kv
-from .flex_prefill import flex_prefill
-from .mac import mac
-from .persistent_local import persistent_blocks, persistent_local
-from .pooled_top_k import pooled_top_k
-from .pooled_top_p import pooled_top_p
-from .radial import radial
-from .recycled_attention import recycled_attention
-from .sliding_tile import sliding_tile, tile_order
-from .snap_kv import snap_kv
-from .sparge import sparge
-from .st_lite import Span, Visual, st_lite
-from .streaming import streaming
+from .compress.fast_kv import fast_kv
+from .compress.snap_kv import snap_kv
+from .compress.st_lite import Span, Visual, st_lite
+from .compress.streaming import streaming
+from .decode.double_sparsity import double_sparsity, label_channels
+from .decode.fasa import dominant_pairs, fasa
+from .decode.mac import mac
+from .decode.recycled_attention import recycled_attention
+from .decode.token_select import token_select, token_select_cached
+from .prefill.a_shape import a_shape
+from .prefill.flex_prefill import flex_prefill
+from .prefill.persistent_local import persistent_blocks, persistent_local
+from .prefill.pooled_top_k import pooled_top_k
+from .prefill.pooled_top_p import pooled_top_p
+from .prefill.radial import radial
+from .prefill.sliding_tile import sliding_tile, tile_order
+from .prefill.sparge import sparge
+from .prefill.vertical_slash import vertical_slash
 from .tables import COMPRESS, DECODE, PREFILL
-from .token_select import token_select, token_select_cached
-from .vertical_slash import vertical_slash
 
 __all__ = [
     "COMPRESS",

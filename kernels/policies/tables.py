@@ -10,24 +10,36 @@ import torch
 from mmaccel.kernels.checks import check_attention
 from mmaccel.kernels.plan import BlockPlan
 
-from .a_shape import a_shape, widest_local
-from .blocks import check_count, check_share, check_sizes
-from .double_sparsity import double_sparsity, label_channels
-from .fasa import dominant_pairs, fasa
-from .fast_kv import fast_kv
-from .flex_prefill import flex_prefill
-from .pooled_top_k import pooled_top_k
-from .pooled_top_p import pooled_top_p
-from .recycled_attention import recycled_attention
-from .snap_kv import snap_kv
-from .sparge import sparge
-from .st_lite import Visual, st_lite
-from .streaming import streaming
-from .token_select import token_select_cached
-from .vertical_slash import vertical_slash
+from .compress.fast_kv import fast_kv
+from .compress.snap_kv import snap_kv
+from .compress.st_lite import Visual, st_lite
+from .compress.streaming import streaming
+from .decode.double_sparsity import double_sparsity, label_channels
+from .decode.fasa import dominant_pairs, fasa
+from .decode.recycled_attention import recycled_attention
+from .decode.token_select import token_select_cached
+from .prefill.a_shape import a_shape, widest_local
+from .prefill.blocks import BlockGrid
+from .prefill.flex_prefill import flex_prefill
+from .prefill.pooled_top_k import pooled_top_k
+from .prefill.pooled_top_p import pooled_top_p
+from .prefill.sparge import sparge
+from .prefill.vertical_slash import vertical_slash
+from .scores import check_count, check_share
 
 Prefill = Callable[..., BlockPlan]
 Choice = Callable[..., torch.Tensor]
+ALL = 2**62  # more lines than any attention has
+
+
+def _by_budget(policy: Prefill, name: str = "budget", **settings: Any) -> Prefill:
+    """A policy whose setting `name` is the budget, with settings that leave the choice to it."""
+
+    def plan(q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, **blocks: int) -> BlockPlan:
+        check_share("budget", budget)
+        return policy(q, k, causal=causal, **{name: budget}, **settings, **blocks)
+
+    return plan
 
 
 def _a_shape(
@@ -35,63 +47,18 @@ def _a_shape(
 ) -> BlockPlan:
     """One block of sinks, and the widest window that the budget allows."""
     check_attention(q, k, k)
-    check_share("budget", budget)
-    check_sizes(q.shape[2], k.shape[2], block_m, block_n)
-    sizes: dict[str, Any] = {"causal": causal, "block_m": block_m, "block_n": block_n}
-    local = widest_local(q.shape[2], k.shape[2], budget=budget, **sizes)
-    return a_shape(q.shape[2], k.shape[2], sink=1, local=local, device=q.device, **sizes)
-
-
-def _vertical_slash(
-    q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, block_m: int = 64, block_n: int = 64
-) -> BlockPlan:
-    """Lines of any number, heaviest first, until the budget is met."""
-    check_share("budget", budget)
-    lines = k.shape[2]
-    return vertical_slash(
-        q, k, vertical=lines, slash=lines, causal=causal, budget=budget, block_m=block_m, block_n=block_n
-    )
-
-
-def _pooled_top_k(
-    q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, block_m: int = 64, block_n: int = 64
-) -> BlockPlan:
-    """The budget is every row's density."""
-    check_share("budget", budget)
-    return pooled_top_k(q, k, density=budget, causal=causal, block_m=block_m, block_n=block_n)
-
-
-def _pooled_top_p(
-    q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, block_m: int = 64, block_n: int = 64
-) -> BlockPlan:
-    """The `p` of each head is the one that meets the budget."""
-    check_share("budget", budget)
-    return pooled_top_p(q, k, p=1.0, budget=budget, causal=causal, block_m=block_m, block_n=block_n)
-
-
-def _flex_prefill(
-    q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, block_m: int = 64, block_n: int = 64
-) -> BlockPlan:
-    """The pattern by its test, the `gamma` of each head the one that meets the budget."""
-    check_share("budget", budget)
-    return flex_prefill(q, k, gamma=1.0, min_budget=0, budget=budget, causal=causal, block_m=block_m, block_n=block_n)
-
-
-def _sparge(
-    q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, block_m: int = 64, block_n: int = 64
-) -> BlockPlan:
-    """The `p` of each head is the one that meets the budget, with some favour for guarded blocks."""
-    check_share("budget", budget)
-    return sparge(q, k, p=1.0, budget=budget, causal=causal, block_m=block_m, block_n=block_n)
+    sizes = (q.shape[2], k.shape[2])
+    local = widest_local(BlockGrid(*sizes, block_m, block_n, causal), budget)
+    return a_shape(*sizes, sink=1, local=local, causal=causal, block_m=block_m, block_n=block_n, device=q.device)
 
 
 PREFILL: dict[str, Prefill] = {
-    "a_shape": _a_shape,
-    "vertical_slash": _vertical_slash,
-    "pooled_top_k": _pooled_top_k,
-    "pooled_top_p": _pooled_top_p,
-    "flex_prefill": _flex_prefill,
-    "sparge": _sparge,
+    "a_shape": _by_budget(_a_shape),
+    "vertical_slash": _by_budget(vertical_slash, vertical=ALL, slash=ALL),
+    "pooled_top_k": _by_budget(pooled_top_k, "density"),
+    "pooled_top_p": _by_budget(pooled_top_p, p=1.0),
+    "flex_prefill": _by_budget(flex_prefill, gamma=1.0, min_budget=0),
+    "sparge": _by_budget(sparge, p=1.0),
 }
 """Prefill policies, `(q, k, *, budget, causal, block_m=64, block_n=64) -> BlockPlan`.
 
@@ -101,113 +68,69 @@ counts, and may exceed a small budget. Policies that go by a share of attention 
 """
 
 
-def _ends(count: int) -> dict[str, Any]:
-    """Sinks and recent tokens that leave most of a small count to the policy."""
+def _decoding(policy: Choice, name: str = "", learn: Choice | None = None) -> Choice:
+    """A policy with sinks and recent tokens that leave most of a small count to it.
+
+    What `learn` finds is kept in the state as `name`: that of the prompt, if it was put there, or of the first query.
+    """
+
+    def choose(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        lengths: torch.Tensor,
+        *,
+        count: int,
+        state: dict[str, Any],
+        valid: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        ends = _ends(count)
+        if learn is None:
+            return policy(q, k, lengths, state=state, count=count, valid=valid, **ends)
+        if name not in state:
+            state[name] = learn(q, k, lengths=lengths, valid=valid)
+        return policy(q, k, lengths, count=count, valid=valid, **{name: state[name]}, **ends)
+
+    return choose
+
+
+def _ends(count: int) -> dict[str, int]:
     check_count("count", count, 1)
     return {"sink": min(4, count // 8), "recent": min(64, count // 4)}
 
 
-def _token_select(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    count: int,
-    state: dict[str, Any],
-    valid: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Keeps "query" and "votes"."""
-    return token_select_cached(q, k, lengths, state=state, count=count, valid=valid, **_ends(count))
-
-
-def _double_sparsity(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    count: int,
-    state: dict[str, Any],
-    valid: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Keeps "channels"; put those of the prompt there, or they come from the first step's query."""
-    ends = _ends(count)
-    if "channels" not in state:
-        state["channels"] = label_channels(q, k, lengths=lengths, valid=valid)
-    return double_sparsity(q, k, lengths, channels=state["channels"], count=count, valid=valid, **ends)
-
-
-def _fasa(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    count: int,
-    state: dict[str, Any],
-    valid: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Keeps "pairs"; put those of the prompt there, or they come from the first step's query."""
-    ends = _ends(count)
-    if "pairs" not in state:
-        state["pairs"] = dominant_pairs(q, k, lengths=lengths, valid=valid)
-    return fasa(q, k, lengths, pairs=state["pairs"], count=count, valid=valid, **ends)
-
-
-def _recycled_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    count: int,
-    state: dict[str, Any],
-    valid: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Keeps "step" and "votes"; every tenth step attends to all tokens, whatever the count."""
-    return recycled_attention(q, k, lengths, state=state, count=count, valid=valid, **_ends(count))
-
-
 DECODE: dict[str, Choice] = {
-    "token_select": _token_select,
-    "double_sparsity": _double_sparsity,
-    "fasa": _fasa,
-    "recycled_attention": _recycled_attention,
+    "token_select": _decoding(token_select_cached),
+    "double_sparsity": _decoding(double_sparsity, "channels", label_channels),
+    "fasa": _decoding(fasa, "pairs", dominant_pairs),
+    "recycled_attention": _decoding(recycled_attention),
 }
 """Decode policies, `(q, k, lengths, *, count, state, valid=None) -> int32 [B, Hkv, S]`.
 
 `count` tokens are chosen, up to 4 sinks and 64 recent ones among them (fewer for a small count); the new tokens
-are always among them. `state` is a dictionary per layer and sequence, empty at first. :func:`mac` is not here: it
-returns attention, not tokens.
+are always among them. Every tenth step of `recycled_attention` attends to all tokens, whatever the count. `state` is a
+dictionary per layer and sequence, empty at first. :func:`mac` is not here: it returns attention, not tokens.
 """
 
 
-def _snap_kv(
-    q_window: torch.Tensor,
-    k: torch.Tensor,
-    *,
-    count: int,
-    valid: torch.Tensor | None = None,
-    visual: Visual | None = None,
-    window: int = 32,
-    kernel: int = 7,
-    head_budgets: bool = False,
-) -> torch.Tensor:
-    """A window of at most half the count."""
-    window = _window(window, count)
-    return snap_kv(q_window, k, count=count, window=window, kernel=kernel, head_budgets=head_budgets, valid=valid)
+def _voting(policy: Choice, window: int) -> Choice:
+    """A policy that goes by the votes of a window of the last queries, at most half of the count."""
+
+    def choose(
+        q_window: torch.Tensor, k: torch.Tensor, *, count: int, window: int = window, **settings: Any
+    ) -> torch.Tensor:
+        check_count("count", count, 2)
+        return policy(q_window, k, count=count, window=min(window, count // 2), **settings)
+
+    return choose
 
 
-def _fast_kv(
-    q_window: torch.Tensor,
-    k: torch.Tensor,
-    *,
-    count: int,
-    valid: torch.Tensor | None = None,
-    visual: Visual | None = None,
-    window: int = 8,
-    kernel: int = 7,
-) -> torch.Tensor:
+def _snap_kv(q_window: torch.Tensor, k: torch.Tensor, *, visual: Visual | None = None, **settings: Any) -> torch.Tensor:
+    return snap_kv(q_window, k, **settings)
+
+
+def _fast_kv(q_window: torch.Tensor, k: torch.Tensor, *, visual: Visual | None = None, **settings: Any) -> torch.Tensor:
     """The tokens that would be propagated, kept for every key head."""
-    tokens = fast_kv(q_window, k, count=count, window=_window(window, count), kernel=kernel, valid=valid)
-    return tokens[:, None].expand(-1, k.shape[1], -1).contiguous()
+    return fast_kv(q_window, k, **settings)[:, None].expand(-1, k.shape[1], -1).contiguous()
 
 
 def _streaming(
@@ -223,31 +146,11 @@ def _streaming(
     return streaming(k, count=count, sink=min(4, count // 2), valid=valid)
 
 
-def _st_lite(
-    q_window: torch.Tensor,
-    k: torch.Tensor,
-    *,
-    count: int,
-    valid: torch.Tensor | None = None,
-    visual: Visual | None = None,
-    window: int = 32,
-    kernel: int = 7,
-) -> torch.Tensor:
-    """A window of at most half the count."""
-    return st_lite(q_window, k, count=count, visual=visual, window=_window(window, count), kernel=kernel, valid=valid)
-
-
-def _window(window: int, count: int) -> int:
-    """No more than half of a small count, so that something is left to vote on."""
-    check_count("count", count, 2)
-    return min(window, count // 2)
-
-
 COMPRESS: dict[str, Choice] = {
-    "snap_kv": _snap_kv,
-    "fast_kv": _fast_kv,
+    "snap_kv": _voting(_snap_kv, window=32),
+    "fast_kv": _voting(_fast_kv, window=8),
     "streaming": _streaming,
-    "st_lite": _st_lite,
+    "st_lite": _voting(st_lite, window=32),
 }
 """Compression policies, `(q_window, k, *, count, valid=None, visual=None) -> int32 [B, Hkv, S]`.
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from mmaccel.kernels.checks import check_attention, check_indices, require
 
-from .blocks import check_count, head_scores, masked_softmax
+from .scores import check_count, head_scores, masked_softmax
 
 
 def check_decode(
@@ -18,8 +18,8 @@ def check_decode(
     sink: int,
     recent: int,
     valid: torch.Tensor | None,
-) -> None:
-    """What all decode policies are called with."""
+) -> torch.Tensor:
+    """What all decode policies are called with; returns the slots that hold a token, bool `[B, N]`."""
     check_attention(q, k, k)
     check_indices("lengths", lengths, q.device, 1)
     require(lengths.shape[0] == q.shape[0], "lengths", f"[{q.shape[0]}]", lengths)
@@ -27,6 +27,7 @@ def check_decode(
     check_count("sink", sink, 0)
     check_count("recent", recent, 0)
     check_valid(valid, k)
+    return real_tokens(k, lengths, valid)
 
 
 def check_valid(valid: torch.Tensor | None, k: torch.Tensor) -> None:
@@ -81,6 +82,12 @@ def select(score: torch.Tensor, forced: torch.Tensor, real: torch.Tensor, count:
     key = score.masked_fill(forced[:, None], torch.inf).masked_fill(~real[:, None], -torch.inf)
     value, index = key.topk(min(max(count, least), slots), dim=-1)
     return in_order(torch.where(value == -torch.inf, slots, index), slots)
+
+
+def choose(score: torch.Tensor, real: torch.Tensor, count: int, sink: int, recent: int, new: int) -> torch.Tensor:
+    """:func:`select`, with the first `sink` and the last `recent` tokens always among them, and the `new` newest."""
+    recent = max(recent, new)
+    return select(score, first_and_last(real, sink, recent), real, count, sink + recent)
 
 
 def in_order(index: torch.Tensor, slots: int) -> torch.Tensor:

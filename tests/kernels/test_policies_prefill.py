@@ -9,9 +9,9 @@ import torch
 from mmaccel import kernels
 from mmaccel.kernels import policies
 from mmaccel.kernels.plan import block_coverage
-from mmaccel.kernels.policies.blocks import pool_mean
-from mmaccel.kernels.policies.flex_prefill import pattern_distance
-from mmaccel.kernels.policies.vertical_slash import covering_lines, last_attention, line_mass, on_lines
+from mmaccel.kernels.policies.prefill.blocks import BlockGrid, pool_mean
+from mmaccel.kernels.policies.prefill.flex_prefill import pattern_distance
+from mmaccel.kernels.policies.prefill.vertical_slash import covering_lines, last_attention, line_mass, on_lines
 
 BLOCK = 16
 NAMES = sorted(policies.PREFILL)
@@ -323,7 +323,7 @@ def test_lines_through_blocks_are_their_definition(causal):
     """The mass of the columns of a block, or of the distances in it, whichever is more; the last blocks are short."""
     generator = torch.Generator().manual_seed(0)
     columns, diagonals = (torch.rand(1, 1, 72, generator=generator, dtype=torch.float64) for _ in range(2))
-    found = on_lines(columns, diagonals, 40, 72, 32, BLOCK, causal)[0, 0]
+    found = on_lines(columns, diagonals, BlockGrid(40, 72, 32, BLOCK, causal))[0, 0]
     for row, column in itertools.product(range(2), range(5)):
         queries, keys = range(row * 32, min(row * 32 + 32, 40)), range(column * BLOCK, min(column * BLOCK + BLOCK, 72))
         distances = {query + 32 - key for query, key in itertools.product(queries, keys)}

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.kernels.checks import check_attention
 from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import (
-    anchor_blocks,
-    check_share,
-    check_sizes,
-    finish,
-    head_scores,
-    keep_first,
-    pool_mean,
-    share_of,
-    visible_blocks,
-)
+from ..scores import check_share
+from .blocks import BlockGrid, keep_first, share_of
 
 
 def pooled_top_k(
@@ -56,11 +46,7 @@ def pooled_top_k(
     ValueError
         If shapes do not fit or `density` is not in (0, 1].
     """
-    check_attention(q, k, k)
     check_share("density", density)
-    sizes = (q.shape[2], k.shape[2], block_m, block_n)
-    check_sizes(*sizes)
-    visible = visible_blocks(*sizes, causal, q.device)
-    scores = head_scores(pool_mean(q, block_m), pool_mean(k, block_n), scale)
-    forced = anchor_blocks(*sizes, causal, q.device)
-    return finish(keep_first(-scores, forced, visible, share_of(visible, density)), *sizes, causal)
+    grid = BlockGrid.of(q, k, block_m, block_n, causal)
+    scores = grid.pooled_scores(q, k, scale)
+    return grid.plan(keep_first(-scores, grid.anchors, grid.visible, share_of(grid.visible, density)))

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from mmaccel.kernels.checks import check_attention, check_indices, require
-from mmaccel.kernels.plan import BlockPlan, block_coverage
+from mmaccel.kernels.checks import check_indices, require
+from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import check_count, check_sizes, finish, pooled_weights, visible_blocks
+from ..scores import check_count
+from .blocks import BlockGrid
 
 
 def persistent_local(
@@ -52,13 +53,15 @@ def persistent_local(
         If `local` is below 1 or `persistent` names a block that there is not (of a tensor, values are read on
         the CPU only: elsewhere that would stall the stream).
     """
-    check_sizes(q_len, kv_len, block_m, block_n)
     check_count("local", local, 1)
+    if isinstance(persistent, torch.Tensor):
+        device = persistent.device
+    grid = BlockGrid(q_len, kv_len, block_m, block_n, causal, device)
     columns = -(-kv_len // block_n)
     if isinstance(persistent, torch.Tensor):
-        check_indices("persistent", persistent, persistent.device, (1, 3))
-        number, device = persistent.long(), persistent.device
-        read = persistent.device.type == "cpu" and persistent.numel() > 0
+        check_indices("persistent", persistent, device, (1, 3))
+        number = persistent.long()
+        read = number.device.type == "cpu" and persistent.numel() > 0
         inside = not read or (int(number.min()) >= -1 and int(number.max()) < columns)
     else:
         inside = all(isinstance(x, int) and -1 <= x < columns for x in persistent)
@@ -68,8 +71,7 @@ def persistent_local(
     # unused places mark a column that is cut off
     stays = torch.zeros(*number.shape[:2], columns + 1, dtype=torch.bool, device=device)
     stays.scatter_(-1, torch.where(number < 0, columns, number), True)
-    near, _ = block_coverage(q_len, kv_len, block_m, block_n, causal, local, device)
-    return finish(near | stays[:, :, None, :-1], q_len, kv_len, block_m, block_n, causal)
+    return grid.plan(grid.near(local) | stays[:, :, None, :-1])
 
 
 def persistent_blocks(
@@ -87,11 +89,7 @@ def persistent_blocks(
     `q [B, Hq, M, D]`, `k [B, Hkv, N, D]`; returns int64 `[B, Hq, min(count, blocks)]`. Raises a ValueError if
     shapes do not fit or `count` is below 1.
     """
-    check_attention(q, k, k)
     check_count("count", count, 1)
-    sizes = (q.shape[2], k.shape[2], block_m, block_n)
-    check_sizes(*sizes)
-    visible = visible_blocks(*sizes, causal, q.device)
-    received = pooled_weights(q, k, visible, block_m, block_n, scale).sum(2)
+    received = BlockGrid.of(q, k, block_m, block_n, causal).pooled_weights(q, k, scale).sum(2)
     order = received.argsort(dim=-1, descending=True, stable=True)
     return order[..., :count].sort(dim=-1).values

@@ -5,22 +5,11 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from mmaccel.kernels.checks import check_attention, require
+from mmaccel.kernels.checks import require
 from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import (
-    anchor_blocks,
-    check_share,
-    check_sizes,
-    exclusive_mass,
-    finish,
-    head_scores,
-    masked_softmax,
-    pool_mean,
-    visible_blocks,
-    within_budget,
-    work,
-)
+from ..scores import check_share, masked_softmax, work
+from .blocks import BlockGrid, exclusive_mass, pool_mean
 
 
 def sparge(
@@ -70,26 +59,21 @@ def sparge(
     ValueError
         If shapes do not fit, `p` or `budget` is not in (0, 1], or `similarity` is not in [-1, 1].
     """
-    check_attention(q, k, k)
     check_share("p", p)
     fits = isinstance(similarity, (int, float)) and -1 <= similarity <= 1
     require(fits, "similarity", "between -1 and 1", similarity)
-    if budget is not None:
-        check_share("budget", budget)
-    sizes = (q.shape[2], k.shape[2], block_m, block_n)
-    check_sizes(*sizes)
-    visible = visible_blocks(*sizes, causal, q.device)
+    grid = BlockGrid.of(q, k, block_m, block_n, causal, budget)
+    visible = grid.visible
     group = q.shape[1] // k.shape[1]
     mixed_rows = (self_similarity(q, block_m) < similarity)[..., None]
     mixed_columns = (self_similarity(k, block_n) < similarity).repeat_interleave(group, 1)[..., None, :]
 
-    scores = head_scores(pool_mean(q, block_m), pool_mean(k, block_n), scale)
+    scores = grid.pooled_scores(q, k, scale)
     mass, whole_mass = (exclusive_mass(masked_softmax(scores, part)) for part in (visible & ~mixed_columns, visible))
     guarded = mixed_rows | mixed_columns
     chosen = guarded | (mass < p if p < 1 else visible)
     key = torch.where(guarded, whole_mass / 2, whole_mass)
-    forced = anchor_blocks(*sizes, causal, q.device)
-    return finish(within_budget(chosen & visible, key, forced, visible, budget), *sizes, causal)
+    return grid.within_budget(chosen, key, grid.anchors)
 
 
 def self_similarity(x: torch.Tensor, block: int) -> torch.Tensor:

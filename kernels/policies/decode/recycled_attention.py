@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .blocks import check_count
-from .tokens import all_tokens, check_decode, first_and_last, real_tokens, select, to_length, votes
+from ..scores import check_count
+from ..tokens import all_tokens, check_decode, choose, to_length, votes
 
 
 def recycled_attention(
@@ -61,14 +61,11 @@ def recycled_attention(
     ValueError
         If shapes, dtypes or devices do not fit, `count` or `stride` is below 1, or `sink` or `recent` below 0.
     """
-    check_decode(q, k, lengths, count, sink, recent, valid)
+    real = check_decode(q, k, lengths, count, sink, recent, valid)
     check_count("stride", stride, 1)
-    real = real_tokens(k, lengths, valid)
     step = state.get("step", 0)
     state["step"] = step + 1
     if step % stride == 0:
         state["votes"] = votes(q, k, lengths, real, scale)
         return all_tokens(real, k.shape[1])
-    recent = max(recent, q.shape[2])
-    score = to_length(state["votes"], k.shape[2])
-    return select(score, first_and_last(real, sink, recent), real, count, sink + recent)
+    return choose(to_length(state["votes"], k.shape[2]), real, count, sink, recent, q.shape[2])

@@ -5,24 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from mmaccel.kernels.checks import check_attention
 from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import (
-    anchor_blocks,
-    check_count,
-    check_share,
-    check_sizes,
-    exclusive_mass,
-    finish,
-    head_scores,
-    keep_first,
-    masked_softmax,
-    own_blocks,
-    pool_sum,
-    visible_blocks,
-    within_budget,
-)
+from ..scores import check_count, head_scores, masked_softmax
+from .blocks import BlockGrid, exclusive_mass, keep_first, pool_sum
 
 
 def vertical_slash(
@@ -70,22 +56,15 @@ def vertical_slash(
     ValueError
         If shapes do not fit, a count is below 0 (`last`: 1), or `budget` is not in (0, 1].
     """
-    check_attention(q, k, k)
-    q_len, kv_len = q.shape[2], k.shape[2]
-    check_sizes(q_len, kv_len, block_m, block_n)
+    grid = BlockGrid.of(q, k, block_m, block_n, causal, budget)
     check_count("vertical", vertical, 0)
     check_count("slash", slash, 0)
     check_count("last", last, 1)
-    if budget is not None:
-        check_share("budget", budget)
-    sizes = (q_len, kv_len, block_m, block_n)
     columns, diagonals = line_mass(last_attention(q, k, last, causal, scale))
     column_kept, diagonal_kept = (_heaviest(x, n) for x, n in ((columns, vertical), (diagonals, slash)))
-    chosen = on_lines(column_kept, diagonal_kept, *sizes, causal) > 0
-    visible = visible_blocks(*sizes, causal, q.device)
-    forced = anchor_blocks(*sizes, causal, q.device) | (own_blocks(*sizes, q.device) & visible)
-    key = -on_lines(columns * column_kept, diagonals * diagonal_kept, *sizes, causal)
-    return finish(within_budget(chosen, key, forced, visible, budget), *sizes, causal)
+    chosen = on_lines(column_kept, diagonal_kept, grid) > 0
+    key = -on_lines(columns * column_kept, diagonals * diagonal_kept, grid)
+    return grid.within_budget(chosen, key, grid.anchors | grid.diagonal)
 
 
 def last_attention(
@@ -109,22 +88,10 @@ def line_mass(attention: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return attention.sum(-2), shifted[..., :keys].sum(-2)
 
 
-def on_lines(
-    columns: torch.Tensor,
-    diagonals: torch.Tensor,
-    q_len: int,
-    kv_len: int,
-    block_m: int,
-    block_n: int,
-    causal: bool,
-) -> torch.Tensor:
+def on_lines(columns: torch.Tensor, diagonals: torch.Tensor, grid: BlockGrid) -> torch.Tensor:
     """What lies on lines through each block: the heavier of its columns and its diagonals, `[B, H, rows, columns]`."""
-    device = columns.device
-    first_query = torch.arange(0, q_len, block_m, device=device)[:, None]
-    last_query = (first_query + block_m).clamp(max=q_len) - 1 + kv_len - q_len
-    first_query = first_query + kv_len - q_len
-    first_key = torch.arange(0, kv_len, block_n, device=device)
-    last_key = (first_key + block_n).clamp(max=kv_len) - 1
+    kv_len = grid.kv_len
+    first_query, last_query, first_key, last_key = grid.edges()
     nearest, farthest = first_query - last_key, last_query - first_key
     total = F.pad(diagonals.to(torch.float64).cumsum(-1), (1, 0))
 
@@ -133,9 +100,9 @@ def on_lines(
         return (total[..., high] - total[..., low]).clamp(min=0)
 
     crossed = between(nearest, farthest)
-    if not causal:
+    if not grid.causal:
         crossed = torch.maximum(crossed, between(-farthest, -nearest))
-    return torch.maximum(pool_sum(columns.to(torch.float64), block_n)[..., None, :], crossed)
+    return torch.maximum(pool_sum(columns.to(torch.float64), grid.block_n)[..., None, :], crossed)
 
 
 def covering_lines(mass: torch.Tensor, gamma: float) -> torch.Tensor:

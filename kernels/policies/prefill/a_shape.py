@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.kernels.plan import BlockPlan, block_coverage
+from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import check_count, check_sizes, finish
+from ..scores import check_count
+from .blocks import BlockGrid
 
 
 def a_shape(
@@ -50,27 +51,22 @@ def a_shape(
     ValueError
         If `sink` is below 0, `local` below 1, or a length or a block size is not possible.
     """
-    check_sizes(q_len, kv_len, block_m, block_n)
+    grid = BlockGrid(q_len, kv_len, block_m, block_n, causal, device)
     check_count("sink", sink, 0)
     check_count("local", local, 1)
-    mask, _ = block_coverage(q_len, kv_len, block_m, block_n, causal, local, device)
+    mask = grid.near(local)
     mask[:, : -(-sink // block_n)] = True
-    return finish(mask, q_len, kv_len, block_m, block_n, causal)
+    return grid.plan(mask)
 
 
-def widest_local(q_len: int, kv_len: int, *, budget: float, causal: bool, block_m: int, block_n: int) -> int:
+def widest_local(grid: BlockGrid, budget: float) -> int:
     """The widest window with which :func:`a_shape`, one sink block included, keeps to a share of the visible blocks."""
-    first_query = torch.arange(0, q_len, block_m) + kv_len - q_len
-    last_query = (torch.arange(0, q_len, block_m) + block_m).clamp(max=q_len) - 1 + kv_len - q_len
-    first_key = torch.arange(0, kv_len, block_n)
-    last_key = (first_key + block_n).clamp(max=kv_len) - 1
-    before = first_query[:, None] - last_key
-    after = first_key - last_query[:, None]
+    first_query, last_query, first_key, last_key = grid.edges()
+    before, after = first_query - last_key, first_key - last_query
     # the narrowest window that reaches each block
-    needed = (before if causal else torch.maximum(before, after)).clamp(min=0) + 1
+    needed = (before if grid.causal else torch.maximum(before, after)).clamp(min=0) + 1
     needed[:, 0] = 0
-    visible, _ = block_coverage(q_len, kv_len, block_m, block_n, causal, None, "cpu")
-    needed = needed[visible].sort().values
+    needed = needed[grid.visible].sort().values
     allowed = int(len(needed) * budget + 0.5)
     if allowed >= len(needed):
         return max(1, int(needed[-1])) if len(needed) else 1

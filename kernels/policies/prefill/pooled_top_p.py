@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.kernels.checks import check_attention
 from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import (
-    anchor_blocks,
-    check_share,
-    check_sizes,
-    exclusive_mass,
-    finish,
-    pooled_weights,
-    visible_blocks,
-    within_budget,
-)
+from ..scores import check_share
+from .blocks import BlockGrid, exclusive_mass
 
 
 def pooled_top_p(
@@ -61,15 +52,9 @@ def pooled_top_p(
     ValueError
         If shapes do not fit, or `p` or `budget` is not in (0, 1].
     """
-    check_attention(q, k, k)
     check_share("p", p)
-    if budget is not None:
-        check_share("budget", budget)
-    sizes = (q.shape[2], k.shape[2], block_m, block_n)
-    check_sizes(*sizes)
-    visible = visible_blocks(*sizes, causal, q.device)
-    mass = exclusive_mass(pooled_weights(q, k, visible, block_m, block_n, scale))
+    grid = BlockGrid.of(q, k, block_m, block_n, causal, budget)
+    mass = exclusive_mass(grid.pooled_weights(q, k, scale))
     # rounding must not drop blocks at p = 1
-    chosen = mass < p if p < 1 else visible.expand_as(mass)
-    forced = anchor_blocks(*sizes, causal, q.device)
-    return finish(within_budget(chosen, mass, forced, visible, budget), *sizes, causal)
+    chosen = mass < p if p < 1 else grid.visible
+    return grid.within_budget(chosen, mass, grid.anchors)

@@ -10,8 +10,8 @@ from mmaccel.kernels.checks import require
 from mmaccel.kernels.merge_states import merge_states
 from mmaccel.kernels.verify_attention import verify_attention
 
-from .blocks import check_count, work
-from .tokens import check_decode, in_order, real_tokens
+from ..scores import check_count, work
+from ..tokens import check_decode, in_order
 
 
 def mac(
@@ -77,7 +77,7 @@ def mac(
         If shapes, dtypes or devices do not fit, a number is below 1 (`least`: 0), or `threshold` is not
         between 0 and 1.
     """
-    check_decode(q, k, lengths, 1, 0, 0, valid)
+    real = check_decode(q, k, lengths, 1, 0, 0, valid)
     check_count("ring", ring, 1)
     check_count("band", band, 1)
     check_count("least", least, 0)
@@ -85,7 +85,7 @@ def mac(
     require(q.shape[2] == 1, "q", "of one token", q)
     q_match = q if q_match is None else q_match
     require(q_match.shape == q.shape, "q_match", f"of shape {list(q.shape)}, as q is", q_match)
-    real, total = real_tokens(k, lengths, valid), lengths.to(torch.long)
+    total = lengths.to(torch.long)
     end = (total - band).clamp(min=0)[:, None]  # keys before it are kept for later
 
     _make_room(state, q, k, ring)

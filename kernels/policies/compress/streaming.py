@@ -6,8 +6,8 @@ import torch
 
 from mmaccel.kernels.checks import require
 
-from .blocks import check_count
-from .tokens import check_valid, first_and_last, real_tokens, select
+from ..scores import check_count
+from ..tokens import check_valid, first_and_last, real_tokens, select
 
 
 def streaming(k: torch.Tensor, *, count: int, sink: int = 4, valid: torch.Tensor | None = None) -> torch.Tensor:

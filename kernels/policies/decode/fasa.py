@@ -6,9 +6,9 @@ import torch
 
 from mmaccel.kernels.checks import check_attention, check_indices, require
 
-from .blocks import check_count, head_scores
+from ..scores import check_count, head_scores
+from ..tokens import check_valid, query_positions, real_tokens
 from .double_sparsity import double_sparsity
-from .tokens import check_decode, check_valid, query_positions, real_tokens
 
 
 def fasa(
@@ -60,7 +60,7 @@ def fasa(
     ValueError
         If shapes, dtypes or devices do not fit, `D` is odd, `count` is below 1, or `sink` or `recent` below 0.
     """
-    check_decode(q, k, lengths, count, sink, recent, valid)
+    check_attention(q, k, k)
     require(q.shape[3] % 2 == 0, "q", "of an even head dimension", q)
     check_indices("pairs", pairs, k.device, (2, 3))
     fits = tuple(pairs.shape[-2:-1]) == (k.shape[1],) and (pairs.ndim == 2 or pairs.shape[0] == k.shape[0])

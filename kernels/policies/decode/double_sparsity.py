@@ -6,8 +6,8 @@ import torch
 
 from mmaccel.kernels.checks import check_attention, check_indices, require
 
-from .blocks import check_count, work
-from .tokens import check_decode, check_valid, first_and_last, query_positions, real_tokens, select, votes
+from ..scores import check_count, work
+from ..tokens import check_decode, check_valid, choose, query_positions, real_tokens, votes
 
 
 def double_sparsity(
@@ -57,19 +57,17 @@ def double_sparsity(
     ValueError
         If shapes, dtypes or devices do not fit, `count` is below 1, or `sink` or `recent` below 0.
     """
-    check_decode(q, k, lengths, count, sink, recent, valid)
+    real = check_decode(q, k, lengths, count, sink, recent, valid)
     channels = _per_row(channels, k)
     if labels is None:
         labels = k.gather(3, channels[:, :, None].expand(-1, -1, k.shape[2], -1))
     wanted = (*k.shape[:3], channels.shape[2])
     fits = tuple(labels.shape) == wanted and labels.dtype == k.dtype and labels.device == k.device
     require(fits, "labels", f"{str(k.dtype).removeprefix('torch.')} {list(wanted)} on {k.device}", labels)
-    group, recent = q.shape[1] // k.shape[1], max(recent, q.shape[2])
-    by_head = channels.repeat_interleave(group, 1)[:, :, None].expand(-1, -1, q.shape[2], -1)
-    real = real_tokens(k, lengths, valid)
+    by_head = channels.repeat_interleave(q.shape[1] // k.shape[1], 1)[:, :, None].expand(-1, -1, q.shape[2], -1)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     score = votes(q.gather(3, by_head), labels, lengths, real, scale)
-    return select(score, first_and_last(real, sink, recent), real, count, sink + recent)
+    return choose(score, real, count, sink, recent, q.shape[2])
 
 
 def label_channels(

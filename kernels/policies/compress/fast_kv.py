@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .blocks import check_count, check_share
+from ..scores import check_count, check_share
+from ..tokens import select
 from .snap_kv import window_votes
-from .tokens import select
 
 
 def fast_kv(

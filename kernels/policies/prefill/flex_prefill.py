@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.kernels.checks import check_attention, require
+from mmaccel.kernels.checks import require
 from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import (
-    anchor_blocks,
-    check_count,
-    check_share,
-    check_sizes,
-    exclusive_mass,
-    finish,
-    head_scores,
-    keep_first,
-    own_blocks,
-    pool_mean,
-    pool_sum,
-    pooled_weights,
-    visible_blocks,
-    within_budget,
-)
+from ..scores import check_count, check_share, head_scores
+from .blocks import BlockGrid, exclusive_mass, keep_first, pool_mean, pool_sum
 from .vertical_slash import covering_lines, last_attention, line_mass, on_lines
 
 
@@ -76,31 +62,26 @@ def flex_prefill(
     ValueError
         If shapes do not fit, `gamma` or `budget` is not in (0, 1], or `tau` or `min_budget` is below 0.
     """
-    check_attention(q, k, k)
     check_share("gamma", gamma)
     require(isinstance(tau, (int, float)) and tau >= 0, "tau", "at least 0", tau)
     check_count("min_budget", min_budget, 0)
-    if budget is not None:
-        check_share("budget", budget)
-    sizes = (q.shape[2], k.shape[2], block_m, block_n)
-    check_sizes(*sizes)
-    visible = visible_blocks(*sizes, causal, q.device)
+    grid = BlockGrid.of(q, k, block_m, block_n, causal, budget)
     attention = last_attention(q, k, block_m, causal, scale)
     trusted = (pattern_distance(q, k, attention, block_n, scale) < tau)[..., None, None]
 
-    weights = pooled_weights(q, k, visible, block_m, block_n, scale).to(torch.float64)
+    weights = grid.pooled_weights(q, k, scale).to(torch.float64)
     columns, diagonals = line_mass(attention)
     kept_lines = (covering_lines(columns, gamma), covering_lines(diagonals, gamma))
-    key = -torch.where(trusted, weights, on_lines(columns, diagonals, *sizes, causal))
+    key = -torch.where(trusted, weights, on_lines(columns, diagonals, grid))
     if gamma < 1:
         rows = weights.shape[2]
         by_query = (exclusive_mass(weights.flatten(2) / rows) < gamma).view_as(weights)
-        chosen = torch.where(trusted, by_query, on_lines(*kept_lines, *sizes, causal) > 0)
+        chosen = torch.where(trusted, by_query, on_lines(*kept_lines, grid) > 0)
     else:  # rounding must not drop blocks
-        chosen = visible.expand_as(weights)
-    forced = anchor_blocks(*sizes, causal, q.device) | (own_blocks(*sizes, q.device) & visible)
-    chosen = chosen | keep_first(key, forced, visible, -(-min_budget // block_n))
-    return finish(within_budget(chosen, key, forced, visible, budget), *sizes, causal)
+        chosen = grid.visible
+    forced = grid.anchors | grid.diagonal
+    chosen = chosen | keep_first(key, forced, grid.visible, -(-min_budget // block_n))
+    return grid.within_budget(chosen, key, forced)
 
 
 def pattern_distance(

@@ -9,7 +9,8 @@ import torch
 from mmaccel.kernels.checks import require
 from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import check_count, check_sizes, finish
+from ..scores import check_count
+from .blocks import BlockGrid
 
 Triple = tuple[int, int, int]
 
@@ -60,7 +61,7 @@ def sliding_tile(
     require(all(w % 2 for w in window), "window", "three odd numbers", window)
     check_count("extra", extra, 0)
     tokens = grid[0] * grid[1] * grid[2] + extra
-    check_sizes(tokens, tokens, block_m, block_n)
+    blocks = BlockGrid(tokens, tokens, block_m, block_n, False, device)
     near = torch.ones(1, 1, dtype=torch.bool, device=device)
     for length, size, width in zip(grid, tile, window, strict=True):
         near = torch.kron(near, _near(length // size, width, device))
@@ -69,7 +70,7 @@ def sliding_tile(
         near = torch.nn.functional.pad(near, (0, 1, 0, 1), value=True)
     rows, columns = (_touched(tokens, block, volume, near.shape[0], device) for block in (block_m, block_n))
     mask = rows @ near.to(rows.dtype) @ columns.transpose(0, 1) > 0
-    return finish(mask, tokens, tokens, block_m, block_n, False)
+    return blocks.plan(mask)
 
 
 def tile_order(grid: Triple, tile: Triple, *, device: torch.device | str = "cpu") -> torch.Tensor:

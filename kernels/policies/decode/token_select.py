@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from mmaccel.kernels.checks import require
 
-from .blocks import work
-from .tokens import check_decode, first_and_last, real_tokens, select, to_length, votes
+from ..scores import work
+from ..tokens import check_decode, choose, to_length, votes
 
 
 def token_select(
@@ -56,10 +56,9 @@ def token_select(
     ValueError
         If shapes, dtypes or devices do not fit, `count` is below 1, or `sink` or `recent` below 0.
     """
-    check_decode(q, k, lengths, count, sink, recent, valid)
-    real = real_tokens(k, lengths, valid)
+    real = check_decode(q, k, lengths, count, sink, recent, valid)
     score = votes(q, k, lengths, real, scale).sum(1, keepdim=True)
-    return _choose(score, q, k, real, count, sink, recent)
+    return choose(score, real, count, sink, recent, q.shape[2]).expand(-1, k.shape[1], -1).contiguous()
 
 
 def token_select_cached(
@@ -99,9 +98,8 @@ def token_select_cached(
     ValueError
         As :func:`token_select`, or if `threshold` is below -1.
     """
-    check_decode(q, k, lengths, count, sink, recent, valid)
+    real = check_decode(q, k, lengths, count, sink, recent, valid)
     require(isinstance(threshold, (int, float)) and threshold >= -1, "threshold", "at least -1", threshold)
-    real = real_tokens(k, lengths, valid)
     alike = _alike(q, state.get("query"), threshold)
     if not bool(alike.all()):
         fresh, old = votes(q, k, lengths, real, scale).sum(1, keepdim=True), state.get("votes")
@@ -109,7 +107,8 @@ def token_select_cached(
             old = fresh
         state["votes"] = torch.where(alike[:, None, None], to_length(old, k.shape[2]), fresh)
         state["query"] = torch.where(alike[:, None, None, None], state.get("query", q), q)
-    return _choose(to_length(state["votes"], k.shape[2]), q, k, real, count, sink, recent)
+    score = to_length(state["votes"], k.shape[2])
+    return choose(score, real, count, sink, recent, q.shape[2]).expand(-1, k.shape[1], -1).contiguous()
 
 
 def _alike(query: torch.Tensor, previous: torch.Tensor | None, threshold: float) -> torch.Tensor:
@@ -118,11 +117,3 @@ def _alike(query: torch.Tensor, previous: torch.Tensor | None, threshold: float)
         return torch.zeros(query.shape[0], dtype=torch.bool, device=query.device)
     cosine = F.cosine_similarity(work(query).flatten(1), work(previous).flatten(1), dim=-1)
     return cosine >= threshold
-
-
-def _choose(
-    score: torch.Tensor, q: torch.Tensor, k: torch.Tensor, real: torch.Tensor, count: int, sink: int, recent: int
-) -> torch.Tensor:
-    recent = max(recent, q.shape[2])
-    chosen = select(score, first_and_last(real, sink, recent), real, count, sink + recent)
-    return chosen.expand(-1, k.shape[1], -1).contiguous()

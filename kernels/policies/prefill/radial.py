@@ -7,7 +7,8 @@ import torch
 from mmaccel.kernels.checks import require
 from mmaccel.kernels.plan import BlockPlan
 
-from .blocks import check_count, check_sizes, finish
+from ..scores import check_count
+from .blocks import BlockGrid
 
 
 def radial(
@@ -58,14 +59,14 @@ def radial(
     check_count("extra", extra, 0)
     require(isinstance(decay, (int, float)) and decay > 0, "decay", "above 0", decay)
     tokens = frames * tokens_per_frame + extra
-    check_sizes(tokens, tokens, block_m, block_n)
+    grid = BlockGrid(tokens, tokens, block_m, block_n, False, device)
     rows, columns = (_pieces(frames, tokens_per_frame, tokens, block, device) for block in (block_m, block_n))
     mask = torch.zeros(rows[0].shape[0], columns[0].shape[0], dtype=torch.bool, device=device)
     for i in range(rows[0].shape[1]):  # a block holds pieces of a few frames
         for j in range(columns[0].shape[1]):
             row, column = [x[:, i, None] for x in rows], [x[None, :, j] for x in columns]
             mask |= _meet(row, column, frames, tokens_per_frame, decay, sink_frames, min(block_n, tokens_per_frame))
-    return finish(mask, tokens, tokens, block_m, block_n, False)
+    return grid.plan(mask)
 
 
 def _pieces(

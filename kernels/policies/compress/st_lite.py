@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from mmaccel.kernels.checks import require
 
-from .blocks import check_count
+from ..scores import check_count
+from ..tokens import select
 from .snap_kv import window_votes
-from .tokens import select
 
 
 class Span(NamedTuple):

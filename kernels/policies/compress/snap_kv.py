@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from mmaccel.kernels.checks import check_attention, require
 
-from .blocks import check_count, check_share, head_scores, masked_softmax
-from .tokens import check_valid, in_order, real_tokens, select
+from ..scores import check_count, check_share, head_scores, masked_softmax
+from ..tokens import check_valid, in_order, real_tokens, select
 
 POOLS = ("avg", "max")
 

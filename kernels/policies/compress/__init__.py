@@ -1,0 +1,1 @@
+"""Policies of a finished prompt, which say what tokens of it the cache keeps."""

@@ -1,0 +1,1 @@
+"""Policies of a prompt, which say what blocks of keys each block of queries reads."""
