@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoProcessor, Emu3ForConditionalGeneration
 
 from mmaccel import zoo
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
+from mmaccel.patching import hook
 from mmaccel.progress import looks
 from mmaccel.session import Session
 from mmaccel.zoo.weights import load_pretrained, no_foreign_code
@@ -233,16 +234,14 @@ def counted(model: Any, label: str | None) -> Any:
         if update is None:
             yield
             return
-        seen, total = [0], getattr(model.config, "vision_config", None)
-        count = getattr(total, "num_image_tokens", None)
+        seen, vision = [0], getattr(model.config, "vision_config", None)
+        total = getattr(vision, "num_image_tokens", None)
 
-        def hook(*_: Any) -> None:
+        def count(*_: Any) -> None:
             seen[0] += 1
-            update(seen[0], count)
+            update(seen[0], total)
 
         inner = getattr(model.model, "language_model", None) or model.model.text_model
-        handle = inner.register_forward_hook(hook)
-        try:
+        with ExitStack() as stack:
+            hook(stack, inner, after=count)
             yield
-        finally:
-            handle.remove()

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from . import private
 from .session import Session
 
 # `(original, kwargs) -> result`: what a method does in place of a call of `generate`, its arguments by name
 Generate = Callable[[Callable[..., Any], dict[str, Any]], Any]
+
+Before = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+
+_numbers = itertools.count()
 
 
 def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -46,8 +54,8 @@ class _Wrapped:
     """
 
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, getattr(owner, name))  # first, since it copies attributes
         self.original = getattr(owner, name)
-        functools.update_wrapper(self, self.original)
         self.owner, self.name, self.function = owner, name, function
         self.had = name in vars(owner)
         self.live = True
@@ -121,3 +129,84 @@ def wrap_generate(
             within.clear()
 
     wrap_method(stack, owner, "generate", generate)
+
+
+def hook(
+    stack: ExitStack,
+    module: torch.nn.Module,
+    before: Before | None = None,
+    after: After | None = None,
+    always: bool = False,
+) -> None:
+    """Look at each call of one module, and change it where a function returns something, until `stack` closes.
+
+    Parameters
+    ----------
+    before
+        ``before(module, args, kwargs)``; may return other ``(args, kwargs)``.
+    after
+        ``after(module, args, kwargs, output)``; may return another output.
+    always
+        Whether `after` also runs after an exception, without an output.
+    """
+    if after is not None:
+        stack.callback(module.register_forward_hook(after, with_kwargs=True, always_call=always).remove)
+    if before is not None:
+        stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+
+
+def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], attend: Callable[..., Any]) -> None:
+    """Route the attention of transformers' modules through `attend`, until `stack` closes.
+
+    It is called as ``attend(original, module, query, key, value, attention_mask, **kwargs)``, where `original` takes
+    the same from `module` on: what the module's configuration asked for. Masks are those that SDPA takes.
+
+    Each module gets a configuration that asks for a new name, ``mmaccel_0`` and so on, in transformers' table.
+    """
+    names: dict[str | None, str] = {}
+    for module in modules:
+        config: Any = module.config
+        asked = private.attention_name(config)
+        if asked not in names:
+            names[asked] = name = f"mmaccel_{next(_numbers)}"
+            private.register_attention(name, functools.partial(attend, private.attention_function(asked)))
+            stack.callback(private.unregister_attention, name)
+        override(stack, module, "config", private.with_attention(config, names[asked]))
+
+
+class AttentionMode(TorchFunctionMode):
+    """While entered, `scaled_dot_product_attention` goes through `attend(original, *args, **kwargs)`."""
+
+    def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is scaled_dot_product_attention:
+            return self.attend(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def intercept_sdpa(
+    stack: ExitStack, module: torch.nn.Module, attend: Callable[..., torch.Tensor], before: Before | None = None
+) -> None:
+    """Route the `scaled_dot_product_attention` within one module's forward through `attend`, until `stack` closes.
+
+    For models without transformers' table, such as those of diffusers. Two hooks on the instance and torch's own
+    function mode: no processor is replaced, and other instances of the class, also in other threads, never notice.
+    `before(module, args, kwargs)` is called first.
+    """
+    entered: list[AttentionMode] = []
+
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if before is not None:
+            before(module, args, kwargs)
+        mode = AttentionMode(attend)
+        mode.__enter__()
+        entered.append(mode)
+
+    def leave(*_: Any) -> None:
+        if entered:
+            entered.pop().__exit__(None, None, None)
+
+    hook(stack, module, before=enter, after=leave, always=True)

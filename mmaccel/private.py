@@ -65,14 +65,6 @@ def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
     return result
 
 
-def plain_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """Transformers' own `sdpa` attention, `(module, q, k, v, mask, ...) -> ([B, M, H, D], None)`."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    result: tuple[torch.Tensor, None] = sdpa_attention_forward(*args, **kwargs)
-    return result
-
-
 def attention_function(name: str | None) -> Callable[..., Any]:
     """What transformers runs for an attention implementation that is not `"eager"`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -13,7 +13,7 @@ import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import Method, is_number
-from mmaccel.patching import wrap_generate
+from mmaccel.patching import hook, wrap_generate
 from mmaccel.registry import register
 from mmaccel.session import Session
 
@@ -121,12 +121,9 @@ class _Received:
         def keep(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
             self.positions = kwargs.get("position_embeddings")
 
-        handle = self.module.register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            with watched_projections([self.module]) as (self.states,):
-                yield
-        finally:
-            handle.remove()
+        with ExitStack() as stack, watched_projections([self.module]) as (self.states,):
+            hook(stack, self.module, before=keep)
+            yield
 
     def importance(self, mask: torch.Tensor | None) -> torch.Tensor:
         """`[B, T]`: mean over heads and queries, padding left out; one head at a time, to hold one map only."""
@@ -161,12 +158,9 @@ def _merging(method: MergeAudioTokens, encoder: Any, counts: _Counts) -> Iterato
         _count(counts, hidden_states, mask, merged, time.perf_counter() - began)
         return _replaced(output, merged, has_mask, mask)
 
-    with received.watched():
-        handle = encoder.register_forward_hook(merge, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
+    with received.watched(), ExitStack() as stack:
+        hook(stack, encoder, after=merge)
+        yield
 
 
 def refuse_merged(model: Any) -> None:

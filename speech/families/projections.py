@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+
+from mmaccel.patching import hook
 
 NAMES = ("q_proj", "k_proj")
 
@@ -25,19 +28,11 @@ def watched_projections(modules: Sequence[Any]) -> Iterator[list[dict[str, torch
     """
     states: list[dict[str, torch.Tensor]] = [{} for _ in modules]
 
-    def keep(number: int, name: str) -> Any:
-        def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
-            states[number][name] = output.detach()
+    def keep(number: int, name: str, _module: Any, _args: Any, _kwargs: Any, output: torch.Tensor) -> None:
+        states[number][name] = output.detach()
 
-        return hook
-
-    handles = [
-        getattr(module, name).register_forward_hook(keep(number, name))
-        for number, module in enumerate(modules)
-        for name in NAMES
-    ]
-    try:
+    with ExitStack() as stack:
+        for number, module in enumerate(modules):
+            for name in NAMES:
+                hook(stack, getattr(module, name), after=functools.partial(keep, number, name))
         yield states
-    finally:
-        for handle in handles:
-            handle.remove()

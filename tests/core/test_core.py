@@ -23,7 +23,6 @@ from mmaccel.errors import (
 )
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
 from mmaccel.method import Method, is_count, is_number
-from mmaccel.patching import override
 from mmaccel.plan import Plan
 from mmaccel.report import Report
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
@@ -442,35 +441,6 @@ def test_target_is_held_during_a_baseline(janus):
             mmaccel.accelerate(model, ZipAR(window=2))
     finally:
         vars(model).pop("generate", None)
-
-
-class Owner:
-    colour = "red"
-
-    def method(self):
-        return "class"
-
-
-def test_override_restores_attributes_of_the_instance():
-    owner, stack = Owner(), ExitStack()
-    owner.colour, own = "green", vars(owner)
-    override(stack, owner, "colour", "blue")
-    override(stack, owner, "colour", "black")
-    override(stack, owner, "method", lambda: "instance")
-    override(stack, owner, "fresh", 1)
-    assert (owner.colour, owner.method(), owner.fresh) == ("black", "instance", 1)
-    assert Owner.colour == "red" and Owner().method() == "class"
-    stack.close()
-    assert own == {"colour": "green"} and owner.method() == "class" and not hasattr(owner, "fresh")
-
-
-def test_override_restores_modules():
-    module, stack = torch.nn.Linear(2, 2), ExitStack()
-    before = snapshot(module)
-    override(stack, module, "forward", lambda x: x + 1)
-    assert torch.equal(module(torch.zeros(2)), torch.ones(2))
-    stack.close()
-    assert snapshot(module) == before and module(torch.zeros(2)).shape == (2,)
 
 
 # Reports

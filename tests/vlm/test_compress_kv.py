@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
 from mmaccel.cache import EvictingCache, RaggedLayer
@@ -37,7 +38,7 @@ def compressed(model, method, room=8):
     cache = EvictingCache(model.config, room, layer)
     cache.reader = attention = SessionAttention([method])
     q, k, v = states()
-    attention(Layer(), q, *cache.update(k, v, 0), None)
+    attention(sdpa_attention_forward, Layer(), q, *cache.update(k, v, 0), None)
     return cache, cache.layers[0], attention
 
 
@@ -118,7 +119,9 @@ def test_heads_share_the_budget_and_its_memory(llama):
     # a decoding step, and a draft of three: each head sees what it kept, and what came since
     for start, new in ((LENGTH, 1), (LENGTH + 1, 3)):
         query, key, value = states(new, new, seed=start)
-        output = attention(Layer(), query, *cache.update(key, value, 0), None)[0].transpose(1, 2)
+        output = attention(sdpa_attention_forward, Layer(), query, *cache.update(key, value, 0), None)[0].transpose(
+            1, 2
+        )
         k, v = torch.cat([k, key], 2), torch.cat([v, value], 2)
         seen = torch.ones(new, start + new, dtype=torch.bool).tril(start).repeat(4, 1, 1)
         for number, tokens in enumerate(kept):
@@ -132,7 +135,7 @@ def test_later_passes_keep_how_the_heads_share(llama):
     cache, layer, attention = compressed(llama[0], CompressKV(budget=0.25, head_budgets=True))
     before = [head.length for head in layer.heads]
     q, k, v = states(40, 40, seed=1)
-    attention(Layer(), q, *cache.update(k, v, 0), None)
+    attention(sdpa_attention_forward, Layer(), q, *cache.update(k, v, 0), None)
     after = [head.length for head in layer.heads]
     held = [40 + count for count in before]
     assert after == [pytest.approx(90 * count / (sum(held) / 2), abs=1) for count in held] and sum(after) <= 180

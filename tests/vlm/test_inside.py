@@ -255,8 +255,8 @@ def test_scores_mind_the_mask_of_each_frame():
     draw = torch.Generator().manual_seed(0)
     query, key = torch.randn(3, 2, 5, 4, generator=draw), torch.randn(3, 2, 5, 4, generator=draw)
     seen = torch.arange(5) < torch.tensor([5, 3, 4])[:, None]
-    probe = Probe(lambda *_, **__: None)
-    probe(None, query, key, key, seen[:, None, None].expand(-1, 1, 5, -1))
+    probe = Probe()
+    probe(lambda *_, **__: None, None, query, key, key, seen[:, None, None].expand(-1, 1, 5, -1))
     for frame, count in enumerate((5, 3, 4)):
         scores = (query[frame] @ key[frame, :, :count].transpose(1, 2)) / 2
         assert torch.allclose(probe.received[frame][:count], scores.softmax(-1).mean((0, 1)))

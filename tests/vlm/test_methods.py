@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
 from mmaccel import kernels
@@ -125,7 +126,7 @@ def attend(method, cache, q, k, v):
     if cache is not None:
         cache.reader = attention
         k, v = cache.update(k, v, 0)
-    output = attention(Layer(), q, k, v, None)[0].transpose(1, 2)
+    output = attention(sdpa_attention_forward, Layer(), q, k, v, None)[0].transpose(1, 2)
     dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True)
     return output[:, :, -1], dense[:, :, -1]
 
@@ -174,7 +175,7 @@ def test_st_lite_knows_pictures_of_a_run(llama, padding):
     cache.reader = attention
     mask = torch.ones(320, 320, dtype=torch.bool).tril() & (torch.arange(320) >= padding)
     k, v = cache.update(k, v, 0)
-    attention(Layer(), q, k, v, mask.expand(4, 1, 320, 320))
+    attention(sdpa_attention_forward, Layer(), q, k, v, mask.expand(4, 1, 320, 320))
     layer = cache.layers[0]
     kept = (layer.positions == 100).any(-1)
     assert kept[:2].all() and not kept[2:].any()
@@ -187,7 +188,7 @@ def test_st_lite_of_a_part_of_the_prompt_goes_by_attention(llama):
     cache = EvictingCache(llama[0].config)
     cache.reader = attention
     k, v = cache.update(k, v, 0)
-    attention(Layer(), q, k, v, None)
+    attention(sdpa_attention_forward, Layer(), q, k, v, None)
     assert not (cache.layers[0].positions == 100).any()
 
 
@@ -218,7 +219,7 @@ def test_memory_of_plans_is_that_of_the_largest():
     held = []
     for length in (320, 64):
         q, k, v = haystack(length, length, needle=3)
-        attention(Layer(), q, k, v, None)
+        attention(sdpa_attention_forward, Layer(), q, k, v, None)
         held.append(attention.run.plan_bytes)
     assert held[0] == held[1] > 0
 

@@ -14,12 +14,12 @@ from mmaccel import kernels
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import BlockPlan, policies
 from mmaccel.method import is_count, is_number
+from mmaccel.patching import intercept_sdpa
 from mmaccel.registry import register
 from mmaccel.session import Session
 
 from ..families.adapter import GRIDS, TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, token_grid
 from ..families.compiled import refuse_compiled
-from .interception import intercept
 
 BLOCK = 64
 BLOCK_POLICIES = ("pooled_top_k", "pooled_top_p", "sparge")
@@ -101,7 +101,7 @@ class SparseAttention(DiffusionMethod):
         if not self.exact:
             for denoiser in session.adapter.denoisers():  # type: ignore[attr-defined]
                 attention = _Attention(self, session)
-                intercept(denoiser, attention, stack, before=attention.begin)
+                intercept_sdpa(stack, denoiser, attention, before=attention.begin)
 
 
 class _Attention:

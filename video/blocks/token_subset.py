@@ -11,10 +11,10 @@ import torch
 
 from mmaccel.cache import BranchCache
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.patching import AttentionMode
 
 from ..families.compiled import refuse_compiled
 from ..families.families import FAMILIES, Family, divisible_family
-from .interception import Intercepted
 
 Forward = Callable[..., Any]
 KINDS = {"native": (None, None), "fp8": (torch.float8_e4m3fn, None), "cpu": (None, "cpu")}
@@ -109,7 +109,7 @@ class KeysValues:
             result: torch.Tensor = function(query, key, value, *rest, **more)
             return result
 
-        with self.cache.branch(BRANCHES[branch]), Intercepted(attention):
+        with self.cache.branch(BRANCHES[branch]), AttentionMode(attention):
             return forward(*args, **kwargs)
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.patching import override, wrap_generate
+from mmaccel.patching import intercept_attention, wrap_generate
 from mmaccel.session import Session
 
 from ..input.prompt import Prompt
@@ -48,7 +48,7 @@ class DecoderAdapter(Adapter):
 
     def attention_modules(self) -> list[torch.nn.Module]:
         """The self-attention of each decoder layer, in order."""
-        found = [
+        found: list[Any] = [
             module
             for module in self.decoder.modules()
             if isinstance(getattr(module, "layer_idx", None), int)
@@ -57,7 +57,7 @@ class DecoderAdapter(Adapter):
             and private.uses_attention_interface(module)
             and not any(hasattr(part, "layer_idx") for part in module.children())
         ]
-        return sorted(found, key=lambda module: module.layer_idx)  # type: ignore[arg-type, return-value]
+        return sorted(found, key=lambda module: int(module.layer_idx))
 
     def check(self, method: Any) -> None:
         """Refuse what would be computed wrongly, with the reason."""
@@ -122,10 +122,7 @@ class DecoderAdapter(Adapter):
         wrap_generate(stack, session, functools.partial(generate, self, attention, session.report))
         if all(m.is_neutral for m in methods):
             return
-        private.register_attention(attention.name, attention)
-        stack.callback(private.unregister_attention, attention.name)
-        for module in self.attention_modules():
-            override(stack, module, "config", private.with_attention(module.config, attention.name))
+        intercept_attention(stack, self.attention_modules(), attention)
 
     def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
         """Before a call of `generate`: what the prompt becomes, put into its arguments; None leaves it as it is."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
 
 from .call import Call, Run
@@ -17,8 +15,6 @@ from .rows import left_padding
 
 if TYPE_CHECKING:
     from .method import DecoderMethod
-
-_numbers = itertools.count()
 
 # Arguments of attention functions that change the result in ways no method knows.
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
@@ -29,8 +25,6 @@ class SessionAttention:
 
     Attributes
     ----------
-    name
-        Under which transformers finds it; no two sessions share one.
     active
         Whether the session is attached.
     run
@@ -38,7 +32,6 @@ class SessionAttention:
     """
 
     def __init__(self, methods: Sequence[DecoderMethod]) -> None:
-        self.name = f"mmaccel_{next(_numbers)}"
         self.methods = methods
         self.active = True
         self.run: Run | None = None
@@ -54,7 +47,8 @@ class SessionAttention:
 
     def __call__(
         self,
-        module: torch.nn.Module,
+        original: Callable[..., Any],
+        module: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -64,24 +58,16 @@ class SessionAttention:
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As transformers calls it; `[B, M, Hq, D]`, and None for the weights."""
+        """For :func:`mmaccel.patching.intercept_attention`; `[B, M, Hq, D]`, and None for the weights."""
+        more = {"scaling": scaling, "dropout": dropout, "is_causal": is_causal, **kwargs}
 
         def plain() -> torch.Tensor:
-            return private.plain_attention(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                scaling=scaling,
-                dropout=dropout,
-                is_causal=is_causal,
-                **kwargs,
-            )[0]
+            result: torch.Tensor = original(module, query, key, value, attention_mask, **more)[0]
+            return result
 
         cached = self._cached(key)
         run = Run() if self.run is None else self.run
-        index: int = module.layer_idx  # type: ignore[assignment]
+        index = int(module.layer_idx)
         call = Call(index, query, key, value, attention_mask, scaling, cached, None, plain, run)
         reason = _unsuited(module, call, dropout, is_causal, kwargs)
         if reason and call.evicted is None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from mmaccel import private
-from mmaccel.patching import override
-
-_numbers = itertools.count()
+from mmaccel.patching import intercept_attention
 
 
 class Probe:
@@ -26,13 +23,13 @@ class Probe:
         Its keys, all heads side by side.
     """
 
-    def __init__(self, plain: Any) -> None:
-        self.plain = plain
+    def __init__(self) -> None:
         self.received: list[torch.Tensor] = []
         self.keys: list[torch.Tensor] = []
 
     def __call__(
         self,
+        original: Callable[..., Any],
         module: torch.nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -46,7 +43,7 @@ class Probe:
             mask = None if attention_mask is None else attention_mask[min(row, len(attention_mask) - 1)]
             self.received.append(_received(query[row], key[row], scale, mask))
         self.keys.extend(key.transpose(1, 2).flatten(2))
-        return self.plain(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return original(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
 
 
 @torch.no_grad()
@@ -64,13 +61,9 @@ def _received(query: torch.Tensor, key: torch.Tensor, scale: float, mask: torch.
 @contextmanager
 def probed(module: torch.nn.Module) -> Iterator[Probe]:
     """Watch one attention layer of a tower inside this block; its result is bit-identical."""
-    config: Any = module.config
-    name = f"mmaccel_tower_{next(_numbers)}"
-    probe = Probe(private.attention_function(private.attention_name(config)))
+    probe = Probe()
     with ExitStack() as stack:
-        private.register_attention(name, probe)
-        stack.callback(private.unregister_attention, name)
-        override(stack, module, "config", private.with_attention(config, name))
+        intercept_attention(stack, [module], probe)
         yield probe
 
 

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count, is_number
+from mmaccel.patching import hook
 
 CHUNK = 4096  # merged tokens to compare at once, which bounds the memory that similarities take
 
@@ -121,8 +122,7 @@ class FastVGGT:
         with ExitStack() as stack:
             for module in modules if self.merge else ():
                 before, after = _hooks(self, positions)
-                stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(after).remove)
+                hook(stack, module, before, after)
             yield
 
     def targets(self, length: int) -> torch.Tensor:
@@ -178,7 +178,7 @@ def _hooks(merger: FastVGGT, positions: tuple[str, ...]) -> tuple[Callable[..., 
         kwargs = {**kwargs, **{name: _take(kwargs[name], now[0].kept) for name in positions}}
         return ((merged, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": merged})
 
-    def after(module: nn.Module, args: Any, output: Any) -> Any:
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         match = now.pop()
         return (match.unmerge(output[0]), *output[1:]) if isinstance(output, tuple) else match.unmerge(output)
 

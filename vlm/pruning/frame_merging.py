@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from mmaccel.patching import hook
+
 from .compressor import Compressor
 
 
@@ -24,8 +26,8 @@ class Merging:
         self.method = method
         self.present = [torch.arange(frames, device=device) for _ in range(videos)]
 
-    def after(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
-        """A forward hook of a layer of the tower: hidden states `[frames of all videos, N, E]` with fewer frames."""
+    def after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """After a layer of the tower: hidden states `[frames of all videos, N, E]` with fewer frames."""
         hidden = output[0] if isinstance(output, tuple) else output
         parts = []
         for video, frames in enumerate(hidden.split([len(p) for p in self.present])):
@@ -44,5 +46,5 @@ def merging(
     state = Merging(method, videos, frames, device)
     with ExitStack() as stack:
         for number in method.merges_after(len(layers)):
-            stack.callback(layers[number - 1].register_forward_hook(state.after).remove)
+            hook(stack, layers[number - 1], after=state.after)
         yield state

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from mmaccel.patching import hook
+
 from ..decoder.call import Call, Run
 from ..input.prompt import NO_PLACE, Prompt
 from .compressor import top
@@ -183,8 +185,7 @@ def install(layers: Iterable[torch.nn.Module], cuts: Callable[[], Cuts | None], 
         return (active.before(number, hidden, kwargs), *args[1:]), kwargs
 
     for number, layer in enumerate(layers):
-        handle = layer.register_forward_pre_hook(functools.partial(before, number), with_kwargs=True)
-        stack.callback(handle.remove)
+        hook(stack, layer, functools.partial(before, number))
 
 
 def by_attention(count: Callable[[int], int], merge: bool) -> Cut:
