@@ -1,11 +1,10 @@
 """The speech benchmark: its figures on scripted results, and its page from made-up rows."""
 
-import importlib.util
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import scripted_recognizer as scripted
 import torch
 from transformers import DynamicCache
 
@@ -32,9 +31,6 @@ from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapte
 from mmaccel.testing.untrained import untrained
 
 pytest.importorskip("jiwer")
-_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
-scripted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(scripted)
 
 
 def talk():

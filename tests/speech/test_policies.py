@@ -1,10 +1,9 @@
 """Which words of a hypothesis stay."""
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import scripted_recognizer as scripted
 import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
@@ -16,10 +15,6 @@ from mmaccel.speech.policies.policy import Heard
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.speech.stream.segment import remainder
 from mmaccel.speech.stream.units import covered, matches, plain, units
-
-_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
-scripted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(scripted)
 
 
 class Spelling:

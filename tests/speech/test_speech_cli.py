@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import scripted_recognizer as scripted
 import torch
 
 from mmaccel import speech
@@ -15,9 +16,6 @@ from mmaccel.cli import run as run_commands
 from mmaccel.speech.stream.events import Final, Partial
 from mmaccel.speech.stream.live_text import CLEAR, LiveText
 
-_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
-scripted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(scripted)
 wavfile = pytest.importorskip("scipy.io.wavfile")
 pytest.importorskip("av")
 

@@ -1,13 +1,12 @@
 """Streams: what comes out follows from the audio alone, nothing is lost, and nothing grows."""
 
 import asyncio
-import importlib.util
 import random
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+import scripted_recognizer as scripted
 import torch
 from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
 
@@ -25,9 +24,6 @@ from mmaccel.speech.stream.stream import last_words
 from mmaccel.speech.stream.transcribe import as_recognizer, pieces, transcribe, transcribe_samples, transcript
 from mmaccel.speech.stream.wrappers import BackgroundStream, stream_events
 
-_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
-scripted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(scripted)
 RATE, ScriptedAdapter, silence, spoken = scripted.RATE, scripted.ScriptedAdapter, scripted.silence, scripted.spoken
 
 

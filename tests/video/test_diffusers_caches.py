@@ -1,10 +1,9 @@
 """diffusers' own caches, made safe: branches apart, nothing stale, nothing left behind."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import diffusers
+import diffusion_loop as loop
 import pytest
 import torch
 from diffusers import hooks
@@ -14,10 +13,6 @@ from mmaccel import video
 from mmaccel.errors import ConflictError
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples, private
-
-_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
-loop = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(loop)
 
 WAN = "WanTransformer3DModel"
 METHODS = (

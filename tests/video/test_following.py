@@ -1,9 +1,7 @@
 """Following the steps of a pipeline: several runs in one call, and what cannot be followed is said or refused."""
 
-import importlib.util
-from pathlib import Path
-
 import diffusers
+import diffusion_loop as loop
 import pytest
 import torch
 from PIL import Image
@@ -21,10 +19,6 @@ from mmaccel import video
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.testing.untrained import untrained
 from mmaccel.video import examples
-
-_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
-loop = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(loop)
 
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 BUILD = {"base_dim": 3, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}

@@ -1,8 +1,6 @@
 """Every cache across steps on every family of the block table: it engages or says why not, and leaves no trace."""
 
-import importlib.util
-from pathlib import Path
-
+import diffusion_loop as loop
 import pytest
 import torch
 
@@ -11,10 +9,6 @@ from mmaccel import video
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.testing.contract import snapshot
 from mmaccel.video.families.families import FAMILIES
-
-_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
-loop = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(loop)
 
 METHODS = (
     video.EasyCache(threshold=1e6, warmup=2),

@@ -1,9 +1,7 @@
 """EasyCache, TeaCache and BlockCache: what the contract does not see."""
 
-import importlib.util
-from pathlib import Path
-
 import diffusers
+import diffusion_loop as loop
 import numpy
 import pytest
 import torch
@@ -14,10 +12,6 @@ from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
 from mmaccel.video.tensors import plus, relative_change
-
-_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
-loop = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(loop)
 
 OWN = (video.EasyCache, video.TeaCache, video.BlockCache)
 WAN = "WanTransformer3DModel"

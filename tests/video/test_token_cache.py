@@ -1,11 +1,10 @@
 """TokenCache and its calibration: what the contract does not see."""
 
-import importlib.util
 import itertools
-from pathlib import Path
 from types import SimpleNamespace
 
 import diffusers
+import diffusion_loop as loop
 import numpy as np
 import pytest
 import torch
@@ -18,10 +17,6 @@ from mmaccel.video import examples
 from mmaccel.video.blocks import token_cache
 from mmaccel.video.blocks.share_solver import PARTS, _record, share_errors
 from mmaccel.video.families.families import FAMILIES
-
-_spec = importlib.util.spec_from_file_location("loop", Path(__file__).with_name("loop.py"))
-loop = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(loop)
 
 WAN = "WanTransformer3DModel"
 DIVISIBLE = [name for name in loop.BUILD if FAMILIES[name].is_divisible]
