@@ -10,17 +10,17 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .layers import Reader, cache_layers, check_crop, layer_bytes, tensor_bytes
+from .layers import AttentionReader, cache_layers, check_crop, layer_bytes, tensor_bytes
 
 ROOM = 256  # slots for new tokens that are allocated with the kept ones
 
 
 @dataclass
-class Shared:
+class EvictingState:
     """What the layers of one cache have in common; no reference to them, so that memory is freed at once."""
 
     room: int
-    reader: Reader | None = None
+    reader: AttentionReader | None = None
     allocated: int = 0
     peak: int = 0
 
@@ -49,7 +49,7 @@ class EvictingLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: EvictingState) -> None:
         super().__init__()
         self.shared = shared
         self.bytes = 0
@@ -277,16 +277,16 @@ class EvictingCache(Cache):
     def __init__(self, config: Any, room: int = ROOM, layer: type[EvictingLayer] = EvictingLayer) -> None:
         if room < 1:
             raise ValueError(f"EvictingCache(room={room}): room must be at least 1")
-        self.shared = Shared(room)
+        self.shared = EvictingState(room)
         super().__init__(layers=cache_layers(config, lambda: layer(self.shared)))
 
     @property
-    def reader(self) -> Reader | None:
+    def reader(self) -> AttentionReader | None:
         """The attention that minds what was dropped, if any."""
         return self.shared.reader
 
     @reader.setter
-    def reader(self, reader: Reader | None) -> None:
+    def reader(self, reader: AttentionReader | None) -> None:
         self.shared.reader = reader
 
     @property

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 
-class Reader(Protocol):
+class AttentionReader(Protocol):
     """Attention that knows these caches: it is told of every update, and asks the layer for more than its keys."""
 
     active: bool

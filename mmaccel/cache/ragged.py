@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .evicting import EvictingLayer, Shared
+from .evicting import EvictingLayer, EvictingState
 
 
 class RaggedLayer(EvictingLayer):
@@ -22,7 +22,7 @@ class RaggedLayer(EvictingLayer):
         Slots in use of the widest head.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: EvictingState) -> None:
         self.heads: list[EvictingLayer] = []
         super().__init__(shared)
 

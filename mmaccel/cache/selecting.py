@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .layers import Reader, cache_layers, layer_bytes
+from .layers import AttentionReader, cache_layers, layer_bytes
 from .rollback import RollbackCache, RollbackLayer
 
 # `(q, k, lengths, *, count, state, valid) -> token_idx`, as in mmaccel.kernels.policies.DECODE
@@ -118,7 +118,7 @@ class SelectingCache(RollbackCache):
             raise ValueError(f"SelectingCache(expected={expected}): expected must be at least 1, or None")
         super().__init__(config)
         self.policy = policy
-        self.reader: Reader | None = None  # the attention that selects, if any
+        self.reader: AttentionReader | None = None  # the attention that selects, if any
         self.initial = expected or self.initial
         self.layers = cache_layers(config, lambda: SelectingLayer(self))
 

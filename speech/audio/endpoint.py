@@ -23,7 +23,7 @@ FRAME = 512
 RATE = SAMPLE_RATE
 
 
-class Listener(Protocol):
+class VoiceActivityDetector(Protocol):
     """Judges the frames of one stream, in order; it keeps what it has to remember of the past."""
 
     def __call__(self, frame: torch.Tensor) -> float:
@@ -71,7 +71,7 @@ class EndpointPolicy(ABC):
             raise SettingError(f"{type(self).__name__}({setting}={value!r}): {setting} must be {allowed}")
 
     @abstractmethod
-    def listen(self) -> Listener:
+    def listen(self) -> VoiceActivityDetector:
         """A judge of the frames of a new stream."""
 
 
@@ -93,11 +93,11 @@ class SileroEndpoint(EndpointPolicy):
     15.0
     """
 
-    def listen(self) -> Listener:
-        return _SileroListener(_silero_network())
+    def listen(self) -> VoiceActivityDetector:
+        return _SileroDetector(_silero_network())
 
 
-class _SileroListener:
+class _SileroDetector:
     # The network looks at the last 64 samples of the frame before.
     CONTEXT = 64
 
@@ -178,11 +178,11 @@ class EnergyEndpoint(EndpointPolicy):
         self._require(is_number(self.floor, -120, 0), "floor", "between -120 and 0 decibels, such as -55.0")
         self._require(is_number(self.memory, 0.5, 60), "memory", "between 0.5 and 60 seconds, such as 4.0")
 
-    def listen(self) -> Listener:
-        return _EnergyListener(self)
+    def listen(self) -> VoiceActivityDetector:
+        return _EnergyDetector(self)
 
 
-class _EnergyListener:
+class _EnergyDetector:
     def __init__(self, policy: EnergyEndpoint) -> None:
         self.policy = policy
         self.levels: deque[float] = deque(maxlen=3)

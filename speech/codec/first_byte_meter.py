@@ -12,7 +12,7 @@ from mmaccel.method import is_count
 
 
 @dataclass(frozen=True)
-class Block:
+class AudioBlock:
     """A block of audio as it was ready.
 
     Attributes
@@ -62,7 +62,7 @@ class FirstByteMeter:
         if not is_count(sample_rate):
             raise SettingError(f"FirstByteMeter(sample_rate={sample_rate!r}): it must be an integer of at least 1")
         self.sample_rate, self._clock = sample_rate, clock
-        self.blocks: list[Block] = []
+        self.blocks: list[AudioBlock] = []
         self.restart()
 
     def __enter__(self) -> Self:
@@ -77,7 +77,7 @@ class FirstByteMeter:
         self.blocks.clear()
         self._began, self._plays_until = self._clock(), 0.0
 
-    def add(self, audio: Sized) -> Block | None:
+    def add(self, audio: Sized) -> AudioBlock | None:
         """Note that a block is ready now; `audio` is a tensor `[..., samples]` or a sequence, None if it is empty."""
         samples = audio.shape[-1] if hasattr(audio, "shape") else len(audio)
         if not samples:
@@ -86,7 +86,7 @@ class FirstByteMeter:
         took = ready - self.blocks[-1].ready if self.blocks else ready
         gap = max(0.0, ready - self._plays_until) if self.blocks else 0.0
         self._plays_until = max(self._plays_until, ready) + seconds
-        self.blocks.append(Block(ready, seconds, took / seconds, gap))
+        self.blocks.append(AudioBlock(ready, seconds, took / seconds, gap))
         return self.blocks[-1]
 
     @property

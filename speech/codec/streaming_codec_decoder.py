@@ -18,7 +18,7 @@ from mmaccel.method import is_count
 from mmaccel.packed_linear import with_packed_linears
 
 from ..families.private import mimi_decoder_parts
-from .causal_convolution import CausalConvolution
+from .blockwise_convolution import BlockwiseConvolution
 
 PAD_MODES = ("constant", "replicate")
 
@@ -251,8 +251,8 @@ def _is(module: Any, name: str) -> bool:
     return type(module).__name__ == name
 
 
-def _convolution(layer: Any) -> CausalConvolution:
-    return CausalConvolution(layer.conv, getattr(layer, "pad_mode", "constant"))
+def _convolution(layer: Any) -> BlockwiseConvolution:
+    return BlockwiseConvolution(layer.conv, getattr(layer, "pad_mode", "constant"))
 
 
 def _check_family(model: Any) -> None:

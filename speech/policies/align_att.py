@@ -14,7 +14,7 @@ from mmaccel.method import is_number
 
 from ..families.adapter import Encoded, SpeechAdapter
 from ..stream.units import units
-from .policy import Commitment, Heard, StreamingPolicy
+from .policy import Commitment, SegmentHypothesis, StreamingPolicy
 
 
 @runtime_checkable
@@ -97,14 +97,14 @@ class _Aligned(Commitment):
         super().__init__(committed)
         self.policy = policy
 
-    def sure(self, heard: Heard, said: list[str], rest: list[str]) -> int:
+    def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
         if not rest:
             return 0
-        adapter = heard.adapter
+        adapter = hypothesis.adapter
         assert isinstance(adapter, Attentive)
-        scores = adapter.attention(heard.encoded, heard.tokens, heard.prompt)[: len(heard.tokens)]
+        scores = adapter.attention(hypothesis.encoded, hypothesis.tokens, hypothesis.prompt)[: len(hypothesis.tokens)]
         times = [frame * adapter.frame_seconds for frame in scores.argmax(-1).tolist()]
-        settled = heard.tokens[: self.policy.settled(times, heard.encoded.seconds)]
+        settled = hypothesis.tokens[: self.policy.settled(times, hypothesis.encoded.seconds)]
         # a word whose next token is not settled is not whole
         whole = zip(units(adapter.text(settled)), said, strict=False)
         count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], whole))

@@ -9,7 +9,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_count
 
 from ..families.adapter import SpeechAdapter
-from .policy import Commitment, Heard, StreamingPolicy
+from .policy import Commitment, SegmentHypothesis, StreamingPolicy
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,5 @@ class _Held(Commitment):
         super().__init__(committed)
         self.hold = hold
 
-    def sure(self, heard: Heard, said: list[str], rest: list[str]) -> int:
+    def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
         return max(len(rest) - self.hold, 0)

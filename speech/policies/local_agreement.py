@@ -10,7 +10,7 @@ from itertools import takewhile
 from mmaccel.method import is_count
 
 from ..stream.units import covered, same
-from .policy import Commitment, Heard, StreamingPolicy
+from .policy import Commitment, SegmentHypothesis, StreamingPolicy
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Agreement(Commitment):
         super().__init__(committed)
         self.before: deque[list[str]] = deque(maxlen=n - 1)
 
-    def sure(self, heard: Heard, said: list[str], rest: list[str]) -> int:
+    def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
         rests = [one[covered(self.committed, one) :] for one in self.before]
         full = len(self.before) == self.before.maxlen
         self.before.append(said)

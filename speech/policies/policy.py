@@ -14,7 +14,7 @@ from ..stream.units import covered, units
 
 
 @dataclass(frozen=True)
-class Heard:
+class SegmentHypothesis:
     """A hypothesis of a segment up to now, and what it was decoded from.
 
     Attributes
@@ -54,18 +54,18 @@ class Commitment(ABC):
         self.committed = list(committed)
         self.tail: list[str] = []
 
-    def update(self, heard: Heard) -> list[str]:
+    def update(self, hypothesis: SegmentHypothesis) -> list[str]:
         """Take in a hypothesis; returns the units that are newly committed."""
-        said = heard.units
+        said = hypothesis.units
         rest = said[covered(self.committed, said) :]
         # What is in a loop must not be promised.
-        count = self.sure(heard, said, rest) if heard.ended else 0
+        count = self.sure(hypothesis, said, rest) if hypothesis.ended else 0
         self.committed += rest[:count]
         self.tail = rest[count:]
         return rest[:count]
 
     @abstractmethod
-    def sure(self, heard: Heard, said: list[str], rest: list[str]) -> int:
+    def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
         """How many units of `rest` stay: those of `said`, the hypothesis, that are not committed yet."""
 
 

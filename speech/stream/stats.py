@@ -136,7 +136,7 @@ class StreamStats:
         )
 
 
-class Clock:
+class RealTimeClock:
     """Tells when a result is ready if audio comes in real time, however fast it is pushed."""
 
     def __init__(self) -> None:

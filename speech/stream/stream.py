@@ -14,11 +14,11 @@ from ..audio.endpoint import FRAME, RATE, decibels
 from ..audio.sample_buffer import SampleBuffer
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word
-from ..policies.policy import Heard
+from ..policies.policy import SegmentHypothesis
 from .events import Endpoint, Event, Final
 from .segment import Segment, remainder
 from .segmenter import Cut, Look, Segmenter
-from .stats import Clock, StreamStats
+from .stats import RealTimeClock, StreamStats
 from .units import matches, units
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SpeechStream:
         self._segment: Segment | None = None
         self._history = ""  # the last words of finals of this speech, for models that take context
         self._total: int | None = None  # samples of the stream, once it has ended
-        self._clock, self._mark = Clock(), 0.0
+        self._clock, self._mark = RealTimeClock(), 0.0
         self._finished = False
 
     def __enter__(self) -> Self:
@@ -168,9 +168,11 @@ class SpeechStream:
     def _look(self, look: Look) -> None:
         segment = self._open(look.start)
         encoded, hypothesis = self._hear(segment, look.start, look.end)
-        heard = Heard(self.recognizer.adapter, encoded, segment.prompt, hypothesis.tokens, hypothesis.ended)
+        of_segment = SegmentHypothesis(
+            self.recognizer.adapter, encoded, segment.prompt, hypothesis.tokens, hypothesis.ended
+        )
         with self.recognizer.lock:  # a policy may ask the model
-            segment.commitment.update(heard)
+            segment.commitment.update(of_segment)
         self.stats.partial_decodes += 1
         partial = segment.partial(self._segmenter.position / RATE)
         segment.note(self.stats, self.time, self._spend())

@@ -9,8 +9,8 @@ import torch
 from transformers import DynamicCache, MimiConfig, MimiModel
 
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
-from mmaccel.speech.codec import causal_convolution
-from mmaccel.speech.codec.causal_convolution import CausalConvolution
+from mmaccel.speech.codec import blockwise_convolution
+from mmaccel.speech.codec.blockwise_convolution import BlockwiseConvolution
 from mmaccel.speech.codec.first_byte_meter import FirstByteMeter
 from mmaccel.speech.codec.growing_blocks import growing_blocks
 from mmaccel.speech.codec.streaming_codec_decoder import StreamingCodecDecoder
@@ -234,7 +234,7 @@ def test_models_that_do_not_fit():
 
 def blocks_of(conv, x, sizes, **more):
     """A signal `[B, C, T]` block by block, and the last carry."""
-    convolution, carry, out = CausalConvolution(conv, **more), None, []
+    convolution, carry, out = BlockwiseConvolution(conv, **more), None, []
     for block in x.transpose(1, 2).split(sizes, 1):
         y, carry = convolution(block, carry)
         out.append(y)
@@ -245,7 +245,7 @@ def blocks_of(conv, x, sizes, **more):
 @pytest.mark.parametrize("kernel, stride, groups", ((8, 4, 1), (7, 3, 1), (4, 2, 6), (9, 2, 1), (3, 3, 1), (9, 2, 2)))
 @torch.no_grad()
 def test_transposed_convolutions(kernel, stride, groups, wide, monkeypatch):
-    monkeypatch.setattr(causal_convolution, "WIDE", wide)
+    monkeypatch.setattr(blockwise_convolution, "WIDE", wide)
     torch.manual_seed(0)
     conv, x = torch.nn.ConvTranspose1d(6, 12, kernel, stride, groups=groups), torch.randn(2, 6, 60)
     out, carry = blocks_of(conv, x, [1, 2, 57])
@@ -258,8 +258,8 @@ def test_transposed_convolutions(kernel, stride, groups, wide, monkeypatch):
     "kernel, dilation, groups, bias", ((3, 1, 1, True), (3, 3, 1, True), (5, 1, 2, False), (1, 1, 1, True))
 )
 @torch.no_grad()
-def test_causal_convolutions(kernel, dilation, groups, bias, wide, monkeypatch):
-    monkeypatch.setattr(causal_convolution, "WIDE", wide)
+def test_blockwise_convolutions(kernel, dilation, groups, bias, wide, monkeypatch):
+    monkeypatch.setattr(blockwise_convolution, "WIDE", wide)
     torch.manual_seed(0)
     conv = torch.nn.Conv1d(4, 6, kernel, dilation=dilation, groups=groups, bias=bias)
     x, context = torch.randn(2, 4, 9), (kernel - 1) * dilation

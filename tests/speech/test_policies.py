@@ -11,7 +11,7 @@ from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.policies.align_att import AlignAtt
 from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.policies.local_agreement import LocalAgreement
-from mmaccel.speech.policies.policy import Heard
+from mmaccel.speech.policies.policy import SegmentHypothesis
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.speech.stream.segment import remainder
 from mmaccel.speech.stream.units import covered, matches, plain, units
@@ -26,7 +26,7 @@ class Spelling:
 
 
 def heard(text, ended=True):
-    return Heard(Spelling(), None, (), tuple(text), ended)
+    return SegmentHypothesis(Spelling(), None, (), tuple(text), ended)
 
 
 def follow(policy, texts, committed=()):
@@ -148,7 +148,7 @@ class Looking(Spelling):
 
 def look(commitment, tokens, frames, seconds):
     encoded = SimpleNamespace(seconds=seconds)
-    return commitment.update(Heard(Looking(frames), encoded, (), tuple(tokens), True))
+    return commitment.update(SegmentHypothesis(Looking(frames), encoded, (), tuple(tokens), True))
 
 
 def test_align_att_by_hand():

@@ -19,7 +19,7 @@ from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.policies.local_agreement import LocalAgreement
 from mmaccel.speech.stream.events import Endpoint, Final, Partial
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
-from mmaccel.speech.stream.stats import Clock, Lags, StreamStats, quantile
+from mmaccel.speech.stream.stats import Lags, RealTimeClock, StreamStats, quantile
 from mmaccel.speech.stream.stream import last_words
 from mmaccel.speech.stream.transcribe import as_recognizer, pieces, transcribe, transcribe_samples, transcript
 from mmaccel.speech.stream.wrappers import BackgroundStream, stream_events
@@ -440,7 +440,7 @@ def test_statistics_by_hand():
 
 
 def test_the_compute_aware_clock_waits_for_work_before():
-    clock = Clock()
+    clock = RealTimeClock()
     assert [clock.spend(1.0, 0.5), clock.spend(1.2, 0.5), clock.spend(5.0, 0.25)] == [1.5, 2.0, 5.25]
 
 

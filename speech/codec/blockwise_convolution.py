@@ -13,7 +13,7 @@ from mmaccel.packed_linear import PackedMatrix, Prepared
 WIDE = 1 << 20
 
 
-class CausalConvolution:
+class BlockwiseConvolution:
     """A convolution over the past, or a transposed one that is cut on the right, block by block; exact.
 
     A transposed convolution of kernel K and stride s is one of ``ceil(K / s)`` taps that gives s frames at a time, so
