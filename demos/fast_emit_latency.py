@@ -15,9 +15,9 @@ import time
 import torch
 from torch import nn
 
-from mmaccel.speech.emission_latency import Emission, EmissionLatency, Utterance, emission_latency
 from mmaccel.speech.families.adapter import Word
 from mmaccel.speech.fast_emit import lattice_loss, transducer_loss
+from mmaccel.speech.stream.emission_latency import Emission, EmissionLatency, Utterance, emission_latency
 
 FRAME = 0.04  # seconds
 WORDS, FEATURES, NOISE = 6, 8, 1.5

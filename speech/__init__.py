@@ -28,15 +28,6 @@ from .decoding.cross_cache import CrossCache
 from .decoding.merge_audio_tokens import MergeAudioTokens
 from .decoding.redecode import Hypothesis, decode
 from .decoding.suffix_draft import SuffixDraft
-from .emission_latency import (
-    Emission,
-    EmissionLatency,
-    Utterance,
-    emission_latency,
-    emissions_of,
-    partial_recognition_latency,
-    word_delays,
-)
 from .families import adapter, moonshine, moonshine_streaming, whisper  # noqa: F401  register themselves
 from .families.adapter import Word
 from .families.nemotron import NemotronStream
@@ -45,6 +36,15 @@ from .fast_emit import lattice_loss, transducer_loss
 from .policies.align_att import AlignAtt
 from .policies.append_only import AppendOnly
 from .policies.local_agreement import LocalAgreement
+from .stream.emission_latency import (
+    Emission,
+    EmissionLatency,
+    Utterance,
+    emission_latency,
+    emissions_of,
+    partial_recognition_latency,
+    word_delays,
+)
 from .stream.events import Endpoint, Event, Final, Partial
 from .stream.recognizer import StreamingRecognizer
 from .stream.stats import StreamStats

@@ -11,7 +11,6 @@ Example
 if __name__ != "mmaccel.video":  # imported from the root of a checkout, every module would be there twice
     raise ImportError("this folder is mmaccel.video: write `from mmaccel import video`")
 
-from .auto import Auto, auto
 from .blocks.block_cache import BlockCache
 from .blocks.share_solver import best_shares, calibrate_token_cache
 from .blocks.sparse_attention import SparseAttention
@@ -24,6 +23,7 @@ from .caches.mag_cache import MagCache, calibrate_mag_cache
 from .caches.pyramid_attention_broadcast import PyramidAttentionBroadcast
 from .caches.taylor_seer import TaylorSeer
 from .caches.tea_cache import TeaCache, calibrate_tea_cache
+from .heterogeneous.auto import Auto, auto
 from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
 from .heterogeneous.step_solver import best_steps, calibrate_steps
 from .trace import Trace, trace_of

@@ -20,7 +20,6 @@ from .decoder.select_kv import SelectKV
 from .decoder.sparse_prefill import SparsePrefill
 from .families import internvl, llava_next_video, llava_onevision, qwen_vl  # noqa: F401  they register themselves
 from .input.read_video import VideoFrames, read_video
-from .kept import Kept, kept
 from .pruning.dycoke import DyCoke
 from .pruning.early_tom import EarlyTom
 from .pruning.fast_v import FastV
@@ -29,6 +28,7 @@ from .pruning.fast_vid import FastVID
 from .pruning.frame_fusion import FrameFusion
 from .pruning.holitom import HoliTom
 from .pruning.id_pruner import IDPruner
+from .pruning.kept import Kept, kept
 from .pruning.vidcom2 import VidCom2
 from .pruning.vision_zip import VisionZip
 from .stream.response_gate import ResponseGate

@@ -19,13 +19,13 @@ import torch
 from mmaccel.bench import result as bench
 
 from ..audio.endpoint import RATE
-from ..emission_latency import Utterance, emission_latency
 from ..families.adapter import SpeechAdapter
 from ..families.weights import load
 from ..families.whisper import WhisperAdapter
 from ..policies.align_att import AlignAtt
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
+from ..stream.emission_latency import Utterance, emission_latency
 from ..stream.stats import Lags
 from ..stream.transcribe import Transcript, transcribe_samples
 from .drafts import draft_row, growing_row

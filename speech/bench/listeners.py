@@ -13,8 +13,8 @@ import torch
 from ..audio.endpoint import RATE
 from ..decoding.cross_cache import CrossCache
 from ..decoding.redecode import Hypothesis, decode
-from ..emission_latency import Emission, emissions_of
 from ..families.adapter import Encoded, SpeechAdapter, Word
+from ..stream.emission_latency import Emission, emissions_of
 from ..stream.events import Endpoint, Event, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.stats import Clock, Lags

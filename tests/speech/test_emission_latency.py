@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from mmaccel.errors import SettingError
-from mmaccel.speech.emission_latency import (
+from mmaccel.speech.families.adapter import Word
+from mmaccel.speech.stream.emission_latency import (
     Emission,
     Utterance,
     _matches,
@@ -16,7 +17,6 @@ from mmaccel.speech.emission_latency import (
     partial_recognition_latency,
     word_delays,
 )
-from mmaccel.speech.families.adapter import Word
 
 
 def said(text, every=1.0):

@@ -8,7 +8,7 @@ import torch
 import mmaccel
 from mmaccel.errors import SettingError
 from mmaccel.video import auto, examples
-from mmaccel.video.auto import as_tensor, psnr
+from mmaccel.video.heterogeneous.auto import as_tensor, psnr
 
 
 @pytest.fixture

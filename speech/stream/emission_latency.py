@@ -9,8 +9,8 @@ import numpy as np
 
 from mmaccel.errors import SettingError
 
-from .families.adapter import Word
-from .stream.stats import quantile
+from ..families.adapter import Word
+from .stats import quantile
 
 Normalize = Callable[[str], str]
 

@@ -18,11 +18,11 @@ from mmaccel.registry import register
 from mmaccel.session import Session
 from mmaccel.tuning.curve import Goal, point
 
-from .caches.easy_cache import EasyCache
-from .caches.step_cache import STEP_CACHES
-from .families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
-from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
-from .tensors import psnr, tensors
+from ..caches.easy_cache import EasyCache
+from ..caches.step_cache import STEP_CACHES
+from ..families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
+from ..tensors import psnr, tensors
+from .heterogeneous_steps import HeterogeneousSteps
 
 ROUNDS = 4  # measured budgets
 SMALLEST_BUDGET = 0.1
