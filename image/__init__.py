@@ -12,9 +12,17 @@ Example
 if __name__ != "mmaccel.image":  # imported from the root of a checkout, every module would be there twice
     raise ImportError("this folder is mmaccel.image: write `from mmaccel import image`")
 
-from .families import emu3, glm_image, janus  # noqa: F401  their adapters register themselves
-from .grouped_speculative import GroupedSpeculative
-from .speculative_jacobi import SpeculativeJacobi
-from .zipar import ZipAR
+from typing import TYPE_CHECKING
+
+from mmaccel.lazy import on_demand
+
+if TYPE_CHECKING:
+    from mmaccel.video import *  # noqa: F403  the diffusion methods, for those who make pictures with them
+
+    from .grouped_speculative import GroupedSpeculative
+    from .speculative_jacobi import SpeculativeJacobi
+    from .zipar import ZipAR
+else:
+    __getattr__, __dir__ = on_demand(__name__, __file__)
 
 __all__ = ["GroupedSpeculative", "SpeculativeJacobi", "ZipAR"]

@@ -35,7 +35,7 @@ def examples() -> list[Example]:
     """One example per family."""
     return [
         Example("janus", janus, _inner("model.language_model")),
-        Example("emu3", emu3, _inner("model.text_model")),
+        Example("emu3", emu3, _inner("model.text_model"), columns=COLUMNS + 1),  # a token of its own closes each row
         Example("glm_image", glm_image, _inner("model.language_model")),
     ]
 

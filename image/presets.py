@@ -18,4 +18,3 @@ _FAMILY = {
     "fast": Preset((ZipAR(window=2),), "image", MEASURED, ROWS),
 }
 PRESETS: dict[str, dict[str, Preset]] = dict.fromkeys(("janus", "emu3", "glm_image"), _FAMILY)
-ABSENT: dict[str, dict[str, str]] = {}

@@ -1,20 +1,20 @@
 """Presets: a name for methods that were measured, with the row of the benchmark that justifies them.
 
-A modality says which ones its families have in a module `presets` with `PRESETS` and `ABSENT`, both by family: what
-``accelerate(target, preset=...)`` stands for, and why a family lacks one. The rows themselves are in `presets.json`,
-which `python -m mmaccel.demos.pages.preset_rows` takes over from `docs/benchmarks`.
+A modality says which ones its families have: what ``accelerate(target, preset=...)`` stands for, and why a family lacks
+one. The rows themselves are in `presets.json`, which `python -m mmaccel.demos.pages.preset_rows` takes over from
+`docs/benchmarks`.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
+
+from .modality import get_modality
 
 if TYPE_CHECKING:
     from .method import Method
@@ -60,17 +60,18 @@ class Preset:
 
 def presets_of(modality: str, family: str) -> Mapping[str, Preset]:
     """The presets of one family by name; empty for families that bring none."""
-    return dict(_table(modality, "PRESETS").get(family, {}))
+    return dict(get_modality(modality).presets().get(family, {}))
 
 
 def absent_of(modality: str, family: str) -> Mapping[str, str]:
     """Names of :data:`NAMES` that a family lacks, with the reason."""
-    return dict(_table(modality, "ABSENT").get(family, {}))
+    return dict(get_modality(modality).absent_presets().get(family, {}))
 
 
 def families(modality: str) -> tuple[str, ...]:
     """All families of a modality that have presets, or a reason why they have none."""
-    return tuple(dict.fromkeys([*_table(modality, "PRESETS"), *_table(modality, "ABSENT")]))
+    found = get_modality(modality)
+    return tuple(dict.fromkeys([*found.presets(), *found.absent_presets()]))
 
 
 def listing(modality: str) -> str:
@@ -109,14 +110,6 @@ def describe(row: Mapping[str, Any]) -> str:
     elif row.get("exact"):
         figures.append("exact")
     return f"{'; '.join(figures)} (measured on {row['model']}, {bench.place(row)})"
-
-
-def _table(modality: str, name: str) -> Mapping[str, Mapping[str, Any]]:
-    module = f"mmaccel.{modality}.presets"
-    if importlib.util.find_spec(module) is None:
-        return {}
-    table: Mapping[str, Mapping[str, Any]] = getattr(importlib.import_module(module), name)
-    return table
 
 
 @cache

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
-from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 from .errors import unknown_name
 from .method import Method
-
-MODALITIES = ("image", "video", "vlm", "speech")
+from .modality import modalities
 
 _methods: dict[str, type[Method]] = {}
+_loaded: set[str] = set()
 M = TypeVar("M", bound=type[Method])
 
 
@@ -39,12 +37,12 @@ def register(modality: str) -> Callable[[M], M]:
     return enter
 
 
-@cache
 def load_modalities() -> None:
     """Import every modality that is installed, so that its methods and adapters are registered."""
-    for modality in MODALITIES:
-        if importlib.util.find_spec(f"mmaccel.{modality}") is not None:
-            importlib.import_module(f"mmaccel.{modality}")
+    for modality in modalities():
+        if modality.name not in _loaded:
+            modality.load()
+            _loaded.add(modality.name)
 
 
 def methods() -> dict[str, type[Method]]:
@@ -60,14 +58,29 @@ def methods() -> dict[str, type[Method]]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The method of that name; the modality may be left out where the rest is unambiguous."""
+    """The method of that name; the modality may be left out where the rest is unambiguous.
+
+    Some have a second name in another modality, where those who need them look as well.
+
+    Examples
+    --------
+    >>> get_method("EasyCache") is get_method("image.EasyCache") is get_method("video.EasyCache")
+    True
+    """
     table = methods()
-    if name in table:
-        return table[name]
     short = {full.split(".")[1]: cls for full, cls in table.items()}
-    if name in short:
-        return short[name]
-    raise unknown_name("method", name, table)
+    found = table.get(name) or short.get(name) or _shared(name)
+    if found is None:
+        raise unknown_name("method", name, table)
+    return found
+
+
+def _shared(name: str) -> type[Method] | None:
+    """A method by the name of a modality that shows it beside its own."""
+    prefix, _, short = name.rpartition(".")
+    packages = [modality.package for modality in modalities() if modality.name == prefix]
+    found = getattr(import_module(packages[0]), short, None) if packages else None
+    return found if isinstance(found, type) and issubclass(found, Method) and found.name else None
 
 
 def is_saved(found: Any) -> bool:

@@ -17,41 +17,47 @@ Example
 if __name__ != "mmaccel.speech":  # imported from the root of a checkout, every module would be there twice
     raise ImportError("this folder is mmaccel.speech: write `from mmaccel import speech`")
 
-from .audio.audio import Resampler, read_audio, to_samples
-from .audio.endpoint import EndpointPolicy, EnergyEndpoint, SileroEndpoint
-from .audio.growing_audio import GrowingAudio
-from .codec.first_byte_meter import FirstByteMeter
-from .codec.growing_blocks import growing_blocks
-from .codec.streaming_codec_decoder import StreamingCodecDecoder
-from .decoding.cached_encoder import EncoderStream
-from .decoding.cross_cache import CrossCache
-from .decoding.merge_audio_tokens import MergeAudioTokens
-from .decoding.redecode import Hypothesis, decode
-from .decoding.suffix_draft import SuffixDraft
-from .families import adapter, moonshine, moonshine_streaming, whisper  # noqa: F401  register themselves
-from .families.adapter import Word
-from .families.nemotron import NemotronStream
-from .families.weights import load
-from .fast_emit import lattice_loss, transducer_loss
-from .policies.align_att import AlignAtt
-from .policies.append_only import AppendOnly
-from .policies.local_agreement import LocalAgreement
-from .stream.emission_latency import (
-    Emission,
-    EmissionLatency,
-    Utterance,
-    emission_latency,
-    emissions_of,
-    partial_recognition_latency,
-    word_delays,
-)
-from .stream.events import Endpoint, Event, Final, Partial
-from .stream.recognizer import StreamingRecognizer
-from .stream.stats import StreamStats
-from .stream.stream import SpeechStream
-from .stream.subtitles import SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
-from .stream.transcribe import Transcript, transcribe, transcribe_samples
-from .stream.wrappers import BackgroundStream, stream_events
+from typing import TYPE_CHECKING
+
+from mmaccel.lazy import on_demand
+
+if TYPE_CHECKING:
+    from .audio.audio import Resampler, read_audio, to_samples
+    from .audio.endpoint import EndpointPolicy, EnergyEndpoint, SileroEndpoint
+    from .audio.growing_audio import GrowingAudio
+    from .codec.first_byte_meter import FirstByteMeter
+    from .codec.growing_blocks import growing_blocks
+    from .codec.streaming_codec_decoder import StreamingCodecDecoder
+    from .decoding.cached_encoder import EncoderStream
+    from .decoding.cross_cache import CrossCache
+    from .decoding.merge_audio_tokens import MergeAudioTokens
+    from .decoding.redecode import Hypothesis, decode
+    from .decoding.suffix_draft import SuffixDraft
+    from .families.adapter import Word
+    from .families.nemotron import NemotronStream
+    from .families.weights import load
+    from .fast_emit import lattice_loss, transducer_loss
+    from .policies.align_att import AlignAtt
+    from .policies.append_only import AppendOnly
+    from .policies.local_agreement import LocalAgreement
+    from .stream.emission_latency import (
+        Emission,
+        EmissionLatency,
+        Utterance,
+        emission_latency,
+        emissions_of,
+        partial_recognition_latency,
+        word_delays,
+    )
+    from .stream.events import Endpoint, Event, Final, Partial
+    from .stream.recognizer import StreamingRecognizer
+    from .stream.stats import StreamStats
+    from .stream.stream import SpeechStream
+    from .stream.subtitles import SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
+    from .stream.transcribe import Transcript, transcribe, transcribe_samples
+    from .stream.wrappers import BackgroundStream, stream_events
+else:
+    __getattr__, __dir__ = on_demand(__name__, __file__)
 
 __all__ = [
     "AlignAtt",

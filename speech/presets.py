@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from mmaccel.presets import Preset
-
 _EXACT = (
     "speech.SuffixDraft() was measured to save no time where nothing repeats: name it where phrases come back, or take"
     " speech.StreamingRecognizer for words while they are spoken"
 )
 _LOSSY = "nothing lossy was measured to be faster"
-PRESETS: dict[str, dict[str, Preset]] = {}
 ABSENT: dict[str, dict[str, str]] = dict.fromkeys(
     ("moonshine", "moonshine_streaming", "whisper"), {"exact": _EXACT, "balanced": _LOSSY, "fast": _LOSSY}
 )

@@ -14,26 +14,31 @@ Example
 if __name__ != "mmaccel.vlm":  # imported from the root of a checkout, every module would be there twice
     raise ImportError("this folder is mmaccel.vlm: write `from mmaccel import vlm`")
 
-from .decoder import adapter  # noqa: F401  register themselves
-from .decoder.compress_kv import CompressKV
-from .decoder.select_kv import SelectKV
-from .decoder.sparse_prefill import SparsePrefill
-from .families import internvl, llava_next_video, llava_onevision, qwen_vl  # noqa: F401  they register themselves
-from .input.read_video import VideoFrames, read_video
-from .pruning.dycoke import DyCoke
-from .pruning.early_tom import EarlyTom
-from .pruning.fast_v import FastV
-from .pruning.fast_vggt import FastVGGT
-from .pruning.fast_vid import FastVID
-from .pruning.frame_fusion import FrameFusion
-from .pruning.holitom import HoliTom
-from .pruning.id_pruner import IDPruner
-from .pruning.kept import Kept, kept
-from .pruning.vidcom2 import VidCom2
-from .pruning.vision_zip import VisionZip
-from .stream.response_gate import ResponseGate
-from .stream.streaming_compression import StreamingCompression
-from .stream.video_stream import StreamStats, VideoStream
+from typing import TYPE_CHECKING
+
+from mmaccel.lazy import on_demand
+
+if TYPE_CHECKING:
+    from .decoder.compress_kv import CompressKV
+    from .decoder.select_kv import SelectKV
+    from .decoder.sparse_prefill import SparsePrefill
+    from .input.read_video import VideoFrames, read_video
+    from .pruning.dycoke import DyCoke
+    from .pruning.early_tom import EarlyTom
+    from .pruning.fast_v import FastV
+    from .pruning.fast_vggt import FastVGGT
+    from .pruning.fast_vid import FastVID
+    from .pruning.frame_fusion import FrameFusion
+    from .pruning.holitom import HoliTom
+    from .pruning.id_pruner import IDPruner
+    from .pruning.kept import Kept, kept
+    from .pruning.vidcom2 import VidCom2
+    from .pruning.vision_zip import VisionZip
+    from .stream.response_gate import ResponseGate
+    from .stream.streaming_compression import StreamingCompression
+    from .stream.video_stream import StreamStats, VideoStream
+else:
+    __getattr__, __dir__ = on_demand(__name__, __file__)
 
 __all__ = [
     "CompressKV",

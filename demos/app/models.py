@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mmaccel import zoo
 from mmaccel.errors import SettingError, unknown_name
-from mmaccel.speech.families import weights as speech_models
+from mmaccel.modality import get_modality, modalities
 
 if TYPE_CHECKING:
     from .runs import Run
 
-# What loads a model of a kind: module and function with `(model, device, dtype)`.
-LOADERS = {
-    "image": "mmaccel.image.generation",
-    "video": "mmaccel.video.generation",
-    "vlm": "mmaccel.vlm.answering",
-    "speech": "mmaccel.speech.families.weights",
-}
 PATIENCE = 0.1  # seconds between looks at whether a visitor who waits for a model has left
 
 
@@ -33,7 +24,7 @@ class Shared:
     Attributes
     ----------
     loaded
-        What its loader returned: a painter, a pipeline, or a model with its processor.
+        What :meth:`mmaccel.modality.Modality.open` returned.
     lock
         Held by whoever runs it: a second session on one model is an error, and two runs at once would spoil the
         times of both.
@@ -56,7 +47,7 @@ class Models:
     any_model
         Whether visitors may type hub ids of their own (default False: they download gigabytes).
     device, dtype
-        As for the loaders.
+        As for :meth:`mmaccel.modality.Modality.open`.
     most
         Models in memory at once.
     """
@@ -70,17 +61,16 @@ class Models:
         most: int = 4,
     ) -> None:
         self.more, self.any_model, self.device, self.dtype, self.most = more or {}, any_model, device, dtype, most
+        kinds = [modality.name for modality in modalities()]
         for kind in self.more:
-            if kind not in LOADERS:
-                raise unknown_name("kind of model", kind, LOADERS)
+            if kind not in kinds:
+                raise unknown_name("kind of model", kind, kinds)
         self._shared: dict[tuple[str, str], Shared] = {}
         self._guard = threading.Lock()
 
     def names(self, kind: str) -> list[str]:
         """What a visitor may choose for a kind, the operator's own models first."""
-        if kind == "speech":
-            return [*self.more.get(kind, []), *speech_models.names()]
-        return [*self.more.get(kind, []), *(name for name in zoo.names() if zoo.modality(name) == kind)]
+        return [*self.more.get(kind, []), *get_modality(kind).models()]
 
     def check(self, kind: str, name: Any) -> None:
         """Raise unless a visitor may use this model."""
@@ -109,7 +99,7 @@ class Models:
         try:
             if shared.loaded is None:
                 with run.stage("load"):
-                    shared.loaded = importlib.import_module(LOADERS[kind]).load(name, self.device, self.dtype)
+                    shared.loaded = get_modality(kind).open(name, self.device, self.dtype)
             yield shared
         finally:
             shared.lock.release()

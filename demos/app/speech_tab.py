@@ -14,9 +14,9 @@ from typing import Any
 import gradio as gr
 
 from mmaccel import speech
-from mmaccel.cli.run import POLICIES
 from mmaccel.errors import unknown_name
 from mmaccel.speech.audio.endpoint import find_endpoint
+from mmaccel.speech.command import POLICIES
 from mmaccel.speech.stream.stats import StreamStats
 
 from . import panels

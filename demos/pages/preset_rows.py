@@ -15,8 +15,9 @@ from typing import Any
 from mmaccel import presets
 from mmaccel.bench import result as bench
 from mmaccel.errors import SettingError
+from mmaccel.modality import modalities
 from mmaccel.presets import Preset
-from mmaccel.registry import MODALITIES, get_method
+from mmaccel.registry import get_method
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 TARGET = Path(presets.__file__).with_name(presets.FILE)
@@ -52,9 +53,9 @@ def all_presets() -> list[Preset]:
     """Every preset of every family, each once."""
     found = [
         preset
-        for modality in MODALITIES
-        for family in presets.families(modality)
-        for preset in presets.presets_of(modality, family).values()
+        for modality in modalities()
+        for family in presets.families(modality.name)
+        for preset in presets.presets_of(modality.name, family).values()
     ]
     return list({preset.key: preset for preset in found}.values())
 

@@ -9,10 +9,11 @@ from included import ROOT
 
 from mmaccel.bench import result as bench
 from mmaccel.method import Method
+from mmaccel.modality import modalities
 from mmaccel.registry import methods
 
 BENCHMARKS = ROOT / "docs" / "benchmarks"
-FILES = ("image", "video", "vlm", "language", "speech")
+FILES = [name for modality in modalities() for name in modality.benchmarks()]
 ALTERNATIVES = ("fewer steps", "fewer frames")
 # Columns that tell measurements of the same settings apart, with how they read.
 CONDITIONS = {"batch": "batch {}", "guidance": "guidance {:g}", "budget": "{:.0%} of the time", "share": "{:.0%} kept"}

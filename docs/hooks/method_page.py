@@ -15,11 +15,11 @@ from included import ROOT
 from mmaccel import presets
 from mmaccel.bench import result as bench
 from mmaccel.method import Method
-from mmaccel.registry import MODALITIES, methods
+from mmaccel.modality import modalities
+from mmaccel.registry import methods
 
 PICTURES = ROOT / "docs" / "pictures"
 ROLE = re.compile(r":\w+:`~?([\w.]+)`")
-TITLES = {"image": "Images", "video": "Video", "vlm": "Video questions and language models", "speech": "Speech"}
 
 
 def address(method: type[Method]) -> str:
@@ -47,11 +47,11 @@ def index_page() -> str:
         "An *exact* method gives the model's own output: equal tokens, or the same law, and the tests prove it."
         " A *lossy* one says so in its report, and its page has what it was measured to cost.",
     ]
-    for modality in MODALITIES:
-        found = [cls for name, cls in methods().items() if name.split(".")[0] == modality]
+    for modality in modalities():
+        found = [cls for name, cls in methods().items() if name.split(".")[0] == modality.name]
         lines = [[_link(cls, "index.md"), _kind(cls), sentence(cls)] for cls in found]
-        parts += [f"## {TITLES[modality]}", bench.markdown(("method", "output", "what it does"), lines)]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"## {modality.title}", modality.note, bench.markdown(("method", "output", "what it does"), lines)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def sentence(method: type[Method]) -> str:

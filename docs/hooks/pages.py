@@ -24,7 +24,8 @@ from preset_page import preset_page  # noqa: E402
 from reference_page import reference_pages  # noqa: E402
 
 from mmaccel import zoo  # noqa: E402
-from mmaccel.registry import MODALITIES, methods  # noqa: E402
+from mmaccel.modality import modalities  # noqa: E402
+from mmaccel.registry import methods  # noqa: E402
 
 SOURCE = ROOT / "build" / "docs-source"  # as in mkdocs.yml
 NO_SOURCE = ("__pycache__", *zoo.names())
@@ -32,7 +33,6 @@ NO_SOURCE = ("__pycache__", *zoo.names())
 # A line of a page that stands for a part of another file: `<!-- from README.md: Kernels -->`, or without the heading
 # for what comes before the first one.
 INCLUDE = re.compile(r"^<!-- from ([\w./-]+)(?:: (.+?))? -->$", re.MULTILINE)
-WORDS = {"image": "Images", "video": "Video", "vlm": "Video questions", "speech": "Speech"}
 
 
 def generated() -> dict[str, str]:
@@ -103,10 +103,10 @@ def _filled(entry: Any, full: dict[str, Any]) -> Any:
 
 
 def _methods() -> list[Any]:
-    by_modality: dict[str, list[str]] = {modality: [] for modality in MODALITIES}
+    by_modality: dict[str, list[str]] = {}
     for name, method in methods().items():
-        by_modality[name.split(".")[0]].append(address(method))
-    return ["methods/index.md", *({WORDS[modality]: pages} for modality, pages in by_modality.items())]
+        by_modality.setdefault(name.split(".")[0], []).append(address(method))
+    return ["methods/index.md", *({one.title: by_modality.get(one.name, [])} for one in modalities())]
 
 
 def _no_source(_: str, names: list[str]) -> list[str]:

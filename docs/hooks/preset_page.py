@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmaccel import presets
 from mmaccel.bench import result as bench
-from mmaccel.registry import MODALITIES
+from mmaccel.modality import modalities
 
 INTRO = """# Presets
 
@@ -30,9 +30,9 @@ mmaccel plan --model tiny-wan --preset balanced
 def preset_page() -> str:
     """All presets; families with the same ones share a table."""
     tables: dict[str, list[str]] = {}
-    for modality in MODALITIES:
-        for family in presets.families(modality):
-            tables.setdefault(_table(modality, family), []).append(family)
+    for modality in modalities():
+        for family in presets.families(modality.name):
+            tables.setdefault(_table(modality.name, family), []).append(family)
     return "\n\n".join([INTRO, *(f"## {', '.join(names)}\n\n{table}" for table, names in tables.items())]) + "\n"
 
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import importlib
 
+from mmaccel.modality import modalities
 from mmaccel.registry import methods
 
-MODULES = {
-    "mmaccel": "The core",
-    "mmaccel.image": "Images",
-    "mmaccel.video": "Video",
-    "mmaccel.vlm": "Video questions and language models",
-    "mmaccel.speech": "Speech",
-    "mmaccel.kernels": "Kernels",
-    "mmaccel.zoo": "The shipped models",
-}
+CORE = {"mmaccel": "The core"}
+SHARED = {"mmaccel.kernels": "Kernels", "mmaccel.zoo": "The shipped models"}
 
 
 def reference_pages() -> dict[str, str]:
     """A page for each module that has something public beside its methods."""
-    pages = {f"reference/{name.split('.')[-1]}.md": _page(name, title) for name, title in MODULES.items()}
+    modules = CORE | {modality.package: modality.title for modality in modalities()} | SHARED
+    pages = {f"reference/{name.split('.')[-1]}.md": _page(name, title) for name, title in modules.items()}
     return {place: text for place, text in pages.items() if text}
 
 
@@ -29,7 +24,8 @@ def _page(name: str, title: str) -> str:
     classes = methods().values()
     shown = [n for n in public if not n.startswith("_") and getattr(module, n) not in classes]
     blocks = [f"::: {name}.{n}" for n in shown if callable(getattr(module, n))]
-    intro = f"`import {name}`" if "." not in name else f"`from mmaccel import {name.split('.')[1]}`"
+    folder, _, last = name.rpartition(".")
+    intro = f"`from {folder} import {last}`" if folder else f"`import {name}`"
     return "\n\n".join([f"# {title}", intro, *blocks]) + "\n" if blocks else ""
 
 

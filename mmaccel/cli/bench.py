@@ -13,17 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MmaccelError
+from ..modality import modalities
 from .arguments import THREADS, whole
 
-# Each has `rows(full)` and `write_page(result, path)`; `THREADS` where it is not 2.
-BENCHMARKS = {
-    "image": "mmaccel.image.bench.benchmark",
-    "kernels": "mmaccel.kernels.bench.benchmark",
-    "language": "mmaccel.vlm.bench.language",
-    "speech": "mmaccel.speech.bench.benchmark",
-    "video": "mmaccel.video.bench.benchmark",
-    "vlm": "mmaccel.vlm.bench.benchmark",
-}
 FOLDER = Path("docs/benchmarks")
 EXAMPLES = """examples:
   mmaccel bench image
@@ -32,6 +24,14 @@ EXAMPLES = """examples:
   mmaccel bench difference before/image.json after/image.json --fail-below 0.9
   mmaccel bench index
 """
+
+
+def benchmarks() -> dict[str, str]:
+    """Modules by name: each has `rows(full)` and `write_page(result, path)`, and `THREADS` where these are not 2."""
+    found = {"kernels": "mmaccel.kernels.bench.benchmark"}
+    for modality in modalities():
+        found |= modality.benchmarks()
+    return dict(sorted(found.items()))
 
 
 class BenchmarksFailed(MmaccelError):
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     looks: dict[str, Any] = {"epilog": EXAMPLES, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = commands.add_parser("bench", help="measure methods against plain runs", **looks)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name in BENCHMARKS:
+    for name in benchmarks():
         kind = kinds.add_parser(name, help=f"the benchmark of {name}", **looks)
         _add_common(kind, "up to an hour on 2 cores")
         kind.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
@@ -79,7 +79,7 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
 
     from ..bench import result as bench
 
-    benchmark = importlib.import_module(BENCHMARKS[arguments.kind])
+    benchmark = importlib.import_module(benchmarks()[arguments.kind])
     torch.set_num_threads(arguments.threads or getattr(benchmark, "THREADS", 2))
     with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
         result = bench.result(benchmark.rows(full=arguments.full))
@@ -98,9 +98,9 @@ def run_all(arguments: argparse.Namespace) -> None:
     BenchmarksFailed
         At the end, if some did not come through; it names them.
     """
-    failed, found = [], 0
-    for number, kind in enumerate(BENCHMARKS, 1):
-        print(f"{number} of {len(BENCHMARKS)}: {kind}", file=sys.stderr, flush=True)
+    failed, found, kinds = [], 0, benchmarks()
+    for number, kind in enumerate(kinds, 1):
+        print(f"{number} of {len(kinds)}: {kind}", file=sys.stderr, flush=True)
         if arguments.page:
             arguments.page.mkdir(parents=True, exist_ok=True)
         result, reason = _in_a_process(list(_words(kind, arguments)))
@@ -116,7 +116,7 @@ def run_all(arguments: argparse.Namespace) -> None:
         write(arguments.page)
     if failed:
         again = " and ".join(f"`mmaccel bench {kind}`" for kind in failed)
-        count = f"{len(failed)} of {len(BENCHMARKS)} benchmarks failed"
+        count = f"{len(failed)} of {len(kinds)} benchmarks failed"
         raise BenchmarksFailed(f"{count}, and all that was measured is kept; run {again} again (the reasons are above)")
 
 

@@ -1,12 +1,14 @@
-"""All methods and presets as text, from a file: to import them takes seconds, and to read about them need not.
+"""All methods and presets as text: from a file, since to import them takes seconds, and to read about them need not.
 
-`python -m mmaccel.demos.pages.method_listing` takes them over from the registry into `listing.json`; a test compares
-the two.
+`python -m mmaccel.demos.pages.method_listing` writes `listing.json` from the registry; a test compares the two.
+Modalities of other packages are not in the file, and are imported.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping
@@ -14,20 +16,76 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ..method import Method
+from ..modality import Modality
+
 FILE = "listing.json"
 WIDEST = 100  # characters of a line
 INDENT = 4
+ROLE = re.compile(r":\w+:`~?(?:mmaccel\.)?([\w.]+)`")
 
 
-def methods_text(modality: str) -> str:
+def methods_text(modality: Modality) -> str:
     """Methods of a modality: exact or lossy, what each does, and what its settings mean."""
-    found = _listing()["methods"].items()
-    return "\n\n".join(_method(name, told) for name, told in found if name.split(".")[0] == modality)
+    shipped = modality.name in _listed()["presets"]
+    described = _listed()["methods"] if shipped else described_methods()
+    parts = [_method(name, told) for name, told in described.items() if name.split(".")[0] == modality.name]
+    return "\n\n".join([*parts, *(["\n".join(_wrapped(modality.note))] if modality.note else [])])
 
 
-def presets_text(modality: str) -> str:
+def presets_text(modality: Modality) -> str:
     """Presets of a modality, as :func:`mmaccel.presets.listing` writes them."""
-    return str(_listing()["presets"][modality])
+    from ..presets import listing
+
+    found = _listed()["presets"].get(modality.name)
+    return listing(modality.name) if found is None else str(found)
+
+
+def described_methods() -> dict[str, dict[str, Any]]:
+    """What all methods say of themselves, by name."""
+    from ..registry import methods
+
+    return {name: _told(cls) for name, cls in methods().items()}
+
+
+def _told(method: type[Method]) -> dict[str, Any]:
+    """What a method says of itself; a line of the docstring can be of several settings, such as `first, last`."""
+    meanings = parameters(inspect.getdoc(method) or "")
+    usual = method()
+    settings = [
+        {
+            "name": name,
+            "default": repr(getattr(usual, name)),
+            "meaning": next(text for names, text in meanings.items() if name in names.split(", ")),
+        }
+        for name in usual.settings()
+    ]
+    summary = re.sub(r"; (lossy|lossless|exact)\.$", ".", method.summary())
+    return {"exact": usual.exact, "summary": _plain(summary), "settings": settings, "paper": method.paper}
+
+
+def parameters(docstring: str) -> dict[str, str]:
+    """The section *Parameters* of a numpy docstring: text by name, or by names as they stand there.
+
+    Examples
+    --------
+    >>> parameters("What it does.\\n\\nParameters\\n----------\\nkeep\\n    A share;\\n    by default a half.")
+    {'keep': 'A share; by default a half.'}
+    """
+    section = docstring.partition("Parameters\n----------\n")[2]
+    section = re.split(r"\n\n\S[^\n]*\n-{3,}", section)[0]
+    found: dict[str, list[str]] = {}
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            found[line.partition(" : ")[0].strip()] = []
+        elif line.strip() and found:
+            found[next(reversed(found))].append(line.strip())
+    return {names: _plain(" ".join(lines)) for names, lines in found.items()}
+
+
+def _plain(text: str) -> str:
+    """Text of a docstring without its marks for references and code."""
+    return ROLE.sub(r"\1", text).replace("``", "").replace("`", "")
 
 
 def _method(name: str, told: Mapping[str, Any]) -> str:
@@ -51,6 +109,6 @@ def _wrapped(text: str, further: int = INDENT) -> list[str]:
 
 
 @cache
-def _listing() -> dict[str, Any]:
+def _listed() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))
     return found

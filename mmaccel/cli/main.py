@@ -13,13 +13,14 @@ from pathlib import Path
 
 from ..errors import MmaccelError
 from ..files.output import check_writable, replacing
+from ..modality import Modality, get_modality, modalities
 from ..version import __version__, versions
 from .arguments import Parser
 from .bench import add_parser as add_bench
 from .compare import add_parser as add_compare
 from .demo import add_parser as add_demo
 from .model_arguments import add_methods, add_model, chosen_methods, target_of
-from .run_parsers import add_run
+from .run import add_parser as add_run
 from .tune import add_parser as add_tune
 
 STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as shells have them: of SIGINT, and of SIGPIPE
@@ -88,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         lists.set_defaults(run=run, loads_models=False)
 
     plan = commands.add_parser("plan", help="resolve and check methods for a model, and save them")
-    add_model(plan)
+    add_model(plan, modalities()[0].model)
     add_methods(plan)
     plan.add_argument("-o", "--output", type=Path, help="write the plan as JSON")
     plan.set_defaults(run=_plan)
@@ -122,13 +123,8 @@ def _presets(arguments: argparse.Namespace) -> None:
     print("\n\n".join(presets_text(modality) for modality in _modalities(arguments)))
 
 
-def _modalities(arguments: argparse.Namespace) -> tuple[str, ...]:
-    from ..errors import unknown_name
-    from ..registry import MODALITIES
-
-    if arguments.modality not in (None, *MODALITIES):
-        raise unknown_name("modality", arguments.modality, MODALITIES)
-    return MODALITIES if arguments.modality is None else (arguments.modality,)
+def _modalities(arguments: argparse.Namespace) -> tuple[Modality, ...]:
+    return modalities() if arguments.modality is None else (get_modality(arguments.modality),)
 
 
 def _plan(arguments: argparse.Namespace) -> None:

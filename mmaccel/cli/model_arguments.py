@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
+from ..modality import Modality, get_modality, modalities
 
 
-def add_model(parser: argparse.ArgumentParser, default: str = "tiny-janus") -> None:
+def add_model(parser: argparse.ArgumentParser, default: str) -> None:
     """Add what says which model runs, and where."""
     parser.add_argument("--model", default=default, help=f"zoo name, hub id or folder (default {default})")
     add_device(parser)
@@ -66,26 +67,19 @@ def dtype_of(arguments: argparse.Namespace) -> Any:
 
 
 def target_of(arguments: argparse.Namespace) -> Any:
-    """The model or pipeline that is asked for."""
-    from .. import zoo
-
-    kind = zoo.modality(arguments.model) if zoo.is_known(arguments.model) else None
-    if kind == "video" or (Path(arguments.model) / "model_index.json").is_file():
-        from mmaccel.video import generation
-
-        return generation.load(arguments.model, device_of(arguments), dtype_of(arguments))
-    if kind == "vlm":
-        from mmaccel.vlm import answering
-
-        return answering.load(arguments.model, device_of(arguments), dtype_of(arguments))[0]
-    return painter(arguments).target
+    """The model or pipeline that is asked for, of the first modality whose it may be."""
+    known = modalities()
+    found = next((modality for modality in known if modality.recognizes(arguments.model)), known[0])
+    return found.target(_opened(found, arguments))
 
 
-def painter(arguments: argparse.Namespace) -> Any:
-    """The image model that is asked for, with its processor."""
-    from mmaccel.image import generation
+def opened(arguments: argparse.Namespace) -> Any:
+    """The model that is asked for, as the modality of the command opens it."""
+    return _opened(get_modality(arguments.kind), arguments)
 
-    return generation.load(arguments.model, device_of(arguments), dtype_of(arguments))
+
+def _opened(modality: Modality, arguments: argparse.Namespace) -> Any:
+    return modality.open(arguments.model, device_of(arguments), dtype_of(arguments))
 
 
 def chosen_methods(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
 from ..files.output import check_writable
 from .arguments import number
-from .calls import add_kinds, measured_inputs
+from .command import Command, add_kinds
 from .model_arguments import parse_method, value_of
 
 SEEDS = 1
@@ -27,12 +28,12 @@ EXAMPLES = """examples:
 def add_parser(commands: Any) -> None:
     """Add `tune` with its kinds to the command line."""
     about = "measure settings of a method, and save the plan that is enough"
-    for _, kind in add_kinds(commands, "tune", about, EXAMPLES, SEEDS):
-        _add_choice(kind)
-        kind.set_defaults(run=run_tune)
+    for command, kind in add_kinds(commands, "tune", about, EXAMPLES, SEEDS):
+        _add_choice(kind, command.floor)
+        kind.set_defaults(run=partial(run_tune, command))
 
 
-def _add_choice(kind: Any) -> None:
+def _add_choice(kind: Any, floor: str) -> None:
     """What is measured, and what is enough."""
     kind.add_argument(
         "--method",
@@ -49,17 +50,12 @@ def _add_choice(kind: Any) -> None:
     )
     above = number("a number above 1", lambda value: value > 1)
     kind.add_argument("--target-speedup", type=above, metavar="X", help="the speed-up to reach, such as 1.8")
-    kind.add_argument(
-        "--floor",
-        type=number(),
-        help="the quality to keep: at least so many dB PSNR for video, the share of equal answers for vlm;"
-        " for image at most so many nats of surprise, for speech at most such a word error rate",
-    )
+    kind.add_argument("--floor", type=number(), help=f"the quality to keep: {floor}")
     kind.add_argument("-o", "--output", type=Path, metavar="PLAN.json", help="save the plan that was picked")
     kind.add_argument("--plot", type=Path, metavar="CURVE.png", help="draw quality against time")
 
 
-def run_tune(arguments: argparse.Namespace) -> None:
+def run_tune(command: Command, arguments: argparse.Namespace) -> None:
     """Measure, print and save; the plot is written even if no setting is good enough for a plan."""
     from ..comparison.quality_plot import require_matplotlib
 
@@ -70,7 +66,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
         require_matplotlib()
     check_writable(arguments.output)
     check_writable(arguments.plot, "--plot")
-    found = _tune(arguments)
+    found = _tune(command, arguments)
     print(found, flush=True)
     if arguments.output and found.plan is not None:
         found.save(arguments.output)
@@ -82,12 +78,12 @@ def run_tune(arguments: argparse.Namespace) -> None:
         raise SettingError(f"no plan was saved: {found.notes[0]}")
 
 
-def _tune(arguments: argparse.Namespace) -> Any:
+def _tune(command: Command, arguments: argparse.Namespace) -> Any:
     from ..tuning.tune import tune
 
     grid = grid_of(arguments.setting)
     method = parse_method(arguments.method)
-    target, inputs = measured_inputs(arguments)
+    target, inputs = command.measured_inputs(arguments)
     goal = {"target_speedup": arguments.target_speedup, "floor": arguments.floor}
     return tune(target, method, grid=grid or None, **goal, **inputs)
 

@@ -1,12 +1,10 @@
 """What `compare` has to know of a modality: how one call is repeated, judged and shown.
 
-A modality says so in a module `comparing` with a class `Trial`, as `mmaccel/video/comparing.py`.
+A modality says so in a subclass of :class:`BaseTrial`.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..adapter import Adapter
-from ..errors import SettingError, UnsupportedTargetError
+from ..errors import SettingError
+from ..modality import get_modality
 
 if TYPE_CHECKING:
     import torch
@@ -157,18 +156,8 @@ class BaseTrial(ABC):
 
 
 def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTrial:
-    """The trial of a target's modality.
-
-    Raises
-    ------
-    UnsupportedTargetError
-        If the modality has no module `comparing`.
-    """
-    name = f"mmaccel.{adapter.modality}.comparing"
-    if importlib.util.find_spec(name) is None:
-        raise UnsupportedTargetError(f"compare knows no {adapter.modality} models: time them with `mmaccel bench`")
-    trial: BaseTrial = importlib.import_module(name).Trial(adapter, inputs, processor)
-    return trial
+    """The trial of a target's modality."""
+    return get_modality(adapter.modality).trial()(adapter, inputs, processor)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The contract that every registered method must pass, on tiny models of the real classes.
 
-A modality brings its models in a module `examples`; :func:`check_method` does the rest. New methods need no
+A modality brings its models as examples; :func:`check_method` does the rest. New methods need no
 test of their own for any of this::
 
     @pytest.mark.parametrize("name", mmaccel.methods())
@@ -10,7 +10,6 @@ test of their own for any of this::
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 from ..adapter import adapters, find_adapter
 from ..errors import ActiveSessionError, UnknownNameError
 from ..method import Method
+from ..modality import get_modality
 from ..plan import Plan, plan
 from ..session import Session, accelerate
 from .snapshot import snapshot
@@ -43,7 +43,7 @@ class Example:
     call
         Name of the method users call.
     columns
-        Width of the grid, which stands for `"columns"` in `Method.neutral`.
+        Tokens of a row of the grid, which stand for `"columns"` in `Method.neutral`.
     takes_generator
         Whether the accelerated call takes a `generator`. Otherwise its arguments ask for no sampling, and the
         same call must give the same output without one.
@@ -67,11 +67,7 @@ class Example:
 
     def settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings with the placeholder `"columns"` replaced by this example's grid."""
-        return {k: self._columns() if v == "columns" else v for k, v in settings.items()}
-
-    def _columns(self) -> int:
-        # Emu3 closes every row with a token of its own
-        return self.columns + (self.family == "emu3")
+        return {k: self.columns if v == "columns" else v for k, v in settings.items()}
 
     def run(self, target: Any, arguments: Arguments, batch: int = 1, seed: int | None = 0, **more: Any) -> torch.Tensor:
         """Call the target; with `seed`, from a private generator if it is a session, else from the global one."""
@@ -87,7 +83,7 @@ class Example:
 
 def examples(modality: str) -> list[Example]:
     """The examples of a modality."""
-    return importlib.import_module(f"mmaccel.{modality}.examples").examples()  # type: ignore[no-any-return]
+    return get_modality(modality).examples()
 
 
 def check_method(method: type[Method]) -> None:

@@ -25,10 +25,10 @@ import torch
 from safetensors import safe_open
 
 from ..errors import SettingError, WeightsError, unknown_name
+from ..modality import modalities
 
-# name -> module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`
-_MODELS = {"tiny-janus": "tiny_janus", "tiny-wan": "tiny_wan", "tiny-onevision": "tiny_onevision"}
-_MODALITIES = {"tiny-janus": "image", "tiny-wan": "video", "tiny-onevision": "vlm"}
+# Each has a module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`.
+_MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision")
 
 
 def names() -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def is_known(name: str) -> bool:
 def modality(name: str) -> str:
     """What a model is for: ``"image"`` and ``"video"`` make these, ``"vlm"`` answers questions about them."""
     path(name)  # checks the name
-    return _MODALITIES[name]
+    return next(modality.name for modality in modalities() if name in modality.models())
 
 
 def path(name: str) -> Path:
@@ -53,8 +53,8 @@ def path(name: str) -> Path:
         raise unknown_name("zoo model", name, names())
     if not _folder(name).is_dir():
         raise WeightsError(
-            f"{name} is not trained yet: python -m mmaccel.demos.train_{_MODELS[name]} --output FOLDER trains it, and"
-            " FOLDER/model can stand for its name"
+            f"{name} is not trained yet: python -m mmaccel.demos.training.train_{_module_name(name)} --output FOLDER"
+            " trains it, and FOLDER/model can stand for its name"
         )
     return _folder(name)
 
@@ -105,7 +105,7 @@ def questions(name: str, count: int, seed: int = 0) -> list[Any]:
     """
     ask = getattr(_module(name), "questions", None)
     if ask is None:
-        answering = [other for other in _MODELS if _MODALITIES[other] == "vlm"]
+        answering = [other for other in names() if hasattr(_module(other), "questions")]
         raise SettingError(f"{name} answers no questions: {', '.join(answering)} does")
     return list(ask(path(name), count, seed))
 
@@ -121,4 +121,8 @@ def reference(name: str) -> tuple[list[str], torch.Tensor]:
 
 def _module(name: str) -> Any:
     path(name)  # checks the name
-    return importlib.import_module(f".{_MODELS[name]}", __name__)
+    return importlib.import_module(f".{_module_name(name)}", __name__)
+
+
+def _module_name(name: str) -> str:
+    return name.replace("-", "_")

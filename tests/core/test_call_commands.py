@@ -24,7 +24,7 @@ def compared(monkeypatch):
         calls.append((target, methods, inputs))
         raise SettingError("recorded")
 
-    for name in ("compare", "tune"):
+    for name in ("comparison.compare", "tuning.tune"):
         monkeypatch.setattr(importlib.import_module(f"mmaccel.{name}"), "compare", record)
     return calls
 

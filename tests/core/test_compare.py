@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html.parser import HTMLParser
 
 import pytest
@@ -18,7 +18,6 @@ import mmaccel
 from mmaccel import registry, zoo
 from mmaccel.bench import result as bench
 from mmaccel.cli import main as cli
-from mmaccel.cli.calls import CALLS
 from mmaccel.comparison import page as comparison_page
 from mmaccel.comparison import race
 from mmaccel.comparison.comparison import Comparison, Pair, describe
@@ -27,6 +26,7 @@ from mmaccel.comparison.trial import Shown, seeded
 from mmaccel.errors import ConflictError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
+from mmaccel.image.command import ImageCommand
 from mmaccel.method import Method
 from mmaccel.patching import override
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
@@ -524,7 +524,7 @@ def test_bad_words_are_one_line_and_leave_nothing(tmp_path, capsys, words, hint)
 
 def test_the_command_line_writes_what_compare_finds(tmp_path, capsys, monkeypatch, janus):
     model, arguments = janus
-    monkeypatch.setitem(CALLS, "image", replace(CALLS["image"], prepare=lambda _: (model, arguments())))
+    monkeypatch.setattr(ImageCommand, "prepare", lambda *_: (model, arguments()))
     words = ["image", "pizza", "--method", "ZipAR:window=2", "--method", "SpeculativeJacobi:window=8", "--seeds", "1"]
     code = cli.main(["compare", *words, "--rounds", "1", "-o", str(tmp_path / "x.json")])
     out = capsys.readouterr().out

@@ -11,10 +11,11 @@ from mmaccel.adapter import adapters
 from mmaccel.cli import main as cli
 from mmaccel.demos.pages import preset_rows
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
-from mmaccel.registry import MODALITIES
+from mmaccel.modality import modalities
 from mmaccel.video import examples as video_examples
 from mmaccel.vlm import examples as vlm_examples
 
+MODALITIES = [modality.name for modality in modalities()]
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 TABLE = [
     (modality, family, name, preset)

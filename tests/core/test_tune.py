@@ -2,7 +2,6 @@
 
 import importlib
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 import mmaccel
 from mmaccel.bench import result as bench
 from mmaccel.cli import main as cli
-from mmaccel.cli.calls import CALLS
 from mmaccel.cli.tune import grid_of
 from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.trial import Metric
@@ -22,9 +20,10 @@ from mmaccel.tuning.curve import Goal, describe, point
 from mmaccel.tuning.grid import settings_of
 from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache
 from mmaccel.video import examples as video_examples
+from mmaccel.video.command import VideoCommand
 from mmaccel.vlm import DyCoke, visual_examples
 
-module = importlib.import_module("mmaccel.tune")
+module = importlib.import_module("mmaccel.tuning.tune")
 PSNR = Metric("psnr", "PSNR dB", "PSNR in dB", ".1f")
 SURPRISE = Metric("surprise", "surprise", "nats per token", higher_is_better=False)
 
@@ -291,8 +290,7 @@ def test_answers_are_tuned(tmp_path):
 
 
 def test_the_command_line(tmp_path, capsys, monkeypatch, wan):
-    filmed = replace(CALLS["video"], prepare=lambda arguments: (wan[0], {"prompt": arguments.prompt}))
-    monkeypatch.setitem(CALLS, "video", filmed)
+    monkeypatch.setattr(VideoCommand, "prepare", lambda _, arguments: (wan[0], {"prompt": arguments.prompt}))
     figures = [(1.2, 40.0), (2.0, 25.0)]
     monkeypatch.setattr(module, "compare", lambda target, *methods, **_: made(methods, figures))
     plan, plot = tmp_path / "plan.json", tmp_path / "curve.png"

@@ -16,11 +16,11 @@ import mmaccel
 from mmaccel import machine, progress
 from mmaccel.cli import arguments, listing
 from mmaccel.cli import main as cli
-from mmaccel.cli.run import clip_of
 from mmaccel.demos.pages import method_listing
 from mmaccel.files import pictures
 from mmaccel.files.output import check_writable, replacing
-from mmaccel.registry import MODALITIES
+from mmaccel.modality import modalities
+from mmaccel.vlm.command import frames_of
 
 
 def run(capsys, *words):
@@ -99,9 +99,9 @@ def test_a_clip_is_filmed_and_asked_about(tmp_path, capsys, monkeypatch):
     code, out = run(capsys, "run", "vlm", "clip.mp4", "what moves up?", "--compare", "--picture", "kept.png")
     assert code == 0 and "both measured" in out.out, out.err
     words = cli.build_parser().parse_args(["compare", "vlm", "clip.mp4", "what moves up?"])
-    assert len(clip_of(words)) == 17, "compare and tune take what there is as well"
+    assert len(frames_of(words)) == 17, "compare and tune take what there is as well"
     words.frames = 5
-    assert len(clip_of(words)) == 5
+    assert len(frames_of(words)) == 5
     assert Path("kept.png").is_file()
 
 
@@ -366,9 +366,10 @@ def test_methods_say_exact_and_what_settings_mean(capsys):
 
 def test_one_modality_of_the_lists(capsys):
     for command in ("methods", "presets"):
-        for modality in MODALITIES:
+        names = [modality.name for modality in modalities()]
+        for modality in names:
             code, out = run(capsys, command, "--modality", modality)
-            others = [f"\n{other}" for other in MODALITIES if other != modality]
+            others = [f"\n{other}" for other in names if other != modality]
             assert code == 0 and out.out.startswith(modality) and not any(other in out.out for other in others)
 
 

@@ -10,7 +10,8 @@ from measured import method_of
 from reader import DOCS, ROOT, all_pages
 
 from mmaccel import presets
-from mmaccel.registry import MODALITIES, methods
+from mmaccel.modality import modalities
+from mmaccel.registry import methods
 
 
 def test_every_method_has_a_page_with_what_it_must_say():
@@ -38,7 +39,7 @@ def test_the_measured_rows_are_those_of_the_benchmarks():
 
 def test_every_preset_is_on_its_page():
     page = all_pages()["presets.md"]
-    for modality in MODALITIES:
+    for modality in (modality.name for modality in modalities()):
         for family in presets.families(modality):
             assert family in page
             for preset in presets.presets_of(modality, family).values():

@@ -12,7 +12,7 @@ import torch
 
 from mmaccel import speech
 from mmaccel.cli import main as cli
-from mmaccel.cli import run as run_commands
+from mmaccel.speech import command as run_commands
 from mmaccel.speech.stream.events import Final, Partial
 from mmaccel.speech.stream.live_text import CLEAR, LiveText
 

@@ -1,0 +1,92 @@
+"""The command line of image models: draw a prompt."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mmaccel.cli.arguments import COUNT, number, positive, seed, whole
+from mmaccel.cli.command import Command, Prepared
+from mmaccel.cli.model_arguments import add_methods, add_model, chosen_methods, opened
+from mmaccel.cli.run import SIDE_BY_SIDE, side_by_side, tell_written, told
+from mmaccel.files.output import replacing
+
+from .modality import Image
+
+
+class ImageCommand(Command):
+    help = "draw a prompt"
+    measured = "drawing a prompt"
+    examples = (
+        'mmaccel run image "red heart" -o heart.png --compare',
+        'mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2',
+        'mmaccel run image "a fox in snow" -o fox.png --model deepseek-community/Janus-Pro-1B --preset fast',
+    )
+    preset = "exact"
+    floor = "at most so many nats of surprise"
+    seeded = True
+
+    def add_run(self, parser: Any) -> None:
+        parser.add_argument("prompt")
+        parser.add_argument("-o", "--output", type=Path, required=True, help="picture to write (.png, .jpg or .webp)")
+        add_model(parser, Image.model)
+        add_methods(parser, self.preset)
+        parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("heart.compare.png"))
+        parser.add_argument("--seed", type=seed, default=0, help="where randomness starts from (default 0)")
+        parser.add_argument("--count", type=whole(1, COUNT), default=1, help=f"pictures of the prompt, at most {COUNT}")
+        parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
+        parser.add_argument("--temperature", type=positive, help="above 1 is bolder (default: the model's own)")
+        share = number("above 0 and at most 1", lambda value: 0 < value <= 1)
+        codes = "draw from so many codes, 0 for all (default: the model's own)"
+        parser.add_argument("--top-k", type=whole(0), help=codes)
+        probability = "draw from codes of so much probability (default: the model's own)"
+        parser.add_argument("--top-p", type=share, help=probability)
+
+    def run(self, arguments: argparse.Namespace) -> None:
+        """Draw a prompt, and write the picture; with ``--compare`` also both side by side."""
+        from mmaccel.files.pictures import check_format
+
+        check_format(arguments.output)
+        both = side_by_side(arguments)
+        from mmaccel.session import accelerate
+
+        from . import generation, pictures
+        from .comparing import verdict
+
+        names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
+        settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+        chosen, preset = chosen_methods(arguments)
+        drawing = opened(arguments)
+        generation.check_prompts(drawing, [arguments.prompt])
+        runs = []
+        with accelerate(drawing.target, *chosen, preset=preset) as session:
+            if arguments.compare:
+                with session.baseline() as plain:
+                    painted = drawing.paint(plain, [arguments.prompt], settings, "plain")
+                session.report.baseline_seconds = painted.token_seconds
+                runs.append(("plain", painted))
+            label = ", ".join(session.report.methods)
+            runs.append((label, drawing.paint(session, [arguments.prompt], settings, "fast")))
+            report = session.report
+        with replacing(arguments.output) as temporary:
+            pictures.save(runs[-1][1], temporary)
+        if both:
+            with replacing(both) as temporary:
+                pictures.save_side_by_side(runs, temporary)
+        print(told(report))
+        tell_written(arguments, both)
+        if arguments.compare and report.exact:
+            plain_tokens, tokens = (painted.tokens for _, painted in runs)
+            print(verdict(plain_tokens, tokens, session.plan))
+
+    def add_call(self, parser: Any) -> None:
+        parser.add_argument("prompt")
+
+    def prepare(self, arguments: argparse.Namespace) -> Prepared:
+        from . import generation
+
+        settings = generation.Settings(guidance=arguments.guidance)
+        drawing = opened(arguments)
+        generation.check_prompts(drawing, [arguments.prompt])
+        return drawing.target, drawing.inputs([arguments.prompt], settings)

@@ -1,0 +1,64 @@
+"""What autoregressive image models are to the rest of mmaccel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.modality import Modality
+
+from .advice import ADVICE, EXAMPLE
+
+if TYPE_CHECKING:
+    from mmaccel.comparison.trial import BaseTrial
+    from mmaccel.presets import Preset
+    from mmaccel.testing.contract import Example
+
+    from .command import ImageCommand
+    from .generation import Painter
+
+
+class Image(Modality):
+    name = "image"
+    title = "Images"
+    rank = 1
+    model = "tiny-janus"
+    note = (
+        "Diffusion pipelines make pictures too. Their methods are those of video, with a second name here:"
+        " image.HeterogeneousSteps is video.HeterogeneousSteps."
+    )
+    example = EXAMPLE
+    advice = ADVICE
+    tab = "mmaccel.demos.app.tabs.image"
+    tab_title = "Image"
+
+    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Painter:
+        from .generation import load
+
+        return load(model, device, dtype)
+
+    def target(self, opened: Painter) -> Any:
+        return opened.target
+
+    def command(self) -> ImageCommand:
+        from .command import ImageCommand
+
+        return ImageCommand()
+
+    def trial(self) -> type[BaseTrial]:
+        from .comparing import Trial
+
+        return Trial
+
+    def examples(self) -> list[Example]:
+        from .examples import examples
+
+        return examples()
+
+    def presets(self) -> Mapping[str, Mapping[str, Preset]]:
+        from .presets import PRESETS
+
+        return PRESETS
+
+    def benchmarks(self) -> Mapping[str, str]:
+        return {"image": f"{self.package}.bench.benchmark"}

@@ -1,0 +1,116 @@
+"""Command: a modality's part of the command line."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import SettingError
+from ..modality import modalities
+from .arguments import RUNS, number, whole
+from .model_arguments import add_model, chosen_methods
+
+if TYPE_CHECKING:
+    from ..comparison.comparison import Comparison
+
+Prepared = tuple[Any, dict[str, Any]]  # a target, and the inputs of its call
+
+
+class Command(ABC):
+    """One call of a modality's models, as `run` makes it and as `compare` and `tune` measure it.
+
+    It is made whenever the command line starts, so its methods import models and torch themselves.
+
+    Class attributes
+    ----------------
+    help
+        What `run` does, such as ``"draw a prompt"``.
+    measured
+        What `compare` and `tune` measure, such as ``"drawing a prompt"``.
+    examples
+        What is shown below the help of `run`, line by line.
+    preset
+        What `compare` takes if nothing is asked for: a preset, a method, or a word of the modality's own.
+    preset_help
+        What that word means.
+    floor
+        What quality `tune --floor` keeps, such as ``"at least so many dB PSNR"``.
+    seeded
+        Whether the call draws, so that seeds make its output differ.
+    """
+
+    help: ClassVar[str]
+    measured: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]] = ()
+    preset: ClassVar[str] = "balanced"
+    preset_help: ClassVar[str] = ""
+    floor: ClassVar[str] = "of the trial's first metric"
+    seeded: ClassVar[bool] = False
+
+    @abstractmethod
+    def add_run(self, parser: Any) -> None:
+        """Add what `run` takes."""
+
+    @abstractmethod
+    def run(self, arguments: argparse.Namespace) -> None:
+        """Make the call, print what it gave, and write it."""
+
+    @abstractmethod
+    def add_call(self, parser: Any) -> None:
+        """Add what `compare` and `tune` take beside a model, methods, seeds and rounds."""
+
+    @abstractmethod
+    def prepare(self, arguments: argparse.Namespace) -> Prepared:
+        """The target and the inputs of its call; raises, before the model is loaded, if something is missing."""
+
+    def compare(self, arguments: argparse.Namespace) -> Comparison:
+        """What `compare` does with its arguments."""
+        from ..comparison.compare import compare
+
+        chosen, preset = chosen_methods(arguments)
+        target, inputs = self.measured_inputs(arguments)
+        return compare(target, *chosen, preset=preset, **inputs)
+
+    def measured_inputs(self, arguments: argparse.Namespace) -> Prepared:
+        """The target, and all that `compare` and `tune` take beside methods."""
+        target, inputs = self.prepare(arguments)
+        seeds = range(getattr(arguments, "seeds", 1))
+        return target, {"seeds": seeds, "rounds": arguments.rounds, "simple": not arguments.no_simple, **inputs}
+
+
+def add_kinds(commands: Any, name: str, about: str, examples: str, seeds: int) -> Iterator[tuple[Command, Any]]:
+    """Add a command with one kind for each modality, and yield what each brings with its parser.
+
+    `seeds` is how many are run if nothing is said.
+    """
+    looks: dict[str, Any] = {"epilog": examples, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = commands.add_parser(name, help=about, **looks)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for modality in modalities():
+        command = modality.command()
+        kind = kinds.add_parser(modality.name, help=command.measured, **looks)
+        command.add_call(kind)
+        _add_rounds(kind, command.seeded, seeds)
+        add_model(kind, modality.model)
+        yield command, kind
+
+
+def _add_rounds(parser: Any, seeded: bool, seeds: int) -> None:
+    if seeded:
+        parser.add_argument(
+            "--seeds", type=whole(1, RUNS), default=seeds, help=f"how many seeds, from 0 on (default {seeds})"
+        )
+        parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
+    rounds = "runs of each seed (default: 3 runs in all, or one of each seed)"
+    parser.add_argument("--rounds", type=whole(1, RUNS), help=rounds)
+    parser.add_argument("--no-simple", action="store_true", help="leave out the simple alternative")
+
+
+def check_example(arguments: argparse.Namespace, given: list[Any], such_as: str) -> None:
+    """Raise unless either everything is given, or an example is asked for and nothing is."""
+    if arguments.example and any(given):
+        raise SettingError("--example stands instead of a file of your own: leave one of the two out")
+    if not arguments.example and not (given and all(given)):
+        raise SettingError(f"nothing to measure on: say {such_as}, or --example for one that is shipped")

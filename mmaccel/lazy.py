@@ -1,0 +1,55 @@
+"""Packages whose public names are imported when they are first asked for.
+
+A package lists its names in ordinary imports that type checkers, editors and the documentation follow; at run time
+nothing is imported until somebody uses a name, so that the command line can ask a modality what it is without loading
+torch::
+
+    if TYPE_CHECKING:
+        from .zipar import ZipAR
+    else:
+        __getattr__, __dir__ = on_demand(__name__, __file__)
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def on_demand(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package, made from the imports below its ``if TYPE_CHECKING:``.
+
+    A star stands for all public names of another package; the package's own come first.
+    """
+    modules = _imports(Path(file))
+    stars = [module for name, module in modules.items() if name.startswith("*")]
+
+    def find(name: str) -> Any:
+        module = modules.get(name)
+        if module is None and not name.startswith("_"):
+            module = next((star for star in stars if name in import_module(star, package).__all__), None)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(module, package), name)  # kept nowhere, so that it stays what the module has
+
+    def names() -> list[str]:
+        shared = [name for star in stars for name in import_module(star, package).__all__]
+        return sorted({*vars(sys.modules[package]), *(set(modules) - {f"*{star}" for star in stars}), *shared})
+
+    return find, names
+
+
+def _imports(file: Path) -> dict[str, str]:
+    """Modules by the name that is imported from them; a star is followed by its module."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    found = {}
+    for statement in block.body:
+        assert isinstance(statement, ast.ImportFrom), f"{file}: write `from MODULE import NAME`"
+        module = "." * statement.level + (statement.module or "")
+        found.update({alias.name + (module if alias.name == "*" else ""): module for alias in statement.names})
+    return found

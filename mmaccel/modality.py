@@ -1,0 +1,203 @@
+"""Modality: the one place that says what a kind of model is to every other part of mmaccel.
+
+A package that holds a module `modality` with a subclass of :class:`Modality` is found wherever Python finds
+`mmaccel`: as a folder of the wheel, as a link of a clone, or mapped there by an editable installation. Packages of
+others name their subclass as an entry point of the group ``"mmaccel.modalities"``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from .errors import unknown_name
+
+if TYPE_CHECKING:
+    from .cli.command import Command
+    from .comparison.trial import BaseTrial
+    from .presets import Preset
+    from .testing.contract import Example
+
+ENTRY_POINTS = "mmaccel.modalities"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the documentation says of a method beyond its docstring.
+
+    Attributes
+    ----------
+    helps, costs
+        When it helps, and what it costs.
+    settings
+        Arguments of the method in its example, where the defaults are not the best to show.
+    example
+        Code of its own instead of the modality's; see :attr:`Modality.example`.
+    """
+
+    helps: str
+    costs: str
+    settings: str = ""
+    example: str = ""
+
+
+class Modality(ABC):
+    """What the command line, `compare`, `tune`, benchmarks, documentation, demo and contract tests ask about.
+
+    A subclass is imported whenever the command line starts, so its methods import what they need themselves.
+
+    Class attributes
+    ----------------
+    name
+        What names of its methods begin with, such as ``"video"``.
+    title
+        Heading on pages.
+    rank
+        Its place among the others on pages and in lists; the lowest number comes first.
+    model
+        The model that runs if none is named: one of the zoo, or of a wheel.
+    note
+        What a reader of the list of its methods should know besides.
+    adapters
+        Modules and packages below :attr:`package` whose import registers the adapters.
+    example
+        Python that runs ``{method}`` on a model, for the documentation.
+    advice
+        What the documentation says of each method, by full name.
+    tab
+        Module of the demo's tab, which has a `build(frame)`; empty without one.
+    tab_title
+        What is written on the tab.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    rank: ClassVar[int] = 100
+    model: ClassVar[str]
+    note: ClassVar[str] = ""
+    adapters: ClassVar[tuple[str, ...]] = ("families",)
+    example: ClassVar[str] = ""
+    advice: ClassVar[Mapping[str, Advice]] = {}
+    tab: ClassVar[str] = ""
+    tab_title: ClassVar[str] = ""
+
+    @property
+    def package(self) -> str:
+        """The package whose `__all__` has the methods."""
+        return type(self).__module__.removesuffix(".modality")
+
+    def load(self) -> None:
+        """Import all methods and adapters, which register themselves."""
+        front_door = import_module(self.package)
+        for name in front_door.__all__:
+            getattr(front_door, name)
+        for place in self.adapters:
+            module = import_module(f"{self.package}.{place}")
+            for found in iter_modules(getattr(module, "__path__", ())):
+                import_module(f"{module.__name__}.{found.name}")
+
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that need no download; default :attr:`model` alone."""
+        return (self.model,)
+
+    def recognizes(self, model: str) -> bool:
+        """Whether a model's name or folder shows that it is of this modality."""
+        return model in self.models()
+
+    @abstractmethod
+    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Any:
+        """A model from a zoo name, a hub id or a folder, with what is needed to call it."""
+
+    def target(self, opened: Any) -> Any:
+        """What is accelerated of what :meth:`open` returned; default the first of several."""
+        return opened[0] if isinstance(opened, tuple) else opened
+
+    @abstractmethod
+    def command(self) -> Command:
+        """Its part of the command line."""
+
+    @abstractmethod
+    def trial(self) -> type[BaseTrial]:
+        """How `compare` and `tune` repeat, judge and show a call."""
+
+    @abstractmethod
+    def examples(self) -> list[Example]:
+        """Tiny models for the contract tests, one or more of each family."""
+
+    def presets(self) -> Mapping[str, Mapping[str, Preset]]:
+        """Presets by family and name."""
+        return {}
+
+    def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
+        """Why a family lacks a preset, by family and name."""
+        return {}
+
+    def benchmarks(self) -> Mapping[str, str]:
+        """Modules of its benchmarks by name; each has `rows(full)` and `write_page(result, path)`."""
+        return {}
+
+
+_registered: list[type[Modality]] = []
+T = TypeVar("T", bound=type[Modality])
+
+
+def register_modality(cls: T) -> T:
+    """Class decorator: make a modality known that is no package of its own, such as one of a test."""
+    _registered.append(cls)
+    return cls
+
+
+def modalities() -> tuple[Modality, ...]:
+    """All modalities that are installed, in the order of pages.
+
+    Examples
+    --------
+    >>> [modality.name for modality in modalities()]
+    ['image', 'video', 'vlm', 'speech']
+    """
+    found = (*_installed(), *(cls() for cls in _registered))
+    return tuple(sorted(found, key=lambda modality: (modality.rank, modality.name)))
+
+
+def get_modality(name: str) -> Modality:
+    """The modality of that name.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is none.
+    """
+    found = {modality.name: modality for modality in modalities()}
+    if name not in found:
+        raise unknown_name("modality", name, found)
+    return found[name]
+
+
+@cache
+def _installed() -> tuple[Modality, ...]:
+    classes = [*_packages(), *(entry.load() for entry in metadata.entry_points(group=ENTRY_POINTS))]
+    return tuple(cls() for cls in dict.fromkeys(classes))
+
+
+def _packages() -> Iterator[type[Modality]]:
+    """The modalities among mmaccel's own packages.
+
+    Where git makes no links, a file stands in a clone for each package that pip maps: Python finds what it stands for.
+    """
+    for path in sorted(Path(__file__).parent.iterdir()):
+        spec = find_spec(f"{__package__}.{path.name}") if path.name.isidentifier() else None
+        folders = (spec.submodule_search_locations if spec else None) or ()
+        if any((Path(folder) / "modality.py").is_file() for folder in folders):
+            module = import_module(f"{__package__}.{path.name}.modality")
+            yield from (value for value in vars(module).values() if _is_own(value, module.__name__))
+
+
+def _is_own(value: Any, module: str) -> bool:
+    return isinstance(value, type) and issubclass(value, Modality) and value.__module__ == module

@@ -1,0 +1,174 @@
+"""The command line of recognisers: write down what is said."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.cli.arguments import number, positive, whole
+from mmaccel.cli.command import Command, Prepared, check_example
+from mmaccel.cli.model_arguments import add_model, opened
+from mmaccel.errors import AudioError
+from mmaccel.files.output import check_writable, replacing
+
+from .modality import Speech
+
+if TYPE_CHECKING:
+    from mmaccel.comparison.comparison import Comparison
+
+    from .stream.recognizer import StreamingRecognizer
+    from .stream.transcribe import Transcript
+
+# Policies by what `--policy` calls them, with the classes of `mmaccel.speech`.
+POLICIES = {"align-att": "AlignAtt", "append-only": "AppendOnly", "local-agreement": "LocalAgreement"}
+
+
+class SpeechCommand(Command):
+    help = "write down what is said"
+    measured = "writing down what is said"
+    examples = (
+        "mmaccel run speech talk.wav -o talk.srt",
+        "mmaccel run speech --live talk.wav",
+        "arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -",
+    )
+    preset = "streams"
+    preset_help = "words while they are spoken, with verified drafts and without"
+    floor = "at most such a word error rate"
+
+    def add_run(self, parser: Any) -> None:
+        parser.add_argument("audio", help="audio or video file, or - for raw 16-bit samples on standard input")
+        parser.add_argument("-o", "--output", type=Path, help="subtitles to write (.srt, .vtt or .json)")
+        add_model(parser, Speech.model)
+        parser.add_argument("--live", action="store_true", help="print words as they become stable (- always does)")
+        parser.add_argument("--rate", type=whole(1), default=16_000, help="samples a second of - (default 16000)")
+        parser.add_argument("--channels", type=whole(1, 64), default=1, help="channels of - (default 1)")
+        words = "which words are stable"
+        parser.add_argument("--policy", choices=sorted(POLICIES), default="local-agreement", help=words)
+        interval = number("between 0.1 and 60 seconds", lambda value: 0.1 <= value <= 60)
+        parser.add_argument("--update-interval", type=interval, default=0.5, help="seconds between looks (default 0.5)")
+        pauses = ["auto", "silero", "energy"]
+        parser.add_argument("--endpoint", choices=pauses, default="auto", help="what finds pauses")
+        parser.add_argument("--silence", type=positive, default=0.5, help="seconds of silence that end a segment")
+        parser.add_argument("--longest", type=positive, default=15.0, help="seconds after which a segment is cut")
+        packed = "hold weights twice, as oneDNN wants them: faster on a CPU in float32"
+        parser.add_argument("--packed", action="store_true", help=packed)
+
+    def run(self, arguments: argparse.Namespace) -> None:
+        """Write down what is said in a file, or on standard input while it is said."""
+        from .stream.subtitles import FORMATS, check_format
+
+        suffix = check_format(arguments.output) if arguments.output else ""
+        check_writable(arguments.output)
+        made = _listen(arguments) if arguments.live or arguments.audio == "-" else _transcribe(arguments)
+        if arguments.output:
+            with replacing(arguments.output) as temporary:
+                temporary.write_text(FORMATS[suffix](list(made.segments), None), encoding="utf-8")
+        print(made.stats, file=sys.stderr)  # standard output is the text alone
+        if arguments.output:
+            print(f"wrote {arguments.output}", file=sys.stderr)
+
+    def add_call(self, parser: Any) -> None:
+        parser.add_argument("audio", type=Path, nargs="*", help="audio or video files")
+        parser.add_argument("--example", action="store_true", help="eight seconds of human speech, instead of files")
+        parser.add_argument("--reference", action="append", metavar="TEXT", help="what is said; once for each file")
+
+    def prepare(self, arguments: argparse.Namespace) -> Prepared:
+        audio, reference = _recordings(arguments)
+        model, processor = opened(arguments)
+        return model, {"audio": audio, "reference": reference, "processor": processor}
+
+    def compare(self, arguments: argparse.Namespace) -> Comparison:
+        """If no method is named, what speech gains most by, which is no method of `generate`: drafts of a stream."""
+        if arguments.method or arguments.preset or arguments.plan:
+            return super().compare(arguments)
+        from .stream.stream_comparing import compare_streams
+
+        model, inputs = self.prepare(arguments)
+        return compare_streams(model, **inputs, rounds=arguments.rounds, simple=not arguments.no_simple)
+
+
+def _recordings(arguments: argparse.Namespace) -> tuple[list[Any], list[str] | None]:
+    """Recordings and what is said in them: those of the command line, or one of the extra `[speech]`."""
+    check_example(arguments, arguments.audio, "talk.wav")
+    if not arguments.example:
+        return arguments.audio, arguments.reference
+    from .bench.recordings import example
+
+    found = example()
+    return [found.samples], [found.text]
+
+
+def _transcribe(arguments: argparse.Namespace) -> Transcript:
+    from .audio.audio import read_audio
+    from .stream.transcribe import transcribe_samples
+
+    samples = read_audio(arguments.audio)  # fails before seconds of loading
+    made = transcribe_samples(samples, _recognizer(arguments))
+    for segment in made.segments:
+        print(segment.text)
+    return made
+
+
+def _listen(arguments: argparse.Namespace) -> Transcript:
+    """Print words as they become stable; interrupted, finish with what was heard."""
+    from .stream.live_text import LiveText
+    from .stream.transcribe import transcript
+
+    piped, live, events = arguments.audio == "-", LiveText(sys.stdout), list[Any]()
+    chunks = _standard_input(arguments) if piped else _file_chunks(arguments.audio)
+    rate, channels = (arguments.rate, arguments.channels) if piped else (16_000, None)
+    with _recognizer(arguments).stream(rate, arguments.update_interval, channels) as stream:
+        with contextlib.suppress(KeyboardInterrupt):
+            for chunk in chunks:
+                new = stream.push(chunk)
+                live.show(new)
+                events += new
+        rest = stream.finish()
+        live.show(rest)
+    return transcript(events + rest, stream.stats)
+
+
+def _file_chunks(path: str) -> Iterator[Any]:
+    from .audio.audio import read_audio
+
+    return iter(read_audio(path).split(1600))
+
+
+def _standard_input(arguments: argparse.Namespace) -> Iterator[bytes]:
+    if sys.stdin.isatty():
+        raise AudioError("no audio on standard input: arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -")
+    return _whole_samples(2 * arguments.channels, max(arguments.rate // 10, 1))
+
+
+def _whole_samples(size: int, count: int) -> Iterator[bytes]:
+    """Standard input as it comes, at most `count` samples of `size` bytes at a time, whole ones."""
+    source: Any = sys.stdin.buffer
+    held = b""
+    while data := source.read1(count * size):
+        held += data
+        ready = len(held) // size * size
+        yield held[:ready]
+        held = held[ready:]
+
+
+def _recognizer(arguments: argparse.Namespace) -> StreamingRecognizer:
+    from mmaccel import speech
+
+    from .audio.endpoint import find_endpoint
+    from .stream.recognizer import StreamingRecognizer
+
+    endpoint = find_endpoint(arguments.endpoint)
+    changes = {"silence": arguments.silence, "longest": arguments.longest}
+    endpoint = dataclasses.replace(endpoint, **changes, padding=min(endpoint.padding, arguments.silence))
+    policy = getattr(speech, POLICIES[arguments.policy])()
+    began = time.perf_counter()
+    model, processor = opened(arguments)
+    found = StreamingRecognizer(model, processor, policy=policy, endpoint=endpoint, packed=arguments.packed)
+    print(f"loaded {arguments.model} in {time.perf_counter() - began:.1f} s", file=sys.stderr)
+    return found

@@ -1,0 +1,60 @@
+"""What recognisers are to the rest of mmaccel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.modality import Modality
+
+from .advice import ADVICE, EXAMPLE
+
+if TYPE_CHECKING:
+    from mmaccel.comparison.trial import BaseTrial
+    from mmaccel.testing.contract import Example
+
+    from .command import SpeechCommand
+
+
+class Speech(Modality):
+    name = "speech"
+    title = "Speech"
+    rank = 4
+    model = "moonshine-tiny"
+    example = EXAMPLE
+    advice = ADVICE
+    tab = "mmaccel.demos.app.tabs.speech"
+    tab_title = "Speech"
+
+    def models(self) -> tuple[str, ...]:
+        from .families.weights import names
+
+        return names()
+
+    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
+        from .families.weights import load
+
+        return load(model, device, dtype)
+
+    def command(self) -> SpeechCommand:
+        from .command import SpeechCommand
+
+        return SpeechCommand()
+
+    def trial(self) -> type[BaseTrial]:
+        from .comparing import Trial
+
+        return Trial
+
+    def examples(self) -> list[Example]:
+        from .examples import examples
+
+        return examples()
+
+    def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
+        from .presets import ABSENT
+
+        return ABSENT
+
+    def benchmarks(self) -> Mapping[str, str]:
+        return {"speech": f"{self.package}.bench.benchmark"}

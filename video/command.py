@@ -1,0 +1,112 @@
+"""The command line of diffusion pipelines: film a prompt."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mmaccel.cli.arguments import FRAMES, SIDE, STEPS, number, seed, whole
+from mmaccel.cli.command import Command, Prepared
+from mmaccel.cli.model_arguments import add_methods, add_model, chosen_methods, opened
+from mmaccel.cli.run import SIDE_BY_SIDE, check_picture, side_by_side, tell_written, told
+from mmaccel.errors import PromptError
+from mmaccel.files.output import replacing
+from mmaccel.progress import looks
+
+from .modality import Video
+
+
+class VideoCommand(Command):
+    help = "film a prompt"
+    measured = "filming a prompt"
+    examples = (
+        'mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare --trace trace.png',
+        'mmaccel run video "pizza stays" -o pizza.gif --method video.EasyCache:threshold=0.1 --steps 20',
+    )
+    floor = "at least so many dB PSNR"
+    seeded = True
+
+    def add_run(self, parser: Any) -> None:
+        parser.add_argument("prompt")
+        parser.add_argument(
+            "-o", "--output", type=Path, required=True, help="clip to write (.mp4, .gif, .webp or .png)"
+        )
+        add_model(parser, Video.model)
+        add_methods(parser, self.preset)
+        parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("clip.compare.mp4"))
+        parser.add_argument("--trace", type=Path, help="also draw what was computed when, as a picture")
+        parser.add_argument("--seed", type=seed, default=0, help="where randomness starts from (default 0)")
+        _add_clip(parser)
+        parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
+
+    def run(self, arguments: argparse.Namespace) -> None:
+        """Film a prompt, and write the clip; with ``--compare`` also both side by side."""
+        from mmaccel.session import accelerate
+
+        from . import clips, generation
+        from .trace import trace_of
+
+        clips.check_format(arguments.output)
+        check_picture(arguments.trace, "--trace")
+        both = side_by_side(arguments)
+        settings = _settings(arguments, "seed")
+        chosen, preset = chosen_methods(arguments)
+        pipe = opened(arguments)
+        runs = {}
+        with accelerate(pipe, *chosen, preset=preset) as session:
+            if arguments.compare:
+                pipe.set_progress_bar_config(desc="plain", unit="steps", **looks())
+                with session.baseline() as plain:
+                    runs["plain"] = generation.film(plain, arguments.prompt, settings)
+            pipe.set_progress_bar_config(desc="fast", unit="steps", **looks())
+            label = ", ".join(session.report.methods)
+            runs[label] = generation.film(session, arguments.prompt, settings)
+            report, frames = session.report, [run.frames for run in runs.values()]
+            with replacing(arguments.output) as temporary:  # before the trace, which not every method keeps
+                clips.save(frames[-1], temporary)
+            if arguments.trace:
+                with replacing(arguments.trace) as drawing:
+                    trace_of(session).save(drawing)
+        if both:
+            labels = [f"{label}: {run.seconds:.2f} s" for label, run in runs.items()]
+            with replacing(both) as temporary:
+                clips.save(clips.side_by_side(frames, labels), temporary)
+        print(told(report))
+        if both:
+            quality = f"{clips.psnr(*frames):.1f} dB PSNR, {clips.ssim(*frames):.3f} SSIM"
+            print(f"  quality     {quality} to the plain clip, measured")
+        tell_written(arguments, both)
+
+    def add_call(self, parser: Any) -> None:
+        parser.add_argument("prompt")
+        _add_clip(parser)
+
+    def prepare(self, arguments: argparse.Namespace) -> Prepared:
+        if not arguments.prompt.strip():
+            raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
+        settings = _settings(arguments)
+        pipe = opened(arguments)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe, {"prompt": arguments.prompt, "output_type": "pil", **settings.arguments()}
+
+
+def _add_clip(parser: Any) -> None:
+    """Add what says how long and how large a clip is."""
+    for name, meaning, most in (
+        ("steps", "denoising steps", STEPS),
+        ("frames", "frames", FRAMES),
+        ("height", "pixels", SIDE),
+        ("width", "pixels", SIDE),
+    ):
+        parser.add_argument(f"--{name}", type=whole(1, most), help=f"{meaning} (default: the pipeline's own)")
+
+
+def _settings(arguments: argparse.Namespace, *more: str) -> Any:
+    """The settings of a clip that fits into memory."""
+    from . import generation
+
+    names = ("steps", "guidance", "frames", "height", "width", *more)
+    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+    generation.check_memory(settings)
+    return settings

@@ -1,0 +1,65 @@
+"""What diffusion pipelines of clips and pictures are to the rest of mmaccel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.modality import Modality
+
+from .advice import ADVICE, EXAMPLE
+
+if TYPE_CHECKING:
+    from mmaccel.comparison.trial import BaseTrial
+    from mmaccel.presets import Preset
+    from mmaccel.testing.contract import Example
+
+    from .command import VideoCommand
+
+
+class Video(Modality):
+    name = "video"
+    title = "Video"
+    rank = 2
+    model = "tiny-wan"
+    example = EXAMPLE
+    advice = ADVICE
+    tab = "mmaccel.demos.app.tabs.video"
+    tab_title = "Video"
+
+    def recognizes(self, model: str) -> bool:
+        return super().recognizes(model) or (Path(model) / "model_index.json").is_file()
+
+    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Any:
+        from .generation import load
+
+        return load(model, device, dtype)
+
+    def command(self) -> VideoCommand:
+        from .command import VideoCommand
+
+        return VideoCommand()
+
+    def trial(self) -> type[BaseTrial]:
+        from .comparing import Trial
+
+        return Trial
+
+    def examples(self) -> list[Example]:
+        from .examples import examples
+
+        return examples()
+
+    def presets(self) -> Mapping[str, Mapping[str, Preset]]:
+        from .presets import PRESETS
+
+        return PRESETS
+
+    def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
+        from .presets import ABSENT
+
+        return ABSENT
+
+    def benchmarks(self) -> Mapping[str, str]:
+        return {"video": f"{self.package}.bench.benchmark"}

@@ -1,0 +1,103 @@
+"""The command line of vision-language models: ask about a video."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mmaccel.cli.arguments import FRAMES, TOKENS, positive, whole
+from mmaccel.cli.command import Command, Prepared, check_example
+from mmaccel.cli.model_arguments import add_methods, add_model, chosen_methods, opened
+from mmaccel.cli.run import check_picture, told
+from mmaccel.files.output import replacing
+
+from .modality import Vlm
+
+
+class VlmCommand(Command):
+    help = "ask about a video"
+    measured = "answering a question about a video"
+    examples = (
+        'mmaccel run video "rocket moves up, blue background" -o clip.mp4',
+        'mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png',
+        'mmaccel run vlm talk.mp4 "who speaks?" --fps 2 --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf',
+    )
+    floor = "the share of equal answers"
+
+    def add_run(self, parser: Any) -> None:
+        parser.add_argument("video", type=Path, help="video file, such as .mp4")
+        parser.add_argument("question")
+        add_model(parser, Vlm.model)
+        add_methods(parser, self.preset)
+        parser.add_argument("--compare", action="store_true", help="also answer plainly, and measure the speed-up")
+        parser.add_argument("--picture", type=Path, help="also draw which patches were kept, over the frames")
+        _add_answer(parser)
+        parser.add_argument("--fps", type=positive, help="frames a second to look at, instead of --frames")
+
+    def run(self, arguments: argparse.Namespace) -> None:
+        """Answer a question about a video file."""
+        check_picture(arguments.picture, "--picture")
+        from mmaccel.session import accelerate
+
+        from .answering import ask
+
+        chosen, preset = chosen_methods(arguments)
+        frames = frames_of(arguments)
+        model, processor = opened(arguments)
+        asked = {"questions": [arguments.question], "max_new_tokens": arguments.max_new_tokens}
+        with accelerate(model, *chosen, preset=preset) as session:
+            plain = None
+            if arguments.compare:
+                with session.baseline() as target:
+                    plain, seconds = ask(target, processor, frames, **asked)
+                session.report.baseline_seconds = seconds
+            answers, _ = ask(session, processor, frames, **asked)
+            if plain is not None:
+                print(f"plain: {plain[0]}")
+            print(answers[0] if plain is None else f"fast:  {answers[0]}")
+            print(told(session.report), flush=True)
+            if arguments.picture:  # last, since not every method leaves out patches
+                from .pruning.kept import kept
+
+                with replacing(arguments.picture) as temporary:
+                    kept(session)[0].save(frames, temporary)
+                print(f"wrote {arguments.picture}")
+
+    def add_call(self, parser: Any) -> None:
+        parser.add_argument("video", type=Path, nargs="?", help="video file, such as .mp4")
+        parser.add_argument("question", nargs="?")
+        parser.add_argument("--example", action="store_true", help="a clip of moving emoji and its question, no file")
+        _add_answer(parser)
+
+    def prepare(self, arguments: argparse.Namespace) -> Prepared:
+        check_example(arguments, [arguments.video, arguments.question], "clip.mp4 'what moves up?'")
+        frames, question = _example() if arguments.example else (frames_of(arguments), arguments.question)
+        model, processor = opened(arguments)
+        length = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
+        return model, {"frames": frames, "questions": [question], "processor": processor, **length}
+
+
+def _add_answer(parser: Any) -> None:
+    """Add what says how much of a video is looked at, and how long an answer may be."""
+    parser.add_argument("--frames", type=whole(1, FRAMES), default=32, help="frames to look at, at most (default 32)")
+    length = "longest answer (default 32)"
+    parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=32, metavar="TOKENS", help=length)
+
+
+def frames_of(arguments: argparse.Namespace) -> Any:
+    """The frames of a video file that are asked for, or all of them where it has fewer."""
+    from .input.read_video import read_video
+
+    if getattr(arguments, "fps", None) is not None:
+        return read_video(arguments.video, fps=arguments.fps).frames
+    there = read_video(arguments.video, frames=1).total_frames
+    return read_video(arguments.video, frames=min(arguments.frames, there)).frames
+
+
+def _example() -> tuple[Any, str]:
+    """A clip that the shipped model never saw, with a question about it."""
+    from mmaccel import zoo
+
+    asked = zoo.questions("tiny-onevision", 1)[0]
+    return asked.frames, asked.question
