@@ -17,7 +17,7 @@ from ..families.adapter import Encoded, SpeechAdapter, Word
 from ..stream.emission_latency import Emission, emissions_of
 from ..stream.events import Endpoint, Event, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
-from ..stream.stats import Clock, Lags
+from ..stream.stats import Lags, RealTimeClock
 from ..stream.stream import SpeechStream
 from .recordings import Recording
 
@@ -217,7 +217,7 @@ class Take:
 
 def play(listener: Listener, samples: torch.Tensor) -> Take:
     """Push samples `[n]` in chunks of 0.1 s, and note what is shown after each, on both clocks."""
-    take, clock, heard = Take(len(samples) / RATE), Clock(), 0
+    take, clock, heard = Take(len(samples) / RATE), RealTimeClock(), 0
     for chunk in [*samples.split(CHUNK), None]:
         began, wall = time.process_time(), time.perf_counter()
         listener.finish() if chunk is None else listener.push(chunk)
