@@ -21,9 +21,10 @@ import torch
 from tqdm import tqdm
 
 from mmaccel import speech
-from mmaccel.bench import result as bench
+from mmaccel.bench import pages
+from mmaccel.comparison import results
 from mmaccel.speech.audio.endpoint import RATE
-from mmaccel.speech.bench.recordings import TEXTS, load_recordings, word_errors
+from mmaccel.speech.audio.recordings import TEXTS, load_recordings, word_errors
 
 CHUNK = RATE // 10
 FRESH = 6  # rounds from one new stream to the next
@@ -103,7 +104,7 @@ def page(result: dict[str, Any]) -> str:
         f" computing. A new stream heard the same round at the same time. All {len(rows)} rounds are in"
         " [speech_hour.json](speech_hour.json)."
     )
-    return bench.page(result, "An hour of speech", intro, {"Round by round": bench.markdown(headings, lines)})
+    return pages.page(result, "An hour of speech", intro, {"Round by round": pages.markdown(headings, lines)})
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -114,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"), timer=time.process_time)
     count = max(1, round(args.minutes * 60 * RATE / len(one_round())))
-    result = bench.result(rounds(recognizer, count))
+    result = results.result(rounds(recognizer, count))
     args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     args.output.with_suffix(".md").write_text(page(result))
     tqdm.write(page(result))

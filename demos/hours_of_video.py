@@ -19,7 +19,8 @@ import torch
 from tqdm import tqdm
 
 from mmaccel import vlm, zoo
-from mmaccel.bench import result as bench
+from mmaccel.bench import pages
+from mmaccel.comparison import results
 
 from .hour_of_speech import resident_bytes
 
@@ -61,7 +62,7 @@ def page(result: dict[str, Any], parts: int = 10) -> str:
         lines.append(
             (
                 str(some[-1]["frames"]),
-                f"{bench.median(row['milliseconds_per_frame'] for row in some):.1f}",
+                f"{results.median(row['milliseconds_per_frame'] for row in some):.1f}",
                 f"{sum(right) / len(right):.0%} of {len(right)}" if right else "",
                 str(some[-1]["tokens"]),
                 f"{max(row['memory_bytes'] for row in some) / 2**20:.1f}",
@@ -76,7 +77,7 @@ def page(result: dict[str, Any], parts: int = 10) -> str:
         " policy `window` a stream remembers the last clip; with `peak_end` and `budget` half of the memory is for the"
         " clips before it, which these questions do not mean and a model takes for the same scene."
     )
-    return bench.page(result, "Hours of video", intro, {"As the stream goes on": bench.markdown(headings, lines)})
+    return pages.page(result, "Hours of video", intro, {"As the stream goes on": pages.markdown(headings, lines)})
 
 
 def plain_right(model: Any, processor: Any, asked: list[list[Any]]) -> float:
@@ -103,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     asked = clips(args.frames // 32)
     method = vlm.StreamingCompression(keep=args.keep)
     with vlm.VideoStream(model, processor, method, memory=args.memory, policy=args.policy) as stream:
-        result = bench.result(
+        result = results.result(
             push_and_ask(stream, one, number % args.every == args.every - 1)
             for number, one in enumerate(tqdm(asked, unit="clip"))
         )

@@ -22,6 +22,14 @@ def machine() -> dict[str, str]:
     }
 
 
+def synchronize() -> None:
+    """Wait for the accelerator, so that a clock means something; CUDA is never started just for that."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
 def _accelerator() -> str:
     """The name of the first CUDA or ROCm device, which only torch can tell; "none" where there cannot be one."""
     is_cpu_build = metadata.version("torch").endswith("+cpu")

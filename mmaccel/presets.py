@@ -99,7 +99,7 @@ def describe(row: Mapping[str, Any]) -> str:
     >>> describe({**row, "quality_metric": "PSNR in dB", "quality": 55.0, "baseline_quality": None})
     '2.00x; PSNR in dB: 55 (measured on tiny-wan, AMD EPYC, 2 threads, 2026-11-22)'
     """
-    from .bench import result as bench
+    from .comparison import results
 
     figures = [f"{row['speedup']:.2f}x"]
     if row.get("first_token_speedup"):
@@ -109,7 +109,7 @@ def describe(row: Mapping[str, Any]) -> str:
         figures.append(f"{row['quality_metric']}: {row['quality']:.3g}{plain}")
     elif row.get("exact"):
         figures.append("exact")
-    return f"{'; '.join(figures)} (measured on {row['model']}, {bench.place(row)})"
+    return f"{'; '.join(figures)} (measured on {row['model']}, {results.place(row)})"
 
 
 @cache

@@ -98,7 +98,7 @@ def _recordings(arguments: argparse.Namespace) -> tuple[list[Any], list[str] | N
     check_example(arguments, arguments.audio, "talk.wav")
     if not arguments.example:
         return arguments.audio, arguments.reference
-    from .bench.recordings import example
+    from .audio.recordings import example
 
     found = example()
     return [found.samples], [found.text]

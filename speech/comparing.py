@@ -20,6 +20,7 @@ from mmaccel.session import Session
 
 from .audio.audio import SAMPLE_RATE, read_audio, to_samples
 from .audio.endpoint import FRAME, EndpointPolicy, decibels, find_endpoint
+from .audio.recordings import word_errors
 from .families.adapter import SpeechAdapter
 from .families.weights import names
 from .families.whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
@@ -44,7 +45,7 @@ SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_se
 
 
 @dataclass(frozen=True)
-class Heard:
+class Transcription:
     """What one run made of all recordings.
 
     Attributes
@@ -153,20 +154,20 @@ class Trial(BaseTrial):
             self.least = math.ceil(self.seconds + CONTEXT_FRAMES / 100)
             self.no_simple = "the speech fills the window, so that no seconds of it can be left out"
 
-    def run(self, target: Any, seed: int, fewer: int | None = None) -> Heard:
-        heard = Heard()
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Transcription:
+        made = Transcription()
         with seeded(seed, self.target.device):
             for recording in self.calls:
-                rows = [row for call in recording for row in self._generated(target, call, fewer, heard)]
-                heard.tokens.extend([[row] for row in rows] if self.is_batch else [rows])
-        return heard
+                rows = [row for call in recording for row in self._generated(target, call, fewer, made)]
+                made.tokens.extend([[row] for row in rows] if self.is_batch else [rows])
+        return made
 
-    def _generated(self, target: Any, call: dict[str, Any], fewer: int | None, heard: Heard) -> list[list[int]]:
+    def _generated(self, target: Any, call: dict[str, Any], fewer: int | None, made: Transcription) -> list[list[int]]:
         result = target.generate(**(call if fewer is None else self._shorter(call, fewer)))
         if isinstance(target, Session):
             told = target.report  # starts anew with the next call
             kept = {name: getattr(told, name) for name in (*SUMMED, "peak_extra_bytes", "engaged")}
-            heard.reports.append(Report(told.methods, told.exact, **kept, warnings=list(told.warnings)))
+            made.reports.append(Report(told.methods, told.exact, **kept, warnings=list(told.warnings)))
         tokens: torch.Tensor = result if isinstance(result, torch.Tensor) else result["sequences"]
         return tokens.tolist()
 
@@ -181,24 +182,22 @@ class Trial(BaseTrial):
         rest = {name: value for name, value in call.items() if name != "input_features"}
         return {**rest, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
 
-    def report(self, session: Session, output: Heard) -> dict[str, Any]:
+    def report(self, session: Session, output: Transcription) -> dict[str, Any]:
         return _total(output.reports).to_dict()
 
-    def equal(self, one: Heard, other: Heard) -> bool:
+    def equal(self, one: Transcription, other: Transcription) -> bool:
         return one.tokens == other.tokens
 
-    def judge(self, plain: Heard, other: Heard) -> dict[str, float]:
-        from .bench.recordings import word_errors  # the one that the benchmark counts with
-
+    def judge(self, plain: Transcription, other: Transcription) -> dict[str, float]:
         before, after = self.texts(plain), self.texts(other)
         found = {} if self.references is None else {ERRORS.key: word_errors(self.references, after)}
         same = sum(one == two for one, two in zip(before, after, strict=True)) / len(before)
         return {**found, CHANGED.key: word_errors(before, after), SAME.key: same}
 
-    def show(self, output: Heard) -> Shown:
+    def show(self, output: Transcription) -> Shown:
         return Shown(texts=self.texts(output), names=self.names)
 
-    def texts(self, output: Heard) -> list[str]:
+    def texts(self, output: Transcription) -> list[str]:
         """The text of each recording."""
         return [" ".join(filter(None, map(self.recogniser.text, segments))) for segments in output.tokens]
 

@@ -20,7 +20,7 @@ import torch
 from transformers import JanusConfig, JanusForConditionalGeneration, JanusVisionConfig, JanusVQVAEConfig, LlamaConfig
 
 from mmaccel.adapter import find_adapter
-from mmaccel.bench import result as bench
+from mmaccel.comparison import results
 from mmaccel.image import SpeculativeJacobi, ZipAR, generation
 from mmaccel.image.bench import benchmark
 from mmaccel.image.decoding.grid_decoder import GridDecoder
@@ -75,7 +75,7 @@ def verify_cost(name: str, shape: tuple[int, int, int, int], batch: int, device:
     gains = {
         label: 576 / passes * cost.seconds(1) / cost.seconds(width[label]) for label, passes in PUBLISHED_PASSES.items()
     }
-    return bench.row(
+    return results.row(
         modality="image",
         model=name,
         method="image.SpeculativeJacobi",
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
                 if args.device == "cuda":
                     torch.cuda.empty_cache()
 
-    print(json.dumps(bench.result(rows()), indent=1))
+    print(json.dumps(results.result(rows()), indent=1))
     return 0
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.bench import result as bench
+from mmaccel.comparison import results
 from mmaccel.kernels import calibrate
 from mmaccel.kernels.bench import benchmark
 from mmaccel.kernels.bench.cases import BLOCK, Case, Draw, cases, sparse_case
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
     deadline = time.monotonic() + 60 * args.minutes
     on_gpu = args.device.startswith("cuda")
     reached = limits(args.device, 8192 if on_gpu else 1024, 1024 if on_gpu else 64)
-    result = bench.result(rows(args.device, tuple(args.lengths), reached, deadline))
+    result = results.result(rows(args.device, tuple(args.lengths), reached, deadline))
     result["header"].update(reached)
     found = calibrate(args.device)
     result["header"]["break_even_density"] = dict(zip(map(str, found.lengths), found.break_even, strict=True))

@@ -21,7 +21,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransform
 
 import mmaccel
 from mmaccel import video
-from mmaccel.bench import result as bench
+from mmaccel.comparison import results
+from mmaccel.machine import synchronize
 
 WAN_1_3B = {"num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960, "num_layers": 30, "text_dim": 4096}
 SMALL = {"num_attention_heads": 2, "attention_head_dim": 64, "ffn_dim": 256, "num_layers": 2, "text_dim": 64}
@@ -67,10 +68,10 @@ def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
 def timed(target: Any, call: dict[str, Any], steps: int) -> float:
     """Seconds of a run."""
     generator = torch.Generator().manual_seed(0)
-    bench.synchronize()
+    synchronize()
     began = time.perf_counter()
     target(**call, num_inference_steps=steps, generator=generator)
-    bench.synchronize()
+    synchronize()
     return time.perf_counter() - began
 
 
@@ -88,7 +89,7 @@ def rows(pipe: Any, call: dict[str, Any], seconds: float) -> list[dict[str, Any]
             report = fast.report
         print(f"{method}: {wall:.1f} s of {plain:.1f} s", file=sys.stderr)
         found.append(
-            bench.row(
+            results.row(
                 modality="video",
                 model=f"Wan 2.1 shape, random weights, {steps} steps",
                 method=method.name,
@@ -114,7 +115,7 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.exit(2, "there is no CUDA device here: try --device cpu --small\n")
     pipe, call = build(arguments.small, arguments.device)
-    print(json.dumps(bench.result(rows(pipe, call, arguments.seconds)), indent=1))
+    print(json.dumps(results.result(rows(pipe, call, arguments.seconds)), indent=1))
 
 
 if __name__ == "__main__":

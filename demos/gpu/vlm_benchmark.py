@@ -24,7 +24,8 @@ from transformers import (
 )
 
 import mmaccel
-from mmaccel.bench import result as bench
+from mmaccel.comparison import results
+from mmaccel.machine import synchronize
 from mmaccel.vlm.bench.benchmark import TokenClock, compressors
 
 TEXT = {
@@ -95,7 +96,7 @@ def timed(target: Any, call: dict[str, Any]) -> tuple[float, float, int]:
     clock = TokenClock()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    bench.synchronize()
+    synchronize()
     began = time.perf_counter()
     target.generate(**call, logits_processor=[clock])
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
@@ -113,11 +114,11 @@ def rows(model: Any, call: dict[str, Any], share: float, rounds: int) -> list[di
                 with session.baseline() as target:
                     plain.append(timed(target, call))
                 fast.append(timed(session, call))
-        first, token, peak = (bench.median(values) for values in zip(*fast, strict=True))
-        plain_first, plain_token, plain_peak = (bench.median(values) for values in zip(*plain, strict=True))
+        first, token, peak = (results.median(values) for values in zip(*fast, strict=True))
+        plain_first, plain_token, plain_peak = (results.median(values) for values in zip(*plain, strict=True))
         print(f"{method}: first token {first:.3f} s of {plain_first:.3f} s", file=sys.stderr)
         found.append(
-            bench.row(
+            results.row(
                 modality="vlm",
                 model="LLaVA-OneVision-7B shape, random weights, 32 frames",
                 method=method.name,
@@ -145,7 +146,7 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.exit(2, "there is no CUDA device here: try --device cpu --small\n")
     model, call = build(arguments.small, arguments.device)
-    print(json.dumps(bench.result(rows(model, call, arguments.share, arguments.rounds)), indent=1))
+    print(json.dumps(results.result(rows(model, call, arguments.share, arguments.rounds)), indent=1))
 
 
 if __name__ == "__main__":

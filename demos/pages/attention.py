@@ -11,7 +11,7 @@ import mmaccel
 from mmaccel import kernels, video, vlm, zoo
 from mmaccel.demos.pages.figures import drawn, figure
 from mmaccel.demos.pages.recorded_calls import Recorded, recorded
-from mmaccel.vlm.bench.language import MODEL, load, text_task
+from mmaccel.vlm.bench.language_tasks import MODEL, load, text_task
 
 LENGTH, NEW = 1024, 40  # tokens of the prompt, and decoding steps
 PREFILL = ("a_shape", "vertical_slash", "pooled_top_k", "flex_prefill")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel import presets
-from mmaccel.bench import result as bench
+from mmaccel.comparison import results
 from mmaccel.errors import SettingError
 from mmaccel.modality import modalities
 from mmaccel.presets import Preset
@@ -75,14 +75,14 @@ def find(preset: Preset, benchmarks: Path) -> dict[str, Any]:
         If there is none, or more than one.
     """
     path = benchmarks / f"{preset.benchmark}.json"
-    result = bench.load(path)
+    result = results.load(path)
     found = [row for row in result["rows"] if _fits(preset, row)]
     if len(found) != 1:
         raise SettingError(
             f"{path.name} has {len(found)} rows of {preset.key} with {dict(preset.columns)}, and it must be one:"
             " measure the preset, or change it in the modality's presets.py"
         )
-    return {key: found[0][key] for key in FIGURES if key in found[0]} | bench.where(result["header"])
+    return {key: found[0][key] for key in FIGURES if key in found[0]} | results.where(result["header"])
 
 
 def _fits(preset: Preset, row: dict[str, Any]) -> bool:

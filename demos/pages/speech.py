@@ -12,7 +12,7 @@ import mmaccel
 from mmaccel import speech
 from mmaccel.demos.pages.figures import drawn, figure
 from mmaccel.demos.pages.recorded_calls import recorded
-from mmaccel.speech.bench.recordings import load_recordings
+from mmaccel.speech.audio.recordings import load_recordings
 
 HEARD, LINES = 9.0, 14  # seconds of the recording, and lines of what was shown
 DRAFTED, ACROSS = 15.0, 0.93  # seconds of the recording, and where a line of text ends

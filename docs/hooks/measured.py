@@ -7,7 +7,8 @@ from typing import Any
 
 from included import ROOT
 
-from mmaccel.bench import result as bench
+from mmaccel.bench.pages import markdown
+from mmaccel.comparison import results
 from mmaccel.method import Method
 from mmaccel.modality import modalities
 from mmaccel.registry import methods
@@ -40,11 +41,11 @@ def pages(method: type[Method]) -> list[str]:
 
 def where(name: str) -> str:
     """The machine that a benchmark ran on, and when."""
-    return bench.place(bench.where(_result(name)["header"]))
+    return results.place(results.where(_result(name)["header"]))
 
 
 def method_of(row: dict[str, Any]) -> type[Method] | None:
-    """The method of a row; the rows of `video.json` name a contestant, which can be a variant."""
+    """The method of a row; the rows of `video.json` name an entry, which can be a variant."""
     table = methods()
     for name in (row["method"], f"{row['modality']}.{row['method']}"):
         if name in table:
@@ -56,7 +57,7 @@ def method_of(row: dict[str, Any]) -> type[Method] | None:
 
 @cache
 def _result(name: str) -> dict[str, Any]:
-    return bench.load(BENCHMARKS / f"{name}.json")
+    return results.load(BENCHMARKS / f"{name}.json")
 
 
 def _condition(row: dict[str, Any]) -> str:
@@ -79,7 +80,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     cells = {name: [make(row) for row in rows] for name, make in columns.items()}
     used = {name: column for name, column in cells.items() if any(column)}
     metric = next((row["quality_metric"] for row in rows if row["quality_metric"]), None)
-    table = bench.markdown(used, zip(*used.values(), strict=True))
+    table = markdown(used, zip(*used.values(), strict=True))
     return table + (f"\n\n*quality* is {metric}." if metric and "quality" in used else "")
 
 

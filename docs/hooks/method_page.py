@@ -13,7 +13,7 @@ from advice import ADVICE, example
 from included import ROOT
 
 from mmaccel import presets
-from mmaccel.bench import result as bench
+from mmaccel.bench import pages
 from mmaccel.method import Method
 from mmaccel.modality import modalities
 from mmaccel.registry import methods
@@ -50,7 +50,7 @@ def index_page() -> str:
     for modality in modalities():
         found = [cls for name, cls in methods().items() if name.split(".")[0] == modality.name]
         lines = [[_link(cls, "index.md"), _kind(cls), sentence(cls)] for cls in found]
-        parts += [f"## {modality.title}", modality.note, bench.markdown(("method", "output", "what it does"), lines)]
+        parts += [f"## {modality.title}", modality.note, pages.markdown(("method", "output", "what it does"), lines)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -88,7 +88,7 @@ def _settings(method: type[Method], described: dict[str, str]) -> str:
         [", ".join(f"`{n}`" for n in names), ", ".join(f"`{defaults[n]!r}`" for n in names), _cell(described[entry])]
         for entry, names in entries.items()
     ]
-    return bench.markdown(("setting", "default", "what it is"), lines)
+    return pages.markdown(("setting", "default", "what it is"), lines)
 
 
 def _errors(raised: list[tuple[str, str]]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmaccel import presets
-from mmaccel.bench import result as bench
+from mmaccel.bench import pages
 from mmaccel.modality import modalities
 
 INTRO = """# Presets
@@ -42,4 +42,4 @@ def _table(modality: str, family: str) -> str:
     for name in presets.NAMES:
         methods = " + ".join(f"`{method}`" for method in found[name].methods) if name in found else "none"
         lines.append([f"`{name}`", methods, str(found[name]) if name in found else absent[name]])
-    return bench.markdown(("preset", "methods", "measured"), lines)
+    return pages.markdown(("preset", "methods", "measured"), lines)

@@ -1,79 +1,68 @@
-"""docs/benchmarks/image.md from a result: tables, and one picture of what limits speculation."""
+"""The page of `mmaccel bench image`: tables, and one picture of what limits speculation."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-INTRO = """# Autoregressive image models
+from mmaccel.bench.pages import markdown
+from mmaccel.registry import get_method
 
+TITLE = "Autoregressive images"
+INTRO = """
 Measured by `mmaccel bench image --full` on the shipped `tiny-janus` (a real `JanusForConditionalGeneration`,
 256 tokens a picture, float32). All runs of a table alternate in one process and draw the same prompts; seconds
-are medians, speed-ups are medians of the ratios within a round. The raw rows are in
-[{json}]({json}).
+are medians, speed-ups are medians of the ratios within a round. The raw rows are in [{json}]({json}).
 
-- versions: {versions}
-- machine: {machine}, {threads} threads
-- date: {date}
-
-![verify cost, acceptance by depth, quality against time]({plot})
+![verify cost, acceptance by depth, quality against time]({png})
 
 Left: what a pass of n tokens costs, against one token. Middle: how often the draft at a depth is accepted once
 all before it were. Right: distance to real pictures against seconds.
-
-## What limits each
-
-- **SpeculativeJacobi** keeps the first draft of a pass about every second time, whatever the window, and deeper ones
-  four times in five: tokens per pass level off at 5. On this processor a pass of 16 tokens costs 1.6 passes of one,
-  and of 64 3.5 (left), so that the fewest passes are not the least time; a GPU, where a small model's pass costs the
-  same for 1 and for 64 tokens, is limited by acceptance alone. `window="auto"` stays a little below the best fixed
-  window, since it pays for the passes that it learns from.
-- In **batches** a step ends with the row that accepts least, and a pass costs more per token: at four guided pictures
-  on two cores nothing is left to win, and `"auto"` decodes plainly.
+"""
+LIMITS = """
+- **SpeculativeJacobi** keeps the first draft of a pass less often than deeper ones, whatever the window (middle), so
+  that tokens per pass level off. On a processor a pass of many tokens costs several passes of one (left), and the
+  fewest passes are not the least time; a GPU, where a small model's pass costs the same for few and for many tokens, is
+  limited by acceptance alone. `window="auto"` stays a little below the best fixed window, since it pays for the passes
+  that it learns from.
+- In **batches** a step ends with the row that accepts least, and a pass costs more per token: with several guided
+  pictures on few cores nothing is left to win, and `"auto"` decodes plainly.
 - **GroupedSpeculative** is limited as the former is; it raises the acceptance, by drawing codes of a group for one
   another.
 - **ZipAR** makes a fixed number of passes: a row may start `window` tokens behind the one above. Its cost is quality,
   since tokens are drawn without the upper right of the picture; the model was trained to look there.
 - **coupling="independent"** resamples all drafts in every pass, which is why wide windows gain nothing.
 """
+HEADINGS = ("method", "exact", "seconds", "speed-up", "fewer passes", "distance to real", "nats per token")
 
 
-def page(result: dict[str, Any], plot: str) -> str:
-    """The whole page."""
-    header, rows = result["header"], result["rows"]
-    parts = [
-        INTRO.format(
-            versions=", ".join(f"{k} {v}" for k, v in header["versions"].items()),
-            machine=", ".join(f"{v}" for v in header["machine"].values()),
-            threads=header["threads"],
-            date=header["date"],
-            plot=plot,
-            json=Path(plot).with_suffix(".json").name,
+def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """A table for each batch and guidance, under its heading."""
+    cases = dict.fromkeys((row["batch"], row["guidance"]) for row in rows)
+    return {
+        f"Batch {batch}, {f'guidance {guidance:g}' if guidance != 1 else 'no guidance'}": _table(
+            [row for row in rows if (row["batch"], row["guidance"]) == (batch, guidance)]
         )
-    ]
-    for batch, guidance in dict.fromkeys((r["batch"], r["guidance"]) for r in rows):
-        group = [r for r in rows if (r["batch"], r["guidance"]) == (batch, guidance)]
-        parts.append(_section(batch, guidance, group))
-    return "\n".join(parts)
+        for batch, guidance in cases
+    }
 
 
-def _section(batch: int, guidance: float, rows: list[dict[str, Any]]) -> str:
-    guided = f"guidance {guidance:g}" if guidance != 1 else "no guidance"
-    base = rows[0]["baseline"]
-    lines = [
-        f"## Batch {batch}, {guided}\n",
-        f"Baseline: {_BASELINES[base]}, {rows[0]['baseline_seconds']:.2f} s, {len(rows[0]['seeds'])} rounds.\n",
-        "| method | exact | seconds | speed-up | fewer passes | distance to real | nats per token |",
-        "|---|---|---|---|---|---|---|",
+def _table(rows: list[dict[str, Any]]) -> str:
+    first = rows[0]
+    baseline = f"{_BASELINES[first['baseline']]}, {first['baseline_seconds']:.2f} s, {len(first['seeds'])} rounds"
+    return f"Baseline: {baseline}.\n\n{markdown(HEADINGS, [_line(row) for row in rows])}"
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    return [
+        name(row),
+        "yes" if row["exact"] else "no",
+        f"{row['wall_seconds']:.2f}",
+        f"{row['speedup']:.2f}x",
+        f"{row['tokens_per_pass']:.2f}x",
+        _quality(row, "quality", "baseline_quality"),
+        _quality(row, "nats_per_token", "baseline_nats_per_token"),
     ]
-    for r in rows:
-        quality = _quality(r, "quality", "baseline_quality")
-        nats = _quality(r, "nats_per_token", "baseline_nats_per_token")
-        lines.append(
-            f"| {name(r)} | {'yes' if r['exact'] else 'no'} | {r['wall_seconds']:.2f} | {r['speedup']:.2f}x"
-            f" | {r['tokens_per_pass']:.2f}x | {quality} | {nats} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 _BASELINES = {
@@ -88,21 +77,18 @@ def _quality(row: dict[str, Any], key: str, plain: str) -> str:
 
 def name(row: dict[str, Any]) -> str:
     """Method and the settings that differ from its defaults, as one would type them."""
-    from mmaccel.registry import get_method
-
     return str(get_method(row["method"]).from_settings(row["settings"])).removeprefix("image.")
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
+def plot(found: list[dict[str, Any]], path: Path) -> None:
     """Three panels: verify cost, acceptance by depth, quality against time."""
-    import matplotlib
+    from matplotlib import ticker
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
-
-    rows = [r for r in result["rows"] if r["batch"] == 1 and r["guidance"] != 1]
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 3.8), constrained_layout=True)
-    for r in result["rows"]:
+    rows = [r for r in found if r["batch"] == 1 and r["guidance"] != 1]
+    figure = Figure(figsize=(15, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for r in found:
         if r.get("verify_cost"):
             cost = r["verify_cost"]
             guided = "guided" if r["guidance"] != 1 else "unguided"
@@ -126,7 +112,6 @@ def plot(result: dict[str, Any], path: Path) -> None:
             outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if axis is right else {}
             axis.legend(fontsize=8, **outside)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def _well_tested(row: dict[str, Any], least: float = 30) -> list[float]:

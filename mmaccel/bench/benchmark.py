@@ -1,10 +1,15 @@
-"""How the rows of each benchmark are shown in docs/benchmarks/index.md."""
+"""What a benchmark is: its rows, its page, and how its rows stand in docs/benchmarks/index.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from ..comparison.quality_plot import Axes, Line
+from ..comparison.results import called
+from .pages import page
 
 Row = dict[str, Any]
 Group = list[Row]
@@ -12,122 +17,107 @@ Group = list[Row]
 
 @dataclass(frozen=True)
 class Section:
-    """How the rows of one benchmark are shown.
+    """How the rows of one benchmark are shown in the index.
 
     Attributes
     ----------
-    kind
-        Name of the benchmark, and of its files.
     groups
         Splits the rows into tables by heading; rows it leaves out are on the benchmark's own page.
     simple
         What the simple alternative is, or why there is none.
     plot
-        Whether there is a picture of quality against time, and what it shows.
+        What the picture of quality against time shows; empty where there is none.
+    quality
+        Name of its axis, with the unit.
     higher_is_better
         Of the metric of quality.
     form
         Format of quality.
+    is_mixed
+        Whether rows of a table measure different things, so that none makes another pointless.
+    names_models
+        Whether the models of the rows are told.
+    name
+        What a row is called in a table.
+    series
+        What the line is called that a row lies on in the picture.
+    draws_exact
+        Whether exact rows that were judged are drawn.
+    one_group
+        Whether the picture has the first table only.
+    picture
+        Lines and axes of a picture of its own kind, of the first table.
     """
 
-    kind: str
-    title: str
     groups: Callable[[Group], dict[str, Group]]
     simple: str
     plot: str = ""
+    quality: str = ""
     higher_is_better: bool = True
     form: str = ".3g"
+    is_mixed: bool = False
+    names_models: bool = True
+    name: Callable[[Row], str] = called
+    series: Callable[[Row], str] = lambda row: str(row["method"]).split(".")[-1]
+    draws_exact: bool = True
+    one_group: bool = False
+    picture: Callable[[Group], tuple[list[Line], Axes]] | None = None
 
 
-def _image(rows: Group) -> dict[str, Group]:
-    return {"": [r for r in rows if r["batch"] == 1 and r["guidance"] != 1]}
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark: what it measures, and what is said of it.
+
+    Attributes
+    ----------
+    name
+        As in `mmaccel bench NAME`, and of its files.
+    rows
+        Measures; with True at full length, as in docs/benchmarks.
+    section
+        How its rows stand in the index.
+    intro
+        What was measured and how to read it; `{json}` and `{png}` stand for its files.
+    tables
+        The body of each section of its page, by heading.
+    limits
+        What limits each method.
+    facts
+        Further figures of the rows by the names that stand for them in `intro`.
+    plot
+        Draws the rows into a file beside the page.
+    threads
+        CPU threads that its figures are of.
+    """
+
+    name: str
+    title: str
+    rows: Callable[[bool], Iterator[Row]]
+    section: Section
+    intro: str
+    tables: Callable[[list[Row]], Mapping[str, str]]
+    limits: str
+    facts: Callable[[list[Row]], dict[str, Any]] = lambda rows: {}
+    plot: Callable[[list[Row], Path], Any] | None = None
+    threads: int = 2
+
+    def page(self, result: dict[str, Any], json: str, png: str) -> str:
+        """The Markdown page of a result, with links to its raw rows and its plot."""
+        rows = result["rows"]
+        intro = self.intro.format(json=json, png=png, **self.facts(rows))
+        sections = {**self.tables(rows), "What limits each": self.limits.strip()}
+        return page(result, self.title, intro, sections)
+
+    def write_page(self, result: dict[str, Any], path: Path) -> None:
+        """Write the page, and its plot beside it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture = path.with_suffix(".png")
+        if self.plot is not None:
+            self.plot(result["rows"], picture)
+        path.write_text(self.page(result, path.with_suffix(".json").name, picture.name), encoding="utf-8")
 
 
-def _by_budget(rows: Group) -> dict[str, Group]:
-    return {f"{b:.0%} of the time": [r for r in rows if r["budget"] == b] for b in _values(rows, "budget")}
-
-
-def _by_share(rows: Group) -> dict[str, Group]:
-    shares = [share for share in _values(rows, "share") if share < 1]
-    return {f"{s:.0%} of the visual tokens": [r for r in rows if r["share"] == s] for s in sorted(shares, reverse=True)}
-
-
-def _by_model(rows: Group) -> dict[str, Group]:
-    return {model: [r for r in rows if r["model"] == model] for model in _values(rows, "model")}
-
-
-def _speech(rows: Group) -> dict[str, Group]:
-    """The longest recordings of the first model, and the parts."""
-    told = [r for r in rows if r.get("refused") is None]
-    streams = [r for r in told if r["table"] == "streams" and r["model"] == told[0]["model"]]
-    longest = max((r["audio_seconds"] for r in streams), default=0)
-    parts = [r for r in told if r["speedup"] is not None and r["model"] in (told[0]["model"], *_untrained(told))]
-    found = {f"Words of {longest:.0f} s of speech": [r for r in streams if r["audio_seconds"] == longest]}
-    return {
-        **found,
-        "Parts": [r for r in parts if r.get("audio_seconds") in (None, longest) or "seconds" in r["settings"]],
-    }
-
-
-def _untrained(rows: Group) -> list[str]:
-    return [r["model"] for r in rows if r["model"].endswith("untrained")]
-
-
-def _kernels(rows: Group) -> dict[str, Group]:
-    """The best and the worst case of every op, in float32."""
-    told = [r for r in rows if r["model"].endswith("float32")]
-    found = []
-    for name in _values(told, "method"):
-        cases = sorted((r for r in told if r["method"] == name), key=lambda r: float(r["speedup"]))
-        found += [cases[-1], cases[0]] if len(cases) > 1 else cases
-    return {"": found}
-
-
-def _values(rows: Group, name: str) -> list[Any]:
-    return list(dict.fromkeys(r[name] for r in rows))
-
-
-SECTIONS = (
-    Section(
-        "image",
-        "Autoregressive images",
-        _image,
-        "none: every token of a picture has to be drawn, and the plain run is what there is.",
-        "distance to real pictures against time; exact settings whose pictures were not judged lie on the plain line",
-        higher_is_better=False,
-    ),
-    Section(
-        "video",
-        "Video diffusion transformers",
-        _by_budget,
-        "fewer steps.",
-        "mean PSNR to the plain clip against time, at a half and a quarter of it",
-        form=".1f",
-    ),
-    Section(
-        "vlm",
-        "Video questions",
-        _by_share,
-        "fewer frames.",
-        "questions answered right against time, for each share of the visual tokens",
-        form=".1%",
-    ),
-    Section(
-        "speech",
-        "Streaming speech",
-        _speech,
-        "fixed chunks without a stream. Time is that of the processor.",
-        "word errors against processor seconds for each second of audio",
-        higher_is_better=False,
-        form=".1%",
-    ),
-    Section(
-        "language",
-        "Policies on a language model",
-        _by_model,
-        "none was measured.",
-        "loss on the text that follows against time",
-        higher_is_better=False,
-    ),
-    Section("kernels", "Kernels", _kernels, "torch's own operation, which is what the speed-up is against."),
-)
+def by(column: str, form: str, rows: Group) -> dict[str, Group]:
+    """Rows grouped by the values of a column, in their order, under headings of a format."""
+    values = dict.fromkeys(row[column] for row in rows)
+    return {form.format(value): [row for row in rows if row[column] == value] for value in values}

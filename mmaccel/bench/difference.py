@@ -7,9 +7,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from ..comparison import results
 from ..errors import SettingError
 from ..method import is_number
-from . import result as bench
 
 Row = dict[str, Any]
 
@@ -41,7 +41,7 @@ class Pair:
     def label(self) -> str:
         """The method with what tells it from the other rows."""
         setup = [f"{name} {_short(self.row[name])}" for name in SETUP if self.row.get(name) is not None]
-        return ", ".join([bench.called(self.row), *(text for text in setup if not text.startswith("table"))])
+        return ", ".join([results.called(self.row), *(text for text in setup if not text.startswith("table"))])
 
     @property
     def speedup_share(self) -> float | None:
@@ -55,7 +55,7 @@ class Pair:
         """New seconds over old; below 1 is faster."""
         if self.old is None or self.new is None:
             return None
-        before, after = bench.seconds(self.old)[0], bench.seconds(self.new)[0]
+        before, after = results.seconds(self.old)[0], results.seconds(self.new)[0]
         return after / before if before and after else None
 
 
@@ -108,7 +108,7 @@ class Difference:
         def both(name: str) -> dict[str, Any]:
             return {side: None if row is None else row[name] for side, row in (("old", pair.old), ("new", pair.new))}
 
-        identity = {name: pair.row[name] for name in (*bench.IDENTITY, *SETUP) if name in pair.row}
+        identity = {name: pair.row[name] for name in (*results.IDENTITY, *SETUP) if name in pair.row}
         return {
             **identity,
             "in": "both" if pair in self.matched else "new" if pair.old is None else "old",
@@ -127,7 +127,7 @@ class Difference:
         for model in dict.fromkeys((pair.row["modality"], pair.row["model"]) for pair in self.pairs):
             group = [pair for pair in self.pairs if (pair.row["modality"], pair.row["model"]) == model]
             lines = [self._line(pair) for pair in group]
-            parts.append(f"{model[0]}, {model[1]}\n{bench.aligned([headings, *lines])}")
+            parts.append(f"{model[0]}, {model[1]}\n{results.aligned([headings, *lines])}")
         return "\n\n".join(parts)
 
     def _line(self, pair: Pair) -> tuple[str, ...]:
@@ -163,9 +163,9 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> Difference:
     Examples
     --------
     >>> from mmaccel import bench
-    >>> one = bench.row(modality="image", model="m", method="a", settings={}, exact=True, speedup=2.0)
+    >>> one = results.row(modality="image", model="m", method="a", settings={}, exact=True, speedup=2.0)
     >>> two = {**one, "speedup": 1.0}
-    >>> difference(bench.result([one]), bench.result([two])).pairs[0].speedup_share
+    >>> difference(results.result([one]), results.result([two])).pairs[0].speedup_share
     0.5
     """
     pairs, left = _match(old["rows"], new["rows"], settings=True)

@@ -10,11 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MmaccelError
 from ..modality import modalities
 from .arguments import THREADS, whole
+
+if TYPE_CHECKING:
+    from ..bench.benchmark import Benchmark
 
 FOLDER = Path("docs/benchmarks")
 EXAMPLES = """examples:
@@ -27,15 +30,26 @@ EXAMPLES = """examples:
 
 
 def benchmarks() -> dict[str, str]:
-    """Modules by name: each has `rows(full)` and `write_page(result, path)`, and `THREADS` where these are not 2."""
-    found = {"kernels": "mmaccel.kernels.bench.benchmark"}
+    """Modules by name, each with a `BENCHMARK`: those of the modalities, and that of the kernels."""
+    found: dict[str, str] = {}
     for modality in modalities():
         found |= modality.benchmarks()
-    return dict(sorted(found.items()))
+    return {**found, "kernels": "mmaccel.kernels.bench.benchmark"}
 
 
 class BenchmarksFailed(MmaccelError):
     """Some of several benchmarks failed; what the others found is written."""
+
+
+def benchmark_of(name: str) -> Benchmark:
+    """A benchmark by its name; it is loaded here."""
+    found: Benchmark = importlib.import_module(benchmarks()[name]).BENCHMARK
+    return found
+
+
+def all_benchmarks() -> list[Benchmark]:
+    """Every benchmark."""
+    return [benchmark_of(name) for name in benchmarks()]
 
 
 def add_parser(commands: Any) -> None:
@@ -77,13 +91,14 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
     """Measure, and print the rows."""
     import torch
 
-    from ..bench import result as bench
+    from ..bench import pages
+    from ..comparison import results
 
-    benchmark = importlib.import_module(benchmarks()[arguments.kind])
-    torch.set_num_threads(arguments.threads or getattr(benchmark, "THREADS", 2))
+    benchmark = benchmark_of(arguments.kind)
+    torch.set_num_threads(arguments.threads or benchmark.threads)
     with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
-        result = bench.result(benchmark.rows(full=arguments.full))
-    print(json.dumps(result, indent=1) if arguments.json else bench.table(result), flush=True)
+        result = results.result(benchmark.rows(arguments.full))
+    print(json.dumps(result, indent=1) if arguments.json else pages.table(result), flush=True)
     if arguments.page:  # last, so that a page that fails loses no figure
         benchmark.write_page(result, arguments.page)
 
@@ -113,7 +128,7 @@ def run_all(arguments: argparse.Namespace) -> None:
     if arguments.page and found:
         from ..bench.index import write
 
-        write(arguments.page)
+        write(arguments.page, all_benchmarks())
     if failed:
         again = " and ".join(f"`mmaccel bench {kind}`" for kind in failed)
         count = f"{len(failed)} of {len(kinds)} benchmarks failed"
@@ -144,21 +159,21 @@ def _in_a_process(words: list[str]) -> tuple[dict[str, Any] | None, str]:
 
 def _tell(kind: str, result: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Keep and print a result as soon as it is there."""
-    from ..bench import result as bench
+    from ..bench import pages
     from ..files.output import replacing
 
     if arguments.page:
         with replacing(arguments.page / f"{kind}.json") as temporary:
             temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result) if arguments.json else f"{kind}\n{bench.table(result)}\n", flush=True)
+    print(json.dumps(result) if arguments.json else f"{kind}\n{pages.table(result)}\n", flush=True)
 
 
 def run_difference(arguments: argparse.Namespace) -> int:
     """Print two results beside each other; 1 if a speed-up fell too far."""
-    from ..bench import result as bench
     from ..bench.difference import difference
+    from ..comparison import results
 
-    found = difference(bench.load(arguments.old), bench.load(arguments.new))
+    found = difference(results.load(arguments.old), results.load(arguments.new))
     fallen = [] if arguments.fail_below is None else found.fallen(arguments.fail_below)
     print(json.dumps(found.to_dict(), indent=1) if arguments.json else found)
     for pair in fallen:
@@ -171,5 +186,5 @@ def run_index(arguments: argparse.Namespace) -> None:
     """Write the page and the plots over all results in a folder."""
     from ..bench.index import write
 
-    for path in write(arguments.folder):
+    for path in write(arguments.folder, all_benchmarks()):
         print(f"wrote {path}")

@@ -11,9 +11,10 @@ from ..errors import ConflictError, SettingError
 from ..method import Method, is_count
 from ..plan import Plan, plan
 from .comparison import Comparison
-from .trial import trial_of
+from .entry import PLAIN, Entry
+from .trial import BaseTrial, trial_of
 
-LEAST_RUNS = 3  # of each contestant, so that there is a median
+LEAST_RUNS = 3  # of each entry, so that there is a median
 
 
 def compare(
@@ -28,23 +29,23 @@ def compare(
 ) -> Comparison:
     """Run a target plainly and with each method on the same seeds, and put speed, quality and memory side by side.
 
-    Every contestant has one run that is discarded. Then they take turns, in an order that changes, and the speed-up
-    is the median of the ratios within a round. Beside them runs the simple alternative, at about the time of each
-    method: fewer steps of a diffusion pipeline, fewer frames for a model that looks at a video, a shorter window of
-    Whisper. What is shown is the worst seed, and of several answers or recordings the worst first.
+    Every entry has one run that is discarded. Then they take turns, in an order that changes, and the speed-up is the
+    median of the ratios within a round. Beside them runs the simple alternative, at about the time of each method:
+    fewer steps of a diffusion pipeline, fewer frames for a model that looks at a video, a shorter window of Whisper.
+    What is shown is the worst seed, and of several answers or recordings the worst first.
 
     Parameters
     ----------
     target
         A transformers model or diffusers pipeline.
     *methods
-        Each is a contestant; a plan or a tuple of methods is one of several methods together.
+        Each is an entry; a plan or a tuple of methods is one entry of several methods together.
     preset
-        ``"exact"``, ``"balanced"`` or ``"fast"``: one more contestant.
+        ``"exact"``, ``"balanced"`` or ``"fast"``: one more entry.
     seeds
-        Default one, 0. The more seeds, the worse is the worst of them.
+        Default one, 0. Of several the worst is shown, and its quality falls as seeds are added.
     rounds
-        Runs of each seed; default as many as give every contestant at least 3 runs.
+        Runs of each seed; default as many as give every entry at least 3 runs.
     simple
         Whether the simple alternative runs too (default True).
     processor
@@ -75,11 +76,18 @@ def compare(
     numbers = _checked(seeds, rounds)
     plans = _plans(target, methods, preset)
     trial = trial_of(find_adapter(target), inputs, processor)
-    from .race import Race  # needs torch, which is not loaded just for its name
+    made = [Entry(PLAIN, PLAIN), *(Entry(label, "method", plan) for label, plan in plans.items())]
+    return measured(trial, made, numbers, rounds or math.ceil(LEAST_RUNS / len(numbers)), simple)
 
-    race = Race(trial, plans, numbers, rounds or math.ceil(LEAST_RUNS / len(numbers)))
-    race.run(simple)
-    return Comparison.of(trial, race.contestants, numbers, race.no_simple)
+
+def measured(trial: BaseTrial, entries: list[Entry], seeds: list[int], rounds: int, simple: bool) -> Comparison:
+    """Run entries, the plain one first, and with `simple` the simple alternatives; all that was found."""
+    from .runner import Runner  # needs torch, which is not loaded just for its name
+    from .simple import run_beside_simple
+
+    runner = Runner(trial, entries, seeds, rounds, title="compare")
+    no_simple = run_beside_simple(runner, trial, simple)
+    return Comparison.of(trial, runner.entries, seeds, no_simple)
 
 
 def _checked(seeds: Iterable[int], rounds: int | None) -> list[int]:

@@ -1,18 +1,23 @@
-"""One line of a comparison: who runs, what it took and what it gave."""
+"""One line of a comparison or benchmark: who runs, what it took and what it gave."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from ..bench import result as bench
-from ..plan import Plan
-from .trial import BaseTrial
+from ..method import Method
+from ..plan import Plan, plan
+from . import results
+from .trial import BaseTrial, Workload
+
+PLAIN = "plain"
 
 
 @dataclass
-class Take:
+class Sample:
     """One run: its seed, seconds and report, and the peak of memory on the accelerator where there is one."""
 
     seed: int
@@ -22,7 +27,7 @@ class Take:
 
 
 @dataclass
-class Contestant:
+class Entry:
     """Who runs.
 
     Attributes
@@ -30,11 +35,15 @@ class Contestant:
     label
         As in the table.
     kind
-        ``"plain"``, ``"method"`` or ``"simple"``.
+        ``"plain"``, ``"method"``, ``"simple"`` or another word of a benchmark.
     plan
         Of a method.
     fewer
         Steps or frames of the simple alternative.
+    setup
+        Gives what runs in place of the plain target or a session, for as long as the run takes.
+    columns
+        Further columns of its row in a benchmark.
     memory
         What its sessions learned, for the next run.
     metrics, equal
@@ -47,28 +56,69 @@ class Contestant:
     kind: str
     plan: Plan | None = None
     fewer: int | None = None
+    setup: Callable[[Any], AbstractContextManager[Any]] | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
-    takes: list[Take] = field(default_factory=list)
-    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
     equal: dict[int, bool] = field(default_factory=dict)
     worst: tuple[int, Any, Any] | None = None
 
+    @classmethod
+    def of(cls, target: Any, method: Method, label: str = "", kind: str = "method", **columns: Any) -> Self:
+        """The entry of a method on a target."""
+        return cls(label or str(method), kind, plan(target, method), columns=columns)
+
     @property
     def exact(self) -> bool:
-        """Whether it promises the plain output, or its law."""
-        return self.kind == "plain" or (self.plan is not None and self.plan.exact)
+        """Whether it promises the plain output, or its distribution."""
+        return self.kind == PLAIN or (self.plan is not None and self.plan.exact)
 
-    def judged(self, trial: BaseTrial, seed: int, plain: Any, output: Any) -> None:
+    def judged(self, trial: Workload, seed: int, plain: Any, output: Any) -> None:
         """Note the quality of an output, and keep it if it is the worst."""
         self.metrics[seed], self.equal[seed] = trial.judge(plain, output), trial.equal(plain, output)
         if self.worst_seed(trial) == seed:
             self.worst = seed, plain, output
 
-    def worst_seed(self, trial: BaseTrial) -> int | None:
+    def worst_seed(self, trial: Workload) -> int | None:
         """The seed with the worst of the first metric, the first one where there is no metric."""
-        metric = trial.metrics[0]
-        values = {seed: found[metric.key] for seed, found in self.metrics.items() if metric.key in found}
-        return metric.worst(values) if values else next(iter(self.metrics), None)
+        for metric in trial.metrics[:1]:
+            values = {seed: found[metric.key] for seed, found in self.metrics.items() if metric.key in found}
+            if values:
+                return metric.worst(values)
+        return next(iter(self.metrics), None)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each of its runs."""
+        return [sample.seconds for sample in self.samples]
+
+    def ratios(self, plain: Entry) -> list[float]:
+        """Plain seconds over its own, round by round: both runs of a round met the same state of the machine."""
+        return [base / own for base, own in zip(plain.seconds, self.seconds, strict=True)]
+
+    def timing(self, plain: Entry) -> dict[str, Any]:
+        """The columns of time of a row."""
+        return {
+            "wall_seconds": results.median(self.seconds),
+            "baseline_seconds": results.median(plain.seconds),
+            "speedup": results.median(self.ratios(plain)),
+        }
+
+    def work(self) -> dict[str, Any]:
+        """The columns of a row that its reports tell."""
+        ratios = [found for found in self._told_of("work_ratio") if found is not None]
+        return {
+            "work_ratio": sum(ratios) / len(ratios) if ratios else None,
+            "peak_extra_bytes": max(map(int, self._told_of("peak_extra_bytes")), default=0),
+        }
+
+    def _told_of(self, key: str) -> list[Any]:
+        return [sample.report[key] for sample in self.samples if key in sample.report]
+
+    def identity(self, unit: str = "") -> dict[str, Any]:
+        """The columns of a row that say who ran; the simple alternative has fewer of a unit."""
+        return {"method": self._name(unit), "settings": self._settings(unit), "exact": self.exact}
 
     @property
     def idle(self) -> str | None:
@@ -76,51 +126,47 @@ class Contestant:
         if self.kind != "method":
             return None
         same = all(self.equal.values())
-        if not any(take.report["engaged"] for take in self.takes):
-            ratios = [take.report["work_ratio"] for take in self.takes]
+        if not any(sample.report["engaged"] for sample in self.samples):
+            ratios = [sample.report["work_ratio"] for sample in self.samples]
             if same or all(ratio is not None and ratio >= 1 for ratio in ratios):
                 return next(iter(self.warnings), "its report says that it never engaged")
-        elif same and all(take.report["work_ratio"] == 1 for take in self.takes):
+        elif same and all(sample.report["work_ratio"] == 1 for sample in self.samples):
             return "as much work as the plain run, and the same output"
         return None
 
     @property
     def warnings(self) -> list[str]:
         """What the reports of its runs warn of, each once."""
-        return list(dict.fromkeys(text for take in self.takes for text in take.report.get("warnings", ())))
+        return list(dict.fromkeys(text for sample in self.samples for text in sample.report.get("warnings", ())))
 
-    def row(self, trial: BaseTrial, model: str, plain: Contestant) -> dict[str, Any]:
-        """A row of :mod:`mmaccel.bench.result`."""
-        seconds = [take.seconds for take in self.takes]
-        ratios = [base.seconds / take.seconds for base, take in zip(plain.takes, self.takes, strict=True)]
-        work = [take.report["work_ratio"] for take in self.takes if take.report.get("work_ratio") is not None]
-        row = bench.row(
+    def row(self, trial: BaseTrial, model: str, plain: Entry) -> dict[str, Any]:
+        """A row of :mod:`mmaccel.comparison.results`."""
+        seconds, ratios = self.seconds, self.ratios(plain)
+        row = results.row(
             modality=trial.adapter.modality,
             model=model,
-            method=self._name(trial),
-            settings=self._settings(trial),
-            exact=self.exact,
+            **self.identity(trial.unit),
             seeds=list(self.metrics),
-            wall_seconds=bench.median(seconds),
-            baseline_seconds=bench.median(take.seconds for take in plain.takes),
-            speedup=bench.median(ratios),
-            work_ratio=sum(work) / len(work) if work else None,
+            **self.timing(plain),
+            **self.work(),
             visual_share=self._visual_share(trial),
-            peak_extra_bytes=max(int(take.report.get("peak_extra_bytes", 0)) for take in self.takes),
             label=self.label,
             kind=self.kind,
             wall_range=[min(seconds), max(seconds)],
             speedup_range=[min(ratios), max(ratios)],
-            peak_bytes=max((take.peak_bytes for take in self.takes if take.peak_bytes is not None), default=None),
+            peak_bytes=max((each.peak_bytes for each in self.samples if each.peak_bytes is not None), default=None),
             equal=all(self.equal.values()),
             same_law=self.exact and trial.draws,
             idle=self.idle,
             warnings=self._told(trial),
-            takes=[{"seed": t.seed, "seconds": t.seconds, "ratio": r} for t, r in zip(self.takes, ratios, strict=True)],
+            takes=[
+                {"seed": each.seed, "seconds": each.seconds, "ratio": ratio}
+                for each, ratio in zip(self.samples, ratios, strict=True)
+            ],
         )
         return {**row, **self._quality(trial, plain)}
 
-    def _quality(self, trial: BaseTrial, plain: Contestant) -> dict[str, Any]:
+    def _quality(self, trial: BaseTrial, plain: Entry) -> dict[str, Any]:
         first, worst = trial.metrics[0], self.worst_seed(trial)
         means = {metric.key: _mean(self.metrics, metric.key) for metric in trial.metrics}
         return {
@@ -138,19 +184,20 @@ class Contestant:
         if self.fewer is not None:
             return trial.visual_share(self.fewer)
         counts = [
-            (take.report.get("visual_tokens", 0), take.report.get("plain_visual_tokens", 0)) for take in self.takes
+            (sample.report.get("visual_tokens", 0), sample.report.get("plain_visual_tokens", 0))
+            for sample in self.samples
         ]
         shares = [kept / whole for kept, whole in counts if whole]
         return sum(shares) / len(shares) if shares else None
 
-    def _name(self, trial: BaseTrial) -> str:
+    def _name(self, unit: str) -> str:
         if self.plan is None:
-            return self.kind if self.fewer is None else f"fewer {trial.unit}"
+            return self.kind if self.fewer is None else f"fewer {unit}"
         return " + ".join(method.name for method in self.plan.methods)
 
-    def _settings(self, trial: BaseTrial) -> dict[str, Any]:
+    def _settings(self, unit: str) -> dict[str, Any]:
         if self.plan is None:
-            return {} if self.fewer is None else {trial.unit: self.fewer}
+            return {} if self.fewer is None else {unit: self.fewer}
         if len(self.plan.methods) == 1:
             return self.plan.methods[0].settings()
         return {method.name: method.settings() for method in self.plan.methods}

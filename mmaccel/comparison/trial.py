@@ -1,12 +1,13 @@
-"""What `compare` has to know of a modality: how one call is repeated, judged and shown.
+"""What a runner repeats, and what `compare` has to know of a modality: how a call is repeated, judged and shown.
 
 A modality says so in a subclass of :class:`BaseTrial`.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -77,8 +78,8 @@ class Shown:
     names: list[str] = field(default_factory=list)
 
 
-class BaseTrial(ABC):
-    """One call of a target with the user's own arguments, repeated with several seeds.
+class Workload(ABC):
+    """What every entry of a :class:`~mmaccel.comparison.runner.Runner` does, once for each seed.
 
     Class attributes
     ----------------
@@ -87,42 +88,22 @@ class BaseTrial(ABC):
     remembers
         Whether a session begins with what the one before learned. Not where that is the output itself, such as the
         words of a recording that is written down again.
+    timer
+        Gives seconds: of the clock on the wall (default), or of the processor.
 
     Attributes
     ----------
+    target
+        What is run plainly, and accelerated by entries with a plan.
     metrics
         The first one is the quality of the table, and finds the worst seed.
-    count
-        How many of the `unit` the call has; where it is not above `least` there is no simple alternative.
-    least
-        The fewest of them that anyone would choose; default 1.
-    no_simple
-        Why there is none.
-    model
-        What the target is called, where its own name is not that.
-    draws
-        Whether an output is a sample, so that a method of the same law gives another one.
-    seedless
-        Why all seeds give the same output; empty where they do not.
-    about
-        What the plain run does, where its name does not say it.
     """
 
     unit: ClassVar[str] = ""
     remembers: ClassVar[bool] = True
-    metrics: tuple[Metric, ...]
-    count: int = 0
-    least: int = 1
-    no_simple: str = ""
-    model: str = ""
-    draws: bool = False
-    seedless: str = ""
-    about: str = ""
-
-    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
-        self.adapter, self.target, self.inputs, self.processor = adapter, adapter.target, inputs, processor
-        if "generator" in inputs:
-            raise SettingError("leave out generator=: compare makes one for every seed, such as seeds=range(4)")
+    timer: Callable[[], float] = staticmethod(time.perf_counter)
+    target: Any = None
+    metrics: tuple[Metric, ...] = ()
 
     @abstractmethod
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
@@ -137,6 +118,49 @@ class BaseTrial(ABC):
     def report(self, session: Session, output: Any) -> dict[str, Any]:
         """What a session tells of the run that gave `output`; a run of several calls adds them up."""
         return {**session.report.to_dict(), "warnings": list(session.report.warnings)}
+
+    def equal(self, one: Any, other: Any) -> bool:
+        """Whether two outputs are the same, bit for bit."""
+        return False
+
+    def judge(self, plain: Any, other: Any) -> dict[str, Any]:
+        """Figures of an output beside that of the plain entry with the same seed."""
+        return {}
+
+
+class BaseTrial(Workload):
+    """One call of a target with the user's own arguments, repeated with several seeds.
+
+    Attributes
+    ----------
+    count
+        How many of the `unit` the call has; where it is not above `least` there is no simple alternative.
+    least
+        The fewest of them that anyone would choose; default 1.
+    no_simple
+        Why there is none.
+    model
+        What the target is called, where its own name is not that.
+    draws
+        Whether an output is a sample, so that a method that keeps the distribution gives another one.
+    seedless
+        Why all seeds give the same output; empty where they do not.
+    about
+        What the plain run does, where its name does not say it.
+    """
+
+    count: int = 0
+    least: int = 1
+    no_simple: str = ""
+    model: str = ""
+    draws: bool = False
+    seedless: str = ""
+    about: str = ""
+
+    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
+        self.adapter, self.target, self.inputs, self.processor = adapter, adapter.target, inputs, processor
+        if "generator" in inputs:
+            raise SettingError("leave out generator=: compare makes one for every seed, such as seeds=range(4)")
 
     def visual_share(self, fewer: int) -> float | None:
         """Of the visual tokens, those of so many units; None where there are none or nobody knows."""

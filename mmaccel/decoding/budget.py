@@ -10,7 +10,7 @@ from math import log2
 from statistics import fmean, median
 from typing import Any
 
-from mmaccel.bench.result import synchronize
+from mmaccel.machine import synchronize
 
 BUCKETS = (1, 4, 8, 16, 32, 64)
 

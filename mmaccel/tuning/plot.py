@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..bench import result as bench
+from ..comparison import results
+from ..comparison.comparison import Comparison
 from ..comparison.quality_plot import Axes, Line, Mark, draw
+from .curve import Goal, Point
 
-if TYPE_CHECKING:
-    from .tune import Tuning
-
-CHANCE = "\nexact: each draws from the plain law, so that quality differs by chance alone"
+CHANCE = "\nexact: each draws from the plain distribution, so that quality differs by chance alone"
 
 
-def plot(tuning: Tuning, path: Path) -> Any:
-    """Quality of every setting and of the simple alternative against their time; the worst seed as a whisker."""
-    made, metric = tuning.comparison, tuning.comparison.metrics[0]
+def plot(made: Comparison, goal: Goal, picked: Point | None, by_chance: bool, path: Path) -> Any:
+    """Quality of every setting and of the simple alternative against their time; the worst seed as a whisker.
+
+    Parameters
+    ----------
+    picked
+        The point of the plan.
+    by_chance
+        Whether quality differs by chance alone.
+    """
+    metric = made.metrics[0]
     rows = [row for row in made.rows if row["quality"] is not None and not row["idle"]]
     methods = [row for row in rows if row["kind"] == "method"]
     varied = _varied([row["settings"] for row in methods])
-    picked = tuning.picked
     marks = [_mark(row, _label(row, varied, picked)) for row in methods]
     simple = [
         _mark(row, ", ".join(str(v) for v in row["settings"].values())) for row in rows if row["kind"] == "simple"
@@ -31,9 +37,8 @@ def plot(tuning: Tuning, path: Path) -> Any:
         unit = next(row["method"] for row in rows if row["kind"] == "simple")
         lines.append(Line(unit, tuple(simple), "simple"))
     plain = made.rows[0]["quality"] if not metric.higher_is_better else None
-    goal = tuning.goal
     around = Axes(
-        title=f"{name} on {made.result['header']['model']}{CHANCE if tuning.by_chance else ''}",
+        title=f"{name} on {made.result['header']['model']}{CHANCE if by_chance else ''}",
         quality=f"{metric.title}{'' if metric.higher_is_better else ' (lower is better)'}",
         higher_is_better=metric.higher_is_better,
         plain=plain,
@@ -56,5 +61,5 @@ def _varied(settings: list[dict[str, Any]]) -> list[str]:
 
 
 def _label(row: dict[str, Any], varied: list[str], picked: dict[str, Any] | None) -> str:
-    text = ", ".join(f"{name} {row['settings'][name]}" for name in varied) or bench.called(row)
+    text = ", ".join(f"{name} {row['settings'][name]}" for name in varied) or results.called(row)
     return f"{text} (picked)" if picked is not None and row["settings"] == picked["settings"] else text

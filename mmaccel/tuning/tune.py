@@ -53,7 +53,7 @@ class Tuning:
 
     @property
     def by_chance(self) -> bool:
-        """Whether all settings draw from the law of the plain run, so that their samples differ in quality by luck."""
+        """Whether all settings draw from the plain distribution, so that their samples differ in quality by luck."""
         rows = [row for row in self.comparison.rows if row["kind"] == "method" and not row["idle"]]
         return bool(rows) and all(row["same_law"] for row in rows)
 
@@ -80,12 +80,16 @@ class Tuning:
             else:
                 from .plot import plot  # needs matplotlib
 
-                plot(self, temporary)
+                plot(self.comparison, self.goal, self.picked, self.by_chance, temporary)
 
     def __str__(self) -> str:
         found = self.picked
         said = "nothing was picked" if found is None else f"picked {saved_method(found)}: {describe(found)}"
-        luck = ["every setting draws from the plain law: quality differs by chance alone"] if self.by_chance else []
+        luck = (
+            ["every setting draws from the plain distribution: quality differs by chance alone"]
+            if self.by_chance
+            else []
+        )
         return "\n".join([str(self.comparison), *luck, *self.notes, said])
 
 

@@ -1,4 +1,4 @@
-"""The human speech that benchmarks hear, what is said in it, and how many words are wrong."""
+"""Recordings of human speech with what is said in them, and how many words of a text are wrong."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from mmaccel.errors import MissingExtraError
 
-from ..audio.audio import SAMPLE_RATE, read_audio
 from ..families.adapter import Word
+from .audio import SAMPLE_RATE, read_audio
 
 # What is said in the recordings of the package moonshine-voice: Beckett's Worstward Ho, Dickens's A Tale of Two Cities.
 TEXTS = {

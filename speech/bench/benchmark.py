@@ -10,15 +10,18 @@ import importlib
 import importlib.util
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmaccel.bench import result as bench
+from mmaccel.bench.benchmark import Benchmark, Section
+from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE
+from ..audio.recordings import TEXTS, Recording, load_recordings, word_errors
 from ..families.adapter import SpeechAdapter
 from ..families.weights import load
 from ..families.whisper import WhisperAdapter
@@ -28,26 +31,24 @@ from ..policies.policy import StreamingPolicy
 from ..stream.emission_latency import Utterance, emission_latency
 from ..stream.stats import Lags
 from ..stream.transcribe import Transcript, transcribe_samples
+from . import page
 from .drafts import draft_row, growing_row
 from .listeners import (
     UPDATE,
     ChunkListener,
-    Heard,
+    Listener,
     MeasuredRecognizer,
     MoonshineVoiceListener,
+    Playback,
+    Played,
     StreamListener,
-    Take,
     listen,
 )
-from .page import write_page
 from .parts import codec_rows, encoder_rows, generate_rows, speech_row
-from .recordings import TEXTS, Recording, load_recordings, word_errors
 
-__all__ = ["THREADS", "rows", "write_page"]
-
-THREADS = 1
 SEGMENT = 15  # seconds of the longest segment of a stream
 CHUNKS = (1.0, 3.0)  # seconds of the pieces of the simple alternative
+POLICIES = (LocalAgreement(2), AlignAtt())  # the default first
 
 
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
@@ -91,36 +92,37 @@ def _model_rows(
     yield _offline_row(name, recordings, offline, baseline)
     if not streams:
         return
-    for policy in (LocalAgreement(2), AlignAtt()):
-        yield from _policy_rows(name, adapter, policy, recordings, baseline)
+    streams = {type(policy).__name__: MeasuredRecognizer(adapter, policy=policy) for policy in POLICIES}
+    default = POLICIES[0]
+    streams["plain"] = MeasuredRecognizer(adapter, policy=default, drafts=False)
+    streams["packed"] = MeasuredRecognizer(adapter.target, adapter.processor, policy=default, packed=True)
+    ways: dict[str, Callable[[], Listener]] = {label: _streaming(one) for label, one in streams.items()}
+    ways |= {f"chunks {seconds:g}": partial(ChunkListener, adapter, seconds) for seconds in CHUNKS}
+    played = listen(ways, recordings)
+    for policy in POLICIES:
+        label = type(policy).__name__
+        told = _streamed(played[label], streams[label])
+        yield stream_row(name, label, recordings, played[label], baseline, _settings(policy), **told)
+    yield from _draft_rows(name, streams, played)
+    longest = max((recording.samples for recording in recordings), key=len)
+    yield growing_row(name, adapter, longest[: SEGMENT * RATE])
     for seconds in CHUNKS:
-        heard = listen(lambda s=seconds: ChunkListener(adapter, s), recordings)  # type: ignore[misc]
-        more: dict[str, Any] = {"settings": {"seconds": seconds}, "decoder_calls": heard.decoder_calls}
-        yield stream_row(name, "fixed chunks", recordings, heard, baseline, **more)
+        pieces = played[f"chunks {seconds:g}"]
+        more: dict[str, Any] = {"settings": {"seconds": seconds}, "decoder_calls": pieces.decoder_calls}
+        yield stream_row(name, "fixed chunks", recordings, pieces, baseline, **more)
 
 
-def _policy_rows(
-    name: str, adapter: SpeechAdapter, policy: StreamingPolicy, recordings: list[Recording], baseline: float
+def _draft_rows(
+    name: str, streams: dict[str, MeasuredRecognizer], played: dict[str, Played]
 ) -> Iterator[dict[str, Any]]:
-    """The stream, and for the default policy what its drafts save."""
-    drafted, heard = _stream(adapter, policy, recordings, drafts=True)
-    label = type(policy).__name__
-    yield stream_row(name, label, recordings, heard, baseline, _settings(policy), **_streamed(heard, drafted))
-    if isinstance(policy, LocalAgreement):
-        plain, plainly = _stream(adapter, policy, recordings, drafts=False)
-        yield draft_row(name, "drafts in the stream", heard, drafted, plainly, plain)
-        twin = MeasuredRecognizer(adapter.target, adapter.processor, policy=policy, packed=True)
-        again = listen(lambda: StreamListener(twin.stream(update_interval=UPDATE)), recordings)
-        yield draft_row(name, "drafts in the stream, packed weights", again, twin, plainly, plain)
-        longest = max((recording.samples for recording in recordings), key=len)
-        yield growing_row(name, adapter, longest[: SEGMENT * RATE])
+    """What its drafts save the default policy."""
+    default = type(POLICIES[0]).__name__
+    for label, way in (("drafts in the stream", default), ("drafts in the stream, packed weights", "packed")):
+        yield draft_row(name, label, played[way], streams[way], played["plain"], streams["plain"])
 
 
-def _stream(
-    adapter: SpeechAdapter, policy: StreamingPolicy, recordings: list[Recording], drafts: bool
-) -> tuple[MeasuredRecognizer, Heard]:
-    recognizer = MeasuredRecognizer(adapter, policy=policy, drafts=drafts)
-    return recognizer, listen(lambda: StreamListener(recognizer.stream(update_interval=UPDATE)), recordings)
+def _streaming(recognizer: MeasuredRecognizer) -> Callable[[], Listener]:
+    return lambda: StreamListener(recognizer.stream(update_interval=UPDATE))
 
 
 def _segments(adapter: SpeechAdapter, recordings: list[Recording]) -> list[list[torch.Tensor]]:
@@ -158,64 +160,68 @@ def stream_row(
     name: str,
     label: str,
     recordings: list[Recording],
-    heard: Heard,
+    played: Played,
     baseline: float | None,
     settings: dict[str, Any],
     **more: Any,
 ) -> dict[str, Any]:
     """Errors, cost and lags of one way to listen, over all recordings."""
-    audio = sum(take.audio_seconds for take in heard.takes)
-    texts = [take.text for take in heard.takes]
+    audio = sum(playback.audio_seconds for playback in played.playbacks)
+    texts = [playback.text for playback in played.playbacks]
     return speech_row(
         table="streams",
         model=name,
         method=label,
         settings=settings,
         exact=False,
-        cpu_seconds=heard.cpu_seconds,
-        wall_seconds=sum(take.wall_seconds for take in heard.takes),
+        cpu_seconds=played.cpu_seconds,
+        wall_seconds=sum(playback.wall_seconds for playback in played.playbacks),
         audio_seconds=audio,
-        real_time_factor=heard.cpu_seconds / audio,
+        real_time_factor=played.cpu_seconds / audio,
         quality_metric="word error rate",
         quality=word_errors([recording.text for recording in recordings], texts),
         baseline_quality=baseline,
         texts=texts,
-        **{"retracted_share": None, "decoder_calls": None, **lags(recordings, heard.takes), **more},
+        **{"retracted_share": None, "decoder_calls": None, **lags(recordings, played.playbacks), **more},
     )
 
 
-def lags(recordings: list[Recording], takes: list[Take]) -> dict[str, Any]:
+def lags(recordings: list[Recording], playbacks: list[Playback]) -> dict[str, Any]:
     """Seconds from speech to text, each on both clocks: `heard` counts audio only, `ready` has computing too."""
     found: dict[str, Any] = {}
     pooled = Lags()
-    for take, recording in zip(takes, recordings, strict=True):
-        one = take.finalisation(recording.words)
+    for playback, recording in zip(playbacks, recordings, strict=True):
+        one = playback.finalisation(recording.words)
         pooled.heard.extend(one.heard)
         pooled.ready.extend(one.ready)
     found["finalisation"] = pooled.to_dict()
     for kind, place in (("promised", 2), ("shown", 3)):
         found[f"{kind}_lag"] = {}
         for number, clock in enumerate(("heard", "ready")):
-            said = zip(takes, recordings, strict=True)
-            words = emission_latency([Utterance(take.emissions(number, place), r.words) for take, r in said])
+            said = zip(playbacks, recordings, strict=True)
+            words = emission_latency([Utterance(playback.emissions(number, place), r.words) for playback, r in said])
             found[f"{kind}_lag"] |= {f"{clock}_p50": words.delay50, f"{clock}_p90": words.delay90}
-    found["first_text"] = {clock: _first(recordings, takes, number) for number, clock in enumerate(("heard", "ready"))}
+    found["first_text"] = {
+        clock: _first(recordings, playbacks, number) for number, clock in enumerate(("heard", "ready"))
+    }
     return found
 
 
-def _first(recordings: list[Recording], takes: list[Take], clock: int) -> float | None:
+def _first(recordings: list[Recording], playbacks: list[Playback], clock: int) -> float | None:
     """From the start of the first word to the first text, median over recordings."""
-    both = [(take.first(clock), r.words[0].start) for take, r in zip(takes, recordings, strict=True) if r.words]
+    both = [
+        (playback.first(clock), r.words[0].start) for playback, r in zip(playbacks, recordings, strict=True) if r.words
+    ]
     late = [first - start for first, start in both if first is not None]
-    return bench.median(late) if late else None
+    return results.median(late) if late else None
 
 
-def _streamed(heard: Heard, recognizer: MeasuredRecognizer) -> dict[str, Any]:
+def _streamed(played: Played, recognizer: MeasuredRecognizer) -> dict[str, Any]:
     """Figures that only our streams have."""
-    stats = [listener.stream.stats for listener in heard.listeners]
+    stats = [listener.stream.stats for listener in played.listeners]
     promised = sum(one.committed for one in stats)
     return {
-        "decoder_calls": heard.decoder_calls,
+        "decoder_calls": played.decoder_calls,
         "decoding_seconds": recognizer.decoding,
         "retracted_share": sum(one.retracted for one in stats) / promised if promised else 0.0,
         "stats": [one.to_dict() for one in stats],
@@ -234,12 +240,40 @@ def _moonshine_voice_row(recordings: list[Recording]) -> dict[str, Any]:
         seconds = time.process_time() - began
         texts = [" ".join(line.text for line in found.lines) for found in offline]
         baseline = word_errors([recording.text for recording in recordings], texts)
-        heard = listen(lambda: MoonshineVoiceListener(transcriber), recordings)
+        played = listen({"package": lambda: MoonshineVoiceListener(transcriber)}, recordings)["package"]
     more = {"offline_cpu_seconds": seconds, "loading_seconds": loading}
     return stream_row(
-        "moonshine-tiny", f"moonshine-voice {module.__version__}", recordings, heard, baseline, {}, **more
+        "moonshine-tiny", f"moonshine-voice {module.__version__}", recordings, played, baseline, {}, **more
     )
 
 
 def _settings(policy: StreamingPolicy) -> dict[str, Any]:
     return {name: getattr(policy, name) for name in policy.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def _groups(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The longest recordings of the first model, and the parts."""
+    told = [r for r in rows if r.get("refused") is None]
+    first = told[0]["model"]
+    streams = [r for r in told if r["table"] == "streams" and r["model"] == first]
+    longest = max((r["audio_seconds"] for r in streams), default=0)
+    parts = [r for r in told if r["speedup"] is not None and (r["model"] == first or r["model"].endswith("untrained"))]
+    return {
+        f"Words of {longest:.0f} s of speech": [r for r in streams if r["audio_seconds"] == longest],
+        "Parts": [r for r in parts if r.get("audio_seconds") in (None, longest) or "seconds" in r["settings"]],
+    }
+
+
+SECTION = Section(
+    _groups,
+    "fixed chunks without a stream. Time is that of the processor.",
+    plot="word errors against processor seconds for each second of audio",
+    quality="word error rate (lower is better)",
+    higher_is_better=False,
+    form=".1%",
+    is_mixed=True,
+    picture=page.picture,
+)
+BENCHMARK = Benchmark(
+    "speech", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, page.facts, page.plot, threads=1
+)

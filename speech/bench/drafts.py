@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.trial import Workload
+
 from ..audio.endpoint import RATE
-from ..decoding.redecode import decode
+from ..decoding.redecode import Hypothesis, decode
 from ..families.adapter import SpeechAdapter
-from .listeners import UPDATE, Heard, MeasuredRecognizer
+from .listeners import UPDATE, MeasuredRecognizer, Played
 from .parts import speech_row
 
 
@@ -19,42 +24,62 @@ from .parts import speech_row
 class Cost:
     """CPU seconds, those of the decoder among them, and its passes."""
 
-    cpu: float = 0.0
-    decoding: float = 0.0
-    calls: int = 0
+    cpu: float
+    decoding: float
+    calls: int
 
 
 def draft_row(
-    name: str, label: str, heard: Heard, drafted: MeasuredRecognizer, plainly: Heard, plain: MeasuredRecognizer
+    name: str, label: str, played: Played, drafted: MeasuredRecognizer, plainly: Played, plain: MeasuredRecognizer
 ) -> dict[str, Any]:
     """What drafts save; refused if one event differs, which has the tokens, the partials and the times of words."""
     identity = {"model": name, "method": label, "settings": {}}
-    if [one.events for one in heard.listeners] != [one.events for one in plainly.listeners]:
+    if [one.events for one in played.listeners] != [one.events for one in plainly.listeners]:
         return _row(identity, refused=f"refused: {label} tell something else than without")
-    ours = Cost(heard.cpu_seconds, drafted.decoding, heard.decoder_calls)
+    ours = Cost(played.cpu_seconds, drafted.decoding, played.decoder_calls)
     baseline = Cost(plainly.cpu_seconds, plain.decoding, plainly.decoder_calls)
-    return _saved(identity, sum(take.audio_seconds for take in heard.takes), ours, baseline)
+    return _saved(identity, sum(playback.audio_seconds for playback in played.playbacks), ours, baseline)
+
+
+class Growing(Workload):
+    """A segment `[n]` decoded at every update; a seed is the number of an update, a target whether there are drafts."""
+
+    timer = staticmethod(time.process_time)
+
+    def __init__(self, adapter: SpeechAdapter, samples: torch.Tensor) -> None:
+        self.adapter, step = adapter, round(UPDATE * RATE)
+        self.ends = range(step, len(samples) + 1, step)
+        self.encoded = [adapter.encode(samples[:end]) for end in self.ends]
+        self.draft: tuple[int, ...] = ()
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Hypothesis:
+        made = decode(self.adapter, self.encoded[seed], self.adapter.prompt(), self.draft if target else ())
+        if target:
+            self.draft = made.tokens
+        return made
+
+    def judge(self, plain: Hypothesis, other: Hypothesis) -> dict[str, Any]:
+        return {"calls": other.forwards, "is_same": other.tokens == plain.tokens}
 
 
 def growing_row(name: str, adapter: SpeechAdapter, samples: torch.Tensor) -> dict[str, Any]:
     """What drafts save in one segment `[n]` without a pause, decoded at every update; refused if a token differs."""
-    step = round(UPDATE * RATE)
-    settings = {"seconds": len(samples) / RATE, "updates": len(samples) // step}
+    growing = Growing(adapter, samples)
+    drafted = Entry("drafts", "method", setup=lambda _: nullcontext(True))
+    plain = Entry(PLAIN, PLAIN, setup=lambda _: nullcontext(False))
+    Runner(growing, [drafted, plain], range(len(growing.ends))).run(warm_up=False)
+    settings = {"seconds": len(samples) / RATE, "updates": len(growing.ends)}
     identity = {"model": name, "method": "drafts in one segment", "settings": settings}
-    prompt, draft, ours, baseline = adapter.prompt(), tuple[int, ...](), Cost(), Cost()
-    for end in range(step, len(samples) + 1, step):
-        encoded = adapter.encode(samples[:end])
-        made = []
-        for cost, guess in ((ours, draft), (baseline, ())):
-            began = time.process_time()
-            made.append(decode(adapter, encoded, prompt, guess))
-            cost.decoding += time.process_time() - began
-            cost.calls += made[-1].forwards
-        if made[0].tokens != made[1].tokens:
-            return _row(identity, refused=f"refused: other tokens after {end / RATE:g} s")
-        draft = made[0].tokens
-    ours.cpu, baseline.cpu = ours.decoding, baseline.decoding  # nothing else is counted
-    return _saved(identity, settings["seconds"], ours, baseline)
+    for seed, figures in drafted.metrics.items():
+        if not figures["is_same"]:
+            return _row(identity, refused=f"refused: other tokens after {growing.ends[seed] / RATE:g} s")
+    return _saved(identity, settings["seconds"], _cost(drafted), _cost(plain))
+
+
+def _cost(entry: Entry) -> Cost:
+    """Of decoding alone: nothing else is counted."""
+    seconds = sum(entry.seconds)
+    return Cost(seconds, seconds, sum(figures["calls"] for figures in entry.metrics.values()))
 
 
 def _saved(identity: dict[str, Any], audio_seconds: float, ours: Cost, baseline: Cost) -> dict[str, Any]:

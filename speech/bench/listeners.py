@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.trial import Workload
+
 from ..audio.endpoint import RATE
+from ..audio.recordings import Recording
 from ..decoding.cross_cache import CrossCache
 from ..decoding.redecode import Hypothesis, decode
 from ..families.adapter import Encoded, SpeechAdapter, Word
@@ -19,7 +25,6 @@ from ..stream.events import Endpoint, Event, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.stats import Lags, RealTimeClock
 from ..stream.stream import SpeechStream
-from .recordings import Recording
 
 CHUNK = RATE // 10  # samples of a push, as in moonshine-voice's own example
 UPDATE = 0.5  # seconds between hypotheses, the default of both
@@ -170,8 +175,8 @@ class MoonshineVoiceListener(Listener):
 
 
 @dataclass
-class Take:
-    """What a listener showed of one recording.
+class Playback:
+    """What a listener showed of one recording, and when.
 
     Attributes
     ----------
@@ -215,38 +220,38 @@ class Take:
         return next((step[clock] for step in self.history if step[3]), None)
 
 
-def play(listener: Listener, samples: torch.Tensor) -> Take:
+def play(listener: Listener, samples: torch.Tensor) -> Playback:
     """Push samples `[n]` in chunks of 0.1 s, and note what is shown after each, on both clocks."""
-    take, clock, heard = Take(len(samples) / RATE), RealTimeClock(), 0
+    playback, clock, heard = Playback(len(samples) / RATE), RealTimeClock(), 0
     for chunk in [*samples.split(CHUNK), None]:
         began, wall = time.process_time(), time.perf_counter()
         listener.finish() if chunk is None else listener.push(chunk)
         seconds = time.process_time() - began
-        take.cpu_seconds += seconds
-        take.wall_seconds += time.perf_counter() - wall
+        playback.cpu_seconds += seconds
+        playback.wall_seconds += time.perf_counter() - wall
         heard += 0 if chunk is None else len(chunk)
-        _note(take, listener, heard / RATE, clock.spend(heard / RATE, seconds))
-    return take
+        _note(playback, listener, heard / RATE, clock.spend(heard / RATE, seconds))
+    return playback
 
 
-def _note(take: Take, listener: Listener, heard: float, ready: float) -> None:
-    before = take.history[-1][2:] if take.history else ([], [])
+def _note(playback: Playback, listener: Listener, heard: float, ready: float) -> None:
+    before = playback.history[-1][2:] if playback.history else ([], [])
     if (listener.promised, listener.shown) != before:
-        take.history.append((heard, ready, list(listener.promised), list(listener.shown)))
-    take.finals += [(end, heard, ready) for end in listener.ended]
+        playback.history.append((heard, ready, list(listener.promised), list(listener.shown)))
+    playback.finals += [(end, heard, ready) for end in listener.ended]
     listener.ended.clear()
 
 
 @dataclass
-class Heard:
+class Played:
     """What one way to listen made of all recordings."""
 
-    takes: list[Take]
+    playbacks: list[Playback]
     listeners: list[Any]
 
     @property
     def cpu_seconds(self) -> float:
-        return sum(take.cpu_seconds for take in self.takes)
+        return sum(playback.cpu_seconds for playback in self.playbacks)
 
     @property
     def decoder_calls(self) -> int:
@@ -254,7 +259,33 @@ class Heard:
         return sum(listener.decoder_calls for listener in self.listeners)
 
 
-def listen(make: Callable[[], Listener], recordings: list[Recording]) -> Heard:
-    """Play every recording to a listener of its own."""
-    listeners = [make() for _ in recordings]
-    return Heard([play(one, r.samples) for one, r in zip(listeners, recordings, strict=True)], listeners)
+class Listening(Workload):
+    """A recording played to a listener that the target makes; a seed is the number of a recording."""
+
+    timer = staticmethod(time.process_time)
+
+    def __init__(self, recordings: list[Recording]) -> None:
+        self.recordings = recordings
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> tuple[Playback, Listener]:
+        listener = target()
+        return play(listener, self.recordings[seed].samples), listener
+
+    def judge(self, plain: Any, other: tuple[Playback, Listener]) -> dict[str, Any]:
+        return dict(zip(("playback", "listener"), other, strict=True))
+
+
+def listen(ways: Mapping[str, Callable[[], Listener]], recordings: list[Recording]) -> dict[str, Played]:
+    """Play every recording to a listener of each way, in turns."""
+    entries = [Entry(label, "method", setup=_making(make)) for label, make in ways.items()]
+    entries[0].kind = PLAIN  # which is judged first; each is judged by itself
+    Runner(Listening(recordings), entries, range(len(recordings))).run(warm_up=False)
+    return {entry.label: Played(*(_all(entry, key) for key in ("playback", "listener"))) for entry in entries}
+
+
+def _making(make: Callable[[], Listener]) -> Callable[[Any], AbstractContextManager[Any]]:
+    return lambda _: nullcontext(make)
+
+
+def _all(entry: Entry, key: str) -> list[Any]:
+    return [figures[key] for figures in entry.metrics.values()]

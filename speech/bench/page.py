@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mmaccel.bench import result as bench
+from mmaccel.bench.pages import markdown
+from mmaccel.bench.selection import role_of
+from mmaccel.comparison.quality_plot import Axes, Line, Mark
 
 from .targets import both, name_of, points, targets
 
+TITLE = "Streaming speech"
 INTRO = """
 Measured by `mmaccel bench speech` on {seconds:.0f} s of human speech, {files} of the wheel `moonshine-voice`, whose
 text is known, with Moonshine tiny and Whisper tiny.en from the `[speech]` extra, in float32. One thread, and **CPU
@@ -68,25 +71,15 @@ GENERATE = """
 """
 
 
-def write_page(result: dict[str, Any], path: Path) -> None:
-    """The Markdown page of a result, and its plot."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture = path.with_suffix(".png")
-    plot(result["rows"], picture)
-    path.write_text(page(result, path.with_suffix(".json").name, picture.name), encoding="utf-8")
-
-
-def page(result: dict[str, Any], json: str, png: str) -> str:
-    """The page, with links to the raw rows and the plot."""
-    rows = result["rows"]
+def facts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was heard."""
     first = next(r for r in rows if r["method"] == "offline")
-    intro = INTRO.format(
-        seconds=first["audio_seconds"],
-        files=" and ".join(f"`{name}`" for name in first["recordings"]),
-        word=100 / first["said"],
-        json=json,
-        png=png,
-    )
+    files = " and ".join(f"`{name}`" for name in first["recordings"])
+    return {"seconds": first["audio_seconds"], "files": files, "word": 100 / first["said"]}
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """What was asked for, and a table for each kind of row."""
     sections = {"Targets": targets(rows)}
     for name, (heading, text, table) in TABLES.items():
         group = [r for r in rows if r["table"] == name]
@@ -95,8 +88,7 @@ def page(result: dict[str, Any], json: str, png: str) -> str:
             sections[heading] = f"{text.format_map(settings).strip()}\n\n{table(group)}"
         if name == "streams" and any("stats" in r for r in group):
             sections["As the streams count"] = f"{OWN.strip()}\n\n{_own(group)}"
-    sections["What limits each"] = LIMITS.strip()
-    return bench.page(result, "Streaming speech", intro, sections)
+    return sections
 
 
 def _is_number(value: Any) -> bool:
@@ -121,7 +113,7 @@ def _streams(group: list[dict[str, Any]]) -> str:
         "back",
         "calls",
     )
-    return bench.markdown(headings, [_stream(r) for r in group])
+    return markdown(headings, [_stream(r) for r in group])
 
 
 def _stream(r: dict[str, Any]) -> list[str]:
@@ -146,13 +138,13 @@ def _own(group: list[dict[str, Any]]) -> str:
             share = f"{stats['accepted'] / max(stats['tokens'], 1):.0%}"
             lines.append([*cells, f"{stats['retracted']} of {stats['committed']}", share])
     headings = ("model", "way", "audio", "RTF", "first partial p50", "p90", "word lag p50", "p90", "final p50", "p90")
-    return bench.markdown((*headings, "back", "tokens from drafts"), lines)
+    return markdown((*headings, "back", "tokens from drafts"), lines)
 
 
 def _drafts(group: list[dict[str, Any]]) -> str:
     lines = [_refusal(r, 8) or _draft(r) for r in group]
     headings = ("model", "what", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
-    return bench.markdown(headings, lines)
+    return markdown(headings, lines)
 
 
 def _draft(r: dict[str, Any]) -> list[str]:
@@ -179,7 +171,7 @@ def _encoder(group: list[dict[str, Any]]) -> str:
         ]
         for r in group
     ]
-    return bench.markdown(("model", "cached, CPU s", "anew at each update", "cheaper", "error"), lines)
+    return markdown(("model", "cached, CPU s", "anew at each update", "cheaper", "error"), lines)
 
 
 def _codec(group: list[dict[str, Any]]) -> str:
@@ -196,7 +188,7 @@ def _codec(group: list[dict[str, Any]]) -> str:
         for r in group
     ]
     headings = ("frames in a block", "StreamingCodecDecoder", "stock", "faster", "error", "error of stock")
-    return bench.markdown(headings, lines)
+    return markdown(headings, lines)
 
 
 def _generate(group: list[dict[str, Any]]) -> str:
@@ -213,7 +205,7 @@ def _generate(group: list[dict[str, Any]]) -> str:
         ]
         for r in group
     ]
-    return bench.markdown(("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER"), lines)
+    return markdown(("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER"), lines)
 
 
 TABLES: dict[str, tuple[str, str, Callable[[list[dict[str, Any]]], str]]] = {
@@ -248,3 +240,28 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def picture(group: list[dict[str, Any]]) -> tuple[list[Line], Axes]:
+    """Word errors of streams against processor seconds, for the index."""
+    offline = next(row for row in group if role_of(row) == "plain")
+    lines = []
+    for name in dict.fromkeys(row["method"] for row in group if role_of(row) != "plain"):
+        found = [row for row in group if row["method"] == name]
+        lines.append(Line(name, tuple(map(_mark, found)), role_of(found[0])))
+    around = Axes(
+        title=f"{TITLE} on {offline['model']}",
+        quality="word error rate (lower is better)",
+        higher_is_better=False,
+        plain=offline["quality"],
+        plain_time=offline["real_time_factor"],
+        plain_label="offline: the recording as a whole",
+        time="processor seconds for each second of audio",
+        is_share=True,
+    )
+    return lines, around
+
+
+def _mark(row: dict[str, Any]) -> Mark:
+    settings = row["settings"]
+    return Mark(row["real_time_factor"], row["quality"], f"{settings['seconds']:g} s" if "seconds" in settings else "")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mmaccel.bench import result as bench
-from mmaccel.method import Method
-from mmaccel.session import accelerate
+from mmaccel.comparison import results
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.trial import Workload
 from mmaccel.testing.untrained import untrained
 
 from ..audio.endpoint import RATE
@@ -30,7 +32,7 @@ Errors = Callable[[list[str], list[str]], float]
 
 def speech_row(**values: Any) -> dict[str, Any]:
     """A row of speech, for which no seed is drawn."""
-    return bench.row(modality="speech", seeds=[], **{"cpu_seconds": None, "refused": None, "settings": {}, **values})
+    return results.row(modality="speech", seeds=[], **{"cpu_seconds": None, "refused": None, "settings": {}, **values})
 
 
 def part_row(cpu: float, baseline: float, error: float | None, **values: Any) -> dict[str, Any]:
@@ -38,9 +40,9 @@ def part_row(cpu: float, baseline: float, error: float | None, **values: Any) ->
     identity = {"modality": "speech", "seeds": [0], "exact": True, "settings": {}, "refused": None, **values}
     if error is not None and not error <= CLOSE:
         reason = f"refused: differs by {error:.1e} of the largest value, where {CLOSE:.0e} is allowed"
-        return bench.row(**{**identity, "refused": reason, "cpu_seconds": None})
+        return results.row(**{**identity, "refused": reason, "cpu_seconds": None})
     measured = {"cpu_seconds": cpu, "baseline_cpu_seconds": baseline, "speedup": baseline / cpu, "error": error}
-    return bench.row(**identity, **measured)
+    return results.row(**identity, **measured)
 
 
 def encoder_rows(rounds: int) -> Iterator[dict[str, Any]]:
@@ -58,22 +60,18 @@ def compare_encoders(
 ) -> dict[str, Any]:
     """States of samples `[n]` up to each of `ends`, both ways."""
 
-    def cached(_: int) -> tuple[list[torch.Tensor], float]:
-        audio = GrowingAudio(adapter)
-        return timed(lambda: [audio.encode(samples[:end]).hidden_states for end in ends])
+    def encoding(encoder: Any) -> AbstractContextManager[Any]:
+        return nullcontext(lambda: [encoder.encode(samples[:end]).hidden_states for end in ends])
 
-    def full(_: int) -> tuple[list[torch.Tensor], float]:
-        return timed(lambda: [adapter.encode(samples[:end]).hidden_states for end in ends])
-
-    full(0)  # the first run is slower
-    found = bench.alternate({"cached": cached, "full": full}, rounds)
-    pairs = zip(found["cached"][0][0], found["full"][0][0], strict=True)
+    ours = Entry("cached", "method", setup=lambda _: encoding(GrowingAudio(adapter)))
+    plain = Entry(PLAIN, PLAIN, setup=lambda _: encoding(adapter))
+    Runner(Making(), [ours, plain], range(rounds)).run()
+    pairs = zip(ours.metrics[0]["made"], plain.metrics[0]["made"], strict=True)
     error = max(relative(got, whole) for got, whole in pairs)
-    cpu, baseline = (bench.median([seconds for _, seconds in found[name]]) for name in ("cached", "full"))
     settings = {"seconds": len(samples) / RATE, "updates": len(ends)}
     return part_row(
-        cpu,
-        baseline,
+        results.median(ours.seconds),
+        results.median(plain.seconds),
         error,
         table="encoder",
         model="moonshine_streaming, default size, untrained",
@@ -105,30 +103,31 @@ def compare_codecs(model: Any, codes: torch.Tensor, whole: torch.Tensor, size: i
     """Codes `[1, Q, T]` in blocks of `size` frames, both ways; `whole` is what all at once give."""
     blocks = codes.split(size, -1)
 
-    def ours(_: int) -> tuple[torch.Tensor, float]:
+    @contextmanager
+    def streaming(_: Any) -> Iterator[Any]:
         with StreamingCodecDecoder(model).stream() as stream:
-            return timed(lambda: torch.cat([stream.push(block) for block in blocks], -1))
+            yield lambda: torch.cat([stream.push(block) for block in blocks], -1)
 
-    def stock(_: int) -> tuple[torch.Tensor, float]:
+    def stock(_: Any) -> AbstractContextManager[Any]:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=model.config)
-        return timed(
+        return nullcontext(
             lambda: torch.cat([model.decode(b, decoder_past_key_values=cache).audio_values for b in blocks], -1)
         )
 
-    found = bench.alternate({"ours": ours, "stock": stock}, 2)
-    cpu, baseline = (bench.median([seconds for _, seconds in found[name]]) for name in ("ours", "stock"))
+    ours, plain = Entry("ours", "method", setup=streaming), Entry(PLAIN, PLAIN, setup=stock)
+    Runner(Making(), [ours, plain], range(2)).run(warm_up=False)
     frames = codes.shape[-1]
     return part_row(
-        cpu / frames,
-        baseline / frames,
-        relative(found["ours"][0][0], whole),
+        results.median(ours.seconds) / frames,
+        results.median(plain.seconds) / frames,
+        relative(ours.metrics[0]["made"], whole),
         table="codec",
         model="MimiModel, default size, untrained",
         method="StreamingCodecDecoder",
         settings={"block": size},
-        baseline_error=relative(found["stock"][0][0], whole),
+        baseline_error=relative(plain.metrics[0]["made"], whole),
     )
 
 
@@ -142,11 +141,16 @@ def _mimi() -> Any:
     return model
 
 
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What some work gives, and its CPU seconds."""
-    began = time.process_time()
-    result = work()
-    return result, time.process_time() - began
+class Making(Workload):
+    """Each entry is a function, whose results are kept and whose time is that of the processor."""
+
+    timer = staticmethod(time.process_time)
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
+        return target()
+
+    def judge(self, plain: Any, other: Any) -> dict[str, Any]:
+        return {"made": other}
 
 
 def relative(got: torch.Tensor, whole: torch.Tensor) -> float:
@@ -158,62 +162,64 @@ def generate_rows(
     name: str, adapter: SpeechAdapter, recordings: list[list[torch.Tensor]], texts: list[str], errors: Errors
 ) -> Iterator[dict[str, Any]]:
     """`SuffixDraft` and `MergeAudioTokens` against the model's own `generate`, on the segments of recordings."""
-    plain = Generated(adapter, recordings)
-    baseline = errors(texts, plain.texts)
-    for method in (SuffixDraft(), MergeAudioTokens()):
-        fast = Generated(adapter, recordings, method)
+    writing, methods = Segments(adapter, recordings), (SuffixDraft(), MergeAudioTokens())
+    plain, *entries = Entry(PLAIN, PLAIN), *(Entry.of(adapter.target, method) for method in methods)
+    Runner(writing, [plain, *entries], [0]).run(warm_up=False)
+    base: Written = plain.metrics[0]["written"]
+    for entry in entries:
+        made: Written = entry.metrics[0]["written"]
         row = part_row(
-            fast.cpu_seconds,
-            plain.cpu_seconds,
-            None if fast.tokens == plain.tokens or not method.exact else float("inf"),
+            entry.seconds[0],
+            plain.seconds[0],
+            float("inf") if entry.exact and made.tokens != base.tokens else None,
             table="generate",
             model=name,
-            method=method.name,
-            settings=method.settings(),
-            exact=method.exact,
+            **entry.identity(),
         )
         if row["refused"] is None:
-            row |= {"decoder_calls": fast.calls, "baseline_decoder_calls": plain.calls}
-            row |= {"work_ratio": fast.calls / plain.calls, "baseline_quality": baseline}
-            row |= {"quality": errors(texts, fast.texts), "quality_metric": "word error rate"}
+            row |= {"decoder_calls": made.calls, "baseline_decoder_calls": base.calls}
+            row |= {"work_ratio": made.calls / base.calls, "baseline_quality": errors(texts, writing.texts(base))}
+            row |= {"quality": errors(texts, writing.texts(made)), "quality_metric": "word error rate"}
         yield row
 
 
-class Generated:
-    """What `generate` made of segments, plainly or with a method."""
+@dataclass
+class Written:
+    """Tokens of each segment of each recording, and passes of the decoder."""
 
-    def __init__(
-        self, adapter: SpeechAdapter, recordings: list[list[torch.Tensor]], method: Method | None = None
-    ) -> None:
-        self.calls, self.cpu_seconds = 0, 0.0
-        self.tokens: list[list[int]] = []
-        self.texts: list[str] = []
-        model = adapter.target
-        target = model if method is None else accelerate(model, method)
-        try:
-            with self._counting(model):
-                for segments in recordings:
-                    parts = [self._generate(target, adapter, samples) for samples in segments]
-                    self.texts.append(" ".join(parts))
-        finally:
-            if method is not None:
-                target.remove()
+    tokens: list[list[list[int]]]
+    calls: int
 
-    @contextmanager
-    def _counting(self, model: Any) -> Iterator[None]:
+
+class Segments(Workload):
+    """Segments of recordings that `generate` writes down one after the other; preparing them is not timed."""
+
+    timer = staticmethod(time.process_time)
+
+    def __init__(self, adapter: SpeechAdapter, recordings: list[list[torch.Tensor]]) -> None:
+        self.adapter, self.target = adapter, adapter.target
+        self.calls = [[self._prepared(samples) for samples in segments] for segments in recordings]
+
+    def _prepared(self, samples: torch.Tensor) -> dict[str, Any]:
+        inputs = self.adapter.processor(samples.numpy(), sampling_rate=RATE, return_tensors="pt")
+        return {**inputs, "max_new_tokens": self.adapter.limit(len(samples) / RATE), "do_sample": False}
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> Written:
+        written = Written([], 0)
+
         def count(*_: Any) -> None:
-            self.calls += 1
+            written.calls += 1
 
-        handle = model.get_decoder().register_forward_hook(count)
+        handle = self.target.get_decoder().register_forward_hook(count)
         try:
-            yield
+            written.tokens = [[target.generate(**call)[0].tolist() for call in calls] for calls in self.calls]
         finally:
             handle.remove()
+        return written
 
-    def _generate(self, target: Any, adapter: SpeechAdapter, samples: torch.Tensor) -> str:
-        inputs = adapter.processor(samples.numpy(), sampling_rate=RATE, return_tensors="pt")
-        limit = adapter.limit(len(samples) / RATE)
-        tokens, seconds = timed(lambda: target.generate(**inputs, max_new_tokens=limit, do_sample=False))
-        self.cpu_seconds += seconds
-        self.tokens.append(tokens[0].tolist())
-        return adapter.text(self.tokens[-1])
+    def judge(self, plain: Written, other: Written) -> dict[str, Any]:
+        return {"written": other}
+
+    def texts(self, written: Written) -> list[str]:
+        """The text of each recording."""
+        return [" ".join(map(self.adapter.text, segments)) for segments in written.tokens]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mmaccel.bench import result as bench
+from mmaccel.bench import pages
 
 
 def targets(rows: list[dict[str, Any]]) -> str:
@@ -16,7 +16,7 @@ def targets(rows: list[dict[str, Any]]) -> str:
             if of(r) and r["refused"] is None:
                 value = figure(r)
                 lines.append([wanted, _of(r), form.format(value), "yes" if holds(value) else "**no**"])
-    return bench.markdown(("target", "of", "measured", "met"), lines)
+    return pages.markdown(("target", "of", "measured", "met"), lines)
 
 
 def _is_stream(r: dict[str, Any]) -> bool:

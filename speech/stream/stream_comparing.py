@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.comparison.compare import LEAST_RUNS
+from mmaccel.comparison.compare import LEAST_RUNS, measured
 from mmaccel.comparison.comparison import Comparison
-from mmaccel.comparison.race import Race
+from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown
 from mmaccel.method import Method
 from mmaccel.patching import override
@@ -22,6 +22,7 @@ from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..audio.endpoint import RATE, EndpointPolicy
+from ..audio.recordings import word_errors
 from ..comparing import CHANGED, ERRORS, SAME, checked_texts, name_of, recording, spoken
 from ..decoding.cross_cache import CrossCache
 from ..decoding.redecode import Hypothesis
@@ -154,8 +155,6 @@ class StreamTrial(BaseTrial):
         return one.events == other.events
 
     def judge(self, plain: Streamed, other: Streamed) -> dict[str, float]:
-        from ..bench.recordings import word_errors
-
         before, after = plain.texts, other.texts
         found = {} if self.references is None else {ERRORS.key: word_errors(self.references, after)}
         found |= {} if other.lag is None else {LAG.key: other.lag}
@@ -186,7 +185,7 @@ def compare_streams(
     reference
         What is said in each, for word errors.
     rounds
-        Runs of each contestant; default 3.
+        Runs of each entry; default 3.
     simple
         Whether the stream that looks less often runs too (default True).
     endpoint
@@ -199,10 +198,9 @@ def compare_streams(
     """
     trial = StreamTrial(PlainStreams(model, processor, endpoint=endpoint), audio, reference)
     methods = [VerifiedDrafts(), *([VerifiedDrafts(packed=True)] if _can_pack(model) else [])]
-    plans = {str(method): Plan((method,), trial.adapter.family) for method in methods}
-    race = Race(trial, plans, [0], rounds or LEAST_RUNS)
-    race.run(simple)
-    return Comparison.of(trial, race.contestants, [0], race.no_simple)
+    entries = [Entry(PLAIN, PLAIN)]
+    entries += [Entry(str(method), "method", Plan((method,), trial.adapter.family)) for method in methods]
+    return measured(trial, entries, [0], rounds or LEAST_RUNS, simple)
 
 
 def _can_pack(model: Any) -> bool:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from mmaccel.bench import index as bench_index
-from mmaccel.bench import result as bench
+from mmaccel.bench import selection
 from mmaccel.bench.difference import difference
 from mmaccel.bench.plots import plot
 from mmaccel.cli import bench as bench_commands
 from mmaccel.cli import main as cli
+from mmaccel.comparison import results
 from mmaccel.comparison.quality_plot import Axes, Label, Line, Mark, draw, place
 from mmaccel.errors import SettingError, WeightsError
 
@@ -29,11 +30,11 @@ def row(method="a", **more):
         "baseline_seconds": 2.0,
         "speedup": 2.0,
     }
-    return bench.row(**{"modality": "image", "model": "m", "method": method, **values, **more})
+    return results.row(**{"modality": "image", "model": "m", "method": method, **values, **more})
 
 
 def result(*rows, **header):
-    made = bench.result(rows)
+    made = results.result(rows)
     made["header"].update(header)
     return made
 
@@ -48,7 +49,7 @@ def written(path, made):
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_committed_results_are_of_the_one_format(path):
-    found = bench.load(path)
+    found = results.load(path)
     assert {"mmaccel", "python", "torch"} <= set(found["header"]["versions"]) and found["rows"]
     for each in found["rows"]:
         assert each["speedup"] is None or each["speedup"] > 0
@@ -75,29 +76,29 @@ def test_what_is_no_result_is_said(tmp_path, change, hint):
     made = result(row())
     change(made)
     with pytest.raises(WeightsError, match=hint):
-        bench.load(written(tmp_path / "x.json", made))
+        results.load(written(tmp_path / "x.json", made))
 
 
 def test_a_file_that_is_no_json_is_said(tmp_path):
     (tmp_path / "x.json").write_text("| method |")
     with pytest.raises(WeightsError, match="no JSON"):
-        bench.load(tmp_path / "x.json")
+        results.load(tmp_path / "x.json")
 
 
 def test_methods_are_called_as_they_are_typed():
     jacobi = row("image.SpeculativeJacobi", settings={"window": 16, "coupling": "maximal", "init": "uniform"})
-    assert bench.called(jacobi) == "image.SpeculativeJacobi(window=16)"
-    assert bench.called(row("EasyCache", modality="video", settings={"threshold": 0.31563})) == (
+    assert results.called(jacobi) == "image.SpeculativeJacobi(window=16)"
+    assert results.called(row("EasyCache", modality="video", settings={"threshold": 0.31563})) == (
         "video.EasyCache(threshold=0.316)"
     )
-    assert bench.called(row("image.Gone", settings={"x": 1})) == "image.Gone(x=1)"
-    assert bench.called(row("fewer steps", label="20 steps")) == "fewer steps, 20 steps"
-    assert bench.called(row("plain")) == "plain"
+    assert results.called(row("image.Gone", settings={"x": 1})) == "image.Gone(x=1)"
+    assert results.called(row("fewer steps", label="20 steps")) == "fewer steps, 20 steps"
+    assert results.called(row("plain")) == "plain"
 
 
 def test_seconds_are_the_processors_where_a_row_has_them():
-    assert bench.seconds(row()) == (1.0, 2.0)
-    assert bench.seconds(row(cpu_seconds=0.5, baseline_cpu_seconds=0.7)) == (0.5, 0.7)
+    assert results.seconds(row()) == (1.0, 2.0)
+    assert results.seconds(row(cpu_seconds=0.5, baseline_cpu_seconds=0.7)) == (0.5, 0.7)
 
 
 # Two results
@@ -185,7 +186,7 @@ def stand_in(tmp_path, monkeypatch):
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(bench_commands.sys, "executable", str(python))
-    monkeypatch.setattr(bench_index, "write", lambda folder: [(folder / "index.md").write_text("x")])
+    monkeypatch.setattr(bench_index, "write", lambda folder, _: [(folder / "index.md").write_text("x")])
     return python
 
 
@@ -196,7 +197,7 @@ def test_one_crash_loses_nothing(tmp_path, capfd, stand_in):
     assert len([json.loads(line) for line in out.out.splitlines()]) == 4
     kept = {path.stem for path in folder.glob("*.json")}
     assert kept == {"image", "kernels", "language", "vlm"}, "what came through, and what failed after it had measured"
-    assert all(bench.load(path)["rows"] for path in folder.glob("*.json")) and (folder / "index.md").is_file()
+    assert all(results.load(path)["rows"] for path in folder.glob("*.json")) and (folder / "index.md").is_file()
     assert "speech failed: exit code 1" in out.err and "video failed: exit code -9" in out.err
     last = out.err.strip().splitlines()[-1]
     assert "3 of 6 benchmarks failed" in last and "`mmaccel bench speech`" in last
@@ -211,7 +212,7 @@ def test_the_process_of_one_of_them_is_a_real_one(tmp_path):
 
 def test_a_short_run_without_quality_has_an_index_and_no_plot(tmp_path):
     (tmp_path / "image.json").write_text(json.dumps(result(row(batch=1, guidance=3.0))))
-    assert bench_index.write(tmp_path) == [tmp_path / "index.md"]
+    assert bench_index.write(tmp_path, bench_commands.all_benchmarks()) == [tmp_path / "index.md"]
     assert "not judged" in (tmp_path / "index.md").read_text() and not list(tmp_path.glob("*.png"))
 
 
@@ -227,15 +228,17 @@ def test_all_passes_its_options_on():
 
 
 def test_the_committed_page_is_that_of_the_committed_rows():
-    text = bench_index.page(bench_index.read(FOLDER))
+    found = bench_index.read(FOLDER, bench_commands.all_benchmarks())
+    text = bench_index.page(found)
     assert (FOLDER / "index.md").read_text() == text, "run `mmaccel bench index`"
-    for name in bench_index.read(FOLDER):
+    for name in [benchmark.name for benchmark, _ in found]:
         assert f"({name}.md)" in text and (FOLDER / f"{name}.md").is_file()
     pictures = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
     assert len(pictures) >= 4 and all((FOLDER / picture).is_file() for picture in pictures)
 
 
-SECTION = next(section for section in bench_index.SECTIONS if section.kind == "vlm")
+BENCHMARK = bench_commands.benchmark_of("vlm")
+SECTION = BENCHMARK.section
 
 
 def questions(method, speedup, quality, **more):
@@ -244,7 +247,7 @@ def questions(method, speedup, quality, **more):
 
 
 def shown(*rows):
-    return [r["method"] for r, _ in bench_index.select(SECTION, list(rows))]
+    return [r["method"] for r, _ in selection.select(SECTION, list(rows))]
 
 
 def test_rows_that_another_beats_are_left_out():
@@ -258,9 +261,9 @@ def test_rows_that_another_beats_are_left_out():
 
 def test_a_simple_alternative_that_wins_is_said():
     rows = [questions("m", 2.0, 0.8), questions("fewer frames", 3.0, 0.8)]
-    assert "simple alternative is faster" in bench_index.verdict(SECTION, bench_index.select(SECTION, rows), rows)
+    assert "simple alternative is faster" in selection.verdict(SECTION, selection.select(SECTION, rows), rows)
     rows[1]["quality"] = 0.7
-    assert not bench_index.verdict(SECTION, bench_index.select(SECTION, rows), rows)
+    assert not selection.verdict(SECTION, selection.select(SECTION, rows), rows)
 
 
 def test_a_folder_without_results_is_said(tmp_path, capsys):
@@ -295,5 +298,5 @@ def test_a_label_that_has_no_room_goes_over_marks_and_not_over_labels(tmp_path):
 
 def test_a_benchmark_is_drawn(tmp_path):
     rows = [questions("plain", 1.0, 0.9, share=1.0), questions("vlm.HoliTom", 2.0, 0.8, settings={"keep": 0.1})]
-    figure = plot(SECTION, result(*rows, questions("fewer frames", 3.0, 0.7)), tmp_path / "x.png")
+    figure = plot(BENCHMARK, result(*rows, questions("fewer frames", 3.0, 0.7)), tmp_path / "x.png")
     assert {"HoliTom", "fewer frames", "plain"} == {t.get_text() for t in figure.axes[0].texts}

@@ -9,13 +9,14 @@ import torch
 import mmaccel
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
+from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.trial import trial_of
 from mmaccel.image import SpeculativeJacobi, ZipAR, generation
 from mmaccel.image import examples as image_examples
 from mmaccel.image.bench import benchmark as image_benchmark
 from mmaccel.video import EasyCache
 from mmaccel.video.bench import benchmark as video_benchmark
-from mmaccel.video.bench.contestants import Contestant
+from mmaccel.video.bench.cases import Case
 from mmaccel.vlm import HoliTom
 from mmaccel.vlm.bench import benchmark as vlm_benchmark
 
@@ -36,8 +37,8 @@ class TinyPainter(generation.JanusPainter):
 
 def test_image():
     painter, methods = TinyPainter(), (SpeculativeJacobi(window=8), ZipAR(window=2))
-    group = image_benchmark.Group(1, 3.0, 1, methods)
-    table = list(image_benchmark.measure(painter, group))
+    case = image_benchmark.Case(1, 3.0, 1, methods)
+    table = [row for _, row in image_benchmark.measure(painter, case)]
     call = painter.inputs([], generation.Settings(guidance=3.0))
     found = mmaccel.compare(painter.target, *methods, rounds=1, **call)
     for theirs, ours in zip(table, found.rows[1:], strict=True):
@@ -51,13 +52,13 @@ def test_image():
 
 
 def test_video():
-    studio = video_benchmark.Studio(steps=4)
     method = EasyCache(threshold=1e6, warmup=2)
-    scene = video_benchmark.scenes_of(studio.model, 2)[1]
-    rival = Contestant("video.EasyCache", "rival", lambda _: method)
-    (theirs,) = video_benchmark.judge(studio, 0.5, [(rival, method)], [scene])
-    call = {"prompt": scene.prompt, "num_inference_steps": studio.steps, "output_type": "pil"}
-    found = mmaccel.compare(studio.pipe, method, seeds=[scene.seed], rounds=1, simple=False, **call)
+    judged = video_benchmark.scenes(2)
+    filming, scene = video_benchmark.Filming([scene.prompt for scene in judged], steps=4), judged[1]
+    rival = Case("video.EasyCache", "rival", lambda _: method).entry(filming.target, 1.0)
+    (theirs,) = video_benchmark.judge(filming, 0.5, [rival], [scene])
+    call = {"prompt": scene.prompt, "num_inference_steps": filming.steps, "output_type": "pil"}
+    found = mmaccel.compare(filming.target, method, seeds=[scene.seed], rounds=1, simple=False, **call)
     ours = found.rows[1]
     assert {name: theirs[name] for name in SAME} == {name: ours[name] for name in SAME} and ours["work_ratio"] < 1
     # both clips went through the decoder once more there, a batch of latents at a time
@@ -70,17 +71,21 @@ def test_vlm():
     questions = zoo.questions(vlm_benchmark.MODEL, 4, seed=0)
     clip = [q._replace(frames=questions[0].frames[::4]) for q in questions]
     method = HoliTom(keep=0.15)
-    field = [vlm_benchmark.Contestant(1.0), vlm_benchmark.Contestant(0.15, method)]
-    right = vlm_benchmark._accuracy(model, processor, field, [clip])
+
+    def entries():
+        return [Entry(PLAIN, PLAIN, columns={"share": 1.0}), Entry.of(model, method, share=0.15)]
+
+    answered = vlm_benchmark.answer(model, processor, entries(), [clip])
+    right = [vlm_benchmark.right(entry) for entry in answered]
     asked = {"frames": clip[0].frames, "questions": [q.question for q in clip], "processor": processor}
     call = {"max_new_tokens": vlm_benchmark.NEW, "do_sample": False}
     found = mmaccel.compare(model, method, rounds=1, simple=False, **asked, **call)
     pair = found.pairs[0]
-    for contestant, texts in zip(field, (pair.plain.texts, pair.other.texts), strict=True):
-        assert [text == q.answer for text, q in zip(texts, clip, strict=True)] == right[contestant]
+    for found_right, texts in zip(right, (pair.plain.texts, pair.other.texts), strict=True):
+        assert [text == q.answer for text, q in zip(texts, clip, strict=True)] == found_right
     assert pair.plain.names == [q.question for q in clip]
-    times = vlm_benchmark._times(model, processor, field, clip[:1])
-    theirs = vlm_benchmark._row(field[1], times[field[1]], times[field[0]], right[field[1]], right[field[0]], 4)
+    plain, timed = vlm_benchmark.measure(model, processor, entries(), clip[:1])
+    theirs = vlm_benchmark.row(timed, plain, right[1], right[0])
     ours = found.rows[1]
     assert {name: theirs[name] for name in SAME[:3]} == {name: ours[name] for name in SAME[:3]}
     assert theirs["speedup"] > 0 and ours["speedup"] > 0

@@ -1,13 +1,15 @@
-"""What a comparison says of one contestant, from runs that are made up; and who runs when."""
+"""What a comparison says of one entry, from runs that are made up; and who runs when."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from mmaccel.bench import result as bench
+from mmaccel.comparison import results
 from mmaccel.comparison.comparison import Comparison
-from mmaccel.comparison.contestant import Contestant, Take
-from mmaccel.comparison.trial import Metric
+from mmaccel.comparison.entry import PLAIN, Entry, Sample
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.trial import Metric, Workload
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.plan import Plan
 
@@ -41,23 +43,23 @@ class Trial:
 TRIAL = Trial()
 
 
-def take(seconds=1.0, seed=0, engaged=True, work_ratio=0.5, warnings=(), peak_bytes=None, extra=0):
+def sample(seconds=1.0, seed=0, engaged=True, work_ratio=0.5, warnings=(), peak_bytes=None, extra=0):
     report = {"engaged": engaged, "work_ratio": work_ratio, "warnings": list(warnings), "peak_extra_bytes": extra}
-    return Take(seed, seconds, report, peak_bytes)
+    return Sample(seed, seconds, report, peak_bytes)
 
 
-def contestant(equal=(True,), takes=None, plan=None, kind="method", **more):
+def entry(equal=(True,), samples=None, plan=None, kind="method", **more):
     """Of one output a seed, each equal to the plain one or not."""
-    made = Contestant("x", kind, planned(EXACT) if plan is None and kind == "method" else plan, **more)
-    made.takes = [take(seed=seed) for seed in range(len(equal))] if takes is None else takes
+    made = Entry("x", kind, planned(EXACT) if plan is None and kind == "method" else plan, **more)
+    made.samples = [sample(seed=seed) for seed in range(len(equal))] if samples is None else samples
     for seed, same in enumerate(equal):
         made.judged(TRIAL, seed, 1, 1 if same else 2 + seed)
     return made
 
 
 def row(made, plain_seconds=None, trial=TRIAL):
-    plain = contestant([True] * len(made.equal), kind="plain")
-    plain.takes = [Take(t.seed, s, {}) for t, s in zip(made.takes, plain_seconds or [1.0] * 99, strict=False)]
+    plain = entry([True] * len(made.equal), kind="plain")
+    plain.samples = [Sample(t.seed, s, {}) for t, s in zip(made.samples, plain_seconds or [1.0] * 99, strict=False)]
     return made.row(trial, "m", plain)
 
 
@@ -73,30 +75,30 @@ def test_a_plan_is_exact_if_all_its_methods_are(methods, exact):
     word = "exact" if exact else "lossy"
     lines = [f"plan for janus ({word})", *(f"  {m}: {'exact' if m.exact else 'lossy'}" for m in methods)]
     assert str(made).splitlines() == lines
-    assert contestant(plan=made).exact == exact and row(contestant(plan=made))["exact"] == exact
+    assert entry(plan=made).exact == exact and row(entry(plan=made))["exact"] == exact
 
 
 @pytest.mark.parametrize(("kind", "exact"), (("plain", True), ("simple", False)))
 def test_fewer_steps_promise_nothing(kind, exact):
-    made = row(contestant(kind=kind, fewer=3 if kind == "simple" else None))
+    made = row(entry(kind=kind, fewer=3 if kind == "simple" else None))
     assert made["exact"] == exact and not made["same_law"]
 
 
 @pytest.mark.parametrize("draws", (True, False))
 @pytest.mark.parametrize(("plan", "kind"), ((planned(EXACT), "method"), (planned(LOSSY), "method"), (None, "simple")))
 def test_only_what_is_exact_draws_from_the_same_law(draws, plan, kind):
-    made = row(contestant([False], plan=plan, kind=kind), trial=Trial(draws=draws))
+    made = row(entry([False], plan=plan, kind=kind), trial=Trial(draws=draws))
     assert made["same_law"] == (draws and plan is not None and plan.exact)
 
 
 @pytest.mark.parametrize("equal", ([True, True], [True, False], [False, True], [False, False]))
 def test_one_seed_that_differs_is_a_difference(equal):
-    made = row(contestant(equal))
+    made = row(entry(equal))
     assert made["equal"] == all(equal)
     broken = any("exact, and yet gave another output" in text for text in made["warnings"])
     assert broken != all(equal), "an exact method that draws nothing must be equal for every seed"
-    assert not any("exact, and yet" in text for text in row(contestant(equal), trial=Trial(draws=True))["warnings"])
-    lossy = row(contestant(equal, plan=planned(LOSSY)))
+    assert not any("exact, and yet" in text for text in row(entry(equal), trial=Trial(draws=True))["warnings"])
+    lossy = row(entry(equal, plan=planned(LOSSY)))
     assert not lossy["warnings"] and lossy["equal"] == all(equal)
 
 
@@ -107,7 +109,7 @@ IDLE, WORK = {"engaged": False, "work_ratio": 1.0}, {"engaged": True, "work_rati
 
 
 @pytest.mark.parametrize(
-    ("equal", "takes", "idle"),
+    ("equal", "reports", "idle"),
     (
         ([True, True], [IDLE, IDLE], "its report says that it never engaged"),
         ([True, False], [IDLE, IDLE], "its report says that it never engaged"),
@@ -123,19 +125,19 @@ IDLE, WORK = {"engaged": False, "work_ratio": 1.0}, {"engaged": True, "work_rati
         ([True, True], [{**WORK, "work_ratio": None}] * 2, None),
     ),
 )
-def test_what_did_nothing(equal, takes, idle):
-    made = contestant(equal, [take(seed=seed, **report) for seed, report in enumerate(takes)])
+def test_what_did_nothing(equal, reports, idle):
+    made = entry(equal, [sample(seed=seed, **report) for seed, report in enumerate(reports)])
     assert made.idle == idle == row(made)["idle"]
     made.kind = "simple"
     assert made.idle is None
 
 
 def test_the_reason_of_the_report_comes_first_and_each_warning_once():
-    takes = [
-        take(engaged=False, work_ratio=1.0, warnings=("why", "more")),
-        take(engaged=False, warnings=("why", "new")),
+    samples = [
+        sample(engaged=False, work_ratio=1.0, warnings=("why", "more")),
+        sample(engaged=False, warnings=("why", "new")),
     ]
-    made = contestant([True], takes)
+    made = entry([True], samples)
     assert made.idle == "why" and made.warnings == ["why", "more", "new"]
     assert row(made)["warnings"] == ["why", "more", "new"]
 
@@ -145,7 +147,7 @@ def test_the_reason_of_the_report_comes_first_and_each_warning_once():
 
 def test_time_is_the_median_of_the_ratios_within_rounds():
     seconds, plain = [1.0, 2.0, 4.0, 8.0], [2.0, 2.0, 12.0, 80.0]
-    made = row(contestant([True], [take(s) for s in seconds]), plain)
+    made = row(entry([True], [sample(s) for s in seconds]), plain)
     assert made["wall_seconds"] == 3.0 and made["baseline_seconds"] == 7.0
     assert made["speedup"] == 2.5, "the ratios are 2, 1, 3 and 10; of an even count the middle two are averaged"
     assert made["speedup_range"] == [1.0, 10.0] and made["wall_range"] == [1.0, 8.0]
@@ -153,17 +155,21 @@ def test_time_is_the_median_of_the_ratios_within_rounds():
 
 
 def test_work_is_a_mean_and_memory_a_peak():
-    takes = [take(work_ratio=0.25, extra=5, peak_bytes=9), take(work_ratio=None, extra=7), take(extra=6, peak_bytes=3)]
-    made = row(contestant([True], takes))
+    samples = [
+        sample(work_ratio=0.25, extra=5, peak_bytes=9),
+        sample(work_ratio=None, extra=7),
+        sample(extra=6, peak_bytes=3),
+    ]
+    made = row(entry([True], samples))
     assert made["work_ratio"] == 0.375 and made["peak_extra_bytes"] == 7 and made["peak_bytes"] == 9
-    assert row(contestant([True], [take(work_ratio=None)]))["work_ratio"] is None
-    assert row(contestant([True], [take()]))["peak_bytes"] is None
+    assert row(entry([True], [sample(work_ratio=None)]))["work_ratio"] is None
+    assert row(entry([True], [sample()]))["peak_bytes"] is None
 
 
 @pytest.mark.parametrize(("higher_is_better", "worst"), ((True, 1), (False, 2)))
 def test_the_worst_seed_is_kept_and_shown(higher_is_better, worst):
     trial = Trial(higher_is_better)
-    made = Contestant("x", "method", planned(LOSSY), takes=[take(seed=seed) for seed in range(4)])
+    made = Entry("x", "method", planned(LOSSY), samples=[sample(seed=seed) for seed in range(4)])
     for seed, output in enumerate((5, 3, 9, 4)):
         made.judged(trial, seed, 1, output)
     assert made.worst == (worst, 1, {1: 3, 2: 9}[worst]) and made.worst_seed(trial) == worst
@@ -176,12 +182,12 @@ def test_the_worst_seed_is_kept_and_shown(higher_is_better, worst):
 
 
 def test_how_a_row_names_its_method():
-    assert row(contestant(kind="plain"))["method"] == "plain" and row(contestant(kind="plain"))["settings"] == {}
-    fewer = row(contestant(kind="simple", fewer=3))
+    assert row(entry(kind="plain"))["method"] == "plain" and row(entry(kind="plain"))["settings"] == {}
+    fewer = row(entry(kind="simple", fewer=3))
     assert (fewer["method"], fewer["settings"], fewer["kind"]) == ("fewer steps", {"steps": 3}, "simple")
-    one = row(contestant(plan=planned(LOSSY)))
+    one = row(entry(plan=planned(LOSSY)))
     assert (one["method"], one["settings"]) == ("image.ZipAR", LOSSY.settings())
-    two = row(contestant(plan=planned(EXACT, LOSSY)))
+    two = row(entry(plan=planned(EXACT, LOSSY)))
     assert two["method"] == "image.SpeculativeJacobi + image.ZipAR"
     assert two["settings"] == {"image.SpeculativeJacobi": EXACT.settings(), "image.ZipAR": LOSSY.settings()}
 
@@ -191,7 +197,7 @@ def test_how_a_row_names_its_method():
 
 def line(**changes):
     """The last cells but one of a made-up row, and the notes beside the table."""
-    made = {**row(contestant()), "label": "x", **changes}
+    made = {**row(entry()), "label": "x", **changes}
     found = Comparison({"header": {"no_simple": ""}, "rows": [made]}, [], TRIAL.metrics[:1])
     return found.table()[1][0], found.notes()
 
@@ -200,7 +206,7 @@ def line(**changes):
     ("changes", "word"),
     (
         ({"equal": True, "same_law": True}, "equal"),
-        ({"equal": False, "same_law": True}, "same law"),
+        ({"equal": False, "same_law": True}, "same distribution"),
         ({"equal": False, "same_law": False}, "differs"),
         ({"kind": "plain"}, ""),
     ),
@@ -231,19 +237,25 @@ def test_what_is_said_of_the_pace(speedup, low, high, more, told):
 
 @pytest.mark.parametrize(("values", "middle"), (([3, 1], 2.0), ([1, 9, 2], 2.0), ([4, 1, 3, 2], 2.5), ([7], 7.0)))
 def test_a_median_of_an_even_count_lies_between_the_middle_two(values, middle):
-    assert bench.median(values) == middle
+    assert results.median(values) == middle
 
 
 def test_runs_take_turns_in_an_order_that_turns():
     order = []
 
-    def runs(name):
-        def run(number):
-            order.append((number, name))
-            return f"{name}{number}"
+    class Noted(Workload):
+        def run(self, target, seed, fewer=None):
+            order.append((seed, target))
+            return f"{target}{seed}"
 
-        return run
+        def judge(self, plain, other):
+            return {"made": other}
 
-    found = bench.alternate({name: runs(name) for name in "abc"}, 4)
+    def named(name):
+        return Entry(name, PLAIN if name == "b" else "method", setup=lambda _: nullcontext(name))
+
+    entries = [named(name) for name in "abc"]
+    Runner(Noted(), entries, range(4)).run(warm_up=False)
     assert order == [(number, name) for number, names in enumerate(("abc", "bca", "cab", "abc")) for name in names]
+    found = {entry.label: [entry.metrics[number]["made"] for number in range(4)] for entry in entries}
     assert found == {name: [f"{name}{number}" for number in range(4)] for name in "abc"}

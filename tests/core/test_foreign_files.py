@@ -7,9 +7,10 @@ import pytest
 
 import mmaccel
 from mmaccel.bench import index as bench_index
-from mmaccel.bench import result as bench
 from mmaccel.bench.difference import difference
 from mmaccel.cli import main as cli
+from mmaccel.cli.bench import all_benchmarks
+from mmaccel.comparison import results
 from mmaccel.errors import MmaccelError, SettingError, UnknownNameError, WeightsError
 from mmaccel.files import foreign_json
 from mmaccel.image import ZipAR
@@ -202,11 +203,11 @@ def test_a_number_beyond_floats_is_a_setting_error():
 
 def row(**changes):
     values = {"modality": "image", "model": "m", "method": "a", "settings": {}, "exact": False, "speedup": 2.0}
-    return {**bench.row(**values), **changes}
+    return {**results.row(**values), **changes}
 
 
 def result(header=None, **changes):
-    made = bench.result([row(**changes)])
+    made = results.result([row(**changes)])
     return {**made, "header": {**made["header"], **(header or {})}}
 
 
@@ -231,7 +232,7 @@ def test_results_of_the_wrong_shape(name, tmp_path, capsys):
     good, bad = tmp_path / "good.json", tmp_path / "image.json"
     good.write_text(json.dumps(result()))
     bad.write_text(json.dumps(data))
-    assert str(bad) in refused(lambda: bench.load(bad), word)
+    assert str(bad) in refused(lambda: results.load(bad), word)
     for words in (["difference", str(good), str(bad)], ["difference", str(bad), str(good)], ["index", str(tmp_path)]):
         assert cli.main(["bench", *words]) == 2
         said = capsys.readouterr()
@@ -242,16 +243,16 @@ def test_results_of_the_wrong_shape(name, tmp_path, capsys):
 def test_results_that_are_none(content, tmp_path, capsys):
     path = tmp_path / "x.json"
     path.write_text(content)
-    refused(lambda: bench.load(path), "mmaccel bench image --json > ")
+    refused(lambda: results.load(path), "mmaccel bench image --json > ")
     assert cli.main(["bench", "difference", str(path), str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-    refused(lambda: bench.load(tmp_path), "cannot read")
+    refused(lambda: results.load(tmp_path), "cannot read")
 
 
 def test_rows_of_another_benchmark_have_no_index(tmp_path):
     (tmp_path / "image.json").write_text(json.dumps(result()))
     with pytest.raises(WeightsError, match=r"image.json holds no rows of this benchmark .KeyError.'batch'"):
-        bench_index.write(tmp_path)
+        bench_index.write(tmp_path, all_benchmarks())
     assert [path.name for path in tmp_path.iterdir()] == ["image.json"]
 
 

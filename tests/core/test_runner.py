@@ -1,11 +1,12 @@
-"""Who runs when in a comparison, with what it learned, and what is kept of it; by a clock that is made up."""
+"""Who runs when, with what it learned, and what is kept of it; by a clock that is made up."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from mmaccel.comparison import race
-from mmaccel.comparison.race import Race
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.simple import run_beside_simple
 from mmaccel.comparison.trial import BaseTrial, Metric
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.plan import Plan
@@ -33,7 +34,8 @@ class Trial(BaseTrial):
     metrics = (Metric("far", "far", "the distance"),)
 
     def __init__(self, clock, seconds, count=10, **changes):
-        self.clock, self.seconds, self.count, self.target = clock, seconds, count, SimpleNamespace(label="plain")
+        self.clock, self.timer, self.seconds = clock, lambda: clock.now, seconds
+        self.count, self.target = count, SimpleNamespace(label="plain")
         self.calls, self.judged, self.memories = [], [], []
         vars(self).update(changes)
 
@@ -63,14 +65,14 @@ class Trial(BaseTrial):
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def ran():
     def run(seconds, seeds=(5,), rounds=3, simple=True, plans=PLANS, **changes):
         clock = SimpleNamespace(now=0.0)
-        monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: clock.now))
         trial = Trial(clock, seconds, **changes)
         trial.labels = {id(plan): label for label, plan in plans.items()}
-        made = Race(trial, plans, list(seeds), rounds)
-        made.run(simple)
+        entries = [Entry(PLAIN, PLAIN), *(Entry(label, "method", plan) for label, plan in plans.items())]
+        made = Runner(trial, entries, seeds, rounds)
+        made.no_simple = run_beside_simple(made, trial, simple)
         return made, trial
 
     return run
@@ -90,9 +92,9 @@ def test_all_take_turns_after_one_run_that_is_discarded(ran):
     for seed, order in zip((5, 6, 5, 6), turns, strict=True):
         expected += [(name, seed) for name in order]
     assert trial.calls == expected
-    assert [len(each.takes) for each in made.contestants] == [4, 4, 4]
-    assert [take.seed for take in made.contestants[0].takes] == [5, 6, 5, 6]
-    assert {take.seconds for take in made.contestants[1].takes} == {4.0}
+    assert [len(each.samples) for each in made.entries] == [4, 4, 4]
+    assert [sample.seed for sample in made.entries[0].samples] == [5, 6, 5, 6]
+    assert {sample.seconds for sample in made.entries[1].samples} == {4.0}
     assert made.no_simple == "it was not asked for"
 
 
@@ -102,11 +104,11 @@ def test_each_seed_is_judged_once_beside_the_plain_output_of_that_seed(ran):
     assert sorted(map(str, trial.judged)) == sorted(
         str((("plain", seed), (label, seed))) for label in labels for seed in (5, 6, 7)
     )
-    assert all(set(each.metrics) == {5, 6, 7} for each in made.contestants)
+    assert all(set(each.metrics) == {5, 6, 7} for each in made.entries)
 
 
 @pytest.mark.parametrize("remembers", (True, False))
-def test_a_session_begins_with_what_the_last_one_of_its_contestant_learned(ran, remembers):
+def test_a_session_begins_with_what_the_last_one_of_its_entry_learned(ran, remembers):
     _, trial = ran(by_step(), simple=False, remembers=remembers)
     for label in (FAST, SLOW):
         found = [memory for name, memory in trial.memories if name == label]
@@ -126,17 +128,17 @@ def test_a_session_begins_with_what_the_last_one_of_its_contestant_learned(ran, 
 )
 def test_the_simple_alternative_takes_about_as_long(ran, seconds, fewer):
     made, trial = ran(seconds, least=2)
-    (simple,) = (each for each in made.contestants if each.kind == "simple")
+    (simple,) = (each for each in made.entries if each.kind == "simple")
     assert simple.fewer == fewer and simple.label == f"fewer steps ({fewer} of 10)" and not simple.exact
-    assert len(simple.takes) == 3 and made.no_simple == "", "it catches up with the first round"
+    assert len(simple.samples) == 3 and made.no_simple == "", "it catches up with the first round"
     assert trial.calls.count((fewer, 5)) >= 3
 
 
 def test_methods_of_one_speed_share_a_simple_alternative(ran):
     made, _ = ran(by_step(slow=4.0))
-    assert [each.fewer for each in made.contestants if each.kind == "simple"] == [4]
+    assert [each.fewer for each in made.entries if each.kind == "simple"] == [4]
     made, _ = ran(by_step(slow=7.0))
-    assert [each.fewer for each in made.contestants if each.kind == "simple"] == [4, 7]
+    assert [each.fewer for each in made.entries if each.kind == "simple"] == [4, 7]
 
 
 @pytest.mark.parametrize(
@@ -154,10 +156,10 @@ def test_methods_of_one_speed_share_a_simple_alternative(ran):
 )
 def test_why_there_is_no_simple_alternative(ran, more, why):
     made, _ = ran(**{"seconds": by_step(), **more})
-    assert made.no_simple.startswith(why) and all(each.kind != "simple" for each in made.contestants)
+    assert made.no_simple.startswith(why) and all(each.kind != "simple" for each in made.entries)
 
 
-def test_an_error_names_contestant_and_seed(ran):
+def test_an_error_names_entry_and_seed(ran):
     def seconds(who):
         if who == FAST:
             raise RuntimeError("broken")

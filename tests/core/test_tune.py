@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.bench import result as bench
 from mmaccel.cli import main as cli
 from mmaccel.cli.tune import grid_of
+from mmaccel.comparison import results
 from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.trial import Metric
 from mmaccel.errors import ConflictError, SettingError, UnknownNameError
@@ -147,7 +147,7 @@ def made(methods, figures, metric=PSNR):
         row = _row(method.name, "method", method.settings(), method.exact, found, metric)
         rows.append({**row, "label": str(method), "idle": "threshold never fell" if found[0] == 0.99 else None})
     rows.append(_row("fewer steps", "simple", {"steps": 4}, False, (1.9, 20.0), metric))
-    header = {**bench.result([])["header"], "model": "a model", "no_simple": ""}
+    header = {**results.result([])["header"], "model": "a model", "no_simple": ""}
     return Comparison({"header": header, "rows": rows}, [], (metric,))
 
 
@@ -155,7 +155,7 @@ def _row(name, kind, settings, exact, found, metric):
     speedup, quality, low, high = found if len(found) == 4 else (*found, found[0], found[0])
     more = {"wall_range": [1 / speedup] * 2, "speedup_range": [low, high], "quality_worst": quality, "warnings": []}
     more |= {"metrics": {metric.key: quality}, "equal": False, "same_law": False, "peak_bytes": None, "idle": None}
-    return bench.row(
+    return results.row(
         modality="video", model="a model", method=name, settings=settings, exact=exact, wall_seconds=1 / speedup,
         speedup=speedup, quality=quality, peak_extra_bytes=0, label=name, kind=kind, **more,
     )  # fmt: skip
@@ -245,10 +245,13 @@ def test_files(measured, tmp_path):
         found.save(tmp_path / "curve.gif")
     from mmaccel.tuning.plot import plot
 
-    drawn = {text.get_text() for text in plot(found, tmp_path / "x.png").axes[0].texts}
+    def drawn_of(found, path):
+        return plot(found.comparison, found.goal, found.picked, found.by_chance, path).axes[0]
+
+    drawn = {text.get_text() for text in drawn_of(found, tmp_path / "x.png").texts}
     assert {"budget 0.9", "budget 0.7 (picked)", "fewer steps", "4", "asked for"} <= drawn
     lower = measured((1.2, 3.0), (2.0, 5.0), metric=SURPRISE, floor=4)
-    axes = plot(lower, tmp_path / "y.png").axes[0]
+    axes = drawn_of(lower, tmp_path / "y.png")
     assert axes.get_ylim()[0] > axes.get_ylim()[1], "better is up"
 
 

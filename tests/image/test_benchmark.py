@@ -4,26 +4,25 @@ import json
 
 import pytest
 
-from mmaccel.bench import result as bench
+from mmaccel.comparison import results
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.image.bench import benchmark
-from mmaccel.image.bench import page as benchmark_page
 
 
 @pytest.fixture(scope="module")
 def result():
     methods = (SpeculativeJacobi(window=1), SpeculativeJacobi(window=16), ZipAR(window=2))
-    few = [benchmark.Group(1, 3.0, 1, methods), benchmark.Group(2, 1.0, 1, methods)]
+    few = [benchmark.Case(1, 3.0, 1, methods), benchmark.Case(2, 1.0, 1, methods)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "groups", lambda full: few)
-        return bench.result(benchmark.rows())
+        patch.setattr(benchmark, "cases", lambda full: few)
+        return results.result(benchmark.rows())
 
 
 def test_rows_are_json_with_every_column(result):
     assert json.loads(json.dumps(result)) == result
     assert len(result["rows"]) == 6
     for row in result["rows"]:
-        assert set(bench.COLUMNS) <= set(row) and not any(key.startswith("_") for key in row)
+        assert set(results.COLUMNS) <= set(row) and not any(key.startswith("_") for key in row)
 
 
 def test_passes_and_baselines_are_what_they_say(result):
@@ -36,5 +35,5 @@ def test_passes_and_baselines_are_what_they_say(result):
 
 
 def test_the_page_names_the_machine(result):
-    text = benchmark_page.page(result, "image.png")
+    text = benchmark.BENCHMARK.page(result, "image.json", "image.png")
     assert result["header"]["machine"]["processor"] in text and "ZipAR" in text

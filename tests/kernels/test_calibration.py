@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmaccel import kernels
-from mmaccel.bench import result as bench
+from mmaccel.comparison import results
 from mmaccel.errors import MmaccelError
 from mmaccel.kernels import BlockPlan, calibration
 from mmaccel.kernels.bench import benchmark
@@ -128,11 +128,11 @@ def few(dtype, device, lengths):
 
 def test_benchmark_rows(monkeypatch):
     monkeypatch.setattr(benchmark, "cases", few)
-    result = bench.result(benchmark.rows())
+    result = results.result(benchmark.rows())
     assert json.loads(json.dumps(result)) == result and len(result["rows"]) == 14
     assert sum(row["settings"].get("layers", 1) == benchmark_cases.LAYERS for row in result["rows"]) == 4
     for row in result["rows"]:
-        assert set(bench.COLUMNS) <= set(row) and row["quality"] <= 5e-3 and row["speedup"] > 0
+        assert set(results.COLUMNS) <= set(row) and row["quality"] <= 5e-3 and row["speedup"] > 0
 
 
 def test_a_wrong_result_is_not_reported(monkeypatch, tmp_path):
@@ -150,7 +150,7 @@ def test_a_wrong_result_is_not_reported(monkeypatch, tmp_path):
 
 def test_benchmark_page(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark, "cases", few)
-    result = bench.result(benchmark.rows())
-    benchmark.write_page(result, tmp_path / "kernels.md")
+    result = results.result(benchmark.rows())
+    benchmark.BENCHMARK.write_page(result, tmp_path / "kernels.md")
     text = (tmp_path / "kernels.md").read_text()
     assert "## float32" in text and "## bfloat16" in text and text.count("verify_attention") == 10

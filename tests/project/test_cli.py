@@ -156,20 +156,21 @@ def test_truncated_weights_from_a_folder(tmp_path, capsys):
 
 
 def test_bench_is_json_in_the_one_format(capsys, monkeypatch):
-    from mmaccel.bench import result as bench
+    from mmaccel.bench import pages
+    from mmaccel.comparison import results
     from mmaccel.image import SpeculativeJacobi, ZipAR
     from mmaccel.image.bench import benchmark
 
     methods = (SpeculativeJacobi(window=8), ZipAR(window=4))
-    monkeypatch.setattr(benchmark, "groups", lambda full: [benchmark.Group(1, 3.0, 1, methods)])
+    monkeypatch.setattr(benchmark, "cases", lambda full: [benchmark.Case(1, 3.0, 1, methods)])
     code, out = run(capsys, "bench", "image", "--json", "--threads", "1")
     assert code == 0
     result = json.loads(out.out)
     assert set(result) == {"header", "rows"} and {"versions", "machine", "threads", "date"} <= set(result["header"])
     assert len(result["rows"]) == 2
     for row in result["rows"]:
-        assert set(bench.COLUMNS) <= set(row) and row["wall_seconds"] > 0 and 0 < row["work_ratio"] <= 1
-    assert "ZipAR" in bench.table(result)
+        assert set(results.COLUMNS) <= set(row) and row["wall_seconds"] > 0 and 0 < row["work_ratio"] <= 1
+    assert "ZipAR" in pages.table(result)
 
 
 def test_a_device_that_is_not_there(tmp_path, capsys):

@@ -8,12 +8,13 @@ import scripted_recognizer as scripted
 import torch
 from transformers import DynamicCache
 
-from mmaccel.bench import result as bench
+from mmaccel.bench import pages
+from mmaccel.comparison import results
 from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.audio.recordings import Recording, word_errors
 from mmaccel.speech.bench import benchmark
 from mmaccel.speech.bench import drafts as benchmark_drafts
-from mmaccel.speech.bench import page as benchmark_page
 from mmaccel.speech.bench import parts as benchmark_parts
 from mmaccel.speech.bench.listeners import (
     ChunkListener,
@@ -24,7 +25,6 @@ from mmaccel.speech.bench.listeners import (
     listen,
     play,
 )
-from mmaccel.speech.bench.recordings import Recording, word_errors
 from mmaccel.speech.families.adapter import Word
 from mmaccel.speech.families.moonshine import MoonshineAdapter
 from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
@@ -53,7 +53,7 @@ def recognizer(**settings):
 
 def streamed(**settings):
     asr = recognizer(**settings)
-    return asr, listen(lambda: StreamListener(asr.stream()), recordings())
+    return asr, listen({"ours": lambda: StreamListener(asr.stream())}, recordings())["ours"]
 
 
 class Scripted(Listener):
@@ -95,7 +95,7 @@ def test_rows_of_streams():
     assert row["quality"] == 0 and row["texts"] == [TEXT] and row["retracted_share"] == 0
     assert row["decoder_calls"] == asr.adapter.target.calls > 0
     assert row["real_time_factor"] == pytest.approx(row["cpu_seconds"] / row["audio_seconds"])
-    assert json.loads(json.dumps(row)) == row and set(bench.COLUMNS) <= set(row)
+    assert json.loads(json.dumps(row)) == row and set(results.COLUMNS) <= set(row)
 
 
 def test_drafts_save_calls_and_change_nothing():
@@ -249,13 +249,13 @@ def result():
             for block in (1, 2)
         ),
     ]
-    return bench.result(rows)
+    return results.result(rows)
 
 
 def test_the_page_says_what_was_measured_and_hides_nothing(result, tmp_path):
     pytest.importorskip("matplotlib")
     assert json.loads(json.dumps(result)) == result
-    benchmark_page.write_page(result, tmp_path / "speech.md")
+    benchmark.BENCHMARK.write_page(result, tmp_path / "speech.md")
     text = (tmp_path / "speech.md").read_text()
     assert (tmp_path / "speech.png").stat().st_size > 1000
     assert "| cached encoder 3 times cheaper | v2, cached encoder | 4.00x | yes |" in text
@@ -264,4 +264,4 @@ def test_the_page_says_what_was_measured_and_hides_nothing(result, tmp_path):
     assert "scripted | LocalAgreement | 6 s | 0.0% | +0.0" in text and "fixed chunks of 3 s" in text
     assert "one word is 7.1 points" in text  # 14 words
     assert "## As the streams count" in text and "| 0 of " in text
-    assert bench.table(result)  # the command line's own table takes the rows
+    assert pages.table(result)  # the command line's own table takes the rows

@@ -17,8 +17,8 @@ from mmaccel.method import Method
 from mmaccel.patching import override
 from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.audio.recordings import word_errors
 from mmaccel.speech.bench import parts as benchmark_parts
-from mmaccel.speech.bench.recordings import word_errors
 from mmaccel.speech.comparing import Trial, cut
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 
@@ -215,7 +215,7 @@ def test_the_figures_of_the_benchmark(family, request, monkeypatch):
     assert ours["equal"] and drafted["refused"] is None and drafted["work_ratio"] < 1
     counted = trial((target, processor), audio=recordings)
     tokens = [row for recording in counted.run(target, 0).tokens for row in recording]
-    assert tokens == benchmark_parts.Generated(adapter, [[r] for r in recordings]).tokens
+    assert tokens == benchmark_parts.Segments(adapter, [[r] for r in recordings]).run(target, 0).tokens
 
 
 @pytest.mark.parametrize(

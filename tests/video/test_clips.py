@@ -11,7 +11,7 @@ from PIL import Image
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
 from mmaccel.video import Trace, clips, comparing, examples, generation
-from mmaccel.video.bench.contestants import Contestant
+from mmaccel.video.bench.cases import Case
 from mmaccel.video.families.layout import Layout
 
 
@@ -78,17 +78,18 @@ def test_traces_count_and_draw(tmp_path):
 def test_the_benchmark_tunes_to_a_time(monkeypatch):
     from mmaccel.video.bench import benchmark
 
-    shares = {None: 1.0}
-    monkeypatch.setattr(benchmark, "seconds_of", lambda studio, x, prompts: shares.get(x) or 1 / (1 + x))
-    monkeypatch.setattr(benchmark.zoo, "prompts", lambda *args, **kwargs: ["a"])
-    studio = type("Studio", (), {"model": "tiny-wan"})
-    contestant = Contestant("x", "rival", lambda x: x, 1e-3, 100.0)
-    assert 1 / (1 + benchmark.tune(studio, contestant, 0.25)) == pytest.approx(0.25, abs=0.05)
-    assert benchmark.tune(studio, Contestant("y", "ours", lambda x: "fixed"), 0.25) == "fixed"
+    def seconds(tuning, entry):
+        return 1.0 if entry.kind == "plain" else 1 / (1 + entry.setup)
+
+    monkeypatch.setattr(benchmark, "seconds_of", seconds)
+    tuning = SimpleNamespace(target=None)
+    case = Case("x", "rival", lambda x: x, 1e-3, 100.0)
+    assert 1 / (1 + benchmark.tune(tuning, case, 0.25).setup) == pytest.approx(0.25, abs=0.05)
+    assert benchmark.tune(tuning, Case("y", "ours", lambda x: "fixed"), 0.25).setup == "fixed"
 
 
 def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
-    from mmaccel.bench import result as bench
+    from mmaccel.comparison import results
     from mmaccel.video.bench import benchmark
 
     def row(method, kind, wall_share, quality):
@@ -98,7 +99,7 @@ def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
 
     rows = [row("HeterogeneousSteps", "ours", 0.52, 40.0), row("fewer steps", "simple", 0.5, 30.0)]
     rows += [row("late", "rival", 0.9, 60.0), row("EasyCache", "rival", 0.5, 42.0), row("half", "part", 0.5, 39.0)]
-    benchmark.write_page({"header": bench.result([])["header"], "rows": rows}, tmp_path / "video.md")
+    benchmark.BENCHMARK.write_page({"header": results.result([])["header"], "rows": rows}, tmp_path / "video.md")
     text = (tmp_path / "video.md").read_text()
     assert "+10.0 dB (worst +10.0) to fewer steps and -2.0 dB (worst -2.0) to EasyCache" in text
     assert "+4% of the budget" in text and "half, -1.0 dB" in text and "| late |" in text

@@ -23,7 +23,7 @@ def test_every_policy_is_measured_at_every_budget():
 
 def test_both_forms_measure_what_presets_stand_on():
     for full in (False, True):
-        measured = {f"{length} tokens": chosen for length, _, chosen in language_benchmark.plan(full)}
+        measured = {f"{length} tokens": chosen for length, _, chosen in language_benchmark.cases(full)}
         for preset in PRESETS["decoder"].values():
             (chosen,) = (chosen for length, chosen in measured.items() if preset.columns["model"].endswith(length))
             assert [method for method in chosen if method == preset.methods[0]] == list(preset.methods)
@@ -36,7 +36,7 @@ def test_a_row_says_which_switches_are_on():
 
 def test_the_page_has_every_row_and_says_how_many_texts(tmp_path):
     result = json.loads(COMMITTED.read_text(encoding="utf-8"))
-    language_benchmark.write_page(result, tmp_path / "language.md")
+    language_benchmark.BENCHMARK.write_page(result, tmp_path / "language.md")
     page = (tmp_path / "language.md").read_text(encoding="utf-8")
     assert page == COMMITTED.with_suffix(".md").read_text(encoding="utf-8")
     lines = [line for line in page.splitlines() if line.startswith(("| SparsePrefill", "| SelectKV", "| CompressKV"))]

@@ -68,13 +68,11 @@ def test_a_row_of_the_benchmark_has_the_share_of_its_run():
     model, processor = zoo.load("tiny-onevision")
     (question,) = zoo.questions("tiny-onevision", 1, seed=0)
     layers = model.config.text_config.num_hidden_layers
-    for contestant, share in (
-        (benchmark.Contestant(1.0), 1.0),
-        (benchmark.Contestant(0.25, step=4), 0.25),
-        (benchmark.Contestant(0.25, vlm.FastV(keep=0.25)), (2 + 0.25 * (layers - 2)) / layers),
-    ):
-        timed = benchmark._timed(model, processor, contestant, question)
-        row = benchmark._row(contestant, [timed], [timed], [True], [True], 1)
+    plain, *others = benchmark.cases(model, (0.25,))
+    fewer, fast_v = others[0], next(entry for entry in others if entry.label == "vlm.FastV(keep=0.25)")
+    benchmark.measure(model, processor, [plain, fewer, fast_v], [question])
+    for entry, share in ((plain, 1.0), (fewer, 0.25), (fast_v, (2 + 0.25 * (layers - 2)) / layers)):
+        row = benchmark.row(entry, plain, [True], [True])
         assert row["visual_share"] == pytest.approx(share, abs=0.001)
 
 

@@ -8,12 +8,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from diffusers import WanPipeline
 
 from mmaccel import zoo
+from mmaccel.comparison.entry import Entry
 from mmaccel.method import Method
 from mmaccel.session import accelerate
 
@@ -26,13 +27,32 @@ from ..heterogeneous.heterogeneous_steps import HeterogeneousSteps
 from ..heterogeneous.partial import PartialForward
 from ..heterogeneous.step_solver import calibrate_steps
 
+MODEL, STEPS = "tiny-wan", 40
+BUDGETS = (0.5, 0.25)
 # Partial steps of a twentieth of the tokens cost a fifth of a full step here: with a full step every so many steps they
 # fit in the budget.
 INTERVALS = {0.5: 3, 0.25: 40}
+Setup = Any  # a method, a number of steps, or a function of the pipeline that gives a context manager
+
+
+class Scene(NamedTuple):
+    """A prompt with its seed, and how much moves in it."""
+
+    seed: int
+    prompt: str
+    motion: str
+
+
+def scenes(count: int) -> list[Scene]:
+    """Half of the prompts with one thing that stays, half with two things that move."""
+    still = zoo.prompts(MODEL, count // 2, seed=1, things=1, moving=0)
+    lively = zoo.prompts(MODEL, count - count // 2, seed=2, things=2, moving=2)
+    labelled = [*((prompt, "still") for prompt in still), *((prompt, "lively") for prompt in lively)]
+    return [Scene(seed, prompt, motion) for seed, (prompt, motion) in enumerate(labelled)]
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Case:
     """One line of the benchmark.
 
     Attributes
@@ -42,116 +62,100 @@ class Contestant:
     kind
         ``"ours"``, ``"part"`` (ours with something left out), ``"simple"`` or ``"rival"``.
     make
-        The setup at a setting: a method, a number of steps, or a function of the pipeline that gives a context
-        manager.
+        The setup at a setting.
     low, high
         Settings between which it is tuned to the time, the higher the faster; equal where it keeps a budget itself.
     """
 
     label: str
     kind: str
-    make: Callable[[float], Any]
+    make: Callable[[float], Setup]
     low: float = 1.0
     high: float = 1.0
 
-    def describe(self, setup: Any) -> str:
-        """What was tuned, in short."""
+    def entry(self, pipe: Any, setting: float) -> Entry:
+        """Who runs at a setting; its row says what was tuned, in short."""
+        setup = self.make(setting)
         if isinstance(setup, int):
-            return f"{setup} steps"
+            return Entry(self.label, self.kind, fewer=setup, columns={"label": f"{setup} steps"})
         if not isinstance(setup, Method):
-            return ""
-        settings = {k: v for k, v in setup.settings().items() if k in ("threshold", "interval", "fraction") and v}
-        return ", ".join(f"{k} {v:.3g}" for k, v in settings.items())
+            return Entry(self.label, self.kind, setup=setup, columns={"label": ""})
+        told = {k: v for k, v in setup.settings().items() if k in ("threshold", "interval", "fraction") and v}
+        return Entry.of(pipe, setup, self.label, self.kind, label=", ".join(f"{k} {v:.3g}" for k, v in told.items()))
 
 
-def contestants(studio: Any, budget: float) -> list[Contestant]:
+def cases(pipe: Any, steps: int, budget: float) -> list[Case]:
     """All of them for a budget."""
-    return [*_ours(budget), _calibrated(studio, budget), *_simple(studio.steps, budget), *_rivals(studio)]
+    simple = Case("fewer steps", "simple", lambda _: round(steps * budget))
+    return [*_ours(budget), _calibrated(pipe, steps, budget), simple, *_rivals(pipe, steps)]
 
 
-def _ours(budget: float) -> Iterator[Contestant]:
-    def fixed(label: str, kind: str, **settings: Any) -> Contestant:
-        return Contestant(label, kind, lambda _: HeterogeneousSteps(budget, **settings))
+def _ours(budget: float) -> Iterator[Case]:
+    def fixed(label: str, kind: str, **settings: Any) -> Case:
+        return Case(label, kind, lambda _: HeterogeneousSteps(budget, **settings))
 
     yield fixed("HeterogeneousSteps", "ours")
     yield fixed("without forecast", "part", fraction=0.0, forecast=0.0)
     yield fixed("whole forecast", "part", fraction=0.0, forecast=1.0)
     yield fixed("without correction", "part", fraction=0.0, correct=False)
     yield fixed("cached velocity", "part", fraction=0.0, forecast=0.0, correct=False)
-    yield fixed("hottest tokens", "part", **_partial(budget))
-    yield fixed("random tokens", "part", **_partial(budget), tokens="random")
-    yield Contestant("hottest tokens, fresh keys", "part", lambda _: _fresh_keys(budget))
+    partial = {"fraction": 0.05, "interval": INTERVALS[budget]}
+    yield fixed("hottest tokens", "part", **partial)
+    yield fixed("random tokens", "part", **partial, tokens="random")
+    yield Case(
+        "hottest tokens, fresh keys", "part", lambda _: lambda pipe: accelerate(pipe, FreshKeys(budget, **partial))
+    )
     yield fixed("groups", "part", policy="groups")
 
 
-def _partial(budget: float) -> dict[str, Any]:
-    return {"fraction": 0.05, "interval": INTERVALS[budget]}
-
-
-def _calibrated(studio: Any, budget: float) -> Contestant:
+def _calibrated(pipe: Any, steps: int, budget: float) -> Case:
     """The best choice of steps for the plain velocities of two prompts."""
-    prompts = zoo.prompts(studio.model, 2, seed=902)
-    method = calibrate_steps(studio.pipe, prompts, budget, num_inference_steps=studio.steps)
-    return Contestant("calibrated steps", "part", lambda _: method)
+    method = calibrate_steps(pipe, zoo.prompts(MODEL, 2, seed=902), budget, num_inference_steps=steps)
+    return Case("calibrated steps", "part", lambda _: method)
 
 
-def _fresh_keys(budget: float) -> Any:
+class WholeForward(PartialForward):
+    """Computes everything in what should be a partial pass."""
+
+    def only(self, tokens: torch.Tensor, *rest: Any) -> Any:
+        return self.keeping(*rest)
+
+
+class FreshKeys(HeterogeneousSteps):
     """Partial steps that compute all keys and values, which costs as much as a full step: only for its quality."""
 
-    @contextmanager
-    def setup(pipe: Any) -> Iterator[Any]:
-        def whole(self: PartialForward, tokens: torch.Tensor, *rest: Any) -> Any:
-            return self.keeping(*rest)
-
-        only = PartialForward.only
-        PartialForward.only = whole  # type: ignore[assignment]
-        try:
-            with accelerate(pipe, HeterogeneousSteps(budget, **_partial(budget))) as session:
-                yield session
-        finally:
-            PartialForward.only = only  # type: ignore[method-assign]
-
-    return setup
+    forward: ClassVar[type[PartialForward]] = WholeForward
 
 
-def _simple(steps: int, budget: float) -> Iterator[Contestant]:
-    yield Contestant("fewer steps", "simple", lambda _: round(steps * budget))
-
-
-def _rivals(studio: Any) -> Iterator[Contestant]:
-    yield Contestant("EasyCache", "rival", lambda x: EasyCache(threshold=x), 1e-3, 3.0)
-    tea = calibrate_tea_cache(studio.pipe, zoo.prompts(studio.model, 1, seed=901), num_inference_steps=studio.steps)
-    yield Contestant("TeaCache", "rival", lambda x: type(tea)(threshold=x, coefficients=tea.coefficients), 1e-3, 10.0)
-    yield Contestant("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
-    yield Contestant("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
-    yield Contestant("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
+def _rivals(pipe: Any, steps: int) -> Iterator[Case]:
+    yield Case("EasyCache", "rival", lambda x: EasyCache(threshold=x), 1e-3, 3.0)
+    tea = calibrate_tea_cache(pipe, zoo.prompts(MODEL, 1, seed=901), num_inference_steps=steps)
+    yield Case("TeaCache", "rival", lambda x: type(tea)(threshold=x, coefficients=tea.coefficients), 1e-3, 10.0)
+    yield Case("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
+    yield Case("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
+    yield Case("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
     if importlib.util.find_spec("cache_dit") is not None:
-        yield Contestant("cache-dit", "rival", _cache_dit, 1e-3, 3.0)
+        yield Case("cache-dit", "rival", lambda x: functools.partial(_cache_dit, x), 1e-3, 3.0)
         forecast = functools.partial(_cache_dit, order=1)
-        yield Contestant("cache-dit, TaylorSeer", "rival", forecast, 1e-3, 3.0)
+        yield Case("cache-dit, TaylorSeer", "rival", lambda x: functools.partial(forecast, x), 1e-3, 3.0)
 
 
-def _cache_dit(threshold: float, order: int = 0) -> Any:
+@contextmanager
+def _cache_dit(threshold: float, pipe: Any, order: int = 0) -> Iterator[Any]:
     """The package's own cache, which forecasts with TaylorSeer where `order` is not 0."""
+    import cache_dit
 
-    @contextmanager
-    def setup(pipe: Any) -> Iterator[Any]:
-        import cache_dit
-
-        config = cache_dit.DBCacheConfig(
-            Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=4, residual_diff_threshold=threshold
-        )
-        plain: Any = WanPipeline(**pipe.components)  # it knows pipelines by the names of their classes
-        plain.set_progress_bar_config(disable=True)
-        given = inspect.signature(type(pipe).__call__).parameters.values()
-        sizes = {p.name: p.default for p in given if isinstance(p.default, int | float)}
-        before = WanPipeline.__call__
-        forecast = cache_dit.TaylorSeerCalibratorConfig(taylorseer_order=order) if order else None
-        cache_dit.enable_cache(plain, cache_config=config, calibrator_config=forecast)
-        try:
-            yield functools.partial(plain, **sizes)
-        finally:
-            cache_dit.disable_cache(plain)
-            WanPipeline.__call__ = before  # type: ignore[method-assign]  # it replaces that of the class
-
-    return setup
+    config = cache_dit.DBCacheConfig(
+        Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=4, residual_diff_threshold=threshold
+    )
+    # It knows pipelines by the names of their classes, and replaces the call of the class: this one is thrown away.
+    plain: Any = type("WanPipeline", (WanPipeline,), {})(**pipe.components)
+    plain.set_progress_bar_config(disable=True)
+    given = inspect.signature(type(pipe).__call__).parameters.values()
+    sizes = {p.name: p.default for p in given if isinstance(p.default, int | float)}
+    forecast = cache_dit.TaylorSeerCalibratorConfig(taylorseer_order=order) if order else None
+    cache_dit.enable_cache(plain, cache_config=config, calibrator_config=forecast)
+    try:
+        yield functools.partial(plain, **sizes)
+    finally:
+        cache_dit.disable_cache(plain)

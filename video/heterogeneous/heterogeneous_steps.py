@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
@@ -81,6 +82,7 @@ class HeterogeneousSteps(DiffusionMethod):
     """
 
     paper = "Heterogeneous Step Allocation (HSA), 2026"
+    forward: ClassVar[type[PartialForward]] = PartialForward  # what works on some of the tokens
     excludes = STEP_CACHES
     families = TRANSFORMERS
     neutral = {"budget": 1.0}
@@ -134,5 +136,5 @@ class HeterogeneousSteps(DiffusionMethod):
             return
         parts: dict[int, PartialForward] = {}
         for denoiser in session.adapter.denoisers() if self.chooses_tokens else []:  # type: ignore[attr-defined]
-            parts[id(denoiser)] = PartialForward(denoiser, stack, self.kv)
+            parts[id(denoiser)] = self.forward(denoiser, stack, self.kv)
         follow(session, stack, lambda run: HeterogeneousRun(self, session, run, parts))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from mmaccel.bench import result as bench
+from mmaccel.bench.benchmark import Benchmark, Section, by
+from mmaccel.bench.pages import markdown
+from mmaccel.comparison import results
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MmaccelError
 
 from .. import should_use_sparse
@@ -39,49 +43,6 @@ def rows(full: bool = False, device: str = "cpu") -> Iterator[dict[str, Any]]:
             yield measure(case, device)
 
 
-INTRO = """
-Measured by `mmaccel bench kernels`: every op against torch's own way, in one alternating run of medians. An op
-whose result is off from float64 by more than its tolerance is not timed at all. Block-sparse attention is asked for
-random blocks, as many in every row, with `cutover=True`: above the break-even density, which is measured on this
-machine, it attends to everything. The raw rows are in [{json}]({json}).
-"""
-
-
-LIMITS = """
-- **Decoding** is bound by memory: 16,384 tokens in float32 are 67 MB of keys and values, which two threads of this
-  machine read in 1 to 2 ms at best.
-- **Selected decoding** is a few operations of some 10 microseconds each around a gather of 4 MB. In an alternation the
-  dense run sweeps the caches each time, and a single call starts with neither data nor code at hand; on warm caches it
-  takes a third (0.3 ms). Eight layers in turn are nearer to a model: the data is cold, the code is not.
-- **Drafts** of 16 tokens have 64 rows to a key head: there torch's own attention is efficient too.
-- **Merging, writing and token means** move memory, as torch's own operations do.
-"""
-
-
-def write_page(result: dict[str, Any], path: Path) -> None:
-    """The Markdown page of a result."""
-    sections = {}
-    for dtype in dict.fromkeys(r["model"].split()[-1] for r in result["rows"]):
-        lines = [
-            [
-                r["method"].removeprefix("kernels."),
-                ", ".join(f"{k} {v}" for k, v in r["settings"].items()) or r["model"].rsplit(" ", 1)[0],
-                r["baseline"],
-                f"{1000 * r['wall_seconds']:.2f}",
-                f"{1000 * r['baseline_seconds']:.2f}",
-                f"{r['speedup']:.2f}x",
-                f"{r['quality']:.1e}",
-            ]
-            for r in result["rows"]
-            if r["model"].endswith(dtype)
-        ]
-        sections[dtype] = bench.markdown(("op", "case", "against", "ms", "ms, torch", "speed-up", "error"), lines)
-    sections["What limits each"] = LIMITS.strip()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    intro = INTRO.format(json=path.with_suffix(".json").name)
-    path.write_text(bench.page(result, "Kernels", intro, sections), encoding="utf-8")
-
-
 def measure(case: Case, device: str) -> dict[str, Any]:
     """Check, then time ours and torch's in one alternation."""
     error = case.error()
@@ -90,37 +51,88 @@ def measure(case: Case, device: str) -> dict[str, Any]:
             f"{case.op} ({case.shape}, {case.dtype}) is off by {error:.2g}, more than {TOLERANCE[case.dtype]:g}:"
             " no figures are reported; please open an issue with `mmaccel env`"
         )
-    runs = {"ours": case.run, "baseline": case.baseline, **case.others}
-    for run in runs.values():
-        run()
-    seconds = bench.alternate({name: _timed(run) for name, run in runs.items()}, ROUNDS)
-    ours, base = bench.median(seconds["ours"]), bench.median(seconds["baseline"])
-    return bench.row(
+    ours, plain = _entry("ours", case.run), _entry(PLAIN, case.baseline)
+    others = [_entry(name, run) for name, run in case.others.items()]
+    Runner(Calls(), [ours, plain, *others], range(ROUNDS)).run()
+    seconds = results.median(ours.seconds)
+    return results.row(
         modality="kernels",
         model=f"{case.shape} {str(case.dtype)[6:]}",
         method=f"kernels.{case.op}",
         settings=case.settings,
         exact=True,
         seeds=[0],
-        wall_seconds=ours,
-        baseline_seconds=base,
-        speedup=bench.median(b / a for a, b in zip(seconds["ours"], seconds["baseline"], strict=True)),
+        **ours.timing(plain),
         quality_metric="largest error against float64, over 1 + the value",
         quality=error,
         baseline_quality=0.0,
         baseline=case.baseline_name,
-        gigaflops=case.flops / ours / 1e9 if case.flops else None,
-        gigabytes_per_second=case.bytes / ours / 1e9 if case.bytes else None,
-        **{f"{name}_seconds": bench.median(seconds[name]) for name in case.others},
+        gigaflops=case.flops / seconds / 1e9 if case.flops else None,
+        gigabytes_per_second=case.bytes / seconds / 1e9 if case.bytes else None,
+        **{f"{each.label}_seconds": results.median(each.seconds) for each in others},
     )
 
 
-def _timed(run: Run) -> Callable[[int], float]:
-    def timed(_: int) -> float:
-        bench.synchronize()
-        began = time.perf_counter()
-        run()
-        bench.synchronize()
-        return time.perf_counter() - began
+class Calls(Workload):
+    """Each entry is a function of its own, whose result nobody keeps."""
 
-    return timed
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> None:
+        target()
+
+
+def _entry(label: str, run: Run) -> Entry:
+    return Entry(label, PLAIN if label == PLAIN else "method", setup=lambda _: nullcontext(run))
+
+
+INTRO = """
+Measured by `mmaccel bench kernels`: every op against torch's own way, in one alternating run of medians. An op
+whose result is off from float64 by more than its tolerance is not timed at all. Block-sparse attention is asked for
+random blocks, as many in every row, with `cutover=True`: above the break-even density, which is measured on this
+machine, it attends to everything. The raw rows are in [{json}]({json}).
+"""
+LIMITS = """
+- **Decoding** is bound by memory: all keys and values are read once, which is as fast as the threads of this machine
+  can read.
+- **Selected decoding** is a few short operations around a gather. In an alternation the dense run sweeps the caches
+  each time, and a single call starts with neither data nor code at hand; on warm caches it takes a fraction of that.
+  Layers in turn are nearer to a model: the data is cold, the code is not.
+- **Drafts** of 16 tokens have 64 rows to a key head: there torch's own attention is efficient too.
+- **Merging, writing and token means** move memory, as torch's own operations do.
+"""
+HEADINGS = ("op", "case", "against", "ms", "ms, torch", "speed-up", "error")
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """A table for each type."""
+    typed = [{**row, "dtype": row["model"].split()[-1]} for row in rows]
+    return {dtype: markdown(HEADINGS, map(_line, group)) for dtype, group in by("dtype", "{}", typed).items()}
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    case = ", ".join(f"{key} {value}" for key, value in row["settings"].items()) or row["model"].rsplit(" ", 1)[0]
+    times = (f"{1000 * row[key]:.2f}" for key in ("wall_seconds", "baseline_seconds"))
+    op = row["method"].removeprefix("kernels.")
+    return [op, case, row["baseline"], *times, f"{row['speedup']:.2f}x", f"{row['quality']:.1e}"]
+
+
+def _extremes(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The best and the worst case of every op, in float32."""
+    found = []
+    for group in by("method", "{}", [row for row in rows if row["model"].endswith("float32")]).values():
+        ordered = sorted(group, key=lambda row: float(row["speedup"]))
+        found += [ordered[-1], ordered[0]] if len(ordered) > 1 else ordered
+    return {"": found}
+
+
+def _name(row: dict[str, Any]) -> str:
+    return ", ".join([f"`{row['method']}`", *(f"{key} {value}" for key, value in row["settings"].items())])
+
+
+SECTION = Section(
+    _extremes,
+    "torch's own operation, which is what the speed-up is against.",
+    is_mixed=True,
+    names_models=False,
+    name=_name,
+)
+BENCHMARK = Benchmark("kernels", "Kernels", rows, SECTION, INTRO, tables, LIMITS)

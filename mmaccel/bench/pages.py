@@ -1,0 +1,50 @@
+"""Pages and tables of results, as Markdown and for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..comparison.results import called
+
+
+def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str]) -> str:
+    """A Markdown page: title, what was measured on what, and one table a section.
+
+    Parameters
+    ----------
+    intro
+        What was measured and how to read it.
+    sections
+        Heading to the finished table.
+    """
+    header = result["header"]
+    facts = (
+        f"- versions: {', '.join(f'{k} {v}' for k, v in header['versions'].items())}",
+        f"- machine: {', '.join(header['machine'].values())}, {header['threads']} threads",
+        f"- date: {header['date']}",
+    )
+    parts = [f"# {title}", intro.strip(), "\n".join(facts)]
+    parts += [f"## {heading}\n\n{body}" for heading, body in sections.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    headings = list(headings)
+    rows = [headings, ["---"] * len(headings), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The rows as a Markdown table, fastest last within what was measured together."""
+    lines = ["| method | exact | seconds | speed-up | passes | quality |", "|---|---|---|---|---|---|"]
+    for r in result["rows"]:
+        quality = "" if r["quality"] is None else f"{r['quality']:.3g}"
+        if r["baseline_quality"] is not None:
+            quality += f" (plain {r['baseline_quality']:.3g})"
+        work = "" if r["work_ratio"] is None else f"{1 / r['work_ratio']:.2f}x fewer"
+        speed = "" if r["speedup"] is None else f"{r['speedup']:.2f}x"
+        wall = "" if r["wall_seconds"] is None else f"{r['wall_seconds']:.2f}"
+        lines.append(f"| {called(r)} | {'yes' if r['exact'] else 'no'} | {wall} | {speed} | {work} | {quality} |")
+    return "\n".join(lines)

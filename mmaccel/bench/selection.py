@@ -1,0 +1,83 @@
+"""Which rows of a benchmark the index shows: those that no other makes pointless, and what anyone can do instead."""
+
+from __future__ import annotations
+
+from ..tuning.curve import NEAR
+from .benchmark import Group, Row, Section
+
+Found = list[tuple[Row, str]]  # rows with what they are: "method", "simple", "other"
+
+
+def verdict(section: Section, found: Found, group: Group) -> str:
+    """A sentence where the simple alternative is faster than every method and no worse."""
+    ours = [_values(section, r, group) for r, role in found if role == "method"]
+    simple = [_values(section, r, group) for r, role in found if role == "simple"]
+    known = [other for other in ours if other is not None]
+    if not known or len(known) < len(ours):
+        return ""
+    wins = (one is not None and all(one[0] > other[0] and one[1] >= other[1] for other in known) for one in simple)
+    return "**Here the simple alternative is faster than every method, and no worse.**" if any(wins) else ""
+
+
+def select(section: Section, group: Group) -> Found:
+    """The rows that are shown of a table, fastest last within what is ours."""
+    ours = [r for r in group if role_of(r) == "method"]
+    if any(score(section, r, group) is not None for r in ours) and not section.is_mixed:
+        ours = front(section, ours, group)
+    others = [r for r in group if role_of(r) == "other"]
+    others = sorted(_in_time(others), key=lambda r: score(section, r, group) or 0.0)[-1:]
+    found = [*((r, "method") for r in sorted(ours, key=_place)), *((r, "other") for r in others)]
+    return [*found, *((r, "simple") for r in group if role_of(r) == "simple")]
+
+
+def role_of(row: Row) -> str:
+    """What a row is: ``"method"``, ``"simple"``, ``"other"`` (somebody else's) or ``"plain"``."""
+    if row["method"] in ("plain", "offline"):
+        return "plain"
+    if row.get("kind") == "simple" or row["method"] in ("fewer frames", "fewer steps", "fixed chunks"):
+        return "simple"
+    return "other" if row.get("kind") == "rival" or row["method"].startswith("moonshine-voice") else "method"
+
+
+def front(section: Section, rows: Group, group: Group) -> Group:
+    """The rows that no other is as good as in both speed-up and quality."""
+    told = [
+        (row, found) for row in _in_time(rows) if _saves(row) and (found := _values(section, row, group)) is not None
+    ]
+    best = [row for row, mine in told if not any(_beats(other, mine) for _, other in told)]
+    # as it comes, whatever its variants do
+    ours = [row for row in rows if row.get("kind") == "ours" and row not in best]
+    return [*ours, *best]
+
+
+def _values(section: Section, row: Row, group: Group) -> tuple[float, float] | None:
+    """Speed-up and quality, both with upwards better; None where one of them was not measured."""
+    quality = score(section, row, group)
+    return None if quality is None or row["speedup"] is None else (row["speedup"], quality)
+
+
+def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether a row with this speed-up and quality makes another pointless."""
+    faster, better = one[0] - other[0], one[1] - other[1]
+    return (better > 0 and one[0] >= NEAR * other[0]) or (better == 0 and faster > 0)
+
+
+def _saves(row: Row) -> bool:
+    """Whether a row is any use: a neutral setting that the clock calls faster is none."""
+    return bool(row["speedup"] is not None and row["speedup"] > 1 and (row["work_ratio"] or 0) < 1)
+
+
+def _in_time(rows: Group) -> Group:
+    """Without rows that took much longer than the time they were tuned to."""
+    return [r for r in rows if r.get("wall_share") is None or r["wall_share"] <= 1.15 * r["budget"]]
+
+
+def score(section: Section, row: Row, group: Group) -> float | None:
+    """Quality with upwards better; an exact row has that of the plain run, whatever its sample says."""
+    plain = next((r["baseline_quality"] for r in group if r["baseline_quality"] is not None), None)
+    quality = plain if row["exact"] and plain is not None else row["quality"]
+    return None if quality is None else quality if section.higher_is_better else -quality
+
+
+def _place(row: Row) -> tuple[bool, float]:
+    return not row["exact"], row["speedup"] or 0.0

