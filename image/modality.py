@@ -29,7 +29,7 @@ class Image(Modality):
     )
     example = EXAMPLE
     advice = ADVICE
-    tab = "mmaccel.demos.app.tabs.image"
+    tab = "mmaccel.demos.app.tabs.image_tab"
     tab_title = "Image"
 
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Painter:

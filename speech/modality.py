@@ -23,7 +23,7 @@ class Speech(Modality):
     model = "moonshine-tiny"
     example = EXAMPLE
     advice = ADVICE
-    tab = "mmaccel.demos.app.tabs.speech"
+    tab = "mmaccel.demos.app.tabs.speech_tab"
     tab_title = "Speech"
 
     def models(self) -> tuple[str, ...]:

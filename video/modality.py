@@ -25,7 +25,7 @@ class Video(Modality):
     model = "tiny-wan"
     example = EXAMPLE
     advice = ADVICE
-    tab = "mmaccel.demos.app.tabs.video"
+    tab = "mmaccel.demos.app.tabs.video_tab"
     tab_title = "Video"
 
     def recognizes(self, model: str) -> bool:

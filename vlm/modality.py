@@ -25,7 +25,7 @@ class Vlm(Modality):
     adapters = ("families", "decoder.adapter")
     example = EXAMPLE
     advice = ADVICE
-    tab = "mmaccel.demos.app.tabs.question"
+    tab = "mmaccel.demos.app.tabs.question_tab"
     tab_title = "Video chat"
 
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,9 +16,11 @@ if find_spec("gradio") is None:
 
 import gradio as gr
 
-from . import image_tab, question_tab, speech_tab, style, video_tab
+from mmaccel.modality import modalities
+
 from .frame import Frame
 from .limits import Limits
+from .looks import style
 from .models import Models
 from .served import Served, take_only_uploads
 
@@ -41,12 +44,6 @@ PRIVATE: dict[str, Any] = {
     "quiet": True,
     "prevent_thread_lock": True,
 }
-TABS = {
-    "Image": image_tab.build,
-    "Video": video_tab.build,
-    "Video chat": question_tab.build,
-    "Speech": speech_tab.build,
-}
 
 
 def build(frame: Frame | None = None) -> gr.Blocks:
@@ -55,9 +52,10 @@ def build(frame: Frame | None = None) -> gr.Blocks:
     age = frame.limits.file_seconds
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(max(1, age // 4), age)) as blocks:
         gr.HTML(INTRODUCTION, elem_classes="brand")
-        for name, tab in TABS.items():
-            with gr.Tab(name):
-                tab(frame)
+        for modality in modalities():
+            if modality.tab:
+                with gr.Tab(modality.tab_title):
+                    import_module(modality.tab).build(frame)
         blocks.unload(frame.leave)
     take_only_uploads(blocks)
     blocks.queue(max_size=frame.limits.waiting, default_concurrency_limit=1, api_open=False)

@@ -11,8 +11,8 @@ from typing import Any
 import gradio as gr
 
 from .limits import Limits
+from .looks.race import ACCELERATED, Race, notice
 from .models import Models
-from .race import ACCELERATED, Race, notice
 from .runs import Runs, Stopped, log, readable
 
 # All heavy work waits in one queue: two runs at once would spoil each other's times.

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from .door import Door
 from .limits import Limits
-from .quota import Quota
+from .uploads.quota import Quota
 
 
 class Served(App):

@@ -13,13 +13,15 @@ import torch
 from PIL import Image, ImageChops
 
 from mmaccel.cli import main as cli
-from mmaccel.demos.app import Limits, Models, image_tab, panels, video_tab
-from mmaccel.demos.app.code import image_code, video_code
-from mmaccel.demos.app.image_run import draw
+from mmaccel.demos.app import Limits, Models
 from mmaccel.demos.app.limits import number
-from mmaccel.demos.app.passes import Passes, language_model
+from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Runs, Stopped, readable
-from mmaccel.demos.app.video_run import shoot
+from mmaccel.demos.app.tabs import image_tab, video_tab
+from mmaccel.demos.app.tabs.code import image_code, video_code
+from mmaccel.demos.app.tabs.image_run import draw
+from mmaccel.demos.app.tabs.passes import Passes, language_model
+from mmaccel.demos.app.tabs.video_run import shoot
 from mmaccel.errors import MissingExtraError, PromptError, SettingError, UnknownNameError
 from mmaccel.session import accelerate
 

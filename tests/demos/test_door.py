@@ -23,7 +23,7 @@ from mmaccel.cli import main as cli
 from mmaccel.demos import app
 from mmaccel.demos.app.door import Door
 from mmaccel.demos.app.limits import Limits
-from mmaccel.demos.app.quota import LEAST, OVERHEAD, Quota
+from mmaccel.demos.app.uploads.quota import LEAST, OVERHEAD, Quota
 
 MIB = 2**20
 

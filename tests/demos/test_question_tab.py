@@ -14,13 +14,13 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.comparison.difference import marked
-from mmaccel.demos.app import question_tab
-from mmaccel.demos.app.code import question_code
 from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits
-from mmaccel.demos.app.question_run import conversation
 from mmaccel.demos.app.runs import Run, Stopped
-from mmaccel.demos.app.uploads import read_clip
+from mmaccel.demos.app.tabs import question_tab
+from mmaccel.demos.app.tabs.code import question_code
+from mmaccel.demos.app.tabs.question_run import conversation
+from mmaccel.demos.app.uploads.reading import read_clip
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, VideoFileError
 from mmaccel.video import clips
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmaccel.demos.app import image_tab, panels, race, video_tab
 from mmaccel.demos.app.frame import Frame
-from mmaccel.demos.app.gallery import Card, gallery, waves
-from mmaccel.demos.app.image_run import _cost
-from mmaccel.demos.app.race import ACCELERATED, PLAIN, Race, Verdict, film, notice, ratio
+from mmaccel.demos.app.looks import panels, race
+from mmaccel.demos.app.looks.gallery import Card, gallery, waves
+from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN, Race, Verdict, film, notice, ratio
+from mmaccel.demos.app.tabs import image_tab, video_tab
+from mmaccel.demos.app.tabs.image_run import _cost
 from mmaccel.demos.training import tiny_janus_card as model_card
 from mmaccel.errors import PromptError
 from mmaccel.report import Report

@@ -21,13 +21,14 @@ import torch
 from gradio.route_utils import delete_files_created_by_app
 
 from mmaccel import speech
-from mmaccel.demos.app import microphone, panels, speech_tab
 from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits
-from mmaccel.demos.app.live_words import LiveWords
+from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Stopped
-from mmaccel.demos.app.speech_run import Heard, _report
-from mmaccel.demos.app.uploads import read_recording
+from mmaccel.demos.app.tabs import microphone, speech_tab
+from mmaccel.demos.app.tabs.live_words import LiveWords
+from mmaccel.demos.app.tabs.speech_run import Heard, _report
+from mmaccel.demos.app.uploads.reading import read_recording
 from mmaccel.errors import AudioError, SettingError, UnknownNameError, UnsupportedTargetError
 
 RATE = 16_000

@@ -16,11 +16,12 @@ import pytest
 from PIL import Image
 
 from mmaccel import speech, vlm
-from mmaccel.demos.app import apart, question_tab, speech_tab
 from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits, number
 from mmaccel.demos.app.runs import Run, Stopped
-from mmaccel.demos.app.uploads import read_clip, read_recording
+from mmaccel.demos.app.tabs import question_tab, speech_tab
+from mmaccel.demos.app.uploads import apart
+from mmaccel.demos.app.uploads.reading import read_clip, read_recording
 from mmaccel.errors import AudioError, PromptError, SettingError, VideoFileError
 
 PICTURES = ("gif", "webp", "apng")

@@ -273,7 +273,8 @@ def test_sigterm_leaves_no_files(tmp_path):
     lines = (
         "import os, signal, sys, time",
         "from pathlib import Path",
-        "from mmaccel import cli, machine",
+        "from mmaccel import machine",
+        "from mmaccel.cli import main as cli",
         "from mmaccel.files.output import replacing",
         "def run():",
         f"    with replacing(Path({str(tmp_path / 'x.png')!r})):",
@@ -302,7 +303,7 @@ def test_a_broken_pipe_is_no_error_message():
         "read, write = os.pipe()",
         "os.close(read)",
         "os.dup2(write, 1)",
-        "from mmaccel import cli",
+        "from mmaccel.cli import main as cli",
     )
     done = python(*lines, "sys.exit(cli.main(['presets']))")
     assert done.returncode == 141 and done.stderr == ""
@@ -381,7 +382,7 @@ def test_lists_load_no_model_library(command):
         pytest.skip("torch is asked for the name of the GPU")
     done = python(
         "import sys",
-        "from mmaccel import cli",
+        "from mmaccel.cli import main as cli",
         f"assert cli.main([{command!r}]) == 0",
         "heavy = {'torch', 'transformers', 'diffusers', 'numpy', 'PIL'} & set(sys.modules)",
         "assert not heavy, heavy",

@@ -20,8 +20,8 @@ from mmaccel.errors import MmaccelError, VideoFileError
 from mmaccel.speech.audio import audio_file
 from mmaccel.vlm.input import video_readers
 
-from .limits import Limits
-from .runs import Run, log
+from ..limits import Limits
+from ..runs import Run, log
 
 SCRIPT = Path(__file__).with_name("decoder.py")
 PATIENCE = 0.1  # seconds between looks at whether it is still wanted

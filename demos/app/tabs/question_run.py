@@ -15,10 +15,10 @@ from mmaccel.errors import PromptError, SettingError
 from mmaccel.report import Report
 from mmaccel.session import accelerate
 
+from ..looks.race import ACCELERATED, PLAIN
+from ..models import Models, Shared
+from ..runs import Run
 from .choice import Choice
-from .models import Models, Shared
-from .race import ACCELERATED, PLAIN
-from .runs import Run
 
 Turn = tuple[str, str]  # a question and its answer
 

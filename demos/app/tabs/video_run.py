@@ -17,10 +17,10 @@ from mmaccel.video import clips
 from mmaccel.video.generation import Filmed, Settings, film
 from mmaccel.video.trace import trace_of
 
+from ..looks.race import ACCELERATED, PLAIN
+from ..models import Models
+from ..runs import Run
 from .choice import Choice
-from .models import Models
-from .race import ACCELERATED, PLAIN
-from .runs import Run
 
 CALLBACK = "callback_on_step_end"
 # From so many dB on, a clip looks so beside another one.

@@ -14,10 +14,10 @@ from mmaccel.speech.families.weights import cache_folder, names
 from mmaccel.speech.policies.policy import StreamingPolicy
 from mmaccel.speech.stream.stats import StreamStats
 
+from ..looks.race import ACCELERATED, PLAIN
+from ..models import Models
+from ..runs import Run
 from .live_words import LiveWords
-from .models import Models
-from .race import ACCELERATED, PLAIN
-from .runs import Run
 
 RATE = 16_000
 PUSH = RATE // 2  # samples of a file that are heard at a time

@@ -10,14 +10,14 @@ import gradio as gr
 from mmaccel.files.pictures import BAR, GAP, SMALLEST, enlarged
 from mmaccel.image.generation import Settings
 
-from . import panels
+from ..frame import Frame
+from ..limits import Limits, number
+from ..looks import panels
+from ..looks.gallery import Card, gallery, sample
+from ..runs import Run
 from .choice import Choice
 from .code import image_code
-from .frame import Frame
-from .gallery import Card, gallery, sample
 from .image_run import Drawn, ImageRequest, draw
-from .limits import Limits, number
-from .runs import Run
 
 HEIGHT = 420  # pixels
 OWN = "the model's own"

@@ -15,11 +15,11 @@ from mmaccel.image.generation import Painted, Painter, Settings, check_prompts
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
 
+from ..looks.race import ACCELERATED, PLAIN, film
+from ..models import Models
+from ..runs import Run
 from .choice import Choice
-from .models import Models
 from .passes import Passes
-from .race import ACCELERATED, PLAIN, film
-from .runs import Run
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from mmaccel import zoo
 from mmaccel.comparison.difference import marked
 from mmaccel.video import clips
 
-from . import panels
+from ..frame import Frame
+from ..limits import Limits, number
+from ..looks import panels
+from ..looks.gallery import SIDE, Card, gallery
+from ..looks.race import embedded
+from ..runs import Run
+from ..uploads.reading import read_clip
 from .choice import Choice
 from .code import question_code
-from .frame import Frame
-from .gallery import SIDE, Card, gallery
-from .limits import Limits, number
 from .question_run import Answered, QuestionRequest, Turn, answer
-from .race import embedded
-from .runs import Run
-from .uploads import read_clip
 
 EXAMPLES, QUESTIONS_A_CLIP, EXAMPLE_SEED = 4, 4, 3
 QUESTION = "what moves up?"

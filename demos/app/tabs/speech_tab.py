@@ -19,17 +19,17 @@ from mmaccel.speech.audio.endpoint import find_endpoint
 from mmaccel.speech.command import POLICIES
 from mmaccel.speech.stream.stats import StreamStats
 
-from . import panels
+from ..frame import Frame
+from ..limits import Limits, number
+from ..looks import panels
+from ..looks.gallery import Card, gallery, waves
+from ..looks.race import ACCELERATED, PLAIN, Verdict, ratio
+from ..runs import Run
+from ..uploads.reading import read_recording
 from .code import speech_code
-from .frame import Frame
-from .gallery import Card, gallery, waves
-from .limits import Limits, number
 from .live_words import LiveWords
 from .microphone import Microphone, component
-from .race import ACCELERATED, PLAIN, Verdict, ratio
-from .runs import Run
 from .speech_run import Saved, SpeechRequest, compared, heard_once
-from .uploads import read_recording
 
 PACKAGES = ("av", "soxr")  # a model whose weights are missing says so when it is asked for
 MISSING = 'Speech needs packages that are not here: `pip install "mmaccel[speech]"`, then start the demo again.'

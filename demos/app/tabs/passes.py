@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmaccel.image.decoding.layout import Layout
 
-from .runs import Run
+from ..runs import Run
 
 
 class Passes:

@@ -17,10 +17,10 @@ from mmaccel import speech
 from mmaccel.errors import AudioError, SettingError
 from mmaccel.speech.stream.stats import StreamStats
 
+from ..frame import Frame, visitor
+from ..runs import Run, readable
 from .code import speech_code
-from .frame import Frame, visitor
 from .live_words import LiveWords, page, remark
-from .runs import Run, readable
 from .speech_run import SpeechRequest, recognizer
 
 MICROPHONES = 8  # visitors who speak at once

@@ -14,13 +14,13 @@ from mmaccel.files.pictures import BAR, GAP
 from mmaccel.video import clips
 from mmaccel.video.generation import Settings
 
-from . import panels
+from ..frame import Frame
+from ..limits import Limits, number
+from ..looks import panels
+from ..looks.gallery import Card, gallery, sample
+from ..runs import Run
 from .choice import Choice
 from .code import video_code
-from .frame import Frame
-from .gallery import Card, gallery, sample
-from .limits import Limits, number
-from .runs import Run
 from .video_run import VideoRequest, shoot
 
 OWN = "the pipeline's own"

@@ -9,7 +9,7 @@ from typing import Any
 from mmaccel.cli.model_arguments import parse_method
 from mmaccel.method import Method
 
-from .limits import Limits, number
+from ..limits import Limits, number
 
 MOST_SEED = 2**32 - 1
 

@@ -13,9 +13,9 @@ import gradio as gr
 from mmaccel.presets import absent_of, presets_of
 from mmaccel.report import Report
 
-from .frame import Frame, Work
+from ..frame import Frame, Work
+from ..runs import Run
 from .race import ACCELERATED, PLAIN, Verdict, ratio
-from .runs import Run
 
 Parts = Sequence[gr.components.Component]
 

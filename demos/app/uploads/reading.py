@@ -15,9 +15,9 @@ from mmaccel.speech.audio.audio import joined
 from mmaccel.vlm.input.read_video import PICTURES, take
 from mmaccel.vlm.input.sampling import llava
 
+from ..limits import Limits
+from ..runs import Run
 from .apart import ApartReader, decoded_apart
-from .limits import Limits
-from .runs import Run
 
 
 def read_clip(path: str | None, frames: int, limits: Limits, run: Run | None = None) -> vlm.VideoFrames:

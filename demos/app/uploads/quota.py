@@ -14,7 +14,7 @@ from starlette.formparsers import MultiPartException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .limits import Limits
+from ..limits import Limits
 
 UPLOAD = "/upload"
 OVERHEAD = 2**20  # bytes of a request beside its file
