@@ -14,7 +14,6 @@ from mmaccel.modality import modalities
 from mmaccel.registry import methods
 
 BENCHMARKS = ROOT / "docs" / "benchmarks"
-FILES = [name for modality in modalities() for name in modality.benchmarks()]
 ALTERNATIVES = ("fewer steps", "fewer frames")
 # Columns that tell measurements of the same settings apart, with how they read.
 CONDITIONS = {"batch": "batch {}", "guidance": "guidance {:g}", "budget": "{:.0%} of the time", "share": "{:.0%} kept"}
@@ -24,7 +23,7 @@ PROSE = {"guidance 1": "no guidance"}
 def sections(method: type[Method]) -> dict[str, str]:
     """A table for each group of rows that were measured together, by what it was measured on."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for name in FILES:
+    for name in _files():
         rows = _result(name)["rows"]
         mine = [row for row in rows if method_of(row) is method]
         for row in mine:
@@ -36,7 +35,7 @@ def sections(method: type[Method]) -> dict[str, str]:
 
 def pages(method: type[Method]) -> list[str]:
     """Names of the benchmarks that have rows of a method."""
-    return [name for name in FILES if any(method_of(row) is method for row in _result(name)["rows"])]
+    return [name for name in _files() if any(method_of(row) is method for row in _result(name)["rows"])]
 
 
 def where(name: str) -> str:
@@ -53,6 +52,12 @@ def method_of(row: dict[str, Any]) -> type[Method] | None:
     settings = set(row["settings"])
     fits = [cls for cls in table.values() if settings == set(cls().settings())] if settings else []
     return fits[0] if len(fits) == 1 else None
+
+
+def _files() -> list[str]:
+    """Names of the benchmarks with committed rows."""
+    names = [name for modality in modalities() for name in modality.benchmarks()]
+    return [name for name in names if (BENCHMARKS / f"{name}.json").is_file()]
 
 
 @cache

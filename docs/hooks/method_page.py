@@ -9,7 +9,7 @@ from typing import Any
 
 import griffe
 import measured
-from advice import ADVICE, example
+from advice import advice, example
 from included import ROOT
 
 from mmaccel import presets
@@ -33,8 +33,8 @@ def method_page(method: type[Method]) -> str:
     parts = [f"# {method.__name__}", _facts(method), sentence(method), _picture(method), docs["text"]]
     parts += ["## Use", example(method.name), "## Settings", _settings(method, docs["parameters"])]
     parts += [docs["notes"], _errors(docs["raises"])]
-    advice = ADVICE[method.name]
-    parts += ["## When it helps, and what it costs", f"**Helps**: {advice.helps}", f"**Costs**: {advice.costs}"]
+    told = advice()[method.name]
+    parts += ["## When it helps, and what it costs", f"**Helps**: {told.helps}", f"**Costs**: {told.costs}"]
     parts += [_presets(method)]
     parts += ["## Measured", *_measured(method), "## Together with others", _together(method)]
     return "\n\n".join(part for part in parts if part) + "\n"

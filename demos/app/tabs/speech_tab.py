@@ -114,7 +114,7 @@ def asked(
     most = number("seconds of a segment", longest, 2, 60, whole=False) or LONGEST
     return SpeechRequest(
         model=model,
-        policy=getattr(speech, POLICIES[policy][1])(),
+        policy=getattr(speech, POLICIES[policy])(),
         endpoint=dataclasses.replace(pauses, silence=seconds, longest=most, padding=min(pauses.padding, seconds)),
         update_interval=number("seconds between looks", update, 0.1, 60, whole=False) or UPDATE,
         file=Path(file or "").name,

@@ -1,0 +1,178 @@
+"""A modality is said once, in its descriptor: everything else finds it there."""
+
+import ast
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import advice
+import method_page
+import pages
+import preset_page
+import pytest
+import reference_page
+
+import mmaccel
+from mmaccel import adapter, lazy, modality, registry
+from mmaccel.cli import main as cli
+from mmaccel.errors import UnknownNameError
+from mmaccel.modality import get_modality, modalities
+from mmaccel.testing import contract
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("image", "video", "vlm", "speech")
+OTHER_TABLES = {
+    "mmaccel/zoo/frames.py",  # kinds of content of a chat
+    "mmaccel/bench/plots.py",
+    "mmaccel/bench/sections.py",
+}
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """The modality of one file, as long as a test runs."""
+    registry.load_modalities()
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    monkeypatch.setattr(registry, "_loaded", set(registry._loaded))
+    monkeypatch.setattr(adapter, "_adapters", list(adapter._adapters))
+    monkeypatch.setattr(modality, "_registered", list(modality._registered))
+    monkeypatch.delitem(sys.modules, "toy_modality", raising=False)
+    yield importlib.import_module("toy_modality")
+    del sys.modules["toy_modality"]
+
+
+def run(capsys, *words):
+    code = cli.main(list(words))
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    return out.out
+
+
+def test_the_four_are_found_in_the_order_of_pages():
+    assert tuple(one.name for one in modalities()) == NAMES
+    with pytest.raises(UnknownNameError, match="'vidoe'.*'video'"):
+        get_modality("vidoe")
+
+
+# A new one, in one file
+
+
+def test_the_command_line_lists_it(toy, capsys):
+    assert "toy.Stride  [lossy]" in run(capsys, "methods") and "stride=2  Steps at once" in run(capsys, "methods")
+    assert run(capsys, "methods", "--modality", "toy").startswith("toy.Stride")
+    assert "nobody walked far enough" in run(capsys, "presets", "--modality", "toy")
+
+
+def test_the_command_line_runs_and_measures_it(toy, capsys, tmp_path):
+    assert "4 instead of 8" in run(capsys, "run", "toy", "1.5")
+    assert "toy.Stride()" in run(capsys, "compare", "toy", "1.5")
+    plan = tmp_path / "plan.json"
+    words = ["--method", "toy.Stride", "--setting", "stride=2,4", "--floor", "1e9", "--rounds", "1", "-o", str(plan)]
+    assert "toy.Stride" in run(capsys, "tune", "toy", "1.5", *words)
+    assert json.loads(plan.read_text())["methods"][0]["name"] == "toy.Stride"
+    assert "plan for walker" in run(capsys, "plan", "--model", "tiny-toy", "--method", "Stride")
+
+
+def test_it_is_benchmarked(toy, capsys, tmp_path):
+    (row,) = json.loads(run(capsys, "bench", "toy", "--json", "--page", str(tmp_path / "toy.md")))["rows"]
+    assert row["method"] == "toy.Stride" and (tmp_path / "toy.md").read_text() == "# Toys\n"
+
+
+def test_python_finds_it(toy):
+    model = get_modality("toy").open("tiny-toy")
+    found = mmaccel.compare(model, toy.Stride(stride=4), place=toy.torch.ones(1, 4), simple=False)
+    assert [row["label"] for row in found.rows] == ["plain", "toy.Stride(stride=4)"]
+    assert mmaccel.get_method("Stride") is toy.Stride and toy.Stride in mmaccel.methods().values()
+
+
+def test_the_contract_runs_on_it(toy, monkeypatch):
+    contract.check_method(toy.Stride)
+    monkeypatch.setattr(toy.Stride, "neutral", {"stride": 2})
+    with pytest.raises(AssertionError, match="toy.Stride on walker, neutral"):
+        contract.check_method(toy.Stride)
+
+
+def test_the_documentation_has_pages_of_it(toy):
+    page = method_page.method_page(toy.Stride)
+    assert "Walkers that are late." in page and "toy.Stride(stride=4)" in page and "No row of the committed" in page
+    assert "toy.Stride" in advice.advice() and "## Toys" in method_page.index_page()
+    assert "nobody walked far enough" in preset_page.preset_page() and {"Toys": ["methods/toy/toy_modality.md"]} in (
+        pages._methods()
+    )
+    assert reference_page.reference_pages()
+
+
+def test_the_demo_has_a_tab_of_it(toy):
+    pytest.importorskip("gradio")
+    from mmaccel.demos import app
+
+    config = app.build().get_config_file()
+    labels = [part["props"]["label"] for part in config["components"] if part["type"] == "tabitem"]
+    assert labels == ["Image", "Video", "Video chat", "Speech", "Toy walk"]
+    assert any(part["props"].get("value") == "Where to?" for part in config["components"])
+    assert app.Models().names("toy") == ["tiny-toy"]
+
+
+# Nothing else names them
+
+
+def test_no_table_of_modalities_is_left():
+    """No collection in the core, the documentation or the demo has two of their names."""
+    folders = ["mmaccel", "docs/hooks", "demos/app", "tests/helpers"]
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent.resolve().is_relative_to(ROOT / folder)  # not through links
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if len(_names(node)) > 1
+    ]
+    assert {place.partition(":")[0] for place in found} <= OTHER_TABLES, found
+
+
+def _names(node):
+    """Names of modalities among the keys or members of a collection."""
+    members = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+    texts = [part.value for key in members if key for part in ast.walk(key) if isinstance(part, ast.Constant)]
+    return {text for text in texts if text in NAMES}
+
+
+# Packages that import on demand
+
+
+def test_the_command_line_knows_all_of_them_without_torch():
+    lines = "import sys; from mmaccel.cli.main import build_parser; build_parser(); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, cwd=ROOT / "tests")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_package_has_all_that_it_lists(name):
+    package = importlib.import_module(f"mmaccel.{name}")
+    assert set(package.__all__) <= set(dir(package)) and len(set(package.__all__)) == len(package.__all__)
+    assert all(hasattr(package, each) for each in package.__all__)
+    modules = {found.name for found in pkgutil.iter_modules(package.__path__)}
+    assert not modules & set(package.__all__), "a module of that name would hide what the package exports"
+    with pytest.raises(AttributeError, match=f"module 'mmaccel.{name}' has no attribute 'Nothing'"):
+        _ = package.Nothing
+
+
+def test_methods_of_diffusion_have_a_second_name_where_pictures_are_made(capsys):
+    from mmaccel import image, video
+
+    assert image.HeterogeneousSteps is video.HeterogeneousSteps and "EasyCache" in dir(image)
+    assert mmaccel.get_method("image.HeterogeneousSteps") is video.HeterogeneousSteps
+    assert mmaccel.get_method("image.HeterogeneousSteps").name == "video.HeterogeneousSteps"
+    assert "image.HeterogeneousSteps" in run(capsys, "methods", "--modality", "image")
+    with pytest.raises(UnknownNameError):
+        mmaccel.get_method("image.HoliTom")
+
+
+def test_only_plain_imports_are_read(tmp_path):
+    file = tmp_path / "__init__.py"
+    file.write_text("if TYPE_CHECKING:\n    import os\n")
+    with pytest.raises(AssertionError, match="write `from MODULE import NAME`"):
+        lazy.on_demand("nothing", str(file))
