@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from mmaccel.kernels import segment_mean
+
 SPENT = 1e-9  # share of the largest gain below which a kernel's rank is used up
 
 
@@ -117,8 +119,8 @@ def _row(
     run = torch.repeat_interleave(torch.arange(len(first), device=first.device), size)
     weight = importance.clamp_min(torch.finfo(torch.float32).tiny)
     weight = weight / weight.new_zeros(len(first)).index_add(0, run, weight)[run]  # 1 where a run is one token
-    merged = features.new_zeros(len(first), features.shape[-1], dtype=torch.float32)
-    merged = merged.index_add(0, run, weight[:, None] * features.float()).to(features.dtype)
+    every = torch.arange(len(features), device=first.device)
+    merged = segment_mean(features, weight, every, torch.cat([first, first.new_tensor([len(features)])]))
     if count < len(first):
         relevance = importance.new_zeros(len(first)).index_add(0, run, importance)
         kept = torch.tensor(_chosen(merged, relevance, count), device=first.device)

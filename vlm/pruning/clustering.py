@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import one_hot
+from torch.nn.functional import pad
+
+from mmaccel.kernels import segment_mean
 
 
 def distances(features: torch.Tensor) -> torch.Tensor:
@@ -62,9 +64,8 @@ def means(features: torch.Tensor, owner: torch.Tensor, count: int) -> tuple[torc
             [0.],
             [5.]]), tensor([2, 0, 1]))
     """
-    member = one_hot(owner, count).T
-    size = member.sum(1)
-    return (member.float() @ features.float()) / size.clamp(min=1)[:, None], size
+    size = owner.bincount(minlength=count)
+    return segment_mean(features.float(), None, owner.argsort(stable=True), pad(size.cumsum(0), (1, 0))), size
 
 
 def others(index: torch.Tensor, length: int) -> torch.Tensor:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from mmaccel.errors import SettingError
+from mmaccel.kernels import segment_mean
 from mmaccel.method import is_count, is_number
 from mmaccel.patching import hook
 
@@ -35,10 +36,9 @@ class Match(NamedTuple):
 
     def merge(self, tokens: torch.Tensor) -> torch.Tensor:
         """The mean of the tokens that each kept one stands for, itself among them, `[B, L, D]` to `[B, K, D]`."""
-        owner = self.owner[..., None].expand_as(tokens)
-        total = tokens.new_zeros(*self.kept.shape, tokens.shape[2], dtype=torch.float32)
-        size = total.new_zeros(self.kept.shape).scatter_add_(1, self.owner, torch.ones_like(self.owner).float())
-        return (total.scatter_add_(1, owner, tokens.float()) / size[..., None]).to(tokens.dtype)
+        size = torch.zeros_like(self.kept).scatter_add_(1, self.owner, torch.ones_like(self.owner))
+        starts = pad(size.cumsum(1), (1, 0))
+        return segment_mean(tokens, None, self.owner.argsort(dim=1, stable=True), starts)
 
     def unmerge(self, tokens: torch.Tensor) -> torch.Tensor:
         """Give each token what stands for it, `[B, K, D]` to `[B, L, D]`."""

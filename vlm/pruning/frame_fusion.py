@@ -11,6 +11,7 @@ from torch.nn.functional import cosine_similarity
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
+from .clustering import means
 from .compressor import CACHE_METHODS, COMPRESSORS, Compressor, everything
 from .inner import Cut, Row, by_attention
 
@@ -80,10 +81,8 @@ class FrameFusion(Compressor):
             joins[alike.sort(descending=True, stable=True).indices[: max(0, spare)]] = True
         group = (~joins).cumsum(0) - 1
         first = order[~joins]
-        total = row.hidden.new_zeros(len(first), row.hidden.shape[1], dtype=torch.float32)
-        total.index_add_(0, group, row.hidden[order].float())
         hidden = row.hidden.clone()
-        hidden[first] = (total / group.bincount()[:, None]).to(hidden.dtype)
+        hidden[first] = means(row.hidden[order], group, len(first))[0].to(hidden.dtype)
         return row.keeping(first, hidden)
 
 

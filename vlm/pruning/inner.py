@@ -14,6 +14,7 @@ from mmaccel.patching import hook
 
 from ..decoder.call import Call, Run
 from ..input.prompt import NO_PLACE, Prompt
+from .clustering import means
 from .compressor import top
 
 
@@ -223,10 +224,10 @@ def late_merging(layers: int, layer: int | None, keep: float) -> dict[int, Cut]:
 def _merged(hidden: torch.Tensor, kept: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """Hidden states in which each kept token is the mean of itself and of those of the rest that are nearest to it."""
     unit = torch.nn.functional.normalize(hidden.float(), dim=-1)
-    nearest = kept[(unit[rest] @ unit[kept].T).argmax(1)]
-    total = hidden.float().index_add(0, nearest, hidden[rest].float())
-    size = total.new_ones(len(hidden)).index_add(0, nearest, total.new_ones(len(rest)))
-    return (total / size[:, None]).to(hidden.dtype)
+    owner = torch.cat([torch.arange(len(kept), device=kept.device), (unit[rest] @ unit[kept].T).argmax(1)])
+    merged = hidden.clone()
+    merged[kept] = means(hidden[torch.cat([kept, rest])], owner, len(kept))[0].to(hidden.dtype)
+    return merged
 
 
 def _last_attention(call: Call) -> torch.Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+from torch.nn.functional import embedding_bag
 
 from mmaccel.decoding import sample
 
@@ -21,15 +24,14 @@ def segment_mean(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, pt
     if x.ndim == 3:
         return _batched_segment_mean(x, w, perm, ptr)
     work = torch.promote_types(x.dtype, torch.float32)
-    weights = torch.ones(x.shape[0], dtype=work, device=x.device) if w is None else w.to(work)
     perm, ptr = perm.long(), ptr.long()
     begin, end = (int(ptr[0]), int(ptr[-1])) if x.device.type == "cpu" else (0, perm.shape[0])
-    members, offsets = perm[begin:end], ptr - begin
-    chosen = weights[members]
-    sums = torch.nn.functional.embedding_bag(
-        members, x.to(work), offsets, mode="sum", per_sample_weights=chosen, include_last_offset=True
-    )
-    totals = torch.nn.functional.embedding_bag(members, weights[:, None], offsets, mode="sum", include_last_offset=True)
+    reduce = functools.partial(embedding_bag, perm[begin:end], offsets=ptr - begin, include_last_offset=True)
+    if w is None:
+        return reduce(x.to(work), mode="mean").to(x.dtype)
+    weights = w.to(work)
+    sums = reduce(x.to(work), mode="sum", per_sample_weights=weights[perm[begin:end]])
+    totals = reduce(weights[:, None], mode="sum")
     return torch.where(totals != 0, sums / totals, 0.0).to(x.dtype)
 
 
