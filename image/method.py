@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,18 +14,15 @@ from mmaccel.session import Session
 from .decoding.grid_decoder import GridDecoder
 from .decoding.layout import Layout
 from .decoding.task import ImageTask, Progress
-
-if TYPE_CHECKING:
-    from .families.adapter import ImageAdapter
+from .families.adapter import ImageAdapter
 
 
 @dataclass(frozen=True)
-class ImageMethod(Method):
+class ImageMethod(Method[Session[ImageAdapter]]):
     """A way to decode image tokens. All of them exclude each other: a picture is decoded once."""
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        adapter: ImageAdapter = session.adapter  # type: ignore[assignment]
-        adapter.attach(session, stack, self)
+    def attach(self, session: Session[ImageAdapter], stack: ExitStack) -> None:
+        session.adapter.attach(self, session, stack)
 
     @property
     def keeps_noise(self) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-from .errors import UnsupportedTargetError, unknown_name
+from .errors import UnsupportedTargetError
 from .method import Method
-from .presets import Preset, absent_of, presets_of
 from .registry import load_modalities
 
 
@@ -36,30 +34,6 @@ class Adapter(ABC):
 
     def __init__(self, target: Any) -> None:
         self.target = target
-
-    @property
-    def presets(self) -> Mapping[str, Preset]:
-        """What ``accelerate(target, preset=...)`` stands for, by name."""
-        return presets_of(self.modality, self.family)
-
-    def preset(self, name: str) -> Preset:
-        """The preset of that name.
-
-        Raises
-        ------
-        UnsupportedTargetError
-            If this family lacks it; says why.
-        UnknownNameError
-            If no family has one of that name.
-        """
-        found, absent = self.presets, absent_of(self.modality, self.family)
-        if name in absent:
-            others = " or ".join(f"preset={other!r}" for other in found)
-            advice = f": take {others}, or name methods" if others else ""
-            raise UnsupportedTargetError(f"{self.family} models have no preset {name!r}, since {absent[name]}{advice}")
-        if name not in found:
-            raise unknown_name(f"preset for {self.family}", name, found)
-        return found[name]
 
     def parts(self) -> list[Any]:
         """The objects that methods may touch; no two live sessions share one."""

@@ -6,17 +6,20 @@ import dataclasses
 import inspect
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self
+
+from typing_extensions import TypeVar
 
 from .errors import SettingError, shown, unknown_name
 
-if TYPE_CHECKING:
-    from .session import Session
+S = TypeVar("S", default=Any)  # the session that a method is put on, such as `Session[DiffusionTransformerAdapter]`
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class Method(Generic[S]):
     """Base of all methods; subclasses are frozen dataclasses registered with :func:`mmaccel.registry.register`.
+
+    Generic over the session, and with it over the adapter, that it works with.
 
     Class attributes
     ----------------
@@ -25,7 +28,8 @@ class Method:
     paper
         Title and year of what is implemented.
     lossless
-        Whether the default settings keep the target's output law; :attr:`exact` answers for an instance.
+        Whether the default settings keep the distribution of the target's output; :attr:`exact` tells it of an
+        instance.
     savings
         ``"real"`` where work is not done, ``"simulated"`` where it is only masked.
     excludes
@@ -52,14 +56,14 @@ class Method:
 
     @property
     def exact(self) -> bool:
-        """Whether this instance keeps the target's output: equal tokens, or the same law."""
+        """Whether this instance keeps the target's output: equal tokens, or the same distribution."""
         return self.lossless
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: S, stack: ExitStack) -> None:
         """Put the method on the session's target, and push onto `stack` whatever takes it off again."""
         raise TypeError(f"{type(self).__name__} does not say how it attaches")  # pragma: no cover
 
-    def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: B027
+    def prepare(self, session: S, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: B027
         """Called before a run of a session whose call is the run, with its arguments."""
 
     def settings(self) -> dict[str, Any]:

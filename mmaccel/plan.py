@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from .adapter import Adapter, find_adapter
-from .errors import ConflictError, MmaccelError, UnsupportedTargetError, WeightsError, shown
+from .errors import ConflictError, MmaccelError, UnsupportedTargetError, WeightsError, shown, unknown_name
 from .files.foreign_json import check_plain, read_json
 from .method import Method
+from .presets import Preset, absent_of, presets_of
 from .registry import is_saved, saved_method
 from .tuning.curve import describe, is_point
 from .version import versions
@@ -43,7 +44,7 @@ class Plan:
 
     @property
     def exact(self) -> bool:
-        """Whether every method keeps the target's output law."""
+        """Whether every method keeps the distribution of the target's output."""
         return all(method.exact for method in self.methods)
 
     def __str__(self) -> str:
@@ -171,13 +172,26 @@ def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> 
     if preset is not None:
         if chosen:
             raise ConflictError("give methods or a preset, not both")
-        found = adapter.preset(preset)
+        found = _preset(adapter, preset)
         chosen, why = list(found.methods), f"{preset}: {found}"
     if not chosen:
-        presets = ", ".join(repr(name) for name in adapter.presets)
+        presets = ", ".join(map(repr, presets_of(adapter.modality, adapter.family)))
         raise ConflictError(f"nothing to do: name a method{f', or a preset ({presets})' if presets else ''}")
     _check(chosen, adapter)
     return Plan(tuple(chosen), family=adapter.family, why=why), adapter
+
+
+def _preset(adapter: Adapter, name: str) -> Preset:
+    """The preset of that name, or an error that says why the family lacks it."""
+    family = adapter.family
+    found, absent = presets_of(adapter.modality, family), absent_of(adapter.modality, family)
+    if name in absent:
+        others = " or ".join(f"preset={other!r}" for other in found)
+        advice = f": take {others}, or name methods" if others else ""
+        raise UnsupportedTargetError(f"{family} models have no preset {name!r}, since {absent[name]}{advice}")
+    if name not in found:
+        raise unknown_name(f"preset for {family}", name, found)
+    return found[name]
 
 
 def _flatten(methods: tuple[Method | Plan, ...], adapter: Adapter) -> Any:

@@ -18,7 +18,7 @@ class Report:
     methods : list of str
         The methods, as typed.
     exact : bool
-        Whether the run kept the target's output law.
+        Whether the run kept the distribution of the target's output.
     forwards, plain_forwards : float
         Forward passes of the main model that were made, and that the plain run makes for the same work; a pass over a
         part of the tokens counts as that part.

@@ -7,13 +7,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
+
+from typing_extensions import TypeVar
 
 from .adapter import Adapter
 from .errors import ActiveSessionError
 from .method import Method
 from .plan import Plan, resolve
 from .report import Report
+
+A = TypeVar("A", bound=Adapter, default=Any)
 
 # Which session holds an object, by id, since models need not be hashable. Weak: what a method hangs on
 # the target refers to its session, so a session lives exactly as long as the target or its user keeps it.
@@ -50,7 +54,7 @@ def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) 
     return Session(chosen, adapter)
 
 
-class Session:
+class Session(Generic[A]):
     """A plan applied to one target. Use it as the target: calls and attribute reads are forwarded.
 
     Leaving the ``with`` block, or :meth:`remove`, takes every trace off the target again.
@@ -60,7 +64,7 @@ class Session:
     target, plan, adapter, report
     """
 
-    def __init__(self, plan: Plan, adapter: Adapter) -> None:
+    def __init__(self, plan: Plan, adapter: A) -> None:
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory: dict[str, Any] = {}  # what methods learn from one run for the next

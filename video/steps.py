@@ -214,7 +214,7 @@ def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -
     Three methods are replaced on the instances: the scheduler's `set_timesteps` and `step`, and the `forward` of every
     denoiser.
     """
-    adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+    adapter: DiffusionTransformerAdapter = session.adapter
     follower = _Follower(session, make)
     wrap_method(stack, follower.scheduler, "set_timesteps", follower.set_timesteps)
     wrap_method(stack, follower.scheduler, "step", follower.step)

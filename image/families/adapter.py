@@ -75,7 +75,7 @@ class ImageAdapter(Adapter):
         if layout is not None:
             method.check_layout(layout)
 
-    def attach(self, session: Session, stack: ExitStack, method: Any) -> None:
+    def attach(self, method: Any, session: Session, stack: ExitStack) -> None:
         """Let `method` decode the image calls of the model's `generate` until the stack is closed."""
         accelerated = functools.partial(self._accelerated, session, method)
         wrap_generate(stack, session, accelerated, self.model, applies=self._applies)

@@ -9,10 +9,9 @@ from typing import Any
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
 from mmaccel.registry import register
-from mmaccel.session import Session
 
 from ..caches.step_cache import StepCache
-from ..families.adapter import DiffusionTransformerAdapter
+from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family
 from ..steps import Run, follow
 from ..tensors import relative_change
@@ -78,12 +77,12 @@ class BlockCache(StepCache):
                     f" blocks of {type(denoiser).__name__}"
                 )
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         follow(session, stack, lambda run: _Stepper(session, run, self))
 
 
 class _Stepper(BlockStepper):
-    def __init__(self, session: Session, run: Run, method: BlockCache) -> None:
+    def __init__(self, session: PipelineSession, run: Run, method: BlockCache) -> None:
         self.first, self.last = method.first, method.last  # type: ignore[misc]
         self.start: Any = None
         super().__init__(session, run, method)

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.patching import wrap_forward
-from mmaccel.session import Session
 
 from ..caches.step_cache import CacheStepper
-from ..families.adapter import DiffusionTransformerAdapter
+from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import Family, family_of
 from ..steps import Forward, Run
@@ -47,14 +46,13 @@ class BlockStepper(CacheStepper):
     first: ClassVar[int] = 0
     last: ClassVar[int] = 0
 
-    def __init__(self, session: Session, run: Run, method: Any) -> None:
+    def __init__(self, session: PipelineSession, run: Run, method: Any) -> None:
         super().__init__(session, run, method)
-        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
         self.stack = ExitStack()
         self.skips = False  # whether the range is replaced in this forward pass
         self.entry: Streams = {}
         self.total = 1
-        for denoiser in [] if method.exact else adapter.denoisers():
+        for denoiser in [] if method.exact else session.adapter.denoisers():
             self.watch(denoiser, family_of(denoiser, method.name))
 
     def watch(self, denoiser: torch.nn.Module, family: Family) -> None:

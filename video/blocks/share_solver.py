@@ -15,9 +15,9 @@ from tqdm import tqdm
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
 from mmaccel.patching import wrap_method
-from mmaccel.session import Session, accelerate
+from mmaccel.session import accelerate
 
-from ..families.adapter import DiffusionMethod, DiffusionTransformerAdapter
+from ..families.adapter import DiffusionMethod, DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family
 from ..steps import Forward, Run, Stepper, follow
 from .token_cache import TokenCache, divisible_families, token_change
@@ -137,20 +137,20 @@ class _Recording(DiffusionMethod):
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         self.method.check(adapter)
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         follow(session, stack, lambda run: _Recorder(session, run, self.method))
 
 
 class _Recorder(Stepper):
     """Sums the errors of every layer's shares over the steps that are not at the ends."""
 
-    def __init__(self, session: Session, run: Run, method: TokenCache) -> None:
+    def __init__(self, session: PipelineSession, run: Run, method: TokenCache) -> None:
         super().__init__(session, run)
         self.method = method
         self.stack = ExitStack()
         self.last: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.errors: dict[int, list[Array]] = {}
-        for family, denoiser in divisible_families(session.adapter):  # type: ignore[arg-type]
+        for family, denoiser in divisible_families(session.adapter):
             for layer, block in enumerate(family.block_list(denoiser)):
                 wrap_method(self.stack, block, "forward", functools.partial(self.block, family, block, layer))
 

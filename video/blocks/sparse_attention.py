@@ -16,9 +16,15 @@ from mmaccel.kernels import BlockPlan, policies
 from mmaccel.method import is_count, is_number
 from mmaccel.patching import intercept_sdpa
 from mmaccel.registry import register
-from mmaccel.session import Session
 
-from ..families.adapter import GRIDS, TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, token_grid
+from ..families.adapter import (
+    GRIDS,
+    TRANSFORMERS,
+    DiffusionMethod,
+    DiffusionTransformerAdapter,
+    PipelineSession,
+    token_grid,
+)
 from ..families.compiled import refuse_compiled
 
 BLOCK = 64
@@ -97,9 +103,9 @@ class SparseAttention(DiffusionMethod):
             if not self.exact:
                 refuse_compiled(self.name, "use video.HeterogeneousSteps, which chooses steps", *denoiser.modules())
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         if not self.exact:
-            for denoiser in session.adapter.denoisers():  # type: ignore[attr-defined]
+            for denoiser in session.adapter.denoisers():
                 attention = _Attention(self, session)
                 intercept_sdpa(stack, denoiser, attention, before=attention.begin)
 
@@ -107,7 +113,7 @@ class SparseAttention(DiffusionMethod):
 class _Attention:
     """What stands in for `scaled_dot_product_attention` within one denoiser."""
 
-    def __init__(self, method: SparseAttention, session: Session) -> None:
+    def __init__(self, method: SparseAttention, session: PipelineSession) -> None:
         self.method, self.session = method, session
         self.grid: Grid | None = None
 

@@ -14,10 +14,9 @@ from mmaccel.errors import SettingError
 from mmaccel.method import is_count, is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
-from mmaccel.session import Session
 
 from ..caches.step_cache import CacheStepper, StepCache
-from ..families.adapter import DiffusionTransformerAdapter
+from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family, bound
 from ..steps import Forward, Run, follow
 from ..tensors import plus
@@ -119,7 +118,7 @@ class TokenCache(StepCache):
                     f" {layers}: calibrate_token_cache(pipe, ...) finds them"
                 )
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         follow(session, stack, lambda run: _Stepper(session, run, self))
 
 
@@ -140,7 +139,7 @@ class _Branch:
 class _Stepper(CacheStepper):
     branch_state = _Branch
 
-    def __init__(self, session: Session, run: Run, method: TokenCache) -> None:
+    def __init__(self, session: PipelineSession, run: Run, method: TokenCache) -> None:
         super().__init__(session, run, method)
         self.stack = ExitStack()
         self.uniform = 1.0
@@ -149,7 +148,7 @@ class _Stepper(CacheStepper):
         self.subset: TokenSubset | None = None  # within a layer that computes some tokens
         self.done: list[float] = []  # shares of the layers of this forward pass
         self.keys: list[KeysValues] = []  # of each expert
-        for family, denoiser in [] if method.exact else divisible_families(session.adapter):  # type: ignore[arg-type]
+        for family, denoiser in [] if method.exact else divisible_families(session.adapter):
             self.watch(family, denoiser)
 
     def watch(self, family: Family, denoiser: torch.nn.Module) -> None:

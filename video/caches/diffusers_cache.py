@@ -58,7 +58,7 @@ class DiffusersCache(StepCache):
             self._check(denoiser)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
-        for denoiser in session.adapter.denoisers():  # type: ignore[attr-defined]
+        for denoiser in session.adapter.denoisers():
             if not has_registry(denoiser):
                 stack.callback(forget_registry, denoiser)
         follow(session, stack, lambda run: self.stepper(session, run))

@@ -101,7 +101,7 @@ class _Stepper(CacheStepper):
         super().__init__(session, run, method)
         self.stack = ExitStack()
         self.skips = False
-        adapter: DiffusionTransformerAdapter = session.adapter  # type: ignore[assignment]
+        adapter: DiffusionTransformerAdapter = session.adapter
         for unet in [] if method.exact else adapter.denoisers():
             for index, part in enumerate(_encoder(unet)):
                 wrap_forward(self.stack, part, functools.partial(self.part, index))

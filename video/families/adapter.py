@@ -9,6 +9,7 @@ import torch
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
+from mmaccel.session import Session
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 TRANSFORMERS = frozenset({"diffusion transformer"})
@@ -56,7 +57,10 @@ class DiffusionTransformerAdapter(Adapter):
         return list({id(part): part for part in (self.target, *self.denoisers())}.values())
 
 
-class DiffusionMethod(Method):
+PipelineSession = Session[DiffusionTransformerAdapter]
+
+
+class DiffusionMethod(Method[PipelineSession]):
     """Base of the methods that ask something of a pipeline or its transformers."""
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
@@ -97,8 +101,8 @@ def _patches(denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 def _named(denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
     """LTX: tokens come packed, with their grid beside them."""
-    grid = tuple(kwargs.get(name) for name in ("num_frames", "height", "width"))
-    return None if None in grid else grid  # type: ignore[return-value]
+    frames, height, width = (kwargs.get(name) for name in ("num_frames", "height", "width"))
+    return None if frames is None or height is None or width is None else (frames, height, width)
 
 
 GRIDS = {

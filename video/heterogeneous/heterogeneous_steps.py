@@ -135,6 +135,6 @@ class HeterogeneousSteps(DiffusionMethod):
         if self.exact:
             return
         parts: dict[int, PartialForward] = {}
-        for denoiser in session.adapter.denoisers() if self.chooses_tokens else []:  # type: ignore[attr-defined]
+        for denoiser in session.adapter.denoisers() if self.chooses_tokens else []:
             parts[id(denoiser)] = self.forward(denoiser, stack, self.kv)
         follow(session, stack, lambda run: HeterogeneousRun(self, session, run, parts))

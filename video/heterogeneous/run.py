@@ -155,7 +155,7 @@ class HeterogeneousRun(Stepper):
         if run.branch < 0:
             return make(output, sample)
         if self.velocities.velocity is None:
-            self.layout = Layout.of(self.session.adapter.denoisers()[run.expert], output)  # type: ignore[attr-defined]
+            self.layout = Layout.of(self.session.adapter.denoisers()[run.expert], output)
         level, computed = run.levels[run.step], self.layout.tokens(output) if self.share else None
         before = None if self.velocities.velocity is None else self.velocities.level.clone()
         merged = self.velocities.step(level, computed, self.active)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers.cache_utils import Cache
@@ -15,9 +15,6 @@ from mmaccel.method import Method, is_count, is_number
 from mmaccel.session import Session
 
 from .call import Call, Run
-
-if TYPE_CHECKING:
-    from .adapter import DecoderAdapter
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,7 @@ class DecoderMethod(Method):
     attends: ClassVar[bool] = True
 
     def attach(self, session: Session, stack: ExitStack) -> None:
-        adapter: DecoderAdapter = session.adapter  # type: ignore[assignment]
-        adapter.attach(self, session, stack)
+        session.adapter.attach(self, session, stack)
 
     @property
     def is_neutral(self) -> bool:

@@ -76,7 +76,7 @@ def draw(models: Models, run: Run, request: ImageRequest) -> Drawn:
             learned.update(session.memory)
         quality, cost = _quality(run, painter, request, session, plain, painted) if plain else ("", "")
         with run.stage("draw"):
-            layout = session.adapter.layout()  # type: ignore[attr-defined]
+            layout = session.adapter.layout()
             computed = passes.picture(layout) if layout is not None else None
             appeared = _film(layout, ((PLAIN, plain, before), (ACCELERATED, painted, passes))) if plain else ""
         drawn = plain.pictures[0] if plain else None
@@ -97,7 +97,7 @@ def _plain(run: Run, painter: Painter, session: Session, request: ImageRequest, 
 
 
 def _tokens(session: Session) -> int:
-    layout: Any = session.adapter.layout()  # type: ignore[attr-defined]
+    layout: Any = session.adapter.layout()
     return layout.length if layout is not None else 0
 
 
