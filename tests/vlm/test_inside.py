@@ -13,7 +13,8 @@ from mmaccel.vlm import visual_examples
 from mmaccel.vlm.decoder.call import Call, Run
 from mmaccel.vlm.families.tower import Probe, layer_of
 from mmaccel.vlm.pruning.frame_merging import merging
-from mmaccel.vlm.pruning.inner import Row, _last_attention, by_attention, late_merging
+from mmaccel.vlm.pruning.inner import _last_attention, by_attention, late_merging
+from mmaccel.vlm.pruning.row import Row
 
 TOWERS = {"llava_onevision": visual_examples.onevision, "llava_next_video": visual_examples.next_video}
 

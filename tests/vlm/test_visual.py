@@ -11,7 +11,8 @@ from mmaccel.errors import PromptError, SettingError
 from mmaccel.kernels.policies import Span
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.input.spans import spans
-from mmaccel.vlm.pruning.compressor import Compressor, chosen
+from mmaccel.vlm.pruning.compressed import chosen
+from mmaccel.vlm.pruning.compressor import Compressor
 
 EXAMPLES = {example.family: example for example in visual_examples.examples()}
 MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

@@ -10,7 +10,8 @@ import mmaccel
 from mmaccel import registry, vlm
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.vlm import visual_examples
-from mmaccel.vlm.pruning.compressor import Compressor, chosen
+from mmaccel.vlm.pruning.compressed import chosen
+from mmaccel.vlm.pruning.compressor import Compressor
 
 IMAGE, VIDEO = visual_examples.IMAGE, visual_examples.VIDEO
 EXAMPLES = {example.family: example for example in visual_examples.examples()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -13,14 +13,16 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
+from mmaccel.cache import SelectingCache
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import intercept_attention, wrap_generate
+from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..input.prompt import Prompt
 from .attention import SessionAttention
 from .call import Run
-from .generation import generate
+from .generation import bring_cache, fill, tokens_made
 from .method import DecoderMethod
 
 
@@ -119,17 +121,37 @@ class DecoderAdapter(Adapter):
         methods = [m for m in session.plan.methods if isinstance(m, DecoderMethod)]
         self.attention = attention = SessionAttention(methods)
         stack.callback(self._detach, attention)
-        wrap_generate(stack, session, functools.partial(generate, self, attention, session.report))
+        wrap_generate(stack, session, functools.partial(self._generate, attention, session.report))
         if all(m.is_neutral for m in methods):
             return
         intercept_attention(stack, self.attention_modules(), attention)
+
+    def _generate(
+        self, attention: SessionAttention, report: Report, original: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """What stands in for `generate` of the model."""
+        attention.run = run = Run()
+        given = kwargs.get("past_key_values") is not None
+        try:
+            prompt = self.begin(attention.methods, run, kwargs)
+            cache = bring_cache(self.target, self.text_config, attention, run, kwargs)
+            result = original(**kwargs)
+        finally:
+            attention.run = None
+        report.tokens = tokens_made(result, kwargs)
+        fill(report, attention, run, cache)
+        if prompt is not None:
+            result = self.end(prompt, report, result, kwargs)
+        if isinstance(cache, SelectingCache) and not given and isinstance(result, torch.Tensor):
+            cache.release()  # nobody can ask for it any more
+        return result
 
     def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
         """Before a call of `generate`: what the prompt becomes, put into its arguments; None leaves it as it is."""
         return None
 
-    def end(self, prompt: Prompt, run: Run, result: Any, cache: Any) -> Any:
-        """After it: the result with the prompt as it was given."""
+    def end(self, prompt: Prompt, report: Report, result: Any, kwargs: dict[str, Any]) -> Any:
+        """After it: the result with the prompt as it was given, and what the report says of it."""
         return result
 
     def _detach(self, attention: SessionAttention) -> None:

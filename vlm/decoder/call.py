@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,9 +13,6 @@ from mmaccel.cache import EvictingLayer, RaggedLayer
 from mmaccel.kernels.policies import Visual
 
 from .rows import causal_pairs, runs
-
-if TYPE_CHECKING:
-    from ..pruning.inner import Cuts
 
 FEW_QUERIES = 32  # what `kernels.verify_attention` is made for; more is a prompt
 
@@ -43,6 +40,8 @@ class Run:
 
     Attributes
     ----------
+    watch
+        Called after each layer has attended; None where nobody looks.
     visual
         A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
         padding; None where nobody said.
@@ -53,7 +52,7 @@ class Run:
     keys: Sum = field(default_factory=Sum)
     plain_keys: Sum = field(default_factory=Sum)
     plan_bytes: int = 0
-    cuts: Cuts | None = None
+    watch: Callable[[Call], None] | None = None
     visual: Visual | None = None
 
     def warn(self, text: str) -> None:

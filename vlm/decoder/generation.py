@@ -1,13 +1,12 @@
-"""The `generate` of a session: it brings the cache of a method, and fills the report."""
+"""Parts of the `generate` of a session: the cache of a method, the arguments, and the report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from mmaccel.cache import SelectingCache, require_memory
+from mmaccel.cache import require_memory
 from mmaccel.report import Report
 
 from ..input.prompt import Prompt
@@ -15,43 +14,14 @@ from .attention import SessionAttention
 from .call import Run
 from .rows import causal_pairs
 
-if TYPE_CHECKING:
-    from .adapter import DecoderAdapter
-
 DEFAULT_NEW = 20  # what transformers generates if nobody says how much
 
 
-def generate(
-    adapter: DecoderAdapter,
-    attention: SessionAttention,
-    report: Report,
-    original: Callable[..., Any],
-    kwargs: dict[str, Any],
-) -> Any:
-    """What stands in for `generate` of the model under a session."""
-    attention.run = run = Run()
-    given = kwargs.get("past_key_values") is not None
-    try:
-        prompt = adapter.begin(attention.methods, run, kwargs)
-        cache = _bring_cache(adapter, attention, run, kwargs)
-        result = original(**kwargs)
-    finally:
-        attention.run = None
-    report.tokens = _new_tokens(result, kwargs)
-    _fill(report, attention, run, cache)
-    if prompt is not None:
-        cut_now = run.cuts is not None and run.cuts.prompt is prompt
-        kept = run.cuts.mean_kept(adapter.text_config.num_hidden_layers) if run.cuts and cut_now else prompt.kept
-        report.visual_tokens, report.plain_visual_tokens = round(kept), prompt.total
-        report.plain_keys = _plain_keys(adapter.text_config, prompt, result, _copies(adapter.target, kwargs))
-        result = adapter.end(prompt, run, result, kwargs.get("past_key_values"))
-    if isinstance(cache, SelectingCache) and not given and isinstance(result, torch.Tensor):
-        cache.release()  # nobody can ask for it any more
-    return result
+def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Run, kwargs: dict[str, Any]) -> Any:
+    """The cache of this call if it is ours, put into its arguments where there is none.
 
-
-def _bring_cache(adapter: DecoderAdapter, attention: SessionAttention, run: Run, kwargs: dict[str, Any]) -> Any:
-    """The cache of this call if it is ours, put into its arguments where there is none."""
+    `config` is that of the decoder.
+    """
     method = next((m for m in attention.methods if m.replaces_cache and not m.is_neutral), None)
     if method is None:
         return None
@@ -61,16 +31,15 @@ def _bring_cache(adapter: DecoderAdapter, attention: SessionAttention, run: Run,
             return given
         run.warn(f"{method} ran plainly: past_key_values was given, and is not from this session")
         return None
-    model = adapter.target
     for name, plain in (("use_cache", False), ("cache_implementation", None)):
         value = setting(model, kwargs, name)
         if (value is False) if plain is False else (value is not None):
             run.warn(f"{method} ran plainly: {name}={value!r}")
             return None
     batch, prompt, new = _sizes(model, kwargs)
-    need = method.cache_bytes(adapter.text_config, batch, prompt, new, model.dtype)
+    need = method.cache_bytes(config, batch, prompt, new, model.dtype)
     require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
-    cache: Any = method.make_cache(adapter.text_config, prompt, new)
+    cache: Any = method.make_cache(config, prompt, new)
     cache.reader = attention
     kwargs["past_key_values"] = cache
     return cache
@@ -87,10 +56,10 @@ def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:
     """Rows with beams counted, tokens of the prompt, and tokens to generate at most."""
     prompt = _prompt(kwargs)
     batch, length = (1, 1) if prompt is None else prompt.shape[:2]
-    return batch * _copies(model, kwargs), length, new_tokens(model, kwargs, length)
+    return batch * copies(model, kwargs), length, new_tokens(model, kwargs, length)
 
 
-def _copies(model: Any, kwargs: dict[str, Any]) -> int:
+def copies(model: Any, kwargs: dict[str, Any]) -> int:
     """Rows that go through the model for one prompt."""
     return max(setting(model, kwargs, "num_beams") or 1, setting(model, kwargs, "num_return_sequences") or 1)
 
@@ -109,7 +78,7 @@ def _prompt(kwargs: dict[str, Any]) -> torch.Tensor | None:
     return next((value for value in found if isinstance(value, torch.Tensor)), None)
 
 
-def _new_tokens(result: Any, kwargs: dict[str, Any]) -> int:
+def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
     ids = kwargs.get("inputs")
     ids = kwargs.get("input_ids") if ids is None else ids
@@ -117,7 +86,7 @@ def _new_tokens(result: Any, kwargs: dict[str, Any]) -> int:
     return int(sequences.shape[0] * (sequences.shape[1] - given))
 
 
-def _plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
+def plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
     """Keys that plain attention attends to from the prompt as it was given, all layers and heads counted."""
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
     new = sequences.shape[1] - prompt.input_ids.shape[1]
@@ -125,7 +94,7 @@ def _plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
     return int(rows * pairs * config.num_attention_heads * config.num_hidden_layers)
 
 
-def _fill(report: Report, attention: SessionAttention, run: Run, cache: Any) -> None:
+def fill(report: Report, attention: SessionAttention, run: Run, cache: Any) -> None:
     report.keys, report.plain_keys = run.keys.read(), run.plain_keys.read()
     report.engaged = bool(run.engaged)
     held = 0 if cache is None else max(cache.nbytes(), getattr(cache, "peak", 0))

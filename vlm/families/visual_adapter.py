@@ -13,11 +13,12 @@ import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
+from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import Run
-from ..decoder.generation import new_tokens, setting
+from ..decoder.generation import copies, new_tokens, plain_keys, setting
 from ..decoder.method import DecoderMethod
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
@@ -45,6 +46,8 @@ class VisualAdapter(DecoderAdapter):
     ----------
     first_cut
         The first layer of the decoder before which visual tokens may be dropped.
+    cuts
+        What is dropped inside the decoder in the call under way.
     last
         The prompt of the last call, and what was cut from it inside the decoder.
     """
@@ -69,6 +72,7 @@ class VisualAdapter(DecoderAdapter):
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
+        self.cuts: Cuts | None = None
         self.last: tuple[Prompt, Cuts | None] | None = None
 
     @property
@@ -100,9 +104,10 @@ class VisualAdapter(DecoderAdapter):
         ids = kwargs.get("input_ids", kwargs.get("inputs"))
         kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
         found = {kind: self.grids(kind, kwargs) for kind in kinds}
-        if ids is None or not kinds or None in found.values():
+        grids = {kind: grid for kind, grid in found.items() if grid is not None}
+        if ids is None or not kinds or len(grids) < len(found):
             return None
-        return spans(ids, {kind: self.token_id(kind) for kind in kinds}, found)  # type: ignore[arg-type]
+        return spans(ids, {kind: self.token_id(kind) for kind in kinds}, grids)
 
     def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
         """Positions of the whole prompt `[..., B, L]` where they are more than a count, else None."""
@@ -114,7 +119,7 @@ class VisualAdapter(DecoderAdapter):
         if first and any(self._cuts(m) for m in session.plan.methods):
             attention = self.attention
             assert attention is not None
-            install(self.decoder.layers, lambda: None if attention.run is None else attention.run.cuts, stack)
+            install(self.decoder.layers, lambda: None if attention.run is None else self.cuts, stack)
 
     def _cuts(self, method: Any) -> dict[int, Cut]:
         """What a method drops inside the decoder, by layer."""
@@ -135,6 +140,7 @@ class VisualAdapter(DecoderAdapter):
                 )
 
     def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
+        self.cuts = None
         method = next((m for m in methods if isinstance(m, Compressor) and not m.is_neutral), None)
         if method is None:
             run.visual = self.spans(kwargs)
@@ -152,15 +158,16 @@ class VisualAdapter(DecoderAdapter):
         if turn is None and cache is not None and cache.get_seq_length():
             run.warn(f"{method} ran plainly: past_key_values was given, and is not from this session")
             return None
-        cuts = None if turn is None else turn.cuts
+        before = None if turn is None else turn.cuts
         prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
         if prompt is None:
             return None
         self._warn(method, prompt, run)
         self._replace(kwargs, prompt)
-        run.cuts = cuts or self._new_cuts(method, prompt, run, kwargs)
-        if cuts is not None:
-            cuts.run = run
+        self.cuts = cuts = before or self._new_cuts(method, prompt, run, kwargs)
+        run.watch = None if cuts is None else cuts.watch
+        if before is not None:
+            before.run = run
             if prompt.total:
                 run.warn("nothing new was dropped inside the language model: that happens in the first turn only")
         if prompt.kept < prompt.total:
@@ -207,9 +214,13 @@ class VisualAdapter(DecoderAdapter):
         if prompt.position_ids is not None:
             kwargs["position_ids"] = prompt.position_ids
 
-    def end(self, prompt: Prompt, run: Run, result: Any, cache: Any) -> Any:
-        cuts = run.cuts
-        self.last = prompt, cuts if cuts is not None and cuts.prompt is prompt else None
+    def end(self, prompt: Prompt, report: Report, result: Any, kwargs: dict[str, Any]) -> Any:
+        cuts, cache = self.cuts, kwargs.get("past_key_values")
+        now = cuts if cuts is not None and cuts.prompt is prompt else None  # dropped in this call
+        self.last = prompt, now
+        kept = prompt.kept if now is None else now.mean_kept(self.depth)
+        report.visual_tokens, report.plain_visual_tokens = round(kept), prompt.total
+        report.plain_keys = plain_keys(self.text_config, prompt, result, copies(self.target, kwargs))
         is_tensor = isinstance(result, torch.Tensor)
         sequences = result if is_tensor else result.sequences
         for key in (cache, None if is_tensor else getattr(result, "past_key_values", None)):

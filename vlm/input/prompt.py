@@ -180,7 +180,7 @@ class _Left:
     def add(self, kind: str, row: int, columns: torch.Tensor, visual: Visual, method: Compressor) -> None:
         frames, rows, width = visual.grid
         if visual.present is not None:  # the budget is that of the whole video
-            method = replace(method, keep=None, tokens=method.count(frames * visual.cells))  # type: ignore[call-arg]
+            method = replace(method, keep=None, tokens=method.count(frames * visual.cells))
         left = method.compress(visual.frames, visual.scores, (rows, width), visual.key)
         short, order = visual.shortened(left)
         sizes = torch.zeros(len(columns), device=columns.device)
@@ -214,7 +214,8 @@ class _Left:
         """Numbers of visuals and anchors of the columns that stay."""
         absent = source < 0
         index = source.clamp(min=0)
-        return tuple(x.gather(1, index).masked_fill(absent, NO_PLACE) for x in (self.number, self.anchor))  # type: ignore[return-value]
+        number, anchor = (x.gather(1, index).masked_fill(absent, NO_PLACE) for x in (self.number, self.anchor))
+        return number, anchor
 
 
 def _placed(kind: str, visuals: list[Visual], ids: torch.Tensor, token_id: int, seen: int) -> Any:

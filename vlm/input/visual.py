@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..pruning.compressor import Compressed
+from ..pruning.compressed import Compressed
 
 
 @dataclass

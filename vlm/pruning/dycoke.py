@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 from mmaccel.method import is_count
 from mmaccel.registry import register
 
-from .compressor import Compressed, Compressor, chosen, top
+from .compressed import Compressed, chosen, top
+from .compressor import Compressor
 from .segments import apportion
 
 
@@ -56,13 +57,12 @@ class DyCoke(Compressor):
     """
 
     keep: float | None = 0.475
-    tokens: int | None = None
     window: int = 4
 
     paper: ClassVar[str] = "DyCoke: Dynamic Compression of Tokens for Fast Video Large Language Models, 2024"
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_count(self.window, 2), "window", "a whole number of at least 2")
 
     def lacks(self, frames: int, cells: int) -> str | None:
@@ -73,13 +73,7 @@ class DyCoke(Compressor):
         enough = f"keep={math.ceil(1000 * least / whole) / 1000}" if self.tokens is None else f"tokens={least}"
         return f"{count} tokens are not one frame of {cells} and a token of each other frame: give at least {enough}"
 
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
+    def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         frames, length, _ = features.shape
         budget = self.count(frames * length)
         if budget < length:

@@ -12,8 +12,10 @@ from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
 from ..decoder.method import is_share
-from .compressor import CACHE_METHODS, COMPRESSORS, Compressed, Compressor, attention, chosen, top
-from .inner import Cut, late_merging
+from .compressed import Compressed, attention, chosen, top
+from .compressor import CACHE_METHODS, COMPRESSORS, Compressor
+from .inner import late_merging
+from .row import Cut
 from .segments import Segment, cut_after
 
 
@@ -64,7 +66,6 @@ class EarlyTom(Compressor):
     """
 
     keep: float | None = 0.2
-    tokens: int | None = None
     tau: float = 0.5
     window: int = 6
     ema: float = 0.9
@@ -78,7 +79,7 @@ class EarlyTom(Compressor):
     needs_attention: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_number(self.tau, -1, 1), "tau", "a cosine from -1 to 1")
         self._require(is_count(self.window, 2), "window", "a whole number of at least 2")
         self._require(is_number(self.ema, 0, 1) and self.ema > 0, "ema", "above 0 and at most 1")
@@ -98,13 +99,7 @@ class EarlyTom(Compressor):
     def cuts(self, layers: int) -> dict[int, Cut]:
         return late_merging(layers, self.inner_layer, self.inner_keep)
 
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
+    def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         scores = attention(scores)
         frames, length, _ = features.shape
         ends = {end for segment in running_segments(features, self.tau, self.window, self.ema) for end in segment}

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from mmaccel.method import is_count
 from mmaccel.registry import register
 
-from .compressor import CACHE_METHODS, COMPRESSORS, Compressor, everything
-from .inner import Cut, by_attention
+from .compressor import CACHE_METHODS, COMPRESSORS, Compressor
+from .inner import by_attention
+from .row import Cut
 
 
 @register("vlm")
@@ -45,16 +46,14 @@ class FastV(Compressor):
     """
 
     keep: float | None = 0.5
-    tokens: int | None = None
     layer: int = 2
 
     paper: ClassVar[str] = "An Image is Worth 1/2 Tokens After Layer 2 (FastV), 2024"
     excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
-    compress = everything
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_count(self.layer), "layer", "a whole number of at least 1")
 
     def cuts(self, layers: int) -> dict[int, Cut]:

@@ -12,7 +12,8 @@ from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
 from .clustering import distances, means, others, peak_scores
-from .compressor import Compressed, Compressor, attention, chosen, top
+from .compressed import Compressed, attention, everything, joined, top
+from .compressor import Compressor
 from .segments import Segment, apportion, cut_after
 
 NEIGHBOURS = 4
@@ -64,8 +65,6 @@ class FastVID(Compressor):
     (torch.Size([16, 8]), tensor(64))
     """
 
-    keep: float | None = 0.25
-    tokens: int | None = None
     segments: int = 8
     tau: float = 0.9
     context: float = 0.4
@@ -76,31 +75,25 @@ class FastVID(Compressor):
     needs_attention: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_count(self.segments), "segments", "a whole number of at least 1")
         self._require(is_number(self.tau, -1, 1), "tau", "a cosine from -1 to 1")
         self._require(is_number(self.context, 0, 1), "context", "from 0 to 1, a share of the tokens that are kept")
         self._require(is_count(self.stride), "stride", "a whole number of at least 1")
         self._require(is_number(self.beta, 0, 1), "beta", "from 0 to 1")
 
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
+    def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         scores = attention(scores)
         frames, length, _ = features.shape
         budget = self.count(frames * length)
         if budget == frames * length:
-            return chosen(features, torch.arange(budget, device=features.device))
+            return everything(features)
         counts = apportion([1] * frames, budget, [length] * frames)
         parts = [
             self._segment(features, scores, segment, counts[segment[0] : segment[1] + 1])
             for segment in scenes(features, self.segments, self.tau)
         ]
-        return Compressed(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return joined(parts)
 
     def _segment(self, features: torch.Tensor, scores: torch.Tensor, segment: Segment, counts: list[int]) -> Compressed:
         first, (frames, length) = segment[0], (len(counts), features.shape[1])

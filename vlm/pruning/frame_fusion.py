@@ -12,8 +12,9 @@ from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
 from .clustering import means
-from .compressor import CACHE_METHODS, COMPRESSORS, Compressor, everything
-from .inner import Cut, Row, by_attention
+from .compressor import CACHE_METHODS, COMPRESSORS, Compressor
+from .inner import by_attention
+from .row import Cut, Row
 
 
 @register("vlm")
@@ -53,17 +54,15 @@ class FrameFusion(Compressor):
     """
 
     keep: float | None = 0.3
-    tokens: int | None = None
     threshold: float = 0.6
     layer: int = 1
 
     paper: ClassVar[str] = "FrameFusion: Combining Similarity and Importance for Video Token Reduction, 2024"
     excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25, "layer": 2}
-    compress = everything
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_number(self.threshold, -1, 1), "threshold", "a cosine between -1 and 1")
         self._require(is_count(self.layer), "layer", "a whole number of at least 1")
 

@@ -13,8 +13,10 @@ from mmaccel.registry import register
 
 from ..decoder.method import is_share
 from .clustering import distances, means, others, peak_scores
-from .compressor import CACHE_METHODS, COMPRESSORS, Compressed, Compressor, attention, chosen, top
-from .inner import Cut, late_merging
+from .compressed import Compressed, attention, everything, joined, top
+from .compressor import CACHE_METHODS, COMPRESSORS, Compressor
+from .inner import late_merging
+from .row import Cut
 from .segments import Segment, adjacent_cosine, best_segments, static_gains
 
 CENTRE = 0.6  # weight of a centre against the mean of the tokens that join it
@@ -68,7 +70,6 @@ class HoliTom(Compressor):
     """
 
     keep: float | None = 0.15
-    tokens: int | None = None
     tau: float | None = None
     inner_layer: int | None = None
     inner_keep: float = 0.5
@@ -78,29 +79,23 @@ class HoliTom(Compressor):
     needs_attention: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(self.tau is None or is_number(self.tau, -1, 1), "tau", "a cosine from -1 to 1, or None")
         layer = self.inner_layer
         self._require(layer is None or is_count(layer), "inner_layer", "a whole number of at least 1, or None")
         self._require(is_share(self.inner_keep), "inner_keep", "above 0 and at most 1, a share of the visual tokens")
 
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
+    def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         scores, length = attention(scores), features.shape[0] * features.shape[1]
         share = self.keep if self.tokens is None else self.tokens / length
         assert share is not None
         if share >= 1:
-            return chosen(features, torch.arange(length, device=features.device))
+            return everything(features)
         similar = adjacent_cosine(features) > self._tau(share)
         segments, saved = best_segments(static_gains(similar))
         share = min(1.0, share * length / (length - saved))
         parts = [_segment(features, scores, similar, segment, share) for segment in segments]
-        return Compressed(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return joined(parts)
 
     def cuts(self, layers: int) -> dict[int, Cut]:
         return late_merging(layers, self.inner_layer, self.inner_keep)
@@ -126,7 +121,7 @@ def _segment(
         tokens, centre, size = merge_still(mean, count)
         anchor = first * features.shape[1] + place[centre]
         parts.insert(0, Compressed(tokens.to(features.dtype), anchor, size * (last - first + 1)))
-    return Compressed(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return joined(parts)
 
 
 def _moving(features: torch.Tensor, scores: torch.Tensor, moving: torch.Tensor, frame: int, share: float) -> Compressed:

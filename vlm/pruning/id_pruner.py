@@ -11,7 +11,8 @@ from torch.nn.functional import normalize
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
-from .compressor import Compressed, Compressor, attention, chosen
+from .compressed import Compressed, attention, chosen
+from .compressor import Compressor
 
 
 @register("vlm")
@@ -50,8 +51,6 @@ class IDPruner(Compressor):
     torch.Size([16, 8])
     """
 
-    keep: float | None = 0.25
-    tokens: int | None = None
     balance: float = 0.5
     step: int = 1
 
@@ -59,17 +58,11 @@ class IDPruner(Compressor):
     needs_attention: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_number(self.balance, 0, 1), "balance", "from 0 to 1")
         self._require(is_count(self.step), "step", "a whole number of at least 1")
 
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
+    def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         unit = normalize(features.flatten(0, 1).float(), dim=-1)
         importance = attention(scores).flatten()
         importance = importance - importance.min()

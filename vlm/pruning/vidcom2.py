@@ -12,7 +12,8 @@ from mmaccel.method import is_number
 from mmaccel.registry import register
 
 from ..decoder.method import is_share
-from .compressor import Compressed, Compressor, chosen, top
+from .compressed import Compressed, chosen, top
+from .compressor import Compressor
 from .segments import apportion
 
 WIDTHS = [2.0**power for power in range(-3, 2)]  # of the Gaussians
@@ -55,8 +56,6 @@ class VidCom2(Compressor):
     torch.Size([16, 8])
     """
 
-    keep: float | None = 0.25
-    tokens: int | None = None
     channels: float = 0.5
     temperature: float = 0.01
 
@@ -65,18 +64,12 @@ class VidCom2(Compressor):
     )
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_share(self.channels), "channels", "above 0 and at most 1, a share of the channels")
         valid = is_number(self.temperature, 0) and self.temperature > 0
         self._require(valid, "temperature", "a number above 0")
 
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
+    def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         frames, length, _ = features.shape
         unit = normalize(steady_channels(features.float(), self.channels), dim=-1)
         to_video = closeness(unit, unit.mean((0, 1), keepdim=True))

@@ -12,7 +12,8 @@ from mmaccel.method import is_number
 from mmaccel.registry import register
 
 from .clustering import means, others
-from .compressor import Compressed, Compressor, attention, top
+from .compressed import Compressed, attention, joined, top
+from .compressor import Compressor
 from .segments import apportion
 
 
@@ -52,8 +53,6 @@ class VisionZip(Compressor):
     tensor(64)
     """
 
-    keep: float | None = 0.25
-    tokens: int | None = None
     dominant: float = 54 / 64
 
     paper: ClassVar[str] = "VisionZip: Longer is Better but Not Necessary in Vision Language Models, 2024"
@@ -61,16 +60,10 @@ class VisionZip(Compressor):
     needs_key: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_number(self.dominant, 0, 1), "dominant", "from 0 to 1, a share of the tokens that are kept")
 
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
+    def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         scores = attention(scores)
         frames, length, _ = features.shape
         unit = normalize((features if key is None else key).float(), dim=-1)
@@ -79,7 +72,7 @@ class VisionZip(Compressor):
             if count:
                 tokens, place, size = self._frame(features[frame], scores[frame], unit[frame], count)
                 parts.append(Compressed(tokens, place + frame * length, size))
-        return Compressed(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return joined(parts)
 
     def _frame(self, features: torch.Tensor, scores: torch.Tensor, unit: torch.Tensor, count: int) -> Compressed:
         dominant = top(scores, round(count * self.dominant))

@@ -11,7 +11,8 @@ from torch.nn.functional import normalize
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
-from ..pruning.compressor import Compressed, Compressor, chosen, top
+from ..pruning.compressed import Compressed, chosen, top
+from ..pruning.compressor import Compressor
 from ..pruning.vidcom2 import closeness
 
 
@@ -48,24 +49,17 @@ class StreamingCompression(Compressor):
     """
 
     keep: float | None = 60 / 196
-    tokens: int | None = None
     refresh: float = 0.25
     interval: int = 2
 
     paper: ClassVar[str] = "Accelerating Streaming Video Large Language Models via Hierarchical Token Compression, 2025"
 
     def __post_init__(self) -> None:
-        self._check_keep()
+        super().__post_init__()
         self._require(is_number(self.refresh, 0, 1) and self.refresh > 0, "refresh", "above 0 and at most 1")
         self._require(is_count(self.interval), "interval", "a whole number of at least 1")
 
-    def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
-    ) -> Compressed:
+    def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         frames, cells = features.shape[:2]
         history = History()
         each, spare = divmod(self.count(frames * cells), frames)
