@@ -42,7 +42,8 @@ def examples() -> list[Example]:
 
 def _inner(path: str) -> Any:
     def find(model: Any) -> torch.nn.Module:
-        return model.get_submodule(path)  # type: ignore[no-any-return]
+        found: torch.nn.Module = model.get_submodule(path)
+        return found
 
     return find
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ class Prepared:
     @property
     def weight(self) -> torch.Tensor:
         """That of the module, now."""
-        weight: torch.Tensor = self.module.weight  # type: ignore[assignment]
+        module: Any = self.module
+        weight: torch.Tensor = module.weight
         return weight
 
     def __call__(self) -> torch.Tensor:
@@ -89,7 +91,9 @@ class PackedLinear(nn.Module):
     @property
     def bias(self) -> torch.Tensor | None:
         """That of the layer."""
-        return self.matrix.prepared.module.bias  # type: ignore[return-value]
+        module: Any = self.matrix.prepared.module
+        bias: torch.Tensor | None = module.bias
+        return bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.matrix(x, self.bias)

@@ -99,7 +99,8 @@ def lattice_loss(
     torch.Tensor
         `[B]`
     """
-    return _Lattice.apply(blanks, emissions, logit_lengths, target_lengths, fast_emit)  # type: ignore[no-any-return]
+    loss: torch.Tensor = _Lattice.apply(blanks, emissions, logit_lengths, target_lengths, fast_emit)
+    return loss
 
 
 class _Lattice(torch.autograd.Function):

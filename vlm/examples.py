@@ -42,7 +42,8 @@ def examples() -> list[Example]:
 
 
 def _decoder(model: Any) -> torch.nn.Module:
-    return model.get_decoder()  # type: ignore[no-any-return]
+    decoder: torch.nn.Module = model.get_decoder()
+    return decoder
 
 
 def prompts(batch: int, length: int, seed: int = 0, pad: int = 5) -> tuple[torch.Tensor, torch.Tensor]:

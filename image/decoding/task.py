@@ -110,4 +110,5 @@ Progress = Callable[[int, int], None]
 
 def as_output(sequences: torch.Tensor) -> GenerateDecoderOnlyOutput:
     """What `return_dict_in_generate=True` asks for."""
-    return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+    ids: Any = sequences  # annotated as a LongTensor, which torch's functions do not return
+    return GenerateDecoderOnlyOutput(sequences=ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -140,7 +141,7 @@ def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) 
     plans = [BlockPlan.from_mask(mask, q_len=n, kv_len=n, causal=causal) for mask in masks]
     attend = torch.nn.functional.scaled_dot_product_attention
     runs: list[Callable[[], object]] = [lambda: attend(q, k, v, is_causal=causal)]
-    runs += [lambda plan=plan: block_sparse_attention(q, k, v, plan, causal=causal) for plan in plans]  # type: ignore[misc]
+    runs += [functools.partial(block_sparse_attention, q, k, v, plan, causal=causal) for plan in plans]
     dense, *sparse = _fastest(runs, device)
     return _crossing(dense, sparse, [plan.visible_share(causal) for plan in plans])
 

@@ -26,7 +26,8 @@ def define(name: str, schema: str, fake: Callable[..., Any]) -> Callable[..., An
     LIBRARY.define(f"{name}{schema}")
     LIBRARY.impl(name, functools.partial(_run, name), "CompositeExplicitAutograd")
     torch.library.register_fake(f"mmaccel::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.mmaccel, name)  # type: ignore[no-any-return]
+    found: Any = getattr(torch.ops.mmaccel, name)
+    return found
 
 
 def _run(name: str, first: torch.Tensor, *rest: Any) -> Any:

@@ -88,7 +88,8 @@ class WindowedLayer:
         output = torch.nn.functional.scaled_dot_product_attention(
             query, self.key, self.value, mask, scale=attention.scaling, enable_gqa=True
         )
-        return attention.o_proj(output.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        projected: torch.Tensor = attention.o_proj(output.transpose(1, 2).flatten(2))
+        return projected
 
     def nbytes(self) -> int:
         return tensor_bytes([self.key, self.value, self.waiting])
@@ -206,4 +207,5 @@ class EncoderStream:
         states = second(torch.nn.functional.silu(first(embeds.transpose(1, 2)))).transpose(1, 2)
         for layer in self._layers:
             states = layer(states, last)
-        return self.encoder.final_norm(states)  # type: ignore[no-any-return]
+        normed: torch.Tensor = self.encoder.final_norm(states)
+        return normed

@@ -149,7 +149,8 @@ class _Decoder:
         for place, row in enumerate(rows):
             # as `generate`, which takes no notice of tokens that a smaller vocabulary does not have
             row[[token for token in self.adapter.banned(step + place) if token < len(row)]] = -torch.inf
-        return rows.argmax(-1).tolist()  # type: ignore[no-any-return]
+        chosen: list[int] = rows.argmax(-1).tolist()
+        return chosen
 
     def keep(self, accepted: int, token: int) -> None:
         """Forget the drafts from number `accepted` on; `token` is in their place."""

@@ -60,5 +60,7 @@ def last_self_attention(encoder: Any) -> Any:
 
 def rotated(module: Any, query: Any, key: Any, position_embeddings: Any) -> tuple[Any, Any]:
     """Queries and keys `[B, H, T, D]` with the rotary embedding of that attention's model."""
-    rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
-    return rotate(query, key, *position_embeddings)  # type: ignore[no-any-return]
+    modeling: Any = sys.modules[type(module).__module__]
+    rotate = modeling.apply_rotary_pos_emb
+    result: tuple[Any, Any] = rotate(query, key, *position_embeddings)
+    return result

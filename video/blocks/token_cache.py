@@ -196,7 +196,8 @@ class _Stepper(CacheStepper):
     def share(self, layer: int) -> float:
         """Share of its tokens that a layer computes in a partial step."""
         given = self.method.fractions
-        return self.uniform if given is None else given[layer]  # type: ignore[no-any-return]
+        share: float = self.uniform if given is None else given[layer]
+        return share
 
     def count(self, layer: int, total: int) -> int:
         """How many of `total` tokens that are: 0 only for a share of 0."""

@@ -56,7 +56,8 @@ class TilesAdapter(VisualAdapter):
 
     def tiles(self, output: Any) -> torch.Tensor:
         """Features of the tiles, `[T, N, D]`."""
-        return output.pooler_output  # type: ignore[no-any-return]
+        features: torch.Tensor = output.pooler_output
+        return features
 
     def _patches(self, probe: Probe | None) -> int:
         return 0 if probe is None else round((probe.received[0].shape[-1] - self.skip) ** 0.5)

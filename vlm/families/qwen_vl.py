@@ -111,7 +111,8 @@ class Qwen3VLAdapter(QwenAdapter):
     def inputs(self, prompt: Prompt) -> dict[str, Any]:
         outputs = {}
         for kind, visuals in prompt.visuals.items():
-            output: Any = BaseModelOutputWithPooling(pooler_output=tuple(v.features for v in visuals))  # type: ignore[arg-type]
+            features: Any = tuple(visual.features for visual in visuals)  # one for each, where others have a tensor
+            output: Any = BaseModelOutputWithPooling(pooler_output=features)
             output.deepstack_features = [list(layer) for layer in zip(*(v.extra for v in visuals), strict=True)]
             outputs[kind] = output
         return {"input_ids": prompt.input_ids, **({"mm_encoder_outputs": outputs} if outputs else {})}

@@ -100,7 +100,8 @@ class _Forward:
         mlp = layer.mlp(layer.layer_norm2(middle))
         last = (x[-1:].clone() for x in (key, value, attended, mlp))
         self.cache.references[self.number] = Reference(*last)
-        return middle + mlp  # type: ignore[no-any-return]
+        result: torch.Tensor = middle + mlp
+        return result
 
     def _changed(self, hidden: torch.Tensor) -> torch.Tensor:
         layer, known = self.layer, self.cache.references[self.number]

@@ -55,7 +55,8 @@ def gallery(cards: Sequence[Card], fields: Sequence[gr.components.Component]) ->
     shown = gr.HTML(f'{title}<div class="cards">{faces}</div>', elem_classes="gallery", js_on_load=SCRIPT)
 
     def pick(event: gr.SelectData) -> Any:
-        values = cards[int(event.index) % len(cards)].values  # type: ignore[call-overload]
+        index: Any = event.index
+        values = cards[int(index) % len(cards)].values
         return values[0] if len(fields) == 1 else list(values)
 
     picked = shown.select(pick, None, list(fields), queue=False, show_progress="hidden", api_visibility="private")

@@ -120,7 +120,8 @@ def _generate(run: Run, target: Any, processor: Any, inputs: Any, request: Quest
         return tokens.new_zeros(len(tokens), dtype=bool)
 
     began = time.perf_counter()
-    stopping: Any = StoppingCriteriaList([look])  # type: ignore[list-item]
+    criteria: list[Any] = [look]
+    stopping = StoppingCriteriaList(criteria)
     tokens = target.generate(
         **inputs, max_new_tokens=request.max_new_tokens, do_sample=False, stopping_criteria=stopping
     )

@@ -67,7 +67,8 @@ def recognizer(models: Models, run: Run, request: SpeechRequest, **measured: Any
         kind: Any = MeasuredRecognizer if measured else speech.StreamingRecognizer
         made = kind(*shared.loaded, policy=request.policy, endpoint=request.endpoint, **measured)
         made.lock = shared.memory.setdefault("speech", {}).setdefault("lock", made.lock)
-    return made  # type: ignore[no-any-return]
+    result: speech.StreamingRecognizer = made
+    return result
 
 
 def listen(
