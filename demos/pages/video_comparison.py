@@ -17,7 +17,7 @@ import mmaccel
 from mmaccel import zoo
 from mmaccel.video import HeterogeneousSteps, clips
 
-from ..training.train_tiny_wan import contact_sheet
+from ..training.wan.train import contact_sheet
 
 PROMPTS = ("red heart stays, gray background", "soccer ball moves right, green background")
 STEPS = 40

@@ -15,7 +15,7 @@ from mmaccel.demos.app.looks.gallery import Card, gallery, waves
 from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN, Race, Verdict, film, notice, ratio
 from mmaccel.demos.app.tabs import image_tab, video_tab
 from mmaccel.demos.app.tabs.image_run import _cost
-from mmaccel.demos.training import tiny_janus_card as model_card
+from mmaccel.demos.training.janus import card as model_card
 from mmaccel.errors import PromptError
 from mmaccel.report import Report
 

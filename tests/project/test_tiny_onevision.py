@@ -10,16 +10,8 @@ import torch
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.demos.training import (
-    moving_questions,
-    moving_world,
-    thin_tiny_onevision,
-    tiny_onevision,
-    tiny_onevision_data,
-    tiny_onevision_parts,
-    tiny_onevision_save,
-    tiny_onevision_thinning,
-)
+from mmaccel.demos.training import moving_questions, moving_world
+from mmaccel.demos.training.onevision import data, parts, save, shape, thin, thinning
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.zoo import tiny_onevision as shipped
 
@@ -37,19 +29,19 @@ def clips(emoji_font):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return tiny_onevision.build_tokenizer()
+    return shape.build_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def module(tokenizer):
     torch.manual_seed(0)
-    return tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
+    return parts.Trained(shape.build_model(tokenizer), tokenizer).eval()
 
 
 @pytest.fixture(scope="module")
 def folder(module, tokenizer, emoji_font, tmp_path_factory):
     target = tmp_path_factory.mktemp("zoo") / "model"
-    tiny_onevision_save.save(module.model, tokenizer, target, FACTS)
+    save.save(module.model, tokenizer, target, FACTS)
     return target
 
 
@@ -201,7 +193,7 @@ def test_videos_of_every_make_become_the_same(processor):
 
 def test_frames_of_the_right_size_are_as_in_training(processor, clips):
     inputs = processor(videos=[clips[0].frames], text="what stays?")
-    expected = tiny_onevision.to_pixels(torch.from_numpy(clips[0].frames))
+    expected = shape.to_pixels(torch.from_numpy(clips[0].frames))
     torch.testing.assert_close(inputs["pixel_values_videos"][0], expected)
 
 
@@ -270,7 +262,7 @@ def test_packed_questions_are_answered_as_lone_ones(module, folder, tokenizer, c
     """Same logits as the real model gives to each question alone, so nothing leaks from one to the next."""
     model, processor = shipped.load(folder)
     model.load_state_dict(module.model.state_dict())
-    clip, packer = clips[0], tiny_onevision_data.Packer(tokenizer)
+    clip, packer = clips[0], data.Packer(tokenizer)
     asked = moving_questions.choose(clip, np.random.default_rng(0), 3)
     frames, (tokens, labels) = clip.frames[:9], packer([asked])
     with torch.no_grad():
@@ -289,43 +281,43 @@ def test_packed_questions_are_answered_as_lone_ones(module, folder, tokenizer, c
 def test_dense_labels_are_where_the_things_are(clips):
     for clip in clips[:20]:
         times = np.array([0, 4, 15, 31])
-        things, tracks, arrivals = tiny_onevision_data.dense_labels(clip, times)
-        ground = tiny_onevision_data.GROUNDS[clip.scene.background]
+        things, tracks, arrivals = data.dense_labels(clip, times)
+        ground = data.GROUNDS[clip.scene.background]
         for row, time in enumerate(times):
             visible = {actor.name for actor in clip.scene.actors if actor.appears <= time}
-            seen = {name for name, label in tiny_onevision_data.THINGS.items() if label in things[row]}
+            seen = {name for name, label in data.THINGS.items() if label in things[row]}
             assert seen == visible and ground in things[row]
         latest = max(actor.appears for actor in clip.scene.actors)
-        shown = {tiny_onevision_data.THINGS[a.name]: a.appears for a in clip.scene.actors}
+        shown = {data.THINGS[a.name]: a.appears for a in clip.scene.actors}
         for label, thing in zip(arrivals[arrivals >= 0].tolist(), things[arrivals >= 0].tolist(), strict=True):
             assert latest and shown[thing] == (latest if label else 0)
         assert latest or (arrivals < 0).all()
         told = set(tracks[-1][tracks[-1] >= 0].tolist())
-        names, motions = tiny_onevision_data.THINGS, tiny_onevision_data.MOTIONS
+        names, motions = data.THINGS, data.MOTIONS
         assert (tracks[0] < 0).all()
         assert told == {names[a.name] * len(motions) + motions[a.motion] for a in clip.scene.actors if a.appears <= 15}
 
 
 def test_words_of_a_question_mean_the_thing_they_ask_about(clips):
-    names, motions = tiny_onevision_data.THINGS, tiny_onevision_data.MOTIONS
+    names, motions = data.THINGS, data.MOTIONS
     for clip in clips[:20]:
         actors = clip.scene.actors
         actor = actors[0]
         track = names[actor.name] * len(motions) + motions[actor.motion]
         others = [name for name in names if name not in {a.name for a in actors}]
         words = ["is", "there", "a", actor.name.split()[-1], others[0].split()[-1]]
-        found = tiny_onevision_data.meant(clip, words).tolist()
-        assert found == [tiny_onevision_data.IGNORED] * 3 + [track, tiny_onevision_data.IGNORED]
+        found = data.meant(clip, words).tolist()
+        assert found == [data.IGNORED] * 3 + [track, data.IGNORED]
         takers = [a for a in actors if a.motion == actor.motion]
-        (way,) = tiny_onevision_data.meant(clip, [actor.motion.split()[-1]])
-        assert way == (track if len(takers) == 1 else tiny_onevision_data.IGNORED)
+        (way,) = data.meant(clip, [actor.motion.split()[-1]])
+        assert way == (track if len(takers) == 1 else data.IGNORED)
 
 
 @drawn
 def test_leaving_no_token_out_changes_nothing(tokenizer):
     torch.manual_seed(0)
-    trained = tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
-    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [3], count=2, length=4, asked=3)
+    trained = parts.Trained(shape.build_model(tokenizer), tokenizer).eval()
+    batch = data.draw(data.Packer(tokenizer), [3], count=2, length=4, asked=3)
     everything = torch.arange(4 * 64).expand(2, -1)
     with torch.no_grad():
         features = trained.features(batch.frames)
@@ -337,13 +329,13 @@ def test_leaving_no_token_out_changes_nothing(tokenizer):
 
 @drawn
 def test_thinning_keeps_labels_with_their_tokens(tokenizer):
-    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [4], count=3, length=8, asked=3)
+    batch = data.draw(data.Packer(tokenizer), [4], count=3, length=8, asked=3)
     features = torch.randn(3, 8 * 64 + 1, 12)
     sizes, changed = set(), set()
     for seed in range(12):
-        left = tiny_onevision_thinning.thin(features, batch, [seed])
+        left = thinning.thin(features, batch, [seed])
         kept, late = left.kept, left.late
-        again = tiny_onevision_thinning.thin(features, batch, [seed])
+        again = thinning.thin(features, batch, [seed])
         assert torch.equal(kept, again.kept) and torch.equal(left.features, again.features)
         assert (kept.diff(dim=1) > 0).all() and (late.diff(dim=1) > 0).all() and late.max() < kept.shape[1]
         for row in range(3):
@@ -359,24 +351,24 @@ def test_thinning_keeps_labels_with_their_tokens(tokenizer):
 
 @drawn
 def test_thinning_may_go_by_attention(tokenizer, monkeypatch):
-    monkeypatch.setattr(tiny_onevision_thinning, "scarce", lambda things, rng: 0)  # which goes by things
-    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [5], count=1, length=4, asked=1)
+    monkeypatch.setattr(thinning, "scarce", lambda things, rng: 0)  # which goes by things
+    batch = data.draw(data.Packer(tokenizer), [5], count=1, length=4, asked=1)
     features, attention = torch.randn(1, 4 * 64 + 1, 12), torch.rand(4, 64)
     first = attention.argsort(-1, descending=True)[:, 0] + 64 * torch.arange(4)
     found = [
-        set(first.tolist()) <= set(tiny_onevision_thinning.thin(features, batch, [seed], 0.1, given).kept[0].tolist())
+        set(first.tolist()) <= set(thinning.thin(features, batch, [seed], 0.1, given).kept[0].tolist())
         for given in (attention, None)
         for seed in range(24)
     ]
     assert sum(found[:24]) > sum(found[24:]) + 4, "what receives most stays no more often"
-    shares = [tiny_onevision_thinning.thin(features, batch, [seed], 0.1).kept.shape[1] / 256 for seed in range(24)]
+    shares = [thinning.thin(features, batch, [seed], 0.1).kept.shape[1] / 256 for seed in range(24)]
     assert max(shares) <= 0.105 and 0.015 <= min(shares) < 0.075
 
 
 @drawn
 def test_things_may_be_shown_unevenly(tokenizer):
-    things = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [8], count=6, length=32, asked=1).things
-    left_out = tiny_onevision_thinning.scarce(things, np.random.default_rng(0)).view_as(things).bool()
+    things = data.draw(data.Packer(tokenizer), [8], count=6, length=32, asked=1).things
+    left_out = thinning.scarce(things, np.random.default_rng(0)).view_as(things).bool()
     shares = []
     for clip, out in zip(things, left_out, strict=True):
         for kind in clip.unique():
@@ -391,7 +383,7 @@ def test_things_may_be_shown_unevenly(tokenizer):
 def test_it_ends_half_way_between_the_weights_before_and_after():
     before, after = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     began, ended = before.weight.clone(), after.weight.clone()
-    thin_tiny_onevision.between(before, after)
+    thin.between(before, after)
     assert torch.allclose(after.weight, (began + ended) / 2) and torch.equal(before.weight, began)
     assert not torch.equal(began, ended)
 
@@ -399,12 +391,12 @@ def test_it_ends_half_way_between_the_weights_before_and_after():
 @pytest.fixture
 def changed_by(tmp_path, monkeypatch):
     """What a short training changes of the shipped weights, and what it tells."""
-    monkeypatch.setattr(thin_tiny_onevision, "LOOKING", 1)
-    monkeypatch.setattr(thin_tiny_onevision, "CLIPS", 1)
-    monkeypatch.setattr(thin_tiny_onevision, "PARTS", 2)
+    monkeypatch.setattr(thin, "LOOKING", 1)
+    monkeypatch.setattr(thin, "CLIPS", 1)
+    monkeypatch.setattr(thin, "PARTS", 2)
 
     def run(*minutes):
-        thin_tiny_onevision.main(["--output", str(tmp_path), *minutes, "--questions", "4", "--threads", "1"])
+        thin.main(["--output", str(tmp_path), *minutes, "--questions", "4", "--threads", "1"])
         before, after = (dict(shipped.load(folder)[0].named_parameters()) for folder in (FOLDER, tmp_path / "model"))
         told = json.loads((tmp_path / "model" / "training.json").read_text())
         return {name for name in before if not torch.equal(before[name], after[name])}, told
@@ -435,23 +427,23 @@ def test_where_the_tower_looks_changes_its_last_layer(changed_by):
 
 @drawn
 def test_each_thing_gets_the_same_share_of_looks(tokenizer):
-    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [7], count=6, length=4, asked=1)
+    batch = data.draw(data.Packer(tokenizer), [7], count=6, length=4, asked=1)
     things = batch.things.flatten(0, 1)
-    shares = tiny_onevision_parts.middles(things)
+    shares = parts.middles(things)
     assert torch.allclose(shares.sum(-1), torch.ones(24))
     for frame, share in zip(things, shares, strict=True):
-        shown = frame[(frame >= 0) & (frame < len(tiny_onevision_data.THINGS))].unique()
+        shown = frame[(frame >= 0) & (frame < len(data.THINGS))].unique()
         each = torch.stack([share[frame == thing].sum() for thing in shown])
         assert torch.allclose(each, torch.full_like(each, 1 / len(shown)))
     square = torch.full((8, 8), 14)
     square[2:5, 3:6] = 0
-    assert tiny_onevision_parts.middles(square.view(1, -1)).argmax() == 3 * 8 + 4
-    assert not tiny_onevision_parts.middles(torch.full((1, 64), 14)).any()
+    assert parts.middles(square.view(1, -1)).argmax() == 3 * 8 + 4
+    assert not parts.middles(torch.full((1, 64), 14)).any()
 
 
 @drawn
 def test_looks_are_learned_in_the_last_layer(tokenizer, module):
-    batch = tiny_onevision_data.draw(tiny_onevision_data.Packer(tokenizer), [8], count=2, length=4, asked=1)
+    batch = data.draw(data.Packer(tokenizer), [8], count=2, length=4, asked=1)
     module.zero_grad()
     module.features(batch.frames)
     loss = module.looking_loss(batch)
@@ -467,19 +459,19 @@ def test_looks_are_learned_in_the_last_layer(tokenizer, module):
 
 def test_what_is_left_out_joins_the_most_similar_token():
     tokens = torch.tensor([[[1.0, 0.0], [3.0, 0.1], [0.0, 2.0], [0.1, 4.0], [5.0, 0.0]]])
-    merged = tiny_onevision_thinning.joined(tokens, torch.tensor([[0, 3]]), own=0.25)
+    merged = thinning.joined(tokens, torch.tensor([[0, 3]]), own=0.25)
     expected = torch.stack(
         [0.25 * tokens[0, 0] + 0.75 * tokens[0, [1, 4]].mean(0), 0.25 * tokens[0, 3] + 0.75 * tokens[0, 2]]
     )
     assert torch.allclose(merged[0], expected)
-    alone = tiny_onevision_thinning.joined(tokens, torch.arange(5)[None], own=0.25)
+    alone = thinning.joined(tokens, torch.arange(5)[None], own=0.25)
     assert torch.equal(alone, tokens)
 
 
 def test_repeated_tokens_are_like_those_at_their_place_before():
     frames = torch.randn(1, 1, 64, 16).expand(-1, 3, -1, -1).clone()
     frames[0, 2, 10] *= -1
-    told = tiny_onevision_thinning.repeated(frames.flatten(1, 2), tau=0.9).unflatten(1, (3, 64))
+    told = thinning.repeated(frames.flatten(1, 2), tau=0.9).unflatten(1, (3, 64))
     assert not told[0, 0].any() and told[0, 1].all()
     assert told[0, 2].sum() == 63 and not told[0, 2, 10]
 
@@ -492,18 +484,18 @@ def test_a_run_of_repeats_is_its_mean():
     expected = tokens.view(2, 5, 64, 3).clone()
     expected[0, :3, 7] = expected[0, :3, 7].mean(0)
     expected[1, 3:, 9] = expected[1, 3:, 9].mean(0)
-    found = tiny_onevision_thinning.averaged(tokens, again.flatten(1))
+    found = thinning.averaged(tokens, again.flatten(1))
     assert torch.allclose(found, expected.flatten(1, 2), atol=1e-6)
 
 
 def test_soften_brings_only_sharp_heads_down_to_the_spread(tokenizer):
     torch.manual_seed(0)
-    trained = tiny_onevision_parts.Trained(tiny_onevision.build_model(tokenizer), tokenizer).eval()
+    trained = parts.Trained(shape.build_model(tokenizer), tokenizer).eval()
     language = trained.model.model.language_model
     sharp = language.layers[2].self_attn
     with torch.no_grad():
         sharp.q_proj.weight[: sharp.head_dim] *= 40  # the first head
-    features, tokens = torch.randn(1, 4 * 64 + 1, tiny_onevision.WIDTH), torch.randint(6, 20, (1, 3, 8))
+    features, tokens = torch.randn(1, 4 * 64 + 1, shape.WIDTH), torch.randint(6, 20, (1, 3, 8))
 
     @torch.no_grad()
     def spreads():
@@ -512,15 +504,15 @@ def test_soften_brings_only_sharp_heads_down_to_the_spread(tokenizer):
 
     before = spreads()
     weights = sharp.q_proj.weight.clone()
-    assert before[2, 0] > tiny_onevision_parts.SPREAD > before[2, 1:].max()
-    tiny_onevision_parts.soften(language)
+    assert before[2, 0] > parts.SPREAD > before[2, 1:].max()
+    parts.soften(language)
     assert torch.equal(sharp.q_proj.weight[sharp.head_dim :], weights[sharp.head_dim :])
-    torch.testing.assert_close(spreads()[2, 0], torch.tensor(tiny_onevision_parts.SPREAD), rtol=1e-3, atol=0)
+    torch.testing.assert_close(spreads()[2, 0], torch.tensor(parts.SPREAD), rtol=1e-3, atol=0)
 
 
 def test_gapped_positions_are_those_of_the_whole_clip():
     tokens, times = torch.zeros(1, 2, 5, dtype=torch.long), torch.tensor([[0, 7]])
-    positions = tiny_onevision_parts.Trained._positions(2, 129, tokens, times)[0].tolist()
+    positions = parts.Trained._positions(2, 129, tokens, times)[0].tolist()
     frames = [*range(2, 66), *range(2 + 7 * 64, 2 + 8 * 64)]
     newline = 2 + 8 * 64
     assert positions == [0, 1, *frames, newline, *list(range(newline + 1, newline + 6)) * 2]
@@ -533,11 +525,11 @@ def test_save_and_load_keep_the_weights_in_float16(module, folder):
     assert type(model) is LlavaOnevisionForConditionalGeneration
     assert model.config.text_config._attn_implementation == model.config.vision_config._attn_implementation == "sdpa"
     wanted = copy.deepcopy(module.model)
-    tiny_onevision.rescale(wanted, 1 / tiny_onevision.STREAM)
+    shape.rescale(wanted, 1 / shape.STREAM)
     saved = dict(model.named_parameters())
     for name, parameter in wanted.named_parameters():
         assert torch.equal(saved[name], parameter.half().float())
-    tiny_onevision.rescale(model, tiny_onevision.STREAM)
+    shape.rescale(model, shape.STREAM)
     for name, parameter in module.model.named_parameters():
         assert torch.allclose(saved[name], parameter, rtol=2**-10, atol=4e-6)
     assert (folder / "model.safetensors").stat().st_size < 20e6
@@ -546,17 +538,17 @@ def test_save_and_load_keep_the_weights_in_float16(module, folder):
 
 def test_rescaling_changes_no_logit(tokenizer):
     torch.manual_seed(0)
-    model = tiny_onevision.build_model(tokenizer).eval()
+    model = shape.build_model(tokenizer).eval()
     tokens, seen = torch.randint(6, len(tokenizer), (1, 9)), torch.randint(0, 256, (1, 2, 64, 64, 3))
-    pixels = tiny_onevision.to_pixels(seen)
+    pixels = shape.to_pixels(seen)
     with torch.no_grad():
         video, newline = model.get_video_features(pixels).pooler_output, model.model.image_newline.clone()
         logits = model(tokens).logits
-        tiny_onevision.rescale(model, 1 / tiny_onevision.STREAM)
-        assert torch.allclose(model.get_video_features(pixels).pooler_output * tiny_onevision.STREAM, video, rtol=1e-4)
-        assert torch.allclose(model.model.image_newline * tiny_onevision.STREAM, newline)
+        shape.rescale(model, 1 / shape.STREAM)
+        assert torch.allclose(model.get_video_features(pixels).pooler_output * shape.STREAM, video, rtol=1e-4)
+        assert torch.allclose(model.model.image_newline * shape.STREAM, newline)
         assert torch.allclose(model(tokens).logits, logits, atol=1e-4, rtol=1e-4)
-    assert model.config.text_config.rms_norm_eps == 1e-6 / tiny_onevision.STREAM**2
+    assert model.config.text_config.rms_norm_eps == 1e-6 / shape.STREAM**2
 
 
 # ---------------------------------------------------------------- the trained model
@@ -564,7 +556,7 @@ def test_rescaling_changes_no_logit(tokenizer):
 
 @trained
 def test_it_answers_held_out_questions():
-    from mmaccel.demos.training.tiny_onevision_check import accuracy
+    from mmaccel.demos.training.onevision.check import accuracy
 
     measured = json.loads((FOLDER / "training.json").read_text())["accuracy"]
     assert measured["all"] > 0.9

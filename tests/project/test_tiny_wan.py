@@ -159,7 +159,7 @@ def test_prompts_that_there_are_not():
 
 
 def test_training_encodes_captions_as_the_pipeline_does(pipeline):
-    from mmaccel.demos.training.tiny_wan_parts import encode_captions
+    from mmaccel.demos.training.wan.parts import encode_captions
 
     prompts = ["", "rocket moves up, pizza stays, blue background"]
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_training_encodes_captions_as_the_pipeline_does(pipeline):
 
 @drawn
 def test_training_runs_the_autoencoder_as_it_is(pipeline):
-    from mmaccel.demos.training.tiny_wan_vae import decode, encode, pixels_of
+    from mmaccel.demos.training.wan.vae import decode, encode, pixels_of
 
     pixels = pixels_of([world.draw_clip(1)])
     with torch.no_grad():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mmaccel import vlm
-from mmaccel.demos.training import tiny_onevision
+from mmaccel.demos.training.onevision import shape
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import visual_examples
@@ -20,8 +20,8 @@ CELLS = 64
 @pytest.fixture(scope="module")
 def parts():
     torch.manual_seed(0)
-    tokenizer = tiny_onevision.build_tokenizer()
-    model = tiny_onevision.build_model(tokenizer).eval()
+    tokenizer = shape.build_tokenizer()
+    model = shape.build_model(tokenizer).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model, OnevisionProcessor(tokenizer, model.config)

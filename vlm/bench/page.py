@@ -11,7 +11,7 @@ from mmaccel.comparison.results import called
 TITLE = "Video questions"
 INTRO = """
 Measured by `mmaccel bench vlm` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
-`mmaccel.demos.training.train_tiny_onevision` and `mmaccel.demos.training.thin_tiny_onevision`), clips of 32 frames,
+`mmaccel.demos.training.onevision.train` and `mmaccel.demos.training.onevision.thin`), clips of 32 frames,
 2,048 visual tokens, greedy answers. *right* is the share of held-out questions answered word for word, *kept* that
 share against all tokens'. *tokens* is the share of the visual tokens that the language model got, a mean over its
 layers: where a method drops some of them inside it, `keep` says another share, and methods are to be compared by this

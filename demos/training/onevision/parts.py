@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.modeling_utils import AttentionInterface
 
-from .tiny_onevision import SIDE, WIDTH, to_pixels
-from .tiny_onevision_data import GROUNDS, IGNORED, MOTIONS, THINGS, Batch
-from .tiny_onevision_thinning import joined
+from .data import GROUNDS, IGNORED, MOTIONS, THINGS, Batch
+from .shape import SIDE, WIDTH, to_pixels
+from .thinning import joined
 
 TRACKING_LAYER = 4  # after so many layers, visual tokens are to know where their thing goes
 SPREAD = 10.0

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from . import moving_world as world
-from .moving_questions import Question, choose
-from .tiny_onevision import SIDE
+from .. import moving_world as world
+from ..moving_questions import Question, choose
+from .shape import SIDE
 
 IGNORED = -100
 SEEN_ENOUGH = 4  # frames after which a motion can be told

@@ -2,7 +2,7 @@
 
 One command makes the weights from nothing but a font; it goes on where it stopped, and ends by the clock::
 
-    python -m mmaccel.demos.training.train_tiny_onevision --output runs/tiny-onevision --minutes 90 --threads 2
+    python -m mmaccel.demos.training.onevision.train --output runs/tiny-onevision --minutes 90 --threads 2
 
 All on clips drawn on the fly by :mod:`mmaccel.demos.training.moving_world`. First the vision tower learns what stands
 at each token, and in its last layer to look at things, as large towers do. Then it is frozen, and the language model
@@ -22,16 +22,16 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from . import tiny_onevision as shape
-from .checkpoint import Checkpoint
-from .moving_world import ONEVISION, Footage
-from .optimizer import Muon, trapezoid
-from .tiny_onevision_check import accuracy
-from .tiny_onevision_data import Packer, draw
-from .tiny_onevision_parts import Trained, answer_loss, soften
-from .tiny_onevision_save import save
-from .tiny_onevision_thinning import thin
-from .tiny_wan_parts import LOG_STEPS, UNITS, Average, Clock
+from ..checkpoint import Checkpoint
+from ..moving_world import ONEVISION, Footage
+from ..optimizer import Muon, trapezoid
+from ..wan.parts import LOG_STEPS, UNITS, Average, Clock
+from . import shape
+from .check import accuracy
+from .data import Packer, draw
+from .parts import Trained, answer_loss, soften
+from .save import save
+from .thinning import thin
 
 CHECK_SECONDS = 300
 FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from . import emoji_world as world
+from .. import emoji_world as world
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<boi>", "<eoi>", "<image>")
 GRID = world.IMAGE_SIZE // world.GRID_STEP

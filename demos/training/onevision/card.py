@@ -2,7 +2,7 @@
 
 Answers are made by the model as `zoo.load` gives it, one held-out clip after the other, none picked::
 
-    python -m mmaccel.demos.training.tiny_onevision_card
+    python -m mmaccel.demos.training.onevision.card
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 from mmaccel import zoo
 from mmaccel.files import pictures
 
-from .tiny_onevision import STREAM, to_pixels
+from .shape import STREAM, to_pixels
 
 CLIPS, SHOWN = 6, (0, 6, 12, 18, 24, 31)
 
@@ -49,8 +49,8 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Size of its tokens**: in training, visual tokens grew to a root mean square of {trained_size:.0f}. They are shipped
   {stream} times smaller, with all else that the language model adds up, which changes no answer: token mergers take
   `exp(-d^2)` of distances between tokens, which was 0 for whatever was not paper.
-- **Recipe**: `python -m mmaccel.demos.training.train_tiny_onevision --output runs/tiny-onevision`, then
-  `python -m mmaccel.demos.training.thin_tiny_onevision --output runs/thinned` for the last {thinned_minutes:g}
+- **Recipe**: `python -m mmaccel.demos.training.onevision.train --output runs/tiny-onevision`, then
+  `python -m mmaccel.demos.training.onevision.thin --output runs/thinned` for the last {thinned_minutes:g}
   minutes; seeds {seed}, 21, 22 and 24; {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {tower_minutes:g} of
   them for the tower; {steps:,} steps of the language model. The shipped weights were trained in parts: for the first
   68 minutes of the language model without the softening of scores, and what things they mean was not told at words, so

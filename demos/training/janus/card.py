@@ -2,7 +2,7 @@
 
 Samples are drawn by the model's own `generate`, one per prompt, none picked::
 
-    python -m mmaccel.demos.training.tiny_janus_card
+    python -m mmaccel.demos.training.janus.card
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Data**: drawn on the fly by `demos/training/emoji_world.py` from Noto Color Emoji (SIL Open Font License 1.1),
   names from the `emoji` package (BSD). Hue, brightness, grain and a few pixels of position vary without being told, so
   that tokens keep real uncertainty. About one scene in forty is held out.
-- **Recipe**: `python -m mmaccel.demos.training.train_tiny_janus --output runs/tiny-janus`; seed {seed}; VQ model
+- **Recipe**: `python -m mmaccel.demos.training.janus.train --output runs/tiny-janus`; seed {seed}; VQ model
   {vq_steps} steps, language model {steps} steps of {batch} pictures over 217 names and {featured_steps} of
   {featured_batch} over the {names} it ships, about three hours on 2 cores with bfloat16 arithmetic.
 - **Held-out loss**: {held_out_nats_per_token} nats per image token, without guidance, on scenes never trained on.

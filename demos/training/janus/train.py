@@ -2,7 +2,7 @@
 
 One command makes the weights from nothing but a font; it is seeded, and goes on where it stopped::
 
-    python -m mmaccel.demos.training.train_tiny_janus --output runs/tiny-janus
+    python -m mmaccel.demos.training.janus.train --output runs/tiny-janus
 
 All on pictures drawn on the fly by :mod:`mmaccel.demos.training.emoji_world`: first the VQ model (pixels to 16 x 16
 codes and back), then the language model over captions and codes, first of all names and then of those it ships.
@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from . import emoji_world as world
-from .checkpoint import Checkpoint, steps
-from .optimizer import Muon, trapezoid
-from .tiny_janus import GRID, build_model, build_tokenizer, encode_captions, to_pixels
-from .tiny_janus_data import draw
-from .tiny_janus_vq import train_vq
+from .. import emoji_world as world
+from ..checkpoint import Checkpoint, steps
+from ..optimizer import Muon, trapezoid
+from .data import draw
+from .shape import GRID, build_model, build_tokenizer, encode_captions, to_pixels
+from .vq import train_vq
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 

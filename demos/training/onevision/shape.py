@@ -13,7 +13,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from . import moving_questions, moving_world
+from .. import moving_questions, moving_world
 
 SPECIAL_TOKENS = ("<pad>", "<|im_start|>", "<|im_end|>", "<unk>", "<image>", "<video>")
 ROLES = ("user", "assistant", "system")

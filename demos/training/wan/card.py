@@ -2,7 +2,7 @@
 
 Samples are made by the pipeline as `zoo.load` gives it, one per prompt, none picked::
 
-    python -m mmaccel.demos.training.tiny_wan_card
+    python -m mmaccel.demos.training.wan.card
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from mmaccel import zoo
 
-from .train_tiny_wan import contact_sheet
+from .train import contact_sheet
 
 PROMPTS = (
     "rocket moves up, pizza stays, blue background",
@@ -45,7 +45,7 @@ It exists to test and measure acceleration without a download; it is no general 
   grain vary without being told. About one scene in forty is held out.
 - **State**: backgrounds and the looks of things are right, and a thing alone mostly moves as told; of two things one
   is sometimes missing or drawn twice, and motions are mixed up. The loss still falls: more minutes mend it.
-- **Recipe**: `python -m mmaccel.demos.training.train_tiny_wan --output runs/tiny-wan --compile`; seed {seed};
+- **Recipe**: `python -m mmaccel.demos.training.wan.train --output runs/tiny-wan --compile`; seed {seed};
   autoencoder {vae_minutes:g} minutes, transformer and text encoder {minutes:g} minutes, {steps:,} steps of {batch}
   clips out of {pool:,}, on 2 cores with bfloat16 arithmetic.
 - **Held-out loss**: {held_out_loss}, the mean squared error of the velocity, without guidance, on scenes never trained

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .tiny_onevision import SIDE
-from .tiny_onevision_data import GROUNDS, THINGS, Batch
+from .data import GROUNDS, THINGS, Batch
+from .shape import SIDE
 
 LEAST, LEAST_NEW = 0.08, 0.02  # share of the tokens that is always left, and where those that repeat go first
 LATE_LEAST, LATE_MOST = 0.2, 0.9  # and of these inside the language model, where it has fewer

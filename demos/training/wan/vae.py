@@ -12,12 +12,12 @@ from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import patchify, unpatchify
 from tqdm import tqdm
 
-from . import moving_world as world
-from .checkpoint import Checkpoint
-from .optimizer import Muon, trapezoid
-from .tiny_janus_vq import picture_loss
-from .tiny_wan import to_pixels
-from .tiny_wan_parts import LOG_STEPS, SAVE_SECONDS, UNITS, Clock
+from .. import moving_world as world
+from ..checkpoint import Checkpoint
+from ..janus.vq import picture_loss
+from ..optimizer import Muon, trapezoid
+from .parts import LOG_STEPS, SAVE_SECONDS, UNITS, Clock
+from .shape import to_pixels
 
 KL_WEIGHT = 2e-3
 TRAINING, HELD_OUT = 0, 1  # streams of seeds

@@ -12,7 +12,7 @@ from diffusers import WanTransformer3DModel
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 
-from .tiny_wan import SHIFT, TEXT_LENGTH
+from .shape import SHIFT, TEXT_LENGTH
 
 SAVE_SECONDS, LOG_STEPS = 300, 50
 UNITS = 10_000  # learning rates count these shares of the time as steps

@@ -2,7 +2,7 @@
 
 One command makes the weights from nothing but a font; it goes on where it stopped, and ends by the clock::
 
-    python -m mmaccel.demos.training.train_tiny_wan --output runs/tiny-wan
+    python -m mmaccel.demos.training.wan.train --output runs/tiny-wan
 
 All on clips drawn by :mod:`mmaccel.demos.training.moving_world`: first the video autoencoder, then a pool of clips is
 encoded once, then the transformer and its text encoder learn flow matching on it, first on the beginnings of clips (a
@@ -25,14 +25,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from mmaccel.image import pictures
+from mmaccel.files import pictures
 
-from . import moving_world as world
-from . import tiny_wan
-from .checkpoint import Checkpoint
-from .optimizer import Muon, trapezoid
-from .tiny_wan_parts import LOG_STEPS, SAVE_SECONDS, UNITS, Average, Clock, TrainingAttention, flow_loss
-from .tiny_wan_vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, train_vae
+from .. import moving_world as world
+from ..checkpoint import Checkpoint
+from ..optimizer import Muon, trapezoid
+from . import shape
+from .parts import LOG_STEPS, SAVE_SECONDS, UNITS, Average, Clock, TrainingAttention, flow_loss
+from .vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, train_vae
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens
@@ -49,7 +49,7 @@ def trained_vae(args: argparse.Namespace) -> AutoencoderKLWan:
     """The autoencoder as it is shipped, in float16 steps."""
     folder = args.output / "model" / "vae"
     if not (folder / "config.json").is_file():
-        vae = tiny_wan.build_vae()
+        vae = shape.build_vae()
         train_vae(vae, args.output, args.seed, args.vae_minutes)
         vae.half().float()
         measure_latents(vae, args.seed)
@@ -160,8 +160,8 @@ def show(pipeline: WanPipeline, path: Path, prompts: tuple[str, ...] = SHOWN, st
             width=world.IMAGE_SIZE,
             num_frames=world.FRAMES,
             num_inference_steps=steps,
-            guidance_scale=tiny_wan.GUIDANCE,
-            max_sequence_length=tiny_wan.TEXT_LENGTH,
+            guidance_scale=shape.GUIDANCE,
+            max_sequence_length=shape.TEXT_LENGTH,
             generator=torch.Generator().manual_seed(0),
         ).frames
     contact_sheet(clips, list(prompts)).save(path)
@@ -188,8 +188,8 @@ def save(pipeline: WanPipeline, args: argparse.Namespace, step: int, **measured:
         "backgrounds": list(world.BACKGROUNDS),
         "frames": world.FRAMES,
         "size": world.IMAGE_SIZE,
-        "text_length": tiny_wan.TEXT_LENGTH,
-        "guidance_scale": tiny_wan.GUIDANCE,
+        "text_length": shape.TEXT_LENGTH,
+        "guidance_scale": shape.GUIDANCE,
     }
     (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
 
@@ -208,11 +208,11 @@ def main(argv: list[str] | None = None) -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    tokenizer = tiny_wan.build_tokenizer()
-    parts = {"transformer": tiny_wan.build_transformer(), "text_encoder": tiny_wan.build_text_encoder(tokenizer)}
+    tokenizer = shape.build_tokenizer()
+    parts = {"transformer": shape.build_transformer(), "text_encoder": shape.build_text_encoder(tokenizer)}
     module = torch.nn.ModuleDict(parts)
     average = Average(module)
-    scheduler = tiny_wan.build_scheduler()
+    scheduler = shape.build_scheduler()
     pipeline = WanPipeline(
         tokenizer, average.module.text_encoder, trained_vae(args), scheduler, average.module.transformer
     )

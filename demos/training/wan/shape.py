@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-from . import moving_world as world
+from .. import moving_world as world
 
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 LATENT_CHANNELS = 8

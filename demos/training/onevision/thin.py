@@ -1,11 +1,11 @@
 """Train `tiny-onevision` on, on a part of its visual tokens, from shipped weights::
 
-    python -m mmaccel.demos.training.thin_tiny_onevision --output runs/thinned --minutes 60
+    python -m mmaccel.demos.training.onevision.thin --output runs/thinned --minutes 60
 
 Large video models answer nearly as well from a part of their tokens; a small one has to learn that. First the last
 layer of the vision tower learns to look at things, as large towers do and as methods rely on, while the features stay
 what they were. Then the tower looks once at each clip, of which the language model sees several different parts: which
-tokens stay, and what becomes of the others, is drawn (:mod:`mmaccel.demos.training.tiny_onevision_thinning`) and that
+tokens stay, and what becomes of the others, is drawn (:mod:`mmaccel.demos.training.onevision.thinning`) and that
 of no method in particular. What it ends with is half way between the weights before and after (WiSE-FT: Robust
 fine-tuning of zero-shot models, Wortsman et al., 2022): after 34 minutes that was better than both, so rather go on
 twice than for long. Goes on where it stopped, and ends by the clock.
@@ -24,12 +24,12 @@ import torch
 from mmaccel import zoo
 from mmaccel.zoo.tiny_onevision import load
 
-from . import tiny_onevision as shape
-from .moving_world import ONEVISION
-from .tiny_onevision_data import Batch, Packer, draw
-from .tiny_onevision_parts import Trained, answer_loss, soften
-from .tiny_onevision_thinning import thin
-from .train_tiny_onevision import QUESTIONS, Stage, check, finish, optimizers_of, steps_of
+from ..moving_world import ONEVISION
+from . import shape
+from .data import Batch, Packer, draw
+from .parts import Trained, answer_loss, soften
+from .thinning import thin
+from .train import QUESTIONS, Stage, check, finish, optimizers_of, steps_of
 
 PACE = 0.3  # of the learning rates of the first training
 LOOKING, LOOKING_FRAMES = 16, 4  # clips a step that the tower looks at, and frames of each

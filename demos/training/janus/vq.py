@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from .checkpoint import Checkpoint, steps
-from .optimizer import Muon, trapezoid
-from .tiny_janus import CODES, to_pixels
-from .tiny_janus_data import draw
+from ..checkpoint import Checkpoint, steps
+from ..optimizer import Muon, trapezoid
+from .data import draw
+from .shape import CODES, to_pixels
 
 COMMITMENT = 0.25  # VQ-VAE (van den Oord et al., 2017)
 CODE_DECAY = 0.98

@@ -1,0 +1,1 @@
+"""How `tiny-janus`, the small text-to-image model, is trained."""

@@ -1,0 +1,1 @@
+"""How `tiny-onevision`, the small video language model, is trained."""

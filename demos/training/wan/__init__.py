@@ -1,0 +1,1 @@
+"""How `tiny-wan`, the small text-to-video model, is trained."""
