@@ -65,7 +65,7 @@ GRID_STEP = 4  # one image token covers 4 x 4 pixels, and sprites lie on that gr
 
 
 @dataclass(frozen=True)
-class Scene:
+class EmojiScene:
     """What a caption can tell about one picture."""
 
     name: str
@@ -97,10 +97,10 @@ def names() -> tuple[str, ...]:
     return tuple(glyphs())
 
 
-def random_scene(rng: np.random.Generator, things: tuple[str, ...] | None = None) -> Scene:
+def random_scene(rng: np.random.Generator, things: tuple[str, ...] | None = None) -> EmojiScene:
     """One scene, uniform over names (all, or `things`), sizes, backgrounds and (for small things) places."""
     size = str(rng.choice(list(SIZES)))
-    return Scene(
+    return EmojiScene(
         name=str(rng.choice(things or names())),
         size=size,
         background=str(rng.choice(list(BACKGROUNDS))),
@@ -108,7 +108,7 @@ def random_scene(rng: np.random.Generator, things: tuple[str, ...] | None = None
     )
 
 
-def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
+def caption(scene: EmojiScene, rng: np.random.Generator | None = None) -> str:
     """The caption of a scene; with `rng`, some of what is known is left out, as people do."""
 
     def told(probability: float) -> bool:
@@ -124,7 +124,7 @@ def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
     return words
 
 
-def render(scene: Scene, rng: np.random.Generator) -> np.ndarray:
+def render(scene: EmojiScene, rng: np.random.Generator) -> np.ndarray:
     """Draw the scene: uint8 array `[IMAGE_SIZE, IMAGE_SIZE, 3]`."""
     canvas = paper(scene.background, rng)
     tinted = _tinted(sprite(scene.name, SIZES[scene.size]), rng)
@@ -154,7 +154,7 @@ def paper(background: str, rng: np.random.Generator) -> np.ndarray:
     return color + ramp + grain[..., None]
 
 
-def _corner(scene: Scene, rng: np.random.Generator) -> tuple[int, int]:
+def _corner(scene: EmojiScene, rng: np.random.Generator) -> tuple[int, int]:
     free = (IMAGE_SIZE - SIZES[scene.size]) // GRID_STEP
     if scene.size == "big":
         offset = [int(rng.integers(1, free)) for _ in range(2)]

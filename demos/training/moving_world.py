@@ -90,7 +90,7 @@ class Actor:
 
 
 @dataclass(frozen=True)
-class Scene:
+class MovingScene:
     """What a caption can tell about one clip."""
 
     actors: tuple[Actor, ...]
@@ -114,18 +114,18 @@ class Clip:
 
     frames: np.ndarray  # uint8 [frames, IMAGE_SIZE, IMAGE_SIZE, 3]
     caption: str
-    scene: Scene
+    scene: MovingScene
     places: np.ndarray  # int [actors, frames, 2]: top and left of each thing's box of SPRITE_SIZE pixels
 
 
-def random_scene(rng: np.random.Generator, footage: Footage = WAN) -> Scene:
+def random_scene(rng: np.random.Generator, footage: Footage = WAN) -> MovingScene:
     """A few different things, each with a motion, on a background."""
     count = 1 + int(np.searchsorted(np.cumsum(footage.things[:-1]), rng.random(), side="right"))
     names = rng.choice(NAMES, count, replace=False)
     motions = rng.choice(list(MOTIONS), count, p=[0.28] + [0.18] * 4)
     appears = _appearances(count, rng, footage)
     actors = tuple(Actor(str(n), str(m), a) for n, m, a in zip(names, motions, appears, strict=True))
-    return Scene(actors, str(rng.choice(BACKGROUNDS)))
+    return MovingScene(actors, str(rng.choice(BACKGROUNDS)))
 
 
 def _appearances(count: int, rng: np.random.Generator, footage: Footage) -> list[int]:
@@ -137,7 +137,7 @@ def _appearances(count: int, rng: np.random.Generator, footage: Footage) -> list
     return late.tolist()
 
 
-def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
+def caption(scene: MovingScene, rng: np.random.Generator | None = None) -> str:
     """The caption of a scene; with `rng`, a tenth of what is known is left out, as people do."""
 
     def told() -> bool:
@@ -185,7 +185,7 @@ def draw_clip(
 
 
 def render(
-    scene: Scene,
+    scene: MovingScene,
     rng: np.random.Generator,
     footage: Footage = WAN,
     sprites: Callable[[str, int], np.ndarray] = sprite,
@@ -208,7 +208,7 @@ def render(
     return (frames.clip(0, 1) * 255).round().astype(np.uint8), places
 
 
-def _places(scene: Scene, rng: np.random.Generator, footage: Footage) -> np.ndarray | None:
+def _places(scene: MovingScene, rng: np.random.Generator, footage: Footage) -> np.ndarray | None:
     """Where each thing is in each frame: all inside the picture, none on top of another."""
     first, second = np.triu_indices(len(scene.actors), 1)
     tries = 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import torch
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
-from tokenizers.models import WordLevel
 from transformers import (
     JanusConfig,
     JanusForConditionalGeneration,
@@ -15,6 +13,7 @@ from transformers import (
 )
 
 from .. import emoji_world as world
+from ..word_tokenizer import word_tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<boi>", "<eoi>", "<image>")
 GRID = world.IMAGE_SIZE // world.GRID_STEP
@@ -25,26 +24,14 @@ HIDDEN = 256
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A word tokenizer over everything a caption of the emoji world can say."""
     words = " ".join([*world.names(), *world.SIZES, *world.BACKGROUNDS, *world.PLACES, "on"]).split()
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *dict.fromkeys(words)])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Lowercase(),
-            normalizers.Replace(Regex(r"[,.!?\"]"), " "),
-            normalizers.Replace(Regex(r"\b(a|an|the|in|at)\b"), " "),
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    return word_tokenizer(
+        SPECIAL_TOKENS,
+        words,
+        unsaid="a|an|the|in|at",
+        template="<bos> $A",
         padding_side="left",
-        pad_token="<pad>",
         bos_token="<bos>",
         eos_token="<eos>",
-        unk_token="<unk>",
         extra_special_tokens={"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<image>"},
     )
 

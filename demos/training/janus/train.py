@@ -25,6 +25,7 @@ from tqdm import tqdm
 from .. import emoji_world as world
 from ..checkpoint import Checkpoint, steps
 from ..optimizer import Muon, trapezoid
+from ..recipe import begin, command_line, step_with
 from .data import draw
 from .shape import GRID, build_model, build_tokenizer, encode_captions, to_pixels
 from .vq import train_vq
@@ -91,12 +92,7 @@ def train_language_model(
             trapezoid(optimizer, step, last, warmup=100, decay=0.6)
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             loss = language_model_loss(model, tokenizer, pictures, captions, drop)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(outside, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        step_with(optimizers, loss)
         running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
         if step % 50 == 49:
             tqdm.write(f"{stage} {step + 1} loss {running:.4f} minutes {(time.time() - began) / 60:.1f}")
@@ -145,20 +141,15 @@ def save(model, tokenizer, folder: Path, facts: dict[str, object]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
-    parser.add_argument("--seed", type=int, default=20)
+    parser = command_line(__doc__)
     parser.add_argument("--vq-batch", type=int, default=6, help="pictures a step of the VQ model")
     parser.add_argument("--vq-steps", type=int, default=1200)
     parser.add_argument("--batch", type=int, default=12, help="pictures a step of the language model")
     parser.add_argument("--steps", type=int, default=3000, help="steps of the language model")
     parser.add_argument("--featured-steps", type=int, default=4000, help="further steps on the shipped names")
     parser.add_argument("--featured-batch", type=int, default=24, help="pictures a step there, in bfloat16")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args(argv)
-    args.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    begin(args)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     train_vq(model.model.vqmodel, args)

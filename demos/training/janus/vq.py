@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from ..checkpoint import Checkpoint, steps
 from ..optimizer import Muon, trapezoid
+from ..recipe import step_with
 from .data import draw
 from .shape import CODES, to_pixels
 
@@ -86,12 +87,7 @@ def train_vq(vq: torch.nn.Module, args: argparse.Namespace) -> None:
             commitment = (1 - (latent * quantized.detach()).sum(1)).mean()
             _update_codes(codes, module, latent.detach(), ids)
         loss = picture_loss(vq.decoder(vq.post_quant_conv(quantized)), pixels)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        (loss + COMMITMENT * commitment).backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        step_with(optimizers, loss + COMMITMENT * commitment, weights)
         if warm < step < args.vq_steps * 0.7 and step % 50 == 49:
             _restart(codes, module, latent.detach(), args.seed + step)
         if step % 50 == 49:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import torch
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
-from tokenizers.models import WordLevel
 from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
@@ -14,6 +12,7 @@ from transformers import (
 )
 
 from .. import moving_questions, moving_world
+from ..word_tokenizer import word_tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "<|im_start|>", "<|im_end|>", "<unk>", "<image>", "<video>")
 ROLES = ("user", "assistant", "system")
@@ -42,17 +41,11 @@ CHAT_TEMPLATE = (
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A word tokenizer over everything that questions and answers about the moving world can say."""
     answers = " ".join([*moving_questions.ANSWERS, *moving_world.MOTIONS]).split()
-    words = dict.fromkeys([*ROLES, *QUESTION_WORDS.split(), *answers])
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *words])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex(r"[,.!?\"]"), " ")])
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    return word_tokenizer(
+        SPECIAL_TOKENS,
+        [*ROLES, *QUESTION_WORDS.split(), *answers],
         padding_side="left",
-        pad_token="<pad>",
         eos_token="<|im_end|>",
-        unk_token="<unk>",
         additional_special_tokens=["<|im_start|>", "<image>", "<video>"],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,

@@ -25,11 +25,12 @@ from mmaccel import zoo
 from mmaccel.zoo.tiny_onevision import load
 
 from ..moving_world import ONEVISION
+from ..recipe import Stage, begin, command_line
 from . import shape
 from .data import Batch, Packer, draw
 from .parts import Trained, answer_loss, soften
 from .thinning import thin
-from .train import QUESTIONS, Stage, check, finish, optimizers_of, steps_of
+from .train import QUESTIONS, check, finish, optimizers_of, steps_of
 
 PACE = 0.3  # of the learning rates of the first training
 LOOKING, LOOKING_FRAMES = 16, 4  # clips a step that the tower looks at, and frames of each
@@ -39,22 +40,17 @@ CROWDED = dataclasses.replace(ONEVISION, things=(0.1, 0.3, 0.6))  # of many thin
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, seed=21)
     parser.add_argument("--model", type=Path, help="folder of the weights to begin with; those shipped")
-    parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
-    parser.add_argument("--seed", type=int, default=21)
     parser.add_argument("--minutes", type=float, default=60, help="time for all")
     parser.add_argument(
         "--tower-minutes", type=float, default=6, help="of which for where the vision tower looks; 0 for none"
     )
     parser.add_argument("--questions", type=int, default=600, help="questions to measure the end result on")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args(argv)
     if args.tower_minutes >= args.minutes:
         parser.error("--tower-minutes: leave some of --minutes for the language model")
-    args.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    begin(args)
     args.tokenizer = shape.build_tokenizer()
     folder = args.model or zoo.path("tiny-onevision")
     facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
@@ -76,9 +72,9 @@ def look(module: Trained, args: argparse.Namespace) -> Trained:
     """The tower's last layer on where things are, the features as they were; returns the averaged module."""
     before, last = copy.deepcopy(module), f"vision_tower.encoder.layers.{shape.VISION_LAYERS - 1}."
     parts = (last, "post_layernorm", "projector")
-    stage = Stage("looking", module, optimizers_of(module, parts, PACE), args.tower_minutes, args)
+    stage = Stage("looking", module, optimizers_of(module, parts, PACE), args.tower_minutes, args.output)
     packer = Packer(args.tokenizer)
-    for _ in stage.shares(decay=0.7):
+    for _ in stage.shares(warmup=150, decay=0.7):
         batch = draw(packer, [args.seed, 0, stage.step], LOOKING, LOOKING_FRAMES, asked=1)
         with torch.autocast("cpu", torch.bfloat16):
             with torch.no_grad():
@@ -92,9 +88,9 @@ def look(module: Trained, args: argparse.Namespace) -> Trained:
 def train(module: Trained, args: argparse.Namespace) -> Trained:
     """The language model on parts of what the tower sees; returns the averaged module."""
     optimizers = optimizers_of(module, ("language_model", "image_newline"), PACE)
-    stage = Stage("thinned", module, optimizers, args.minutes - args.tower_minutes, args)
+    stage = Stage("thinned", module, optimizers, args.minutes - args.tower_minutes, args.output)
     packer = Packer(args.tokenizer)
-    for _ in stage.shares(decay=0.7):
+    for _ in stage.shares(warmup=150, decay=0.7):
         batch = draw(packer, [args.seed, 1, stage.step], CLIPS, ONEVISION.frames, QUESTIONS, CROWDED)
         with torch.autocast("cpu", torch.bfloat16):
             with torch.no_grad():

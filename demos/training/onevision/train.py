@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from ..checkpoint import Checkpoint
 from ..moving_world import ONEVISION, Footage
-from ..optimizer import Muon, trapezoid
-from ..wan.parts import LOG_STEPS, UNITS, Average, Clock
+from ..optimizer import Muon
+from ..recipe import Stage, begin, command_line
 from . import shape
 from .check import accuracy
 from .data import Packer, draw
@@ -33,7 +30,6 @@ from .parts import Trained, answer_loss, soften
 from .save import save
 from .thinning import thin
 
-CHECK_SECONDS = 300
 FEW = Footage(frames=ONEVISION.frames, speed=ONEVISION.speed, things=(0.6, 0.4))
 # until this share of the time: frames a clip, clips a step, what happens in them
 CURRICULUM = ((0.12, 4, 16, FEW), (0.5, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION), (1.0, 32, 2, ONEVISION))
@@ -55,68 +51,12 @@ def optimizers_of(module: torch.nn.Module, parts: tuple[str, ...], pace: float =
     ]
 
 
-def step_with(optimizers: list[torch.optim.Optimizer], loss: torch.Tensor) -> None:
-    """One step of every optimizer, those of AdamW with clipped gradients."""
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    loss.backward()
-    for group in optimizers[-1].param_groups:
-        torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
-    for optimizer in optimizers:
-        optimizer.step()
-
-
-class Stage:
-    """What both stages share: the clock, the average of weights, checkpoints, and what is told on the way."""
-
-    def __init__(self, name: str, module: Trained, optimizers: list, minutes: float, args: argparse.Namespace) -> None:
-        self.name, self.module, self.optimizers, self.seed = name, module, optimizers, args.seed
-        self.average = Average(module)
-        both = torch.nn.ModuleDict({"trained": module, "average": self.average})
-        self.clock = Clock(both, minutes)
-        self.checkpoint = Checkpoint(args.output / f"{name}.safetensors", both, optimizers)
-        self.step, self.saved = self.checkpoint.load(), time.monotonic()
-        self.running: dict[str, float] = {}
-
-    def shares(self, decay: float):
-        """Before each step, the share of the time that is spent; sets the learning rates."""
-        for share in self.clock.shares(self.name):
-            for optimizer in self.optimizers:
-                trapezoid(optimizer, int(share * UNITS), UNITS, warmup=150, decay=decay)
-            yield share
-
-    def took(self, loss: torch.Tensor, **measured: torch.Tensor) -> None:
-        """Take the step, and write its averages now and then."""
-        step_with(self.optimizers, loss)
-        self.average.update(self.module, self.step)
-        self.step += 1
-        for key, value in {"loss": loss, **measured}.items():
-            now = float(value.detach())
-            self.running[key] = 0.95 * self.running.get(key, now) + 0.05 * now
-        if self.step % LOG_STEPS == 0:
-            told = " ".join(f"{key} {value:.3f}" for key, value in self.running.items())
-            tqdm.write(f"{self.name} {self.step} minutes {self.clock.seconds / 60:.1f} {told}")
-
-    def due(self) -> bool:
-        """Whether it is time to save and check; saves if so."""
-        if time.monotonic() - self.saved < CHECK_SECONDS:
-            return False
-        self.checkpoint.save(self.step)
-        self.saved = time.monotonic()
-        return True
-
-    def finish(self) -> Trained:
-        """The averaged module."""
-        self.checkpoint.save(self.step)
-        return self.average.module
-
-
 def train_tower(module: Trained, args: argparse.Namespace) -> Trained:
     """Vision tower and projector, with a label for each token."""
     parts = ("vision_tower", "projector", "thing_")
-    stage = Stage("tower", module, optimizers_of(module, parts), args.tower_minutes, args)
+    stage = Stage("tower", module, optimizers_of(module, parts), args.tower_minutes, args.output)
     packer = Packer(args.tokenizer)
-    for _ in stage.shares(decay=0.5):
+    for _ in stage.shares(warmup=150, decay=0.5):
         batch = draw(packer, [args.seed, 0, stage.step], args.tower_batch, length=2, asked=1)
         with torch.autocast("cpu", torch.bfloat16):
             loss, right, where = module.things_loss(module.features(batch.frames), batch)
@@ -129,11 +69,11 @@ def train_tower(module: Trained, args: argparse.Namespace) -> Trained:
 def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
     """The language model on a frozen tower."""
     parts = ("language_model", "image_newline", "track_")
-    stage = Stage("language", module, optimizers_of(module, parts), args.minutes - args.tower_minutes, args)
+    stage = Stage("language", module, optimizers_of(module, parts), args.minutes - args.tower_minutes, args.output)
     if args.compile:
         compile_blocks(module)
     packer = Packer(args.tokenizer)
-    for share in stage.shares(decay=0.4):
+    for share in stage.shares(warmup=150, decay=0.4):
         _, frames, clips, footage = next(row for row in CURRICULUM if share < row[0] or row[0] == 1.0)
         batch = draw(packer, [args.seed, 1, stage.step], clips, frames, QUESTIONS, footage)
         times = batch.times if stage.step % 2 else None  # with gaps where frames are left out, and without
@@ -202,19 +142,14 @@ def finish(trained: Trained, args: argparse.Namespace, steps: int, **told: objec
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
-    parser.add_argument("--seed", type=int, default=20)
+    parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=90, help="time for all")
     parser.add_argument("--tower-minutes", type=float, default=9, help="of which for the vision tower")
     parser.add_argument("--tower-batch", type=int, default=16, help="clips a step there, two frames of each")
     parser.add_argument("--questions", type=int, default=600, help="questions to measure the end result on")
     parser.add_argument("--compile", action="store_true", help="compile the layers")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args(argv)
-    args.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    begin(args)
     args.tokenizer = shape.build_tokenizer()
     module = Trained(shape.build_model(args.tokenizer), args.tokenizer)
     tower = train_tower(module, args)

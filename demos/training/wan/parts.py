@@ -1,58 +1,14 @@
-"""What the training of `tiny-wan` needs beside models and data: a clock, an average of weights, a fast attention."""
+"""What the training of `tiny-wan` needs beside models and data: a fast attention, and the loss."""
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from diffusers import WanTransformer3DModel
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 
 from .shape import SHIFT, TEXT_LENGTH
-
-SAVE_SECONDS, LOG_STEPS = 300, 50
-UNITS = 10_000  # learning rates count these shares of the time as steps
-AVERAGE_DECAY = 0.995
-
-
-class Clock:
-    """Counts the seconds of a stage over all of its runs, in a buffer that a checkpoint keeps."""
-
-    def __init__(self, module: torch.nn.Module, minutes: float) -> None:
-        module.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
-        self.module, self.budget = module, minutes * 60
-
-    @property
-    def seconds(self) -> float:
-        return float(self.module.seconds)
-
-    def shares(self, label: str) -> Iterator[float]:
-        """Before each step, the share of the time that is spent, until all of it is."""
-        last = time.monotonic()
-        with tqdm(total=round(self.budget), unit="s", desc=label, mininterval=5, ncols=100) as bar:
-            while self.seconds < self.budget:
-                yield self.seconds / self.budget
-                now = time.monotonic()
-                self.module.seconds += now - last
-                last = now
-                bar.update(int(self.seconds) - bar.n)
-
-
-class Average(torch.nn.Module):
-    """A running mean of all weights of a module, which samples better than the last of them."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = copy.deepcopy(module).eval().requires_grad_(False)
-
-    @torch.no_grad()
-    def update(self, module: torch.nn.Module, step: int) -> None:
-        weight = max(1 - AVERAGE_DECAY, 9 / (step + 10))
-        torch._foreach_lerp_(list(self.module.parameters()), list(module.parameters()), weight)
 
 
 class TrainingAttention:

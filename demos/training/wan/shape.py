@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
-from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from .. import moving_world as world
+from ..word_tokenizer import word_tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 LATENT_CHANNELS = 8
@@ -23,26 +22,14 @@ GUIDANCE = 3.0
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A word tokenizer over everything a caption of the moving world can say."""
     words = " ".join([*world.NAMES, *world.MOTIONS, *world.BACKGROUNDS, "background"]).split()
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *dict.fromkeys(words)])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Lowercase(),
-            normalizers.Replace(Regex(r"[,.!?\"]"), " "),
-            normalizers.Replace(Regex(r"\b(a|an|the|and|on|in)\b"), " "),
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", vocabulary["</s>"])]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    return word_tokenizer(
+        SPECIAL_TOKENS,
+        words,
+        unsaid="a|an|the|and|on|in",
+        template="$A </s>",
         padding_side="right",
         model_max_length=TEXT_LENGTH,
-        pad_token="<pad>",
         eos_token="</s>",
-        unk_token="<unk>",
     )
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +22,14 @@ import torch
 from diffusers import AutoencoderKLWan, WanPipeline
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tqdm import tqdm
 
 from mmaccel.files import pictures
 
 from .. import moving_world as world
-from ..checkpoint import Checkpoint
-from ..optimizer import Muon, trapezoid
+from ..optimizer import Muon
+from ..recipe import Average, Stage, begin, command_line
 from . import shape
-from .parts import LOG_STEPS, SAVE_SECONDS, UNITS, Average, Clock, TrainingAttention, flow_loss
+from .parts import TrainingAttention, flow_loss
 from .vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, train_vae
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
@@ -83,42 +81,25 @@ def train_transformer(module: torch.nn.Module, pipeline: WanPipeline, average: A
         Muon(inside, lr=0.02, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
         torch.optim.AdamW(outside, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
     ]
-    both = torch.nn.ModuleDict({"trained": module, "average": average})
-    clock = Clock(both, args.minutes)
-    checkpoint = Checkpoint(args.output / "transformer.safetensors", both, optimizers)
-    step, running, saved = checkpoint.load(), None, time.monotonic()
+    stage = Stage("transformer", module, optimizers, args.minutes, args.output, average)
     TrainingAttention.put_on(module.transformer, args.compile)
-    for share in clock.shares("transformer"):
-        short = share < SHORT_SHARE or (share < MIXED_SHARE and step % 2 == 0)
+    for share in stage.shares(warmup=60, decay=0.5):
+        short = share < SHORT_SHARE or (share < MIXED_SHARE and stage.step % 2 == 0)
         batch = args.batch * 3 if short else args.batch
-        rng = np.random.default_rng([args.seed, step])
+        rng = np.random.default_rng([args.seed, stage.step])
         chosen = rng.integers(len(latents), size=batch)
         clips = latents[chosen, :, : SHORT_FRAMES if short else None].float()
         words = ["" if rng.random() < CAPTION_DROPOUT else captions[i] for i in chosen]
         shares = torch.from_numpy((rng.permutation(batch) + rng.random(batch)) / batch).float()
-        noise = torch.randn(clips.shape, generator=torch.Generator().manual_seed(step))
-        for optimizer in optimizers:
-            trapezoid(optimizer, int(share * UNITS), UNITS, warmup=60, decay=0.5)
+        noise = torch.randn(clips.shape, generator=torch.Generator().manual_seed(stage.step))
         with torch.autocast("cpu", torch.bfloat16):
             loss = flow_loss(module, pipeline.tokenizer, clips, words, shares, noise).mean()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(outside, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        average.update(module, step)
-        step += 1
-        running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
-        if step % LOG_STEPS == 0:
-            tqdm.write(f"transformer {step} loss {running:.4f} minutes {clock.seconds / 60:.1f}")
-        if time.monotonic() - saved > SAVE_SECONDS:
-            checkpoint.save(step)
-            save(pipeline, args, step)
-            show(pipeline, args.output / f"samples-{clock.seconds / 60:.0f}.png")
-            saved = time.monotonic()
-    checkpoint.save(step)
-    return step
+        stage.took(loss)
+        if stage.due():
+            save(pipeline, args, stage.step)
+            show(pipeline, args.output / f"samples-{stage.clock.seconds / 60:.0f}.png")
+    stage.finish()
+    return stage.step
 
 
 @torch.no_grad()
@@ -195,19 +176,14 @@ def save(pipeline: WanPipeline, args: argparse.Namespace, step: int, **measured:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
-    parser.add_argument("--seed", type=int, default=20)
+    parser = command_line(__doc__)
     parser.add_argument("--vae-minutes", type=float, default=12, help="time for the autoencoder")
     parser.add_argument("--minutes", type=float, default=55, help="time for the transformer")
     parser.add_argument("--pool", type=int, default=6000, help="clips to train the transformer on")
     parser.add_argument("--batch", type=int, default=8, help="whole clips a step of the transformer")
     parser.add_argument("--compile", action="store_true", help="compile the transformer's blocks: a third faster")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args(argv)
-    args.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    begin(args)
     tokenizer = shape.build_tokenizer()
     parts = {"transformer": shape.build_transformer(), "text_encoder": shape.build_text_encoder(tokenizer)}
     module = torch.nn.ModuleDict(parts)

@@ -16,7 +16,7 @@ from .. import moving_world as world
 from ..checkpoint import Checkpoint
 from ..janus.vq import picture_loss
 from ..optimizer import Muon, trapezoid
-from .parts import LOG_STEPS, SAVE_SECONDS, UNITS, Clock
+from ..recipe import LOG_STEPS, SAVE_SECONDS, UNITS, Clock, step_with
 from .shape import to_pixels
 
 KL_WEIGHT = 2e-3
@@ -90,12 +90,7 @@ def train_vae(vae: AutoencoderKLWan, folder: Path, seed: int, minutes: float) ->
             trapezoid(optimizer, int(share * UNITS), UNITS, warmup=200, decay=0.5)
         with torch.autocast("cpu", torch.bfloat16):
             loss, divergence = vae_loss(vae, batch_of(seed, step), torch.Generator().manual_seed(step))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        (loss + KL_WEIGHT * divergence).backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        step_with(optimizers, loss + KL_WEIGHT * divergence, vae.parameters())
         step += 1
         if step % LOG_STEPS == 0:
             tqdm.write(f"vae {step} loss {loss.item():.4f} divergence {divergence.item():.3f}")
