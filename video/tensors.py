@@ -1,94 +1,10 @@
-"""Small helpers on nested tensors: what a transformer takes and returns, and differences of the two."""
+"""Nearness of tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
-
-from mmaccel.cache.layers import tensor_bytes
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in a tensor, list, tuple or output dataclass of diffusers, in order.
-
-    Examples
-    --------
-    >>> [x.item() for x in tensors([torch.tensor(1), (torch.tensor(2), None)])]
-    [1, 2]
-    """
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors(item)
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The same structure with `function` of every tensor, which is called in the order of :func:`tensors`."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, Mapping):  # diffusers' outputs are ordered dictionaries
-        return type(value)(**{key: map_tensors(function, item) for key, item in value.items()})
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(function, item) for item in value)
-    return value
-
-
-def plus(value: torch.Tensor, base: torch.Tensor | None, sign: int = 1) -> torch.Tensor:
-    """A new tensor ``value + sign * base`` where both have elements, `value` elsewhere.
-
-    Transformers take conditions behind the latents (more channels or tokens), and some return a variance behind
-    the prediction; what the two have in common always comes first.
-
-    Examples
-    --------
-    >>> plus(torch.tensor([3.0, 3.0]), torch.tensor([1.0, 1.0, 9.0]), -1).tolist()
-    [2.0, 2.0]
-    """
-    result = value.clone()
-    if base is not None and base.ndim == value.ndim:
-        shared = tuple(slice(min(n, m)) for n, m in zip(value.shape, base.shape, strict=True))
-        result[shared] += sign * base[shared].to(value)
-    return result
-
-
-def relative_change(new: Iterable[torch.Tensor], old: Iterable[torch.Tensor]) -> float:
-    """Mean absolute difference over mean absolute old value; infinite where the old value is 0 or of another shape.
-
-    Examples
-    --------
-    >>> relative_change([torch.tensor([1.0, 3.0])], [torch.tensor([2.0, 2.0])])
-    0.5
-    """
-    change = mean_change(new, old)
-    size = mean_size(old)
-    return change / size if size > 0 else float("inf")
-
-
-def mean_change(new: Iterable[torch.Tensor], old: Iterable[torch.Tensor]) -> float:
-    """Mean absolute difference over all elements of both lists; infinite if their shapes differ."""
-    pairs = list(zip(new, old, strict=True))
-    if any(a.shape != b.shape for a, b in pairs):
-        return float("inf")
-    return mean_size([a.float() - b.float() for a, b in pairs])
-
-
-def mean_size(values: Iterable[torch.Tensor]) -> float:
-    """Mean absolute value over all elements of a list."""
-    values = list(values)
-    total = sum(float(x.float().abs().sum()) for x in values)
-    return total / max(1, sum(x.numel() for x in values))
-
-
-def count_bytes(*values: Any) -> int:
-    """Bytes that the tensors in these structures take; also those in attributes of plain objects."""
-    held = (value if isinstance(value, torch.Tensor | Mapping | list | tuple) else vars(value) for value in values)
-    return tensor_bytes(item for value in held for item in tensors(value))
 
 
 def psnr(reference: torch.Tensor, output: torch.Tensor) -> float:

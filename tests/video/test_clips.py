@@ -10,9 +10,9 @@ from PIL import Image
 
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
+from mmaccel.stepping.layout import Layout
 from mmaccel.video import Trace, clips, comparing, examples, generation
 from mmaccel.video.bench.cases import Case
-from mmaccel.video.families.layout import Layout
 
 
 def clip(frames=5, size=(32, 24), shift=0):

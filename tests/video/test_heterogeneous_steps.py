@@ -14,12 +14,12 @@ from diffusers import (
 
 import mmaccel
 from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
+from mmaccel.stepping.forecast import Velocities
+from mmaccel.stepping.layout import Layout
+from mmaccel.stepping.replay import Replay
+from mmaccel.stepping.schedule import groups, refresh
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
-from mmaccel.video.families.layout import Layout
 from mmaccel.video.heterogeneous import run as module
-from mmaccel.video.heterogeneous.forecast import Velocities
-from mmaccel.video.heterogeneous.replay import Replay
-from mmaccel.video.heterogeneous.schedule import groups, refresh
 
 ONLY_STEPS = {"fraction": 0.0}
 

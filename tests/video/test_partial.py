@@ -13,11 +13,11 @@ from diffusers import (
 )
 
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.stepping.layout import Layout
+from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
-from mmaccel.video.families.layout import Layout
 from mmaccel.video.heterogeneous.partial import PartialForward
-from mmaccel.video.tensors import tensors
 
 
 def noise(*shape, seed=0):

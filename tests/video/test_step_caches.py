@@ -9,9 +9,9 @@ import torch
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.stepping.tensors import plus, relative_change
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
-from mmaccel.video.tensors import plus, relative_change
 
 OWN = (video.EasyCache, video.TeaCache, video.BlockCache)
 WAN = "WanTransformer3DModel"

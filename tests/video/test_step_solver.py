@@ -8,8 +8,8 @@ import torch
 
 import mmaccel
 from mmaccel.errors import SettingError
+from mmaccel.stepping.forecast import Velocities
 from mmaccel.video import HeterogeneousSteps, best_steps, calibrate_steps, examples
-from mmaccel.video.heterogeneous.forecast import Velocities
 from mmaccel.video.heterogeneous.step_solver import _record
 
 

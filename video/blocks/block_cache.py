@@ -9,12 +9,12 @@ from typing import Any
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
 from mmaccel.registry import register
+from mmaccel.stepping.tensors import relative_change
 
 from ..caches.step_cache import StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family
 from ..steps import Run, follow
-from ..tensors import relative_change
 from .reuse import BlockStepper, Streams, check_families
 
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.patching import wrap_forward
+from mmaccel.stepping.tensors import plus
 
 from ..caches.step_cache import CacheStepper
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import Family, family_of
 from ..steps import Forward, Run
-from ..tensors import plus
 
 Streams = dict[str, Any]
 

@@ -14,12 +14,12 @@ from mmaccel.errors import SettingError
 from mmaccel.method import is_count, is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
+from mmaccel.stepping.tensors import plus
 
 from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family, bound
 from ..steps import Forward, Run, follow
-from ..tensors import plus
 from .token_subset import KeysValues, TokenSubset, require_divisible
 
 Streams = dict[str, Any]

@@ -17,13 +17,13 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_number
 from mmaccel.patching import wrap_method
 from mmaccel.session import Session
+from mmaccel.stepping.tensors import tensors
 
 from ..families.adapter import DiffusionTransformerAdapter
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import FAMILIES, family_of
 from ..private import Hooks, check_no_cache, forget_registry, has_registry
 from ..steps import Forward, Run, follow
-from ..tensors import tensors
 from .step_cache import CacheStepper, StepCache
 
 UNREGISTERED = "diffusers does not list its blocks"

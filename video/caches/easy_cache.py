@@ -10,10 +10,10 @@ import torch
 
 from mmaccel.registry import register
 from mmaccel.session import Session
+from mmaccel.stepping.tensors import map_tensors, mean_change, mean_size, plus, tensors
 
 from ..families.families import latents_of
 from ..steps import Forward, follow
-from ..tensors import map_tensors, mean_change, mean_size, plus, tensors
 from .step_cache import CacheStepper, StepCache
 
 

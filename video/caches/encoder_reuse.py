@@ -13,11 +13,11 @@ from mmaccel.method import is_count
 from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
 from mmaccel.session import Session
+from mmaccel.stepping.tensors import map_tensors
 
 from ..families.adapter import UNETS, DiffusionTransformerAdapter
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..steps import Forward, Run, follow
-from ..tensors import map_tensors
 from .step_cache import CacheStepper, StepCache
 
 STEPS = 50  # that the key steps are given for

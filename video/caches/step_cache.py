@@ -12,10 +12,10 @@ import torch
 
 from mmaccel.method import is_count, is_number
 from mmaccel.session import Session
+from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
 from ..steps import Forward, Run, Stepper, count_forwards
-from ..tensors import count_bytes
 
 NAMES = (
     "BlockCache",

@@ -15,12 +15,12 @@ from mmaccel.method import is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.session import Session, accelerate
+from mmaccel.stepping.tensors import relative_change, tensors
 
 from ..blocks.reuse import BlockStepper, Reuse, Streams, check_families
 from ..families.adapter import DiffusionTransformerAdapter
 from ..families.families import Family
 from ..steps import Forward, Run, follow
-from ..tensors import relative_change, tensors
 from .step_cache import StepCache
 
 DEGREE = 4

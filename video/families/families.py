@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from mmaccel.errors import UnsupportedTargetError
-
-from ..tensors import tensors
+from mmaccel.stepping.layout import Layout
+from mmaccel.stepping.tensors import tensors
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,18 @@ def divisible_family(denoiser: torch.nn.Module) -> Family | None:
         return None
     has_second = any(getattr(block, "use_dual_attention", False) for block in family.block_list(denoiser))
     return None if has_second else family
+
+
+def layout_of(denoiser: torch.nn.Module, latents: torch.Tensor) -> Layout:
+    """How the tokens of a transformer lie in these latents."""
+    family = divisible_family(denoiser)
+    config: Any = denoiser.config
+    if family is None:
+        return Layout()
+    size = config.patch_size
+    if isinstance(size, int):
+        size = (getattr(config, "patch_size_t", None) or 1, size, size)
+    return Layout(tuple(size)[-(latents.ndim - 2) :], family.layout == "BFCHW")
 
 
 def family_of(denoiser: torch.nn.Module, method: str) -> Family:

@@ -16,12 +16,13 @@ from tqdm import tqdm
 from mmaccel.method import Method, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
+from mmaccel.stepping.tensors import tensors
 from mmaccel.tuning.curve import Goal, point
 
 from ..caches.easy_cache import EasyCache
 from ..caches.step_cache import STEP_CACHES
 from ..families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
-from ..tensors import psnr, tensors
+from ..tensors import psnr
 from .heterogeneous_steps import HeterogeneousSteps
 
 ROUNDS = 4  # measured budgets

@@ -11,8 +11,7 @@ import torch
 from mmaccel.patching import wrap_method
 
 from ..blocks.token_subset import Forward, KeysValues, TokenSubset, require_divisible
-from ..families.families import bound
-from ..families.layout import Layout
+from ..families.families import bound, layout_of
 
 ADVICE = "pass fraction=0 to choose among steps only"
 
@@ -69,7 +68,7 @@ class PartialForward:
         """Bytes of the keys and values that this forward pass would keep."""
         given = bound(denoiser, args, kwargs).arguments
         latents, text = given["hidden_states"], given.get("encoder_hidden_states")
-        layout = Layout.of(denoiser, latents)
+        layout = layout_of(denoiser, latents)
         tokens = layout.tokens(latents[:1]).shape[1]
         if self.family.text and text is not None:
             tokens += text.shape[1]

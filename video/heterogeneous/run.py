@@ -8,17 +8,17 @@ import torch
 
 from mmaccel.cache import require_memory
 from mmaccel.session import Session
+from mmaccel.stepping.forecast import Velocities
+from mmaccel.stepping.layout import Layout
+from mmaccel.stepping.replay import Replay, is_one_step, is_repeatable
+from mmaccel.stepping.schedule import Schedule, chosen, groups, refresh
+from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import token_grid
-from ..families.families import bound
-from ..families.layout import Layout
+from ..families.families import bound, layout_of
 from ..steps import Forward, Run, Stepper, count_forwards
-from ..tensors import count_bytes
 from ..trace import Trace
-from .forecast import Velocities
 from .partial import PartialForward
-from .replay import Replay, is_one_step, is_repeatable
-from .schedule import Schedule, chosen, groups, refresh
 
 if TYPE_CHECKING:
     from .heterogeneous_steps import HeterogeneousSteps
@@ -155,7 +155,7 @@ class HeterogeneousRun(Stepper):
         if run.branch < 0:
             return make(output, sample)
         if self.velocities.velocity is None:
-            self.layout = Layout.of(self.session.adapter.denoisers()[run.expert], output)
+            self.layout = layout_of(self.session.adapter.denoisers()[run.expert], output)
         level, computed = run.levels[run.step], self.layout.tokens(output) if self.share else None
         before = None if self.velocities.velocity is None else self.velocities.level.clone()
         merged = self.velocities.step(level, computed, self.active)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-
-from .families import divisible_family
 
 
 class Layout:
@@ -27,18 +23,6 @@ class Layout:
 
     def __init__(self, patch: tuple[int, ...] | None = None, frames_first: bool = False) -> None:
         self.patch, self.frames_first = patch, frames_first
-
-    @classmethod
-    def of(cls, denoiser: torch.nn.Module, latents: torch.Tensor) -> Layout:
-        """The layout of latents of this denoiser."""
-        family = divisible_family(denoiser)
-        config: Any = denoiser.config
-        if family is None:
-            return cls()
-        size = config.patch_size
-        if isinstance(size, int):
-            size = (getattr(config, "patch_size_t", None) or 1, size, size)
-        return cls(tuple(size)[-(latents.ndim - 2) :], family.layout == "BFCHW")
 
     def tokens(self, latents: torch.Tensor) -> torch.Tensor:
         """Latents as tokens `[B, S, C * patch]` in the transformer's order; packed ones `[B, S, C]` stay."""

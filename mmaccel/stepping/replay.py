@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..families.layout import Layout
-from ..tensors import count_bytes, tensors
 from .forecast import Velocities
+from .layout import Layout
+from .tensors import count_bytes, tensors
 
 # Samplers whose step is a function of their state and of what they are given, with nothing drawn.
 REPEATABLE = (
