@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
+    from mmaccel.stepping.solver import best_steps
+
     from .blocks.block_cache import BlockCache
     from .blocks.share_solver import best_shares, calibrate_token_cache
     from .blocks.sparse_attention import SparseAttention
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from .caches.tea_cache import TeaCache, calibrate_tea_cache
     from .heterogeneous.auto import Auto, auto
     from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
-    from .heterogeneous.step_solver import best_steps, calibrate_steps
+    from .heterogeneous.step_solver import calibrate_steps
     from .trace import Trace, trace_of
 else:
     __getattr__, __dir__ = on_demand(__name__, __file__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
 from mmaccel.session import Session
+from mmaccel.stepping.run import Run
 
 from .families.adapter import DiffusionTransformerAdapter
 from .families.families import latents_of
@@ -24,37 +24,6 @@ from .families.families import latents_of
 Forward = Callable[..., Any]
 # More forward passes than a step of any pipeline makes: from here on, nobody steps the sampler that is followed.
 MOST_BRANCHES = 8
-
-
-@dataclass
-class Run:
-    """One run of a pipeline, and where it is.
-
-    Attributes
-    ----------
-    steps
-        How many steps the sampler makes.
-    levels
-        Where each step stands on the way from noise to data, and where the last one ends: noise levels, or for other
-        samplers than flow matching timesteps as a share of those in training.
-    step
-        Index of the step that is running, from 0.
-    branch
-        Index of the forward pass within the step: 0 is the first, with guidance usually the prompt's, 1 the other's.
-        A pipeline that batches both has branch 0 only.
-    expert
-        Index among :meth:`DiffusionTransformerAdapter.denoisers` of the one that ran last; Wan 2.2 changes it.
-    """
-
-    steps: int
-    levels: list[float]
-    step: int = 0
-    branch: int = -1
-    expert: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        return self.step >= self.steps
 
 
 class Stepper:
@@ -67,13 +36,9 @@ class Stepper:
         """Answer a forward pass; this one runs it."""
         return forward(*args, **kwargs)
 
-    def velocity(self, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The velocity (or noise) to step with, after guidance; this one leaves it."""
-        return output
-
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
-        """Let the sampler step: ``make(velocity, sample)``; this one takes :meth:`velocity`."""
-        return make(self.velocity(output, sample), sample)
+        """Have the sampler step: ``make(velocity, sample)``; `output` is the velocity (or noise) after guidance."""
+        return make(output, sample)
 
     def warn(self, text: str) -> None:
         """Put a warning into the report, once for all segments of a call."""

@@ -1,1 +1,40 @@
-"""Schedules, forecasts and corrections over the steps of any sampler; nothing here knows a pipeline."""
+"""Steps of a sampler that are computed, forecast or reused, for any sampler and model.
+
+What is here knows noise levels, guidance branches and tensors, and neither pipelines nor model families.
+
+Example
+-------
+>>> run = StepAllocation(levels, refresh(steps, budget=0.5), sampler=sampler)  # doctest: +SKIP
+>>> for k in range(steps):  # doctest: +SKIP
+...     velocity = model(x, levels[k]) if run.begin(k) else None
+...     x = run.step(lambda v, x: sampler.step(v, k, x), velocity, x)
+"""
+
+from .allocation import StepAllocation
+from .easy_reuse import EasyReuse
+from .forecast import Velocities
+from .layout import Layout
+from .ratios import growth, stretched
+from .replay import Replay
+from .reuse import Remembered, StepReuse
+from .run import Run
+from .schedule import Schedule, chosen, groups, refresh
+from .solver import best_steps
+
+__all__ = [
+    "EasyReuse",
+    "Layout",
+    "Remembered",
+    "Replay",
+    "Run",
+    "Schedule",
+    "StepAllocation",
+    "StepReuse",
+    "Velocities",
+    "best_steps",
+    "chosen",
+    "groups",
+    "growth",
+    "refresh",
+    "stretched",
+]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.cache.layers import tensor_bytes
+from .tensors import count_bytes
 
 
 class Velocities:
     """Each token's last computed velocity and its slope, at a noise level of its own.
 
-    A token that is not computed moves with ``v + forecast * slope * (level - level of v)``, no further than its two
-    computed velocities are apart: half the linear forecast is measured to be better than none and than the whole.
+    A token that is not computed moves with ``v + forecast * slope * (level - level of v)``. The forecast reaches no
+    further ahead than the last two computed velocities lie apart. Half the slope was measured to be better than none
+    and than all of it.
 
     Parameters
     ----------
@@ -25,6 +26,11 @@ class Velocities:
         self.slope: torch.Tensor  # these belong to the velocity
         self.level: torch.Tensor
         self.gap: torch.Tensor  # between the levels of the last two velocities
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was computed, from which to forecast."""
+        return self.velocity is not None
 
     def at(self, level: float) -> torch.Tensor:
         """Velocities `[B, S, C]` of all tokens at a noise level, forecast from what was computed."""
@@ -86,4 +92,4 @@ class Velocities:
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return 0 if self.velocity is None else tensor_bytes((self.velocity, self.slope, self.level))
+        return 0 if self.velocity is None else count_bytes([self.velocity, self.slope, self.level])

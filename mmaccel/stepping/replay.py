@@ -1,4 +1,4 @@
-"""Making steps of a sampler again, once it is known what their velocities should have been."""
+"""Correction: steps of a sampler made again, once it is known what their velocities should have been."""
 
 from __future__ import annotations
 
@@ -12,29 +12,7 @@ from .forecast import Velocities
 from .layout import Layout
 from .tensors import count_bytes, tensors
 
-# Samplers whose step is a function of their state and of what they are given, with nothing drawn.
-REPEATABLE = (
-    "FlowMatchEulerDiscreteScheduler",
-    "UniPCMultistepScheduler",
-    "DPMSolverMultistepScheduler",
-    "DEISMultistepScheduler",
-    "HeliosScheduler",
-)
 Make = Callable[[torch.Tensor, torch.Tensor], Any]
-
-
-def is_repeatable(scheduler: Any) -> bool:
-    """Whether steps of this sampler can be made again from the state before them."""
-    config = scheduler.config
-    draws = config.get("stochastic_sampling") or "sde" in str(config.get("algorithm_type"))
-    draws = draws or config.get("scheduler_type") == "dmd"
-    known = any(cls.__name__ in REPEATABLE for cls in type(scheduler).__mro__)
-    return known and not draws and config.get("solver_p") is None
-
-
-def is_one_step(scheduler: Any) -> bool:
-    """Whether a step of this sampler depends on nothing but where it starts."""
-    return is_repeatable(scheduler) and scheduler.config.get("solver_order", 1) == 1
 
 
 @dataclass
@@ -49,27 +27,30 @@ class _Made:
 class Replay:
     """The sampler's steps since the last full one, made again when the velocities behind them become known.
 
-    Between two full steps a sampler goes on forecasts. At the second one a token's velocity is known at both ends, so
-    the steps between are made again from the sampler's state at the first, each with the velocity on the line between
-    the two. A multistep sampler's history is put right with that, as its position is. No forward pass is made.
+    Between two full steps the sampler moves by forecasts. At the second one a token's velocity is known at both ends,
+    so the steps between are made again from the sampler's state at the first, each with the velocity on the line
+    between the two. This corrects the sample, and with it the history of a multistep sampler. It takes no forward pass
+    of a model.
 
     Parameters
     ----------
-    scheduler
-        The sampler, whose attributes are its state.
+    sampler
+        An object whose attributes are the sampler's state, such as its past outputs; None if it has none.
     """
 
-    def __init__(self, scheduler: Any) -> None:
-        self.scheduler = scheduler
+    def __init__(self, sampler: object | None = None) -> None:
+        self.sampler = sampler
         self.made: list[_Made] = []
         self.state: dict[str, Any] = {}
         self.start: torch.Tensor | None = None
         self.reached: torch.Tensor | None = None  # where the last step ended
 
     def begin(self, sample: torch.Tensor) -> None:
-        """Steps before this one are settled, and `sample` is where it starts."""
+        """The steps before this one stay as they are; it starts at `sample`."""
         self.made.clear()
-        self.state, self.start = _copied(vars(self.scheduler)), sample
+        self.start = sample
+        if self.sampler is not None:
+            self.state = _copied(vars(self.sampler))
 
     def note(self, level: float, velocity: torch.Tensor, make: Make, result: Any) -> None:
         """A step was made, which `make(velocity, sample)` makes again, and gave this result."""
@@ -79,12 +60,12 @@ class Replay:
     def correct(
         self, sample: torch.Tensor, velocities: Velocities, before: torch.Tensor, layout: Layout
     ) -> torch.Tensor:
-        """The sample, less what forecasts missed; the sampler's state is put right with it.
+        """The sample, less what forecasts missed; the sampler's state is corrected with it.
 
         Parameters
         ----------
         sample
-            Where the next step starts; what a pipeline changed after the last step stays in it.
+            Where the next step starts; changes that were made to it after the last step stay in it.
         velocities
             Those of now.
         before
@@ -100,7 +81,8 @@ class Replay:
         if not is_late:
             return sample
         assert self.start is not None and self.reached is not None
-        vars(self.scheduler).update(_copied(self.state))
+        if self.sampler is not None:
+            vars(self.sampler).update(_copied(self.state))
         again = self.start
         for made in self.made:
             velocity = layout.latents(made.velocity, sample).to(sample.dtype)
@@ -109,9 +91,9 @@ class Replay:
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return count_bytes([made.velocity for made in self.made], self.start, self.reached)
+        return count_bytes([[made.velocity for made in self.made], self.start, self.reached])
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of a sampler; it writes into its lists, and never into its tensors."""
+    """Attributes of a sampler. Lists are copied, since samplers write into them; into their tensors they do not."""
     return {name: list(value) if isinstance(value, list) else value for name, value in state.items()}

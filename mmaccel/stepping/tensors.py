@@ -1,4 +1,4 @@
-"""Small helpers on nested tensors: what a transformer takes and returns, and differences of the two."""
+"""Nested tensors, as models take and return them: walking through them, and their differences."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-
-from mmaccel.cache.layers import tensor_bytes
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -87,4 +85,4 @@ def mean_size(values: Iterable[torch.Tensor]) -> float:
 def count_bytes(*values: Any) -> int:
     """Bytes that the tensors in these structures take; also those in attributes of plain objects."""
     held = (value if isinstance(value, torch.Tensor | Mapping | list | tuple) else vars(value) for value in values)
-    return tensor_bytes(item for value in held for item in tensors(value))
+    return sum(item.numel() * item.element_size() for value in held for item in tensors(value))

@@ -17,6 +17,7 @@ from mmaccel.stepping.layout import Layout
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
+from mmaccel.video.families.families import layout_of
 from mmaccel.video.heterogeneous.partial import PartialForward
 
 
@@ -102,7 +103,7 @@ def model_and_call(request):
 
 def sample(model, output):
     output = next(tensors(output))
-    return Layout.of(model, output).tokens(output)
+    return layout_of(model, output).tokens(output)
 
 
 def test_chosen_tokens_are_as_in_a_full_pass(model_and_call):

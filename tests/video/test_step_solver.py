@@ -10,7 +10,7 @@ import mmaccel
 from mmaccel.errors import SettingError
 from mmaccel.stepping.forecast import Velocities
 from mmaccel.video import HeterogeneousSteps, best_steps, calibrate_steps, examples
-from mmaccel.video.heterogeneous.step_solver import _record
+from mmaccel.video.heterogeneous.step_solver import record_velocities
 
 
 def error_of(true, levels, computed):
@@ -67,9 +67,9 @@ def test_calibrated_steps_run_and_leave_no_trace():
 
 def test_velocities_are_those_after_guidance():
     pipe, arguments = examples.wan_pipeline()
-    velocities, levels = _record(pipe, arguments(1, steps=6))
+    velocities, levels = record_velocities(pipe, None, arguments(1, steps=6))[0]
     assert velocities.shape[0] == 6 and len(levels) == 7 and levels[-1] == 0
-    other, _ = _record(pipe, arguments(1, steps=6, guidance_scale=1.0))
+    other, _ = record_velocities(pipe, None, arguments(1, steps=6, guidance_scale=1.0))[0]
     assert not torch.allclose(velocities[0], other[0])
 
 

@@ -15,7 +15,7 @@ from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import examples
 from mmaccel.video.blocks import token_cache
-from mmaccel.video.blocks.share_solver import PARTS, _record, share_errors
+from mmaccel.video.blocks.share_solver import PARTS, record_errors, share_errors
 from mmaccel.video.families.families import FAMILIES
 
 WAN = "WanTransformer3DModel"
@@ -265,7 +265,7 @@ def test_calibrated_shares_are_no_worse_than_uniform_ones(build):
         budget = (4 + 8 * share) / 12  # 4 of 12 steps are full
         method = video.calibrate_token_cache(pipe, budget=budget, interval=3, **ENDS, **call)
         assert snapshot(pipe) == before
-        errors, steps = _record(pipe, method, call)
+        ((errors, steps),) = record_errors(pipe, method, None, call)
         parts = [round(fraction * PARTS) for fraction in method.fractions]
         assert steps == 12 and np.mean(method.fractions) == pytest.approx(share)
         layers = np.arange(len(errors))

@@ -9,12 +9,12 @@ from typing import Any
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
 from mmaccel.registry import register
-from mmaccel.stepping.tensors import relative_change
+from mmaccel.stepping.run import Run
 
 from ..caches.step_cache import StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family
-from ..steps import Run, follow
+from ..steps import follow
 from .reuse import BlockStepper, Streams, check_families
 
 
@@ -92,12 +92,7 @@ class _Stepper(BlockStepper):
 
     def before(self, streams: Streams, family: Family) -> None:
         """The first blocks have run: `streams` is what they made of the tokens."""
-        if self.leads:
-            state = self.state
-            added = [streams[family.hidden] - self.start]
-            if self.may_reuse:
-                self.reuse = self.small(relative_change(added, state.seen))
-            if not self.reuse:
-                state.seen = added
-        self.skips = self.reuse and self.may_reuse
+        if self.cache.leads:
+            self.cache.compare([streams[family.hidden] - self.start])
+        self.skips = self.cache.skips
         self.start = None

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from mmaccel.patching import wrap_forward
+from mmaccel.stepping.run import Run
 from mmaccel.stepping.tensors import plus
 
 from ..caches.step_cache import CacheStepper
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import Family, family_of
-from ..steps import Forward, Run
+from ..steps import Forward
 
 Streams = dict[str, Any]
 
@@ -25,14 +24,14 @@ class Reuse(Exception):  # noqa: N818  no error: it ends the first block's forwa
     """Raised within a block that need not be finished, since the whole range is reused."""
 
 
-@dataclass
-class BlockRange:
-    """What one guidance branch remembers: what the range added to each stream when it last ran."""
+def added(before: Streams, after: Streams) -> Streams:
+    """What blocks added to each stream; None for one that ends there."""
+    return {name: None if x is None else plus(x, before[name], -1) for name, x in after.items()}
 
-    step: int = -1
-    residual: Any = None
-    seen: Any = None  # what the method compares
-    error: float = 0.0  # since it was last computed
+
+def added_again(residuals: Streams, streams: Streams) -> Streams:
+    """The streams behind blocks that are not run: what these added before is added again."""
+    return {name: None if x is None else plus(x, streams[name]) for name, x in residuals.items()}
 
 
 class BlockStepper(CacheStepper):
@@ -42,13 +41,12 @@ class BlockStepper(CacheStepper):
     :meth:`before`, or raise :class:`Reuse` from within the range's first block.
     """
 
-    branch_state: ClassVar[type] = BlockRange
     first: ClassVar[int] = 0
     last: ClassVar[int] = 0
 
     def __init__(self, session: PipelineSession, run: Run, method: Any) -> None:
         super().__init__(session, run, method)
-        self.stack = ExitStack()
+        adapter = session.adapter
         self.skips = False  # whether the range is replaced in this forward pass
         self.entry: Streams = {}
         self.total = 1
@@ -93,24 +91,16 @@ class BlockStepper(CacheStepper):
                 self.skips = True
         if self.skips:
             # from the entry, since control nets add to the streams between the blocks, and the residual has that
-            return family.as_output(self.replaced() if index == end - 1 else streams)
+            return family.as_output(added_again(self.cache.state.residual, self.entry) if index == end - 1 else streams)
         if index == end - 1:
             self.remember(family.returned(output))
         return output
 
-    def replaced(self) -> Streams:
-        """The streams behind the range, without running it."""
-        residuals = self.state.residual
-        return {name: None if r is None else plus(r, self.entry[name]) for name, r in residuals.items()}
-
     def remember(self, streams: Streams) -> None:
         """Keep what the range added."""
-        state = self.state
-        state.residual = {n: None if x is None else plus(x, self.entry[n], -1) for n, x in streams.items()}
-        state.step, state.error = self.run.step, 0.0
+        self.cache.computed(added(self.entry, streams))
 
     def close(self) -> None:
-        self.stack.close()
         self.entry = {}
         super().close()
 

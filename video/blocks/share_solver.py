@@ -5,21 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
 from mmaccel.patching import wrap_method
-from mmaccel.session import accelerate
+from mmaccel.stepping.run import Run
 
-from ..families.adapter import DiffusionMethod, DiffusionTransformerAdapter, PipelineSession
+from ..families.adapter import PipelineSession
 from ..families.families import Family
-from ..steps import Forward, Run, Stepper, follow
+from ..recording import plain_runs
+from ..steps import Forward, Stepper
 from .token_cache import TokenCache, divisible_families, token_change
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -117,28 +116,10 @@ def calibrate_token_cache(
     >>> fast = mmaccel.accelerate(pipe, method)  # doctest: +SKIP
     """
     method = TokenCache(budget, interval, warmup=warmup, cooldown=cooldown)
-    total: Array | None = None
-    runs: list[str | None] = [*prompts] if prompts else [None]
-    for prompt in tqdm(runs, desc="plain runs", leave=False):
-        found, steps = _record(pipe, method, {**call, **({} if prompt is None else {"prompt": prompt})})
-        total = found if total is None else total + found
-    assert total is not None
-    parts = best_shares(total, int(method.share(steps) * len(total) * PARTS + 1e-6))
+    runs = record_errors(pipe, method, prompts, call)
+    total: Array = np.sum([errors for errors, _ in runs], axis=0)
+    parts = best_shares(total, int(method.share(runs[-1][1]) * len(total) * PARTS + 1e-6))
     return TokenCache(budget, interval, tuple(part / PARTS for part in parts), warmup, cooldown)
-
-
-@dataclass(frozen=True)
-class _Recording(DiffusionMethod):
-    """Runs plainly and records; not registered, since it is no method for users."""
-
-    name = "video.recording"
-    method: TokenCache = TokenCache()
-
-    def check(self, adapter: DiffusionTransformerAdapter) -> None:
-        self.method.check(adapter)
-
-    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
-        follow(session, stack, lambda run: _Recorder(session, run, self.method))
 
 
 class _Recorder(Stepper):
@@ -197,13 +178,16 @@ def share_errors(
     return np.asarray(left[counts] / max(size, 1e-30))
 
 
-def _record(pipe: Any, method: TokenCache, call: dict[str, Any]) -> tuple[Array, int]:
-    """Mean errors `[L, PARTS + 1]` of a plain run, and its steps."""
-    with accelerate(pipe, _Recording(method)) as session:
-        session(**call)
-        errors, steps = session.memory["errors"], session.memory["steps"]
-    if not errors:
-        raise SettingError(
-            f"warmup={method.warmup} and cooldown={method.cooldown} leave none of {steps} steps: lower them"
-        )
-    return np.stack([np.mean(errors[layer], axis=0) for layer in sorted(errors)]), steps
+def record_errors(
+    pipe: Any, method: TokenCache, prompts: Sequence[str] | None, call: dict[str, Any]
+) -> list[tuple[Array, int]]:
+    """Mean errors `[L, PARTS + 1]` of each of some plain runs, and its steps."""
+    found = []
+    for memory in plain_runs(pipe, method, lambda session, run: _Recorder(session, run, method), prompts, call):
+        errors, steps = memory["errors"], memory["steps"]
+        if not errors:
+            raise SettingError(
+                f"warmup={method.warmup} and cooldown={method.cooldown} leave none of {steps} steps: lower them"
+            )
+        found.append((np.stack([np.mean(errors[layer], axis=0) for layer in sorted(errors)]), steps))
+    return found

@@ -14,15 +14,17 @@ from mmaccel.errors import SettingError
 from mmaccel.method import is_count, is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
+from mmaccel.stepping.reuse import Remembered
+from mmaccel.stepping.run import Run
 from mmaccel.stepping.tensors import plus
 
 from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family, bound
-from ..steps import Forward, Run, follow
+from ..steps import Forward, follow
+from .reuse import Streams, added, added_again
 from .token_subset import KeysValues, TokenSubset, require_divisible
 
-Streams = dict[str, Any]
 ADVICE = "use video.BlockCache, which chooses among blocks and steps"
 
 
@@ -80,13 +82,8 @@ class TokenCache(StepCache):
         self._check_steps()
         self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
         self._require(is_count(self.interval), "interval", "an integer of at least 1")
-        given = self.fractions
-        fits = given is None or (
-            isinstance(given, list | tuple) and len(given) > 0 and all(is_number(share, 0, 1) for share in given)
-        )
-        self._require(fits, "fractions", "None or a number from 0 to 1 for each layer")
-        if given is not None:
-            object.__setattr__(self, "fractions", tuple(float(share) for share in given))
+        allowed = "None or a number from 0 to 1 for each layer"
+        self._check_list("fractions", allowed, lambda share: is_number(share, 0, 1), least=1)
 
     @property
     def exact(self) -> bool:
@@ -128,10 +125,9 @@ def divisible_families(adapter: DiffusionTransformerAdapter) -> list[tuple[Famil
 
 
 @dataclass
-class _Branch:
-    """What one guidance branch remembers of the layers, by their index."""
+class _Branch(Remembered):
+    """What one guidance branch remembers of the layers, by their index, from the last full step on."""
 
-    step: int = -1  # the last full one
     residuals: dict[int, Streams] = field(default_factory=dict)  # what each layer added to each stream
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)  # from which each token was last computed
 
@@ -141,7 +137,6 @@ class _Stepper(CacheStepper):
 
     def __init__(self, session: PipelineSession, run: Run, method: TokenCache) -> None:
         super().__init__(session, run, method)
-        self.stack = ExitStack()
         self.uniform = 1.0
         self.tokens: dict[int, torch.Tensor] = {}  # of each layer, in this step
         self.is_partial = False  # this forward pass
@@ -162,25 +157,25 @@ class _Stepper(CacheStepper):
             wrap_method(self.stack, attention, "forward", functools.partial(self.attention, keys, layer))
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
-        if self.leads:
+        if self.cache.leads:
             self.begin_step()
-        self.is_partial = self.reuse and self.may_reuse
+        self.is_partial = self.cache.skips
         self.done = []
         output = forward(*args, **kwargs)
         if not self.is_partial:
-            self.state.step = self.run.step
+            self.cache.computed()
         return output, sum(self.done) / len(self.done)
 
     def begin_step(self) -> None:
         """Decide for all branches whether this step is full."""
-        run = self.run
-        if run.step == self.first_step:
+        run, cache = self.run, self.cache
+        if run.step == cache.first_step:
             self.begin()
-        for expert, branch in list(self.states):
+        for expert, branch in list(cache.states):
             if expert != run.expert:  # its part of the run is over
-                del self.states[expert, branch]
+                del cache.states[expert, branch]
                 self.keys[expert].reset()
-        self.reuse = self.may_reuse and run.step - self.state.step < self.method.interval
+        cache.reuse = cache.may_reuse and run.step - cache.state.step < self.method.interval
 
     def begin(self) -> None:
         """Solve the share of all layers, and warn where the budget cannot be kept."""
@@ -188,7 +183,7 @@ class _Stepper(CacheStepper):
         self.uniform = method.share(steps)
         cost = method.cost(steps)
         if cost > method.budget + 0.5 / steps:
-            self.report.warnings.append(
+            self.warn(
                 f"{cost:.0%} are computed instead of {method.budget:.0%}: take a longer interval, more steps, or"
                 " fewer in warmup and cooldown" + (", or calibrate again" if method.fractions else "")
             )
@@ -214,7 +209,7 @@ class _Stepper(CacheStepper):
         count = self.count(layer, total)
         if self.is_partial and count == 0:
             self.done.append(0.0)
-            return family.as_output(self.reused(layer, streams))
+            return family.as_output(added_again(self.cache.state.residuals[layer], streams))
         if self.is_partial and count < total:
             return self.renewed(family, layer, count, call, forward)
         self.done.append(1.0)
@@ -223,16 +218,11 @@ class _Stepper(CacheStepper):
             self.remember(family, layer, count, streams, family.returned(output))
         return output
 
-    def reused(self, layer: int, streams: Streams) -> Streams:
-        """The streams behind a layer, without running it."""
-        residuals = self.state.residuals[layer]
-        return {name: None if x is None else plus(x, streams[name]) for name, x in residuals.items()}
-
     def remember(self, family: Family, layer: int, count: int, before: Streams, after: Streams) -> None:
         """Keep what a whole layer added; the leading branch keeps the input as well, where tokens will be ranked."""
-        self.state.residuals[layer] = _added(before, after)
-        if self.leads and count:
-            self.state.inputs[layer] = before[family.hidden].clone()
+        self.cache.state.residuals[layer] = added(before, after)
+        if self.cache.leads and count:
+            self.cache.state.inputs[layer] = before[family.hidden].clone()
 
     def renewed(self, family: Family, layer: int, count: int, call: inspect.BoundArguments, forward: Forward) -> Any:
         """What a layer returns of which some tokens, and all text, are computed; what they add is remembered."""
@@ -249,15 +239,16 @@ class _Stepper(CacheStepper):
             after = family.returned(forward(*call.args, **call.kwargs))
         finally:
             self.subset = None
-        kept, added = self.state.residuals[layer][name], _added(before, after)
+        residuals, new = self.cache.state.residuals, added(before, after)
+        kept = residuals[layer][name]
         whole = plus(kept, hidden).index_copy_(1, tokens, after[name])
-        self.state.residuals[layer] = {**added, name: kept.index_copy_(1, tokens, added[name])}
+        residuals[layer] = {**new, name: kept.index_copy_(1, tokens, new[name])}
         return family.as_output({**after, name: whole})
 
     def chosen(self, layer: int, count: int, hidden: torch.Tensor) -> torch.Tensor:
         """The tokens of this step, for all rows of the batch and all branches: those whose input changed most."""
-        if self.leads:
-            inputs = self.state.inputs[layer]
+        if self.cache.leads:
+            inputs = self.cache.state.inputs[layer]
             tokens = token_change(hidden, inputs).argsort(descending=True, stable=True)[:count].sort().values
             inputs.index_copy_(1, tokens, hidden[:, tokens])
             self.tokens[layer] = tokens
@@ -276,16 +267,10 @@ class _Stepper(CacheStepper):
         return "no step lies between the full ones: take a longer interval or more steps"
 
     def close(self) -> None:
-        self.stack.close()
         for keys in self.keys:
             keys.reset()
         self.tokens.clear()
         super().close()
-
-
-def _added(before: Streams, after: Streams) -> Streams:
-    """What a layer added to each stream; None for one that ends there."""
-    return {name: None if x is None else plus(x, before[name], -1) for name, x in after.items()}
 
 
 def token_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

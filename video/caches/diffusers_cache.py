@@ -17,13 +17,14 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_number
 from mmaccel.patching import wrap_method
 from mmaccel.session import Session
+from mmaccel.stepping.run import Run
 from mmaccel.stepping.tensors import tensors
 
 from ..families.adapter import DiffusionTransformerAdapter
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import FAMILIES, family_of
 from ..private import Hooks, check_no_cache, forget_registry, has_registry
-from ..steps import Forward, Run, follow
+from ..steps import Forward, follow
 from .step_cache import CacheStepper, StepCache
 
 UNREGISTERED = "diffusers does not list its blocks"
@@ -86,7 +87,6 @@ class HookStepper(CacheStepper):
         self.hooks: dict[int, Hooks] = {}  # by expert
         self.is_first = False  # whether the cache has seen nothing of this branch yet
         self.seen: dict[tuple[int, int], tuple[int, int]] = {}  # last step of a branch, and how often it paused
-        self.stack = ExitStack()
         self.watched: set[int] = set()
         self.calls = 0  # of attention in this forward pass, times their batch
         self.all_calls: dict[tuple[int, int], int] = {}  # the same in the first pass of each branch
@@ -114,7 +114,7 @@ class HookStepper(CacheStepper):
         run, method = self.run, self.method
         if run.step >= run.steps - method.cooldown:
             self.take_off()
-        elif run.expert not in self.hooks and run.step - (self.first_step or 0) >= method.warmup - method.lead:
+        elif run.expert not in self.hooks and self.cache.steps_since >= method.warmup - method.lead:
             self.hooks[run.expert] = Hooks(denoiser, lambda denoiser: method.put_on(denoiser, self))
         return self.hooks.get(run.expert)
 
@@ -161,7 +161,6 @@ class HookStepper(CacheStepper):
 
     def close(self) -> None:
         self.take_off()
-        self.stack.close()
         super().close()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mmaccel.registry import register
 from mmaccel.session import Session
-from mmaccel.stepping.tensors import map_tensors, mean_change, mean_size, plus, tensors
+from mmaccel.stepping.easy_reuse import EasyReuse
 
 from ..families.families import latents_of
 from ..steps import Forward, follow
@@ -61,49 +61,11 @@ class EasyCache(StepCache):
         follow(session, stack, lambda run: _Stepper(session, run, self))
 
 
-@dataclass
-class _Branch:
-    """What one guidance branch remembers; all but `residual` only in the branch that decides."""
-
-    step: int = -1
-    residual: Any = None  # output minus input
-    seen: list[torch.Tensor] = field(default_factory=list)  # the input of the last step
-    inputs: list[torch.Tensor] = field(default_factory=list)  # and of the last computed one
-    outputs: list[torch.Tensor] = field(default_factory=list)
-    ratio: float | None = None
-    error: float = 0.0
-
-
 class _Stepper(CacheStepper):
-    branch_state = _Branch
+    cache: EasyReuse
+
+    def make_cache(self) -> EasyReuse:
+        return EasyReuse(self.run, self.method.threshold, self.method.warmup, self.method.cooldown)
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
-        inputs = latents_of(denoiser, args, kwargs)
-        if self.leads:
-            self.reuse = self._decide(inputs)
-        if self.reuse and self.may_reuse:
-            bases = iter(inputs)
-            return map_tensors(lambda residual: plus(residual, next(bases, None)), self.state.residual), 0.0
-        output = forward(*args, **kwargs)
-        self._remember(inputs, output)
-        return output, 1.0
-
-    def _decide(self, inputs: list[torch.Tensor]) -> bool:
-        """Add up the predicted change of this step."""
-        state = self.state
-        seen, state.seen = state.seen, [x.clone() for x in inputs]
-        if not self.may_reuse or state.ratio is None:
-            return False
-        state.error += state.ratio * mean_change(inputs, seen) / max(mean_size(state.outputs), 1e-12)
-        return self.small(state.error)
-
-    def _remember(self, inputs: list[torch.Tensor], output: Any) -> None:
-        state, bases = self.state, iter(inputs)
-        state.residual = map_tensors(lambda x: plus(x, next(bases, None), -1), output)
-        state.step, state.error = self.run.step, 0.0
-        if self.leads:
-            outputs = [x.clone() for x in tensors(output)]
-            if state.outputs:
-                moved = mean_change(inputs, state.inputs)
-                state.ratio = mean_change(outputs, state.outputs) / moved if moved > 0 else None
-            state.inputs, state.outputs = state.seen, outputs
+        return self.cache.answer(latents_of(denoiser, args, kwargs), lambda: forward(*args, **kwargs))

@@ -13,11 +13,13 @@ from mmaccel.method import is_count
 from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
 from mmaccel.session import Session
+from mmaccel.stepping.reuse import Remembered
+from mmaccel.stepping.run import Run
 from mmaccel.stepping.tensors import map_tensors
 
 from ..families.adapter import UNETS, DiffusionTransformerAdapter
 from ..families.compiled import BLOCKS, refuse_compiled
-from ..steps import Forward, Run, follow
+from ..steps import Forward, follow
 from .step_cache import CacheStepper, StepCache
 
 STEPS = 50  # that the key steps are given for
@@ -64,11 +66,8 @@ class EncoderReuse(StepCache):
 
     def __post_init__(self) -> None:
         self._check_steps()
-        given = self.keys
-        fits = given is None or (isinstance(given, list | tuple) and all(is_count(k, 0, STEPS - 1) for k in given))
-        self._require(fits, "keys", f"None or steps from 0 to {STEPS - 1}")
-        if given is not None:
-            object.__setattr__(self, "keys", tuple(given))
+        allowed = f"None or steps from 0 to {STEPS - 1}"
+        self._check_list("keys", allowed, lambda key: is_count(key, 0, STEPS - 1), kind=int)
 
     @property
     def exact(self) -> bool:
@@ -87,10 +86,9 @@ class EncoderReuse(StepCache):
 
 
 @dataclass
-class _Branch:
+class _Branch(Remembered):
     """What one guidance branch remembers: the output of every part of the encoder."""
 
-    step: int = -1
     outputs: dict[int, Any] = field(default_factory=dict)
 
 
@@ -99,7 +97,6 @@ class _Stepper(CacheStepper):
 
     def __init__(self, session: Session, run: Run, method: EncoderReuse) -> None:
         super().__init__(session, run, method)
-        self.stack = ExitStack()
         self.skips = False
         adapter: DiffusionTransformerAdapter = session.adapter
         for unet in [] if method.exact else adapter.denoisers():
@@ -107,19 +104,20 @@ class _Stepper(CacheStepper):
                 wrap_forward(self.stack, part, functools.partial(self.part, index))
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
-        if self.leads:
-            self.reuse = self.may_reuse and not self.method.is_key(self.run.step, self.run.steps)
-        self.skips = self.reuse and self.may_reuse
+        cache, run = self.cache, self.run
+        if cache.leads:
+            cache.reuse = cache.may_reuse and not self.method.is_key(run.step, run.steps)
+        self.skips = cache.skips
         output = forward(*args, **kwargs)
         if self.skips:
             skipped = sum(_size(part) for part in _encoder(denoiser))
             return output, 1 - skipped / _size(denoiser)
-        self.state.step = self.run.step
+        cache.computed()
         return output, 1.0
 
     def part(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """One part of the encoder. Copies are kept and given: FreeU and adapters change features in place."""
-        outputs = self.state.outputs
+        outputs = self.cache.state.outputs
         if self.skips:
             return map_tensors(torch.clone, outputs[index])
         output = forward(*args, **kwargs)
@@ -128,10 +126,6 @@ class _Stepper(CacheStepper):
 
     def advice(self) -> str:
         return "every step of this run was a key step: take fewer keys or more steps"
-
-    def close(self) -> None:
-        self.stack.close()
-        super().close()
 
 
 def _encoder(unet: Any) -> list[torch.nn.Module]:

@@ -10,10 +10,12 @@ import torch
 
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
-from mmaccel.session import Session, accelerate
+from mmaccel.session import Session
+from mmaccel.stepping.ratios import growth, stretched
+from mmaccel.stepping.run import Run
 
 from ..blocks.reuse import BlockStepper, Streams
-from ..steps import Run
+from ..recording import plain_runs
 from .diffusers_cache import UNREGISTERED, DiffusersCache, HookStepper
 from .step_cache import CacheStepper
 
@@ -72,19 +74,12 @@ class MagCache(DiffusersCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.ratios
-        fits = given is None or (isinstance(given, list | tuple) and len(given) > 1)
-        fits = fits and all(is_number(ratio, 0) for ratio in given or ())
-        self._require(fits, "ratios", "None or at least two numbers of at least 0")
+        self._check_list("ratios", "None or at least two numbers of at least 0", lambda r: is_number(r, 0), least=2)
         self._require(is_count(self.max_skips), "max_skips", "an integer of at least 1")
-        if given is not None:
-            object.__setattr__(self, "ratios", tuple(float(r) for r in given))
 
     def stretched(self, steps: int, ratios: Sequence[float] | None = None) -> list[float]:
         """The ratios for a run of so many steps: of the nearest step of the calibration."""
-        ratios = ratios or self.ratios or (1.0,)
-        last = len(ratios) - 1
-        return [ratios[round(step * last / max(1, steps - 1))] for step in range(steps)]
+        return stretched(ratios or self.ratios or (1.0,), steps)
 
     def stepper(self, session: Session, run: Run) -> CacheStepper:
         known = self.exact or self.ratios is not None or self.name in session.memory
@@ -113,15 +108,15 @@ class Recorder(BlockStepper):
         super().__init__(session, run, method)
 
     def remember(self, streams: Streams) -> None:
-        old = self.state.residual
+        old = self.cache.state.residual
         super().remember(streams)
-        if self.leads and old is not None:
-            before, after = (r["hidden_states"].float().norm(dim=-1) for r in (old, self.state.residual))
-            self.ratios[self.run.step] = float((after / before.clamp_min(1e-8)).mean())
+        if self.cache.leads and old is not None:
+            new = self.cache.state.residual
+            self.ratios[self.run.step] = growth(old["hidden_states"], new["hidden_states"])
 
     def finish(self) -> None:
         self.session.memory[self.method.name] = tuple(self.ratios)
-        self.report.warnings.append("MagCache measured its ratios in this run and reused nothing; the next runs do")
+        self.warn("MagCache measured its ratios in this run and reused nothing; the next runs will")
 
 
 def calibrate_mag_cache(
@@ -144,9 +139,9 @@ def calibrate_mag_cache(
     --------
     >>> method = calibrate_mag_cache(pipe, ["a fox in snow"], num_inference_steps=50)  # doctest: +SKIP
     """
-    runs = []
-    with accelerate(pipe, MagCache()) as session:
-        for more in [{}] if prompts is None else [{"prompt": prompt} for prompt in prompts]:
-            session(**more, **call)
-            runs.append(session.memory.pop(MagCache.name))
+    method = MagCache()
+    runs = [
+        memory.pop(method.name)
+        for memory in plain_runs(pipe, method, lambda session, run: Recorder(session, run, method), prompts, call)
+    ]
     return MagCache(threshold, tuple(sum(step) / len(runs) for step in zip(*runs, strict=True)))

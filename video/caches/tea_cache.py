@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -14,13 +14,15 @@ from mmaccel.errors import SettingError
 from mmaccel.method import is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
-from mmaccel.session import Session, accelerate
+from mmaccel.session import Session
+from mmaccel.stepping.reuse import StepReuse
 from mmaccel.stepping.tensors import relative_change, tensors
 
 from ..blocks.reuse import BlockStepper, Reuse, Streams, check_families
 from ..families.adapter import DiffusionTransformerAdapter
 from ..families.families import Family
-from ..steps import Forward, Run, follow
+from ..recording import plain_runs
+from ..steps import Forward, follow
 from .step_cache import StepCache
 
 DEGREE = 4
@@ -71,12 +73,8 @@ class TeaCache(StepCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.coefficients
-        numbers = given is None or isinstance(given, list | tuple)
-        numbers = numbers and all(is_number(c, float("-inf")) for c in given or ()) and given not in ((), [])
-        self._require(numbers, "coefficients", "None or the numbers of a polynomial, highest power first")
-        if given is not None:
-            object.__setattr__(self, "coefficients", tuple(float(c) for c in given))
+        allowed = "None or the numbers of a polynomial, highest power first"
+        self._check_list("coefficients", allowed, lambda c: is_number(c, float("-inf")), least=1)
 
     def rescaled(self, change: float) -> float:
         """The output's change that this change of the modulated input stands for; never below 0."""
@@ -89,10 +87,7 @@ class TeaCache(StepCache):
         check_families(adapter, self.name)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
-        follow(session, stack, lambda run: self.stepper(session, run))
-
-    def stepper(self, session: Session, run: Run) -> BlockStepper:
-        return _Stepper(session, run, self)
+        follow(session, stack, lambda run: _Stepper(session, run, self))
 
 
 class _Stepper(BlockStepper):
@@ -104,48 +99,33 @@ class _Stepper(BlockStepper):
         wrap_method(self.stack, attention, "forward", self.look)
 
     def before(self, streams: Streams, family: Family) -> None:
-        self.skips = not self.leads and self.reuse and self.may_reuse
+        self.skips = not self.cache.leads and self.cache.skips
 
     def look(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """The first block's self-attention: its input is the modulated one."""
-        if self.leads:
-            self.decide(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
-            if self.reuse:
+        if self.cache.leads:
+            modulated = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            self.change = self.cache.accumulate([modulated], self.method.rescaled)
+            if self.cache.reuse:
                 raise Reuse
         return forward(*args, **kwargs)
 
-    def decide(self, modulated: torch.Tensor) -> None:
-        """Add up the change of this step."""
-        state = self.state
-        self.change = float("inf") if state.seen is None else relative_change([modulated], state.seen)
-        state.seen = [modulated.clone()]
-        if self.may_reuse:
-            state.error += self.method.rescaled(self.change)
-            self.reuse = self.small(state.error)
-
-
-@dataclass(frozen=True)
-class _Calibration(TeaCache):
-    """Runs plainly, and notes the changes of modulated input and output in every step."""
-
-    changes: list[tuple[float, float]] = field(default_factory=list, compare=False)
-
-    def stepper(self, session: Session, run: Run) -> BlockStepper:
-        return _Recorder(session, run, self)
-
 
 class _Recorder(_Stepper):
+    """A plain run that notes the changes of modulated input and output in every step."""
+
     last_outputs: Any = None
 
-    def small(self, error: float) -> bool:
-        return False
+    def make_cache(self) -> StepReuse:
+        return StepReuse(self.run)  # whose threshold of 0 reuses nothing
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         output, done = super().answer(denoiser, forward, args, kwargs)
-        if self.leads:
+        if self.cache.leads:
             outputs = [x.clone() for x in tensors(output)]
             if self.last_outputs is not None and self.change < float("inf"):
-                self.method.changes.append((self.change, relative_change(outputs, self.last_outputs)))
+                changes = self.session.memory.setdefault("changes", [])
+                changes.append((self.change, relative_change(outputs, self.last_outputs)))
             self.last_outputs = outputs
         return output, done
 
@@ -178,14 +158,13 @@ def calibrate_tea_cache(
     --------
     >>> method = calibrate_tea_cache(pipe, ["a fox in snow"], num_inference_steps=50)  # doctest: +SKIP
     """
-    calibration = _Calibration()
-    with accelerate(pipe, calibration) as session:
-        for more in [{}] if prompts is None else [{"prompt": prompt} for prompt in prompts]:
-            session(**more, **call)
-    if len({x for x, _ in calibration.changes}) <= DEGREE:
+    method = TeaCache()
+    for memory in plain_runs(pipe, method, lambda session, run: _Recorder(session, run, method), prompts, call):
+        changes = memory.get("changes", [])
+    if len({x for x, _ in changes}) <= DEGREE:
         raise SettingError(
-            f"{len(calibration.changes)} changes between steps do not determine a polynomial of degree {DEGREE}:"
+            f"{len(changes)} changes between steps do not determine a polynomial of degree {DEGREE}:"
             " take more steps or more prompts"
         )
-    inputs, outputs = numpy.array(calibration.changes).T
+    inputs, outputs = numpy.array(changes).T
     return TeaCache(threshold, tuple(float(c) for c in numpy.polyfit(inputs, outputs, DEGREE)))

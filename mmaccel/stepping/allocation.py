@@ -1,0 +1,143 @@
+"""One run that computes some steps and tokens, and forecasts and corrects the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .forecast import Velocities
+from .layout import Layout
+from .replay import Make, Replay
+from .schedule import Schedule
+
+
+class StepAllocation:
+    """One run of a sampler: which tokens each step computes, and the velocities with which all of them go on.
+
+    Before a step, :meth:`begin` decides whether all tokens (`share` 1), none (0) or those at the indices `active` are
+    to be computed. :meth:`step` then takes what was computed, forecasts the rest, and has the sampler step. Once a
+    token's forecasts turn out wrong, the steps that took them are made again.
+
+    Parameters
+    ----------
+    levels
+        Noise levels (sigmas) of the steps, and where the last one ends: one more than steps.
+    schedule
+        Share of the tokens that each step computes; the first step computes all in any case.
+    forecast
+        Share of the velocity's slope that forecasts trust, 0 to 1; default 0.5.
+    correct
+        Make steps again, in which forecasts missed (default). Only for samplers that draw no random numbers.
+    sampler
+        An object whose attributes are the sampler's state, such as its past outputs; None (default) if it has none.
+    tokens
+        Whether a partial step computes the ``"hottest"`` tokens (default), or ``"random"`` ones.
+    by_groups
+        Rank tokens by the relative change of their velocity, and anew in full steps only; default False.
+
+    Examples
+    --------
+    Euler steps along the velocity ``2 * level``, of which two of four are computed:
+
+    >>> levels = [1.0, 0.75, 0.5, 0.25, 0.0]
+    >>> run, x = StepAllocation(levels, Schedule((1, 0, 0, 1))), torch.ones(1, 1, 1)
+    >>> for k in range(4):
+    ...     velocity = torch.full((1, 1, 1), 2 * levels[k]) if run.begin(k) else None
+    ...     x = run.step(lambda v, x, k=k: x + (levels[k + 1] - levels[k]) * v, velocity, x)
+    >>> x.item()  # as if all had been computed
+    -0.25
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[float],
+        schedule: Schedule,
+        forecast: float = 0.5,
+        correct: bool = True,
+        sampler: object | None = None,
+        tokens: str = "hottest",
+        by_groups: bool = False,
+    ) -> None:
+        self.levels, self.schedule, self.sampler = levels, schedule, sampler
+        self.tokens, self.by_groups = tokens, by_groups
+        self.velocities = Velocities(forecast)
+        self.replay = Replay(sampler) if correct else None
+        self.layout = Layout()
+        self.index = 0
+        self.share = 1.0
+        self.active: torch.Tensor | None = None
+        self.order: torch.Tensor | None = None  # tokens, the hottest first
+        self.pinned: torch.Tensor | None = None  # bool `[S]`: tokens that never move, and are not chosen
+        self.generator = torch.Generator().manual_seed(0)
+
+    def restart(self) -> None:
+        """Forget all velocities, as where another model takes over; the next step computes all tokens."""
+        self.velocities = Velocities(self.velocities.forecast)
+        if self.replay is not None:
+            self.replay = Replay(self.sampler)
+
+    def begin(self, step: int) -> float:
+        """Decide what the step of this index computes; returns the share of the tokens, and sets `active`."""
+        self.index, self.active = step, None
+        self.share = self.schedule.fractions[step] if self.velocities.is_known else 1.0
+        if 0 < self.share < 1:
+            if not self.by_groups:
+                self._rank()
+            assert self.order is not None
+            self.active = self.order[: active_count(self.share, len(self.order))].sort().values
+        return self.share
+
+    def step(self, make: Make, output: torch.Tensor | None, sample: torch.Tensor) -> Any:
+        """Have the sampler step with the velocities of all tokens.
+
+        Parameters
+        ----------
+        make
+            ``make(velocity, sample)`` makes this step of the sampler; it is called again for a correction, and
+            returns the next sample, by itself or as the first of several things.
+        output
+            The velocity that was computed, after guidance; only that of `active` counts in a partial step. None, or
+            anything of its shape, if none was.
+        sample
+            Where the step starts.
+        """
+        like = sample if output is None else output
+        computed = None if self.share == 0 or output is None else self.layout.tokens(output)
+        merged, sample = self._merge(computed, sample)
+        result = make(self.layout.latents(merged, like).to(like.dtype), sample)
+        if self.replay is not None:
+            self.replay.note(self.levels[self.index], merged, make, result)
+        if self.share == 1:
+            self._rank()
+        return result
+
+    def _merge(self, computed: torch.Tensor | None, sample: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The velocities of all tokens, and the sample less what forecasts missed until now."""
+        velocities, replay = self.velocities, self.replay
+        before = velocities.level.clone() if velocities.is_known else None
+        merged = velocities.step(self.levels[self.index], computed, self.active)
+        if replay is not None and before is not None and computed is not None:
+            sample = replay.correct(sample, velocities, before, self.layout)
+        if replay is not None and self.share == 1:
+            replay.begin(sample)
+        return merged, sample
+
+    def _rank(self) -> None:
+        heat = self.velocities.heat(relative=self.by_groups)
+        if self.tokens == "random":
+            heat = torch.rand(len(heat), generator=self.generator).to(heat.device)
+        if self.pinned is not None:
+            heat = heat.masked_fill(self.pinned, -1.0)
+        self.order = heat.argsort(descending=True, stable=True)
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.velocities.nbytes() + (0 if self.replay is None else self.replay.nbytes())
+
+
+def active_count(share: float, tokens: int) -> int:
+    """Tokens of a partial step, at least one: whole tiles of the attention kernels, where there are many."""
+    multiple = 128 if tokens >= 4096 else 1
+    return min(tokens, max(multiple, round(share * tokens / multiple) * multiple))

@@ -1,0 +1,28 @@
+"""What the samplers of diffusers do in a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Samplers whose step is a function of their state and of what they are given, with nothing drawn.
+REPEATABLE = (
+    "FlowMatchEulerDiscreteScheduler",
+    "UniPCMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DEISMultistepScheduler",
+    "HeliosScheduler",
+)
+
+
+def is_repeatable(scheduler: Any) -> bool:
+    """Whether steps of this sampler can be made again from the state before them."""
+    config = scheduler.config
+    draws = config.get("stochastic_sampling") or "sde" in str(config.get("algorithm_type"))
+    draws = draws or config.get("scheduler_type") == "dmd"
+    known = any(cls.__name__ in REPEATABLE for cls in type(scheduler).__mro__)
+    return known and not draws and config.get("solver_p") is None
+
+
+def is_one_step(scheduler: Any) -> bool:
+    """Whether a step of this sampler depends on nothing but where it starts."""
+    return is_repeatable(scheduler) and scheduler.config.get("solver_order", 1) == 1

@@ -1,0 +1,57 @@
+"""Plain runs of a pipeline that are followed, to calibrate a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from mmaccel.session import Session, accelerate
+from mmaccel.stepping.run import Run
+
+from .families.adapter import DiffusionMethod, DiffusionTransformerAdapter
+from .steps import Stepper, follow
+
+
+@dataclass(frozen=True)
+class _Recording(DiffusionMethod):
+    """Runs plainly and records; not registered, since it is no method for users."""
+
+    name = "video.recording"
+    method: DiffusionMethod
+    recorder: Callable[[Session, Run], Stepper]
+
+    def check(self, adapter: DiffusionTransformerAdapter) -> None:
+        self.method.check(adapter)
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        follow(session, stack, lambda run: self.recorder(session, run))
+
+
+def plain_runs(
+    pipe: Any,
+    method: DiffusionMethod,
+    recorder: Callable[[Session, Run], Stepper],
+    prompts: Sequence[str] | None,
+    call: dict[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """What ``recorder(session, run)`` left in `session.memory` after each of some plain runs.
+
+    Parameters
+    ----------
+    pipe
+        A pipeline.
+    method
+        What is calibrated; its check of the pipeline is made.
+    prompts
+        One run for each; None makes a single run with the arguments as they are.
+    call
+        Further arguments of the pipeline.
+    """
+    with accelerate(pipe, _Recording(method, recorder)) as session:
+        for more in tqdm([{"prompt": prompt} for prompt in prompts or ()] or [{}], desc="plain runs", leave=False):
+            session(**{**call, **more})
+            yield session.memory
