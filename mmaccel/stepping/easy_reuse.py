@@ -53,7 +53,7 @@ class EasyReuse(StepReuse):
     Examples
     --------
     >>> run = Run(4, [1.0, 0.75, 0.5, 0.25, 0.0])
-    >>> cache, computed = EasyReuse(run, threshold=9.0, warmup=2), []
+    >>> cache, computed = EasyReuse(run, threshold=9.0, warmup=2, cooldown=0), []
     >>> for run.step in range(4):
     ...     run.branch = 0
     ...     x = torch.full((2,), float(run.step))

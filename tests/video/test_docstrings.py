@@ -6,9 +6,10 @@ import pkgutil
 
 import pytest
 
-from mmaccel import video
+from mmaccel import stepping, video
 
-MODULES = [name for _, name, _ in pkgutil.iter_modules(video.__path__, "mmaccel.video.")]
+PACKAGES = (video, stepping)
+MODULES = [m.name for p in PACKAGES for m in pkgutil.walk_packages(p.__path__, f"{p.__name__}.") if not m.ispkg]
 
 
 @pytest.mark.parametrize("name", MODULES)

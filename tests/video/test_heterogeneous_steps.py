@@ -14,11 +14,9 @@ from diffusers import (
 
 import mmaccel
 from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
-from mmaccel.stepping.allocation import active_count
 from mmaccel.stepping.forecast import Velocities
 from mmaccel.stepping.layout import Layout
 from mmaccel.stepping.replay import Replay
-from mmaccel.stepping.schedule import groups, refresh
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
 from mmaccel.video.heterogeneous import run as module
 
@@ -39,81 +37,12 @@ def wan():
     return pipe, arguments(1, steps=24)
 
 
-@pytest.mark.parametrize("steps", (1, 2, 3, 8, 20, 40, 50))
-@pytest.mark.parametrize("budget", (0.1, 0.25, 0.5, 0.75, 1.0))
-@pytest.mark.parametrize("fraction", (0.0, 0.1, 0.25))
-def test_schedules_keep_their_budget(steps, budget, fraction):
-    made = refresh(steps, budget, fraction=fraction)
-    assert len(made.fractions) == steps
-    assert made.cost == sum(made.fractions) <= max(budget * steps, 2) + 0.51
-    assert made.cost >= min(steps, budget * steps) - 0.51 or fraction
-    assert made.fractions[0] == made.fractions[-1] == 1
-    assert fraction or not made.is_partial
-
-
-def test_partial_steps_are_few_and_between_full_ones():
-    """In every skipped step they would starve the others: the full steps are what the rest depends on."""
-    for fraction in (0.1, 0.25):
-        made = refresh(40, 0.5, fraction=fraction)
-        partial = [f for f in made.fractions if 0 < f < 1]
-        assert set(partial) == {fraction}
-        assert 0.5 <= sum(partial) <= 3 and sum(f == 1 for f in made.fractions) >= 17
-    regular = refresh(20, 0.5, interval=3, fraction=0.25).fractions
-    assert [k for k, f in enumerate(regular) if f == 1] == [0, 3, 6, 9, 12, 15, 18, 19]
-    assert regular.count(0.25) == 8, "what the full steps leave of the budget"
-
-
-def test_intervals_are_counted_from_the_warm_up():
-    made = refresh(20, 0.5, warmup=4, cooldown=2, interval=5).fractions
-    assert [k for k, f in enumerate(made) if f] == [0, 1, 2, 3, 8, 13, 18, 19]
-    assert set(made) == {0.0, 1.0}
-    every = groups(24, 0.6, interval=5).fractions
-    due = [k for k in range(2, 23) if every[k] == 1]
-    assert due == [2, 7, 10, 12, 17, 18, 22], "every fifth, and where all groups are due"
-
-
-@pytest.mark.parametrize("budget", (0.4, 0.5, 0.8))
-def test_groups_meet_the_budget_with_divisors(budget):
-    made = groups(40, budget)
-    assert sum(made.fractions) == pytest.approx(budget * 40, abs=0.6)
-    between = made.fractions[2:-1]
-    assert between[0] == between[8] == 1 and between[1] == between[3] < between[2] < between[4] < 1
-
-
 def test_a_run_too_short_for_its_ends_is_refused(wan):
     pipe, call = wan
     with mmaccel.accelerate(pipe, HeterogeneousSteps(warmup=6, cooldown=6)) as fast:
         with pytest.raises(SettingError, match="at least 12 steps"):
             fast(**{**call, "num_inference_steps": 10})
         assert run(fast, call, num_inference_steps=12).isfinite().all()
-
-
-def test_a_velocity_that_does_not_change_is_integrated_exactly():
-    """The telescoping identity: cached Euler steps over a gap are one step over the gap."""
-    sigmas = torch.linspace(1, 0, 11, dtype=torch.float64)
-    velocities, x = Velocities(0.5), torch.randn(1, 6, 3, dtype=torch.float64)
-    constant = torch.randn(1, 6, 3, dtype=torch.float64)
-    start = x.clone()
-    for k in range(10):
-        level = float(sigmas[k])
-        active = {0: None, 1: None, 5: torch.tensor([1, 4])}
-        computed = constant if k in active else None
-        v = velocities.step(level, computed, active.get(k))
-        x = x + (sigmas[k + 1] - sigmas[k]) * v
-    torch.testing.assert_close(x, start - constant, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(("forecast", "expected"), [(0.0, 3.0), (0.5, 2.5), (1.0, 2.0)])
-def test_forecasts_trust_a_share_of_the_slope(forecast, expected):
-    velocities = Velocities(forecast)
-    velocities.step(1.0, torch.full((1, 2, 1), 4.0))
-    velocities.step(0.8, torch.full((1, 2, 1), 3.0))  # slope 5 a level
-    assert velocities.at(0.6).flatten().tolist() == pytest.approx([expected] * 2)
-    assert velocities.at(0.3).flatten().tolist() == pytest.approx([expected] * 2)  # no further than they are apart
-    velocities.step(0.6, torch.tensor([[[1.0], [9.9]]]), torch.tensor([0]))
-    assert velocities.level.tolist() == pytest.approx([0.6, 0.8])
-    assert velocities.slope.flatten().tolist() == pytest.approx([10.0, 5.0])
-    assert velocities.heat().argmax() == 0
 
 
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
@@ -357,15 +286,6 @@ def test_two_transformers_share_one_budget(sampler, settings):
         assert fast.report.work_ratio == pytest.approx(0.5, abs=0.1 if "interval" in settings else 0.04), shares
         boundary = next(k for k, level in enumerate(trace_of(fast).levels) if level < 0.8)
     assert shares[0] == shares[boundary] == shares[-1] == 1.0
-
-
-@pytest.mark.parametrize(("share", "tokens", "count"), [
-    (0.1, 20, 2), (0.3, 256, 77), (0.05, 64, 3), (0.001, 64, 1), (1.0, 7, 7),
-    (0.05, 8192, 384), (0.001, 8192, 128), (0.5, 4096, 2048),
-])  # fmt: skip
-def test_active_tokens_keep_to_their_share(share, tokens, count):
-    """In small grids to the token, in large ones to tiles of 128."""
-    assert active_count(share, tokens) == count
 
 
 def test_a_few_steps_of_a_multistep_sampler_are_said(wan):

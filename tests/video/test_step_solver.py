@@ -1,45 +1,12 @@
 """Steps solved from plain runs."""
 
-import itertools
-
-import numpy as np
 import pytest
 import torch
 
 import mmaccel
 from mmaccel.errors import SettingError
-from mmaccel.stepping.forecast import Velocities
-from mmaccel.video import HeterogeneousSteps, best_steps, calibrate_steps, examples
+from mmaccel.video import HeterogeneousSteps, calibrate_steps, examples
 from mmaccel.video.heterogeneous.step_solver import record_velocities
-
-
-def error_of(true, levels, computed):
-    """What the solver minimises, by the method's own moves along known velocities."""
-    kept, total = Velocities(0.5), 0.0
-    for last, k in zip((None, *computed), computed, strict=False):
-        kept.step(levels[k], true[k][None, None])
-        skipped = [] if last is None else range(last + 1, k)
-        moves = ((levels[j + 1] - levels[j]) * (kept.on_line(levels[j])[0, 0] - true[j]) for j in skipped)
-        total += float(sum(moves, torch.zeros(true.shape[1], dtype=true.dtype)).norm())
-    return total
-
-
-@pytest.mark.parametrize("count", (2, 3, 4, 6))
-def test_no_other_choice_is_better(count):
-    generator = torch.Generator().manual_seed(count)
-    velocities = torch.randn(8, 5, generator=generator, dtype=torch.float64).cumsum(0)
-    levels = [1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1, 0.0]
-    found = best_steps((velocities @ velocities.T).numpy(), levels, count)
-    assert len(found) == count and found[0] == 0 and found[-1] == 7
-    every = [(0, *rest, 7) for rest in itertools.combinations(range(1, 7), count - 2)]
-    least = min(error_of(velocities, levels, computed) for computed in every)
-    assert error_of(velocities, levels, found) == pytest.approx(least, rel=1e-4)
-
-
-def test_all_steps_and_too_few():
-    assert best_steps(np.eye(4), [4, 3, 2, 1, 0], 9) == (0, 1, 2, 3)
-    with pytest.raises(SettingError, match="at least 2"):
-        best_steps(np.eye(4), [4, 3, 2, 1, 0], 1)
 
 
 def test_calibrated_steps_run_and_leave_no_trace():
