@@ -34,11 +34,6 @@ class Schedule:
 
     fractions: tuple[float, ...]
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether any step computes some of the tokens, so that keys and values must be kept."""
-        return any(0 < fraction < 1 for fraction in self.fractions)
-
     def resolved(self, step: int, budget: float, solve: Callable[[int, float], Schedule]) -> Schedule:
         """The same before `step`, and from there what `solve(steps, budget)` makes of the rest of the budget."""
         done, left = self.fractions[:step], len(self.fractions) - step

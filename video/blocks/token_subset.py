@@ -18,7 +18,6 @@ from ..families.families import FAMILIES, Family, divisible_family
 
 Forward = Callable[..., Any]
 KINDS = {"native": (None, None), "fp8": (torch.float8_e4m3fn, None), "cpu": (None, "cpu")}
-BRANCHES = ("0", "1", "2", "3")  # forward passes of one step, in their order
 # arguments of blocks that may have an entry per token
 _PER_TOKEN = ("rotary_emb", "image_rotary_emb", "freqs_cis", "temb", "timestep", "modulate_index")
 
@@ -86,7 +85,7 @@ class KeysValues:
     """
 
     def __init__(self, layers: int, kv: str = "native") -> None:
-        self.cache = BranchCache(layers, BRANCHES, *KINDS[kv])
+        self.cache = BranchCache(layers, *KINDS[kv])
         self.masks: dict[int, torch.Tensor] = {}  # over all keys, of each branch
 
     def attend(
@@ -101,7 +100,7 @@ class KeysValues:
         def attention(
             function: Forward, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any
         ) -> torch.Tensor:
-            key, value = self.cache.write(layer, key, value, None if subset is None else subset.places)
+            key, value = self.cache.write(layer, key, value, branch, None if subset is None else subset.places)
             if more.get("attn_mask") is not None:
                 if subset is None:
                     self.masks[branch] = more["attn_mask"]
@@ -109,7 +108,7 @@ class KeysValues:
             result: torch.Tensor = function(query, key, value, *rest, **more)
             return result
 
-        with self.cache.branch(BRANCHES[branch]), AttentionMode(attention):
+        with AttentionMode(attention):
             return forward(*args, **kwargs)
 
     def reset(self) -> None:

@@ -10,11 +10,6 @@ from mmaccel.errors import UnsupportedTargetError
 BLOCKS = "compile its blocks instead, with compile_repeated_blocks()"
 
 
-def is_compiled(denoiser: torch.nn.Module) -> bool:
-    """Whether a transformer, or anything in it, is compiled."""
-    return any(private.is_compiled(module) for module in denoiser.modules())
-
-
 def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None:
     """Raise where a method would have to work inside compiled code.
 
