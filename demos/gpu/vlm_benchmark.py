@@ -26,7 +26,8 @@ from transformers import (
 import mmaccel
 from mmaccel.comparison import results
 from mmaccel.machine import synchronize
-from mmaccel.vlm.bench.benchmark import TokenClock, compressors
+from mmaccel.vlm.bench.cases import compressors
+from mmaccel.vlm.bench.timing import TokenClock
 
 TEXT = {
     "vocab_size": 152064,

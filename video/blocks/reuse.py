@@ -46,7 +46,6 @@ class BlockStepper(CacheStepper):
 
     def __init__(self, session: PipelineSession, run: Run, method: Any) -> None:
         super().__init__(session, run, method)
-        adapter = session.adapter
         self.skips = False  # whether the range is replaced in this forward pass
         self.entry: Streams = {}
         self.total = 1

@@ -12,7 +12,7 @@ from mmaccel.stepping.run import Run
 from mmaccel.stepping.schedule import FEWEST, Schedule, chosen, groups, multistep_warmup, refresh
 from mmaccel.stepping.tensors import count_bytes
 
-from ..families.adapter import token_grid
+from ..families.adapter import PipelineSession, token_grid
 from ..families.families import bound, layout_of
 from ..steps import Forward, Stepper, count_forwards
 from ..trace import Trace
