@@ -9,10 +9,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mmaccel.session import Session, accelerate
+from mmaccel.session import accelerate
 from mmaccel.stepping.run import Run
 
-from .families.adapter import DiffusionMethod, DiffusionTransformerAdapter
+from .families.adapter import DiffusionMethod, DiffusionTransformerAdapter, PipelineSession
 from .steps import Stepper, follow
 
 
@@ -22,19 +22,19 @@ class _Recording(DiffusionMethod):
 
     name = "video.recording"
     method: DiffusionMethod
-    recorder: Callable[[Session, Run], Stepper]
+    recorder: Callable[[PipelineSession, Run], Stepper]
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         self.method.check(adapter)
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         follow(session, stack, lambda run: self.recorder(session, run))
 
 
 def plain_runs(
     pipe: Any,
     method: DiffusionMethod,
-    recorder: Callable[[Session, Run], Stepper],
+    recorder: Callable[[PipelineSession, Run], Stepper],
     prompts: Sequence[str] | None,
     call: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Following the steps of a pipeline: which step, guidance branch and denoiser a forward pass belongs to.
 
 A :class:`Stepper` is what a method does in one run. It sees every forward pass of the denoisers, may answer it without
-running it, and may change the velocity that the sampler steps with. :func:`follow` puts it on a pipeline.
+running it, and may change the velocity with which the sampler steps. :func:`follow` puts it on a pipeline.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ import torch
 
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
-from mmaccel.session import Session
 from mmaccel.stepping.run import Run
 
-from .families.adapter import DiffusionTransformerAdapter
+from .families.adapter import DiffusionTransformerAdapter, PipelineSession
 from .families.families import latents_of
 
 Forward = Callable[..., Any]
-# More forward passes than a step of any pipeline makes: from here on, nobody steps the sampler that is followed.
+# More forward passes than a step of any pipeline makes: so many say that the pipeline steps another sampler.
 MOST_BRANCHES = 8
 
 
 class Stepper:
     """What a method does during one run; :func:`follow` makes a fresh one for each."""
 
-    def __init__(self, session: Session, run: Run) -> None:
+    def __init__(self, session: PipelineSession, run: Run) -> None:
         self.session, self.report, self.run = session, session.report, run
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
@@ -60,7 +59,7 @@ def warn(report: Report, text: str) -> None:
 class _Follower:
     """Keeps the run up to date, and hands the calls to its stepper."""
 
-    def __init__(self, session: Session, make: Callable[[Run], Stepper]) -> None:
+    def __init__(self, session: PipelineSession, make: Callable[[Run], Stepper]) -> None:
         self.session, self.make = session, make
         self.scheduler = session.target.scheduler
         self.stepper: Stepper | None = None
@@ -69,7 +68,7 @@ class _Follower:
         self.passes = self.followed = 0  # in it: forward passes seen, and steps behind some
 
     def drop(self) -> None:
-        """Let go of the run, however far it came."""
+        """End the run, finished or not."""
         stepper, self.stepper = self.stepper, None
         self.shapes.clear()
         if stepper is not None:
@@ -80,17 +79,8 @@ class _Follower:
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
         result = original(*args, **kwargs)
-        timesteps = self.scheduler.timesteps
-        steps = len(timesteps)
-        sigmas = getattr(self.scheduler, "sigmas", None)
-        is_flow = getattr(self.scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(
-            self.scheduler, "scale_noise"
-        )
-        if is_flow and sigmas is not None and len(sigmas) == steps + 1:
-            levels = [float(sigma) for sigma in sigmas]
-        else:
-            levels = [*(float(t) / self.scheduler.config.num_train_timesteps for t in timesteps), 0.0]
-        self.stepper = self.make(Run(steps, levels))
+        levels = levels_of(self.scheduler)
+        self.stepper = self.make(Run(len(levels) - 1, levels))
         return result
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -115,14 +105,14 @@ class _Follower:
             raise
 
     def begin_again_if_resized(self, shapes: list[torch.Size]) -> None:
-        """Nothing of before fits latents that a callback made larger, or a batch that guidance no longer doubles."""
+        """Start over where a callback enlarged the latents, or guidance no longer doubles the batch."""
         assert self.stepper is not None
         run = self.stepper.run
         before = self.shapes.get(run.expert, shapes)
         if before != shapes:
             self.stepper.warn(
-                f"in step {run.step} latents of {list(before[0])} became {list(shapes[0])}:"
-                " what was kept is forgotten, and the method begins anew"
+                f"in step {run.step} latents of {list(before[0])} became {list(shapes[0])}: nothing that was kept fits"
+                " them, and the method starts over"
             )
             self.drop()
             self.stepper = self.make(run)
@@ -149,7 +139,7 @@ class _Follower:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around a call of the session: let go of what it leaves, and say so where nothing could be done."""
+        """Around a call of the session: end the run that it leaves, and warn if no step was followed."""
         self.is_called, self.passes, self.followed = True, 0, 0
         try:
             yield
@@ -157,23 +147,32 @@ class _Follower:
             self.is_called = False
         self.drop()
         if self.is_swapped or not self.followed:
-            warn(self.session.report, f"steps were not followed, and all was computed: {self.reason()}")
+            warn(self.session.report, f"steps were not followed, so that all were computed: {self.reason()}")
 
     @property
     def is_swapped(self) -> bool:
-        """Whether the pipeline has another scheduler by now."""
+        """Whether the pipeline has got another scheduler."""
         return self.session.target.scheduler is not self.scheduler
 
     def reason(self) -> str:
         """Why steps were not followed."""
-        if self.is_swapped:
-            return "pipe.scheduler was changed after accelerate(): remove() the session, and accelerate anew"
-        if not self.passes:
-            return "its transformer was changed after accelerate(): remove() the session, and accelerate anew"
+        changed = "pipe.scheduler" if self.is_swapped else "" if self.passes else "its transformer"
+        if changed:
+            return f"{changed} was changed after accelerate(): remove() the session, and call accelerate() again"
         return f"{type(self.session.target).__name__} does not step pipe.scheduler"
 
 
-def follow(session: Session, stack: ExitStack, make: Callable[[Run], Stepper]) -> None:
+def levels_of(scheduler: Any) -> list[float]:
+    """Noise levels of the steps that were set, and where the last one ends; for other samplers shares of time."""
+    timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
+    is_flow = getattr(scheduler.config, "prediction_type", None) == "flow_prediction"
+    is_flow = is_flow or hasattr(scheduler, "scale_noise")
+    if is_flow and sigmas is not None and len(sigmas) == len(timesteps) + 1:
+        return [float(sigma) for sigma in sigmas]
+    return [*(float(t) / scheduler.config.num_train_timesteps for t in timesteps), 0.0]
+
+
+def follow(session: PipelineSession, stack: ExitStack, make: Callable[[Run], Stepper]) -> None:
     """Put ``make(run)`` in charge of every run of the session's pipeline, until `stack` closes.
 
     Three methods are replaced on the instances: the scheduler's `set_timesteps` and `step`, and the `forward` of every

@@ -240,7 +240,7 @@ def test_budget_is_kept_or_the_report_says_why_not():
             assert fast.report.work_ratio == pytest.approx(budget, abs=0.02) and not fast.report.warnings
     with mmaccel.accelerate(pipe, video.TokenCache(0.5)) as fast:
         fast(start, call, steps=6)
-        assert "67% are computed instead of 50%: take a longer interval" in str(fast.report)
+        assert "67% of the work is computed instead of 50%: take a longer interval" in str(fast.report)
         fast(start, call, steps=4)
         assert "reused nothing: warmup and cooldown are 4 steps and the run has 4" in str(fast.report)
 

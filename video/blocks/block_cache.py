@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,9 @@ from mmaccel.method import is_count
 from mmaccel.registry import register
 from mmaccel.stepping.run import Run
 
-from ..caches.step_cache import StepCache
+from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family
-from ..steps import follow
 from .reuse import BlockStepper, Streams, check_families
 
 
@@ -77,8 +75,8 @@ class BlockCache(StepCache):
                     f" blocks of {type(denoiser).__name__}"
                 )
 
-    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
-        follow(session, stack, lambda run: _Stepper(session, run, self))
+    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+        return _Stepper(session, run, self)
 
 
 class _Stepper(BlockStepper):

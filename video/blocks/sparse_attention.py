@@ -26,6 +26,7 @@ from ..families.adapter import (
     token_grid,
 )
 from ..families.compiled import refuse_compiled
+from ..steps import warn
 
 BLOCK = 64
 BLOCK_POLICIES = ("pooled_top_k", "pooled_top_p", "sparge")
@@ -156,9 +157,8 @@ class _Attention:
         place = plan.col.device
         if self.method.always or kernels.should_use_sparse(plan.density, plan.kv_len, place, dtype=dtype):
             return True
-        warning = f"ran densely where that is faster here: {plan.density:.0%} of {plan.kv_len} tokens' blocks are left"
-        if warning not in self.session.report.warnings:
-            self.session.report.warnings.append(warning)
+        kept = f"{plan.density:.0%} of the blocks of {plan.kv_len} tokens"
+        warn(self.session.report, f"dense attention ran where it is faster on this machine: the policy kept {kept}")
         return False
 
     def _plan(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor | None, BlockPlan | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from mmaccel.stepping.tensors import plus
 from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family, bound
-from ..steps import Forward, follow
+from ..steps import Forward
 from .reuse import Streams, added, added_again
 from .token_subset import KeysValues, TokenSubset, require_divisible
 
@@ -38,7 +37,7 @@ class TokenCache(StepCache):
     one whose share is 1 keeps nothing. The shares are the same in all layers, or those that
     :func:`calibrate_token_cache` finds for a pipeline in one plain run: the paper learns them, by the same dynamic
     program. Works on Wan, LTX-Video, HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt and Qwen-Image. The
-    work in the report is counted in tokens and layers, all of which count alike. Lossy.
+    report counts work in tokens times layers. Lossy.
 
     Parameters
     ----------
@@ -115,8 +114,8 @@ class TokenCache(StepCache):
                     f" {layers}: calibrate_token_cache(pipe, ...) finds them"
                 )
 
-    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
-        follow(session, stack, lambda run: _Stepper(session, run, self))
+    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+        return _Stepper(session, run, self)
 
 
 def divisible_families(adapter: DiffusionTransformerAdapter) -> list[tuple[Family, torch.nn.Module]]:
@@ -184,8 +183,8 @@ class _Stepper(CacheStepper):
         cost = method.cost(steps)
         if cost > method.budget + 0.5 / steps:
             self.warn(
-                f"{cost:.0%} are computed instead of {method.budget:.0%}: take a longer interval, more steps, or"
-                " fewer in warmup and cooldown" + (", or calibrate again" if method.fractions else "")
+                f"{cost:.0%} of the work is computed instead of {method.budget:.0%}: take a longer interval, more"
+                " steps, or a smaller warmup or cooldown" + (", or calibrate again" if method.fractions else "")
             )
 
     def share(self, layer: int) -> float:

@@ -16,15 +16,14 @@ import torch
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_number
 from mmaccel.patching import wrap_method
-from mmaccel.session import Session
 from mmaccel.stepping.run import Run
 from mmaccel.stepping.tensors import tensors
 
-from ..families.adapter import DiffusionTransformerAdapter
+from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import FAMILIES, family_of
 from ..private import Hooks, check_no_cache, forget_registry, has_registry
-from ..steps import Forward, follow
+from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
 
 UNREGISTERED = "diffusers does not list its blocks"
@@ -58,14 +57,13 @@ class DiffusersCache(StepCache):
         for denoiser in adapter.denoisers():
             self._check(denoiser)
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         for denoiser in session.adapter.denoisers():
             if not has_registry(denoiser):
                 stack.callback(forget_registry, denoiser)
-        follow(session, stack, lambda run: self.stepper(session, run))
+        super().attach(session, stack)
 
-    def stepper(self, session: Session, run: Run) -> CacheStepper:
-        """What follows one run."""
+    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
         return HookStepper(session, run, self)
 
     def _check(self, denoiser: torch.nn.Module) -> None:
@@ -82,7 +80,7 @@ class HookStepper(CacheStepper):
 
     method: DiffusersCache
 
-    def __init__(self, session: Session, run: Run, method: DiffusersCache) -> None:
+    def __init__(self, session: PipelineSession, run: Run, method: DiffusersCache) -> None:
         super().__init__(session, run, method)
         self.hooks: dict[int, Hooks] = {}  # by expert
         self.is_first = False  # whether the cache has seen nothing of this branch yet

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mmaccel.registry import register
-from mmaccel.session import Session
 from mmaccel.stepping.easy_reuse import EasyReuse
+from mmaccel.stepping.run import Run
 
+from ..families.adapter import PipelineSession
 from ..families.families import latents_of
-from ..steps import Forward, follow
+from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
 
 
@@ -57,8 +57,8 @@ class EasyCache(StepCache):
     warmup: int = 5
     cooldown: int = 1
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        follow(session, stack, lambda run: _Stepper(session, run, self))
+    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+        return _Stepper(session, run, self)
 
 
 class _Stepper(CacheStepper):

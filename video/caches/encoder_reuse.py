@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +11,13 @@ import torch
 from mmaccel.method import is_count
 from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
-from mmaccel.session import Session
 from mmaccel.stepping.reuse import Remembered
 from mmaccel.stepping.run import Run
 from mmaccel.stepping.tensors import map_tensors
 
-from ..families.adapter import UNETS, DiffusionTransformerAdapter
+from ..families.adapter import UNETS, DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
-from ..steps import Forward, follow
+from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
 
 STEPS = 50  # that the key steps are given for
@@ -81,8 +79,8 @@ class EncoderReuse(StepCache):
         super().check(adapter)
         refuse_compiled(self.name, BLOCKS, *adapter.denoisers())
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        follow(session, stack, lambda run: _Stepper(session, run, self))
+    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+        return _Stepper(session, run, self)
 
 
 @dataclass
@@ -95,7 +93,7 @@ class _Branch(Remembered):
 class _Stepper(CacheStepper):
     branch_state = _Branch
 
-    def __init__(self, session: Session, run: Run, method: EncoderReuse) -> None:
+    def __init__(self, session: PipelineSession, run: Run, method: EncoderReuse) -> None:
         super().__init__(session, run, method)
         self.skips = False
         adapter: DiffusionTransformerAdapter = session.adapter

@@ -9,13 +9,18 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.method import is_count, is_number
-from mmaccel.session import Session
 from mmaccel.stepping.reuse import Remembered, StepReuse
 from mmaccel.stepping.run import Run
 from mmaccel.stepping.tensors import count_bytes
 
-from ..families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
-from ..steps import Forward, Stepper, count_forwards
+from ..families.adapter import (
+    TRANSFORMERS,
+    DiffusionMethod,
+    DiffusionTransformerAdapter,
+    PipelineSession,
+    require_steps,
+)
+from ..steps import Forward, Stepper, count_forwards, follow
 
 NAMES = (
     "BlockCache",
@@ -49,6 +54,13 @@ class StepCache(DiffusionMethod):
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
 
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
+        follow(session, stack, lambda run: self.stepper(session, run))
+
+    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+        """What follows one run."""
+        raise NotImplementedError  # pragma: no cover
+
     def _check_steps(self) -> None:
         self._require(is_count(self.warmup), "warmup", "an integer of at least 1: there is nothing to reuse before")
         self._require(is_count(self.cooldown, 0), "cooldown", "an integer of at least 0")
@@ -81,7 +93,7 @@ class CacheStepper(Stepper):
 
     branch_state: ClassVar[Callable[[], Any]] = Remembered
 
-    def __init__(self, session: Session, run: Run, method: Any) -> None:
+    def __init__(self, session: PipelineSession, run: Run, method: Any) -> None:
         super().__init__(session, run)
         self.method = method
         self.stack = ExitStack()
@@ -122,7 +134,7 @@ class CacheStepper(Stepper):
     def finish(self) -> None:
         if not self.report.engaged and not self.method.exact:
             reason = self.cache.too_short() or self.advice()
-            self.report.warnings.append(f"{type(self.method).__name__} reused nothing: {reason}")
+            self.warn(f"{type(self.method).__name__} reused nothing: {reason}")
 
     def advice(self) -> str:
         """Why nothing was reused in a run that is long enough, and what to try."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +13,16 @@ from mmaccel.errors import SettingError
 from mmaccel.method import is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
-from mmaccel.session import Session
 from mmaccel.stepping.reuse import StepReuse
+from mmaccel.stepping.run import Run
 from mmaccel.stepping.tensors import relative_change, tensors
 
 from ..blocks.reuse import BlockStepper, Reuse, Streams, check_families
-from ..families.adapter import DiffusionTransformerAdapter
+from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family
 from ..recording import plain_runs
-from ..steps import Forward, follow
-from .step_cache import StepCache
+from ..steps import Forward
+from .step_cache import CacheStepper, StepCache
 
 DEGREE = 4
 
@@ -86,8 +85,8 @@ class TeaCache(StepCache):
         super().check(adapter)
         check_families(adapter, self.name)
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        follow(session, stack, lambda run: _Stepper(session, run, self))
+    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+        return _Stepper(session, run, self)
 
 
 class _Stepper(BlockStepper):

@@ -30,6 +30,6 @@ def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None
     compiled = next((module for module in modules if private.is_compiled(module)), None)
     if compiled is not None:
         raise UnsupportedTargetError(
-            f"{method} works inside of {type(compiled).__name__}, which is compiled:"
+            f"{method} changes what {type(compiled).__name__} does inside, and this one is compiled:"
             f" load it again without compile(), or {advice}"
         )

@@ -15,13 +15,18 @@ from tqdm import tqdm
 
 from mmaccel.method import Method, is_number
 from mmaccel.registry import register
-from mmaccel.session import Session
 from mmaccel.stepping.tensors import tensors
 from mmaccel.tuning.curve import Goal, point
 
 from ..caches.easy_cache import EasyCache
 from ..caches.step_cache import STEP_CACHES
-from ..families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
+from ..families.adapter import (
+    TRANSFORMERS,
+    DiffusionMethod,
+    DiffusionTransformerAdapter,
+    PipelineSession,
+    require_steps,
+)
 from ..tensors import psnr
 from .heterogeneous_steps import HeterogeneousSteps
 
@@ -33,11 +38,11 @@ THRESHOLDS = (0.05, 0.1, 0.2)  # of EasyCache
 @register("video")
 @dataclass(frozen=True)
 class Auto(DiffusionMethod):
-    """Measures the pipeline on the first prompt, and picks the method that keeps a speed-up or a quality.
+    """Measures the pipeline on the first prompt, and picks the method that reaches a speed-up or keeps a quality.
 
-    The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, about six times
-    the plain time in all, and then every call runs the one that was picked. `session.plan` holds what was picked with
-    the measured curve; saved, it is the same in the next process without measuring. Lossy.
+    The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, which takes about
+    six times the plain time. From then on every call uses the setting that was picked. `session.plan` holds it with the
+    measured curve; a saved plan repeats it in another process without measuring. Lossy.
 
     Parameters
     ----------
@@ -76,12 +81,12 @@ class Auto(DiffusionMethod):
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         chosen = session.memory.get("chosen")
         if chosen is not None:
             chosen.attach(session, stack)
 
-    def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if "chosen" in session.memory:
             return
         curve = _Curve(session, args, kwargs)
@@ -109,7 +114,7 @@ class Auto(DiffusionMethod):
 class _Curve:
     """Speed-up and quality of settings, measured on one call."""
 
-    def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.session, self.args, self.kwargs = session, args, kwargs
         generators = kwargs.get("generator")
         self.generators = generators if isinstance(generators, list) else [generators] if generators else []
@@ -150,7 +155,7 @@ class _Curve:
             yield EasyCache(threshold=threshold)
 
     def _may_be_faster(self, method: Auto) -> bool:
-        """Whether the last point kept enough to go on faster; or, for a speed-up, is still too slow."""
+        """Whether the last point leaves room for a faster one: it kept the quality, or is slower than asked for."""
         if not self.points:
             return False
         last = self.points[-1]

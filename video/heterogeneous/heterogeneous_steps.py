@@ -8,11 +8,16 @@ from typing import ClassVar
 
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
-from mmaccel.session import Session
 
 from ..blocks.token_subset import KINDS, require_divisible
 from ..caches.step_cache import STEP_CACHES
-from ..families.adapter import TRANSFORMERS, DiffusionMethod, DiffusionTransformerAdapter, require_steps
+from ..families.adapter import (
+    TRANSFORMERS,
+    DiffusionMethod,
+    DiffusionTransformerAdapter,
+    PipelineSession,
+    require_steps,
+)
 from ..steps import follow
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
@@ -26,11 +31,11 @@ CHOICES = ("hottest", "random")
 class HeterogeneousSteps(DiffusionMethod):
     """Spends a budget of computation on the steps whose velocity changes most, and forecasts the rest.
 
-    Some steps, denser at both ends of a run, compute all tokens; in the others every token moves with its last
-    velocity and half its slope. When a token is computed again, what its forecasts missed is made up for: the sampler
-    makes its steps since then again, with velocities on the line between the two. A few steps may compute the hottest
-    tokens alone, against the kept keys and values of all; that was never measured to be better than none, and is off
-    by default. Lossy below a budget of 1.
+    Some steps, denser at both ends of a run, compute all tokens. In the others every token moves by a forecast: its
+    last velocity and half its slope. When a token is computed again, the steps that were forecast meanwhile are
+    corrected: the sampler makes them again, with velocities on the line between the two that were computed. A few
+    steps may compute only the hottest tokens, which attend to the kept keys and values of all; no measurement found
+    that better than computing none, so it is off by default. Lossy below a budget of 1.
 
     Parameters
     ----------
@@ -40,27 +45,28 @@ class HeterogeneousSteps(DiffusionMethod):
         ``"refresh"`` (default, measured to be better), or ``"groups"``: the paper's step divisors 1, 2, 4 and 8 for
         groups of tokens by the heat of their velocity.
     forecast
-        Share of the velocity's slope to trust, 0 to 1; default 0.5, measured to be the safest: level with 0 or
-        better where no prompt tips over (docs/benchmarks/video.md), and better than 1 over long gaps.
+        Share of the velocity's slope that forecasts use, 0 to 1; default 0.5, which was measured to be the safest: as
+        good as 0 or better where no prompt tips over (docs/benchmarks/video.md), and better than 1 over long gaps.
     correct
-        Make up for what forecasts missed (default), with samplers that draw no noise: flow matching in Euler steps,
-        UniPC, DPM-Solver++, DEIS and Helios's. Others go on without, and the report says so.
+        Correct the sample once forecasts turn out wrong (default). This takes a sampler that draws no noise: flow
+        matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others nothing is corrected, and the
+        report says so.
     warmup, cooldown
-        Full steps at the beginning and the end, default 1 each; with samplers of several steps, such as UniPC, four
-        tenths of the computed steps lie at the beginning. Where these are fewer than 8, such a sampler does as well
-        with fewer steps, and the report says so.
+        Full steps at the beginning and the end; default 1 each. With samplers that go by several past steps, such as
+        UniPC, the default warm-up is four tenths of the computed steps. Where fewer than 8 steps are computed, such a
+        sampler does as well with fewer steps, and the report says so.
     interval
-        A full step every so many steps between; None (default) to spread what the budget pays for, denser towards
-        both ends.
+        Distance between full steps in the middle of the run; None (default) to spread as many as the budget pays for,
+        denser towards both ends.
     fraction
-        Share of the tokens in partial steps; None (default) or 0 for none. Every fourth of the skipped steps is
-        then one, or with an `interval` as many as the budget has left for. The budget counts tokens; a partial pass
-        takes more of the time than its share, and none works in a compiled transformer.
+        Share of the tokens that partial steps compute; None (default) or 0 for no partial steps. Otherwise every
+        fourth of the skipped steps is partial, or with an `interval` as many as the budget pays for. The budget counts
+        tokens: a partial step takes more time than its share. Partial steps do not work in a compiled transformer.
     tokens
-        ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
+        Which tokens partial steps compute: ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
     steps
-        The computed steps themselves, as :func:`calibrate_steps` solves them for a number of steps; None (default)
-        for the general schedule.
+        Indices of the full steps, as :func:`calibrate_steps` finds them for a number of steps; None (default) for the
+        general schedule.
     kv
         Where partial steps keep keys and values: ``"native"`` (default) as the model has them, ``"fp8"`` in 8 bits,
         ``"cpu"`` in the main memory.
@@ -72,8 +78,8 @@ class HeterogeneousSteps(DiffusionMethod):
     MemoryLimitError
         Before the run, if its keys and values do not fit.
     UnsupportedTargetError
-        If the target is no pipeline, has a sampler for every frame, or tokens are to be chosen in a family whose
-        blocks are not known.
+        If the target is no pipeline, has a sampler for every frame, or if partial steps are asked for in a family
+        whose blocks are not known.
 
     Examples
     --------
@@ -122,7 +128,7 @@ class HeterogeneousSteps(DiffusionMethod):
 
     @property
     def chooses_tokens(self) -> bool:
-        """Whether some steps compute some of the tokens."""
+        """Whether there may be partial steps, which compute some of the tokens."""
         return not self.exact and self.steps is None and (bool(self.fraction) or self.policy == "groups")
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
@@ -131,7 +137,7 @@ class HeterogeneousSteps(DiffusionMethod):
             for denoiser in adapter.denoisers():
                 require_divisible(denoiser, ADVICE)
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
+    def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         if self.exact:
             return
         parts: dict[int, PartialForward] = {}

@@ -13,15 +13,15 @@ from mmaccel.patching import wrap_method
 from ..blocks.token_subset import Forward, KeysValues, TokenSubset, require_divisible
 from ..families.families import bound, layout_of
 
-ADVICE = "pass fraction=0 to choose among steps only"
+ADVICE = "pass fraction=0, so that every step computes all tokens or none"
 
 
 class PartialForward:
     """Makes a denoiser's forward work on chosen tokens only, until `stack` closes.
 
-    A full pass within :meth:`keeping` keeps the keys and values of every self-attention. A pass within
-    :meth:`only` computes hidden states, queries, keys and values for its tokens alone, overwrites theirs among the
-    kept ones and attends to all. What the transformer returns is right at those tokens, and to be ignored elsewhere.
+    :meth:`keeping` makes a full pass and keeps the keys and values of every self-attention. :meth:`only` computes
+    hidden states, queries, keys and values for its tokens alone, overwrites the kept keys and values of these tokens
+    and attends to those of all. What the transformer then returns is valid at those tokens only.
 
     Parameters
     ----------

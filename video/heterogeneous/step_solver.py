@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmaccel.session import Session
 from mmaccel.stepping.run import Run
 from mmaccel.stepping.solver import Array, best_steps
 
+from ..families.adapter import PipelineSession
 from ..recording import plain_runs
 from ..steps import Forward, Stepper
 from .heterogeneous_steps import HeterogeneousSteps
@@ -52,7 +52,7 @@ def calibrate_steps(
 class _Recorder(Stepper):
     """Keeps the guided velocities of a run."""
 
-    def __init__(self, session: Session, run: Run) -> None:
+    def __init__(self, session: PipelineSession, run: Run) -> None:
         super().__init__(session, run)
         session.memory["velocities"], session.memory["levels"] = [], run.levels
 
