@@ -6,21 +6,8 @@ import torch
 
 from .calibration import should_use_sparse
 from .checks import check_attention, check_indices, require
-from .library import define
 from .plan import BlockPlan, window_sides
-
-
-def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-_op = define(
-    "block_sparse_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor? row_ptr, Tensor? col, Tensor? n_full, int block_m, int block_n,"
-    " int left, int right, Tensor? q_pos, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float scale)"
-    " -> (Tensor, Tensor)",
-    _fake,
-)
+from .sparse_op import attend
 
 
 def block_sparse_attention(
@@ -85,19 +72,11 @@ def block_sparse_attention(
     check_attention(q, k, v)
     _check_sequences(q, k, q_pos, cu_seqlens_q, cu_seqlens_k)
     left, right = window_sides(window, causal)
-    table: tuple[torch.Tensor | None, ...] = (None, None, None)
     if plan is not None:
         _check_plan(plan, q, k)
-    if plan is not None and cutover and not _pays(plan, left, right, q.dtype):
-        plan = None
-    if plan is not None:
-        table = (plan.row_ptr, plan.col, plan.n_full)
-    sizes = (plan.block_m, plan.block_n) if plan is not None else (64, 64)
-    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
-    result: tuple[torch.Tensor, torch.Tensor] = _op(
-        q, k, v, *table, *sizes, left, right, q_pos, cu_seqlens_q, cu_seqlens_k, scale
-    )
-    return result
+        if cutover and not _pays(plan, left, right, q.dtype):
+            plan = None
+    return attend(q, k, v, plan, left, right, q_pos, cu_seqlens_q, cu_seqlens_k, scale)
 
 
 def _pays(plan: BlockPlan, left: int, right: int, dtype: torch.dtype) -> bool:

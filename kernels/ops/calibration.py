@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
+from torch.nn import functional as F
 
 from .checks import require
-from .plan import BlockPlan
+from .plan import BlockPlan, window_sides
+from .sparse_op import attend
 
 LENGTHS = (512, 2048, 8192)
 CPU_LENGTHS = (512, 2048, 4096)  # longer ones behave as the last does, and would take seconds
@@ -128,8 +129,6 @@ def calibrate(
 
 @torch.no_grad()
 def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) -> float:
-    from .block_sparse_attention import block_sparse_attention
-
     generator = torch.Generator(device).manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, device=device, generator=generator).to(dtype) for _ in range(3))
     blocks = n // BLOCK
@@ -139,9 +138,9 @@ def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) 
     order = drawn.argsort(-1).argsort(-1)
     masks = [order < max(1, round(density * blocks)) for density in DENSITIES]
     plans = [BlockPlan.from_mask(mask, q_len=n, kv_len=n, causal=causal) for mask in masks]
-    attend = torch.nn.functional.scaled_dot_product_attention
-    runs: list[Callable[[], object]] = [lambda: attend(q, k, v, is_causal=causal)]
-    runs += [functools.partial(block_sparse_attention, q, k, v, plan, causal=causal) for plan in plans]
+    sides = window_sides(None, causal)
+    runs: list[Callable[[], object]] = [partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)]
+    runs += [partial(attend, q, k, v, plan, *sides) for plan in plans]
     dense, *sparse = _fastest(runs, device)
     return _crossing(dense, sparse, [plan.visible_share(causal) for plan in plans])
 
