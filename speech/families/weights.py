@@ -18,7 +18,6 @@ from mmaccel.errors import MissingExtraError, WeightsError, unknown_name
 from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
 CHECKSUMS = "checksums.json"
-BLOCK = 2**20  # bytes read at once
 # The heads of transformers' auto classes that recognise speech, in the order they are asked.
 AUTO_CLASSES = ("AutoModelForSpeechSeq2Seq", "AutoModelForRNNT", "AutoModelForTDT", "AutoModelForCTC")
 
@@ -235,11 +234,8 @@ def _source(name: str, wheel: Wheel) -> Path:
 
 def sha256(file: Path) -> str:
     """SHA-256 of a file, as hexadecimal digits."""
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def save(model: Any, state: dict[str, torch.Tensor], generation: dict[str, Any], folder: Path) -> None:
