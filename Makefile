@@ -1,4 +1,4 @@
-# Every target makes and uses .venv; nothing else has to be installed first than Python 3.11 or newer.
+# Every target makes and uses .venv. All you need to have installed is Python 3.11 or newer.
 PYTHON ?= python3
 ifeq ($(OS),Windows_NT)
 BIN := .venv/Scripts
@@ -12,7 +12,7 @@ INSTALLED := .venv/installed
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-run: $(INSTALLED) ## draw a red heart accelerated in heart.png, and beside the plain one in heart.compare.png
+run: $(INSTALLED) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
 	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
 
 test: $(INSTALLED) ## lint and test
@@ -23,7 +23,7 @@ test: $(INSTALLED) ## lint and test
 types: $(INSTALLED) ## check the types
 	$(BIN)/mypy -p mmaccel
 
-bench: $(INSTALLED) ## measure all of docs/benchmarks anew (some hours)
+bench: $(INSTALLED) ## measure everything in docs/benchmarks again (a few hours)
 	$(BIN)/mmaccel bench all --full --page docs/benchmarks
 
 docs: $(INSTALLED) ## build the documentation site into site/index.html

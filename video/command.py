@@ -1,4 +1,4 @@
-"""The command line of diffusion pipelines: film a prompt."""
+"""The command line of diffusion pipelines: make a video from a prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .modality import Video
 
 
 class VideoCommand(Command):
-    help = "film a prompt"
+    help = "make a video from a prompt"
     measured = "filming a prompt"
     examples = (
         'mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare --trace trace.png',
