@@ -140,7 +140,7 @@ class Modality(ABC):
         return {}
 
     def benchmarks(self) -> Mapping[str, str]:
-        """Modules of its benchmarks by name; each has `rows(full)` and `write_page(result, path)`."""
+        """Modules of its benchmarks by name; each has a `BENCHMARK` (:mod:`mmaccel.bench.benchmark`)."""
         return {}
 
 

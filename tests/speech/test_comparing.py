@@ -215,7 +215,8 @@ def test_the_figures_of_the_benchmark(family, request, monkeypatch):
     assert ours["equal"] and drafted["refused"] is None and drafted["work_ratio"] < 1
     counted = trial((target, processor), audio=recordings)
     tokens = [row for recording in counted.run(target, 0).tokens for row in recording]
-    assert tokens == benchmark_parts.Segments(adapter, [[r] for r in recordings]).run(target, 0).tokens
+    written = benchmark_parts.Segments(adapter, [[r] for r in recordings]).run(target, 0)
+    assert tokens == [row for recording in written.tokens for row in recording]
 
 
 @pytest.mark.parametrize(

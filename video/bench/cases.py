@@ -81,7 +81,9 @@ class Case:
         if not isinstance(setup, Method):
             return Entry(self.label, self.kind, setup=setup, columns={"label": ""})
         told = {k: v for k, v in setup.settings().items() if k in ("threshold", "interval", "fraction") and v}
-        return Entry.of(pipe, setup, self.label, self.kind, label=", ".join(f"{k} {v:.3g}" for k, v in told.items()))
+        made = Entry.of(pipe, setup, self.label, self.kind)
+        made.columns["label"] = ", ".join(f"{k} {v:.3g}" for k, v in told.items())
+        return made
 
 
 def cases(pipe: Any, steps: int, budget: float) -> list[Case]:
