@@ -22,7 +22,7 @@ from transformers import JanusConfig, JanusForConditionalGeneration, JanusVision
 from mmaccel.adapter import find_adapter
 from mmaccel.comparison import results
 from mmaccel.image import SpeculativeJacobi, ZipAR, generation
-from mmaccel.image.bench import benchmark
+from mmaccel.image.bench import benchmark, cases
 from mmaccel.image.decoding.grid_decoder import GridDecoder
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -97,17 +97,17 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
     def rows() -> Any:
-        painter = generation.load(benchmark.MODEL, args.device)
+        painter = generation.load(cases.MODEL, args.device)
         methods = (
             SpeculativeJacobi(window=1),
             SpeculativeJacobi(),
-            *(SpeculativeJacobi(window=w) for w in benchmark.WINDOWS),
+            *(SpeculativeJacobi(window=w) for w in cases.WINDOWS),
             ZipAR(window=4),
             ZipAR(window=4, verify=True),
         )
         for batch in (1, 4):
-            for row in benchmark.measure(painter, benchmark.Group(batch, benchmark.GUIDED, 3, methods)):
-                yield {k: v for k, v in row.items() if k != "_method"}
+            for _, row in benchmark.measure(painter, cases.Case(batch, cases.GUIDED, 3, methods)):
+                yield row
         for name in args.shapes:
             for batch in (1, 4):
                 yield verify_cost(name, SHAPES[name], batch, args.device)

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from mmaccel.comparison import results
+from mmaccel.comparison.entry import PLAIN
+from mmaccel.comparison.runner import Runner
 from mmaccel.kernels import calibrate
 from mmaccel.kernels.bench import benchmark
 from mmaccel.kernels.bench.cases import BLOCK, Case, Draw, cases, sparse_case
@@ -38,9 +40,9 @@ def limits(device: str, size: int, megabytes: int) -> dict[str, float]:
 
 
 def _fastest(run: Any, repeats: int = 10) -> float:
-    timed = benchmark._timed(run)
-    timed(0)
-    return min(timed(i) for i in range(repeats))
+    entry = benchmark.entry(PLAIN, run)
+    Runner(benchmark.Calls(), [entry], range(repeats)).run()
+    return min(entry.seconds)
 
 
 def flex_attention(case: Case, q: Any, k: Any, v: Any, mask: torch.Tensor, causal: bool) -> None:

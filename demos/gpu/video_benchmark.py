@@ -13,16 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
 
-import mmaccel
 from mmaccel import video
 from mmaccel.comparison import results
-from mmaccel.machine import synchronize
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.trial import Workload
 
 WAN_1_3B = {"num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960, "num_layers": 30, "text_dim": 4096}
 SMALL = {"num_attention_heads": 2, "attention_head_dim": 64, "ffn_dim": 256, "num_layers": 2, "text_dim": 64}
@@ -65,45 +65,40 @@ def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
     return pipe, call
 
 
-def timed(target: Any, call: dict[str, Any], steps: int) -> float:
-    """Seconds of a run."""
-    generator = torch.Generator().manual_seed(0)
-    synchronize()
-    began = time.perf_counter()
-    target(**call, num_inference_steps=steps, generator=generator)
-    synchronize()
-    return time.perf_counter() - began
+class Denoising(Workload):
+    """The latents of one call."""
+
+    def __init__(self, pipe: Any, call: dict[str, Any], steps: int) -> None:
+        self.target, self.call, self.steps = pipe, call, steps
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> None:
+        target(**self.call, num_inference_steps=self.steps, generator=torch.Generator().manual_seed(seed))
+
+
+def measured(pipe: Any, call: dict[str, Any], steps: int, entries: list[Entry]) -> list[Entry]:
+    """Time entries, each once."""
+    return Runner(Denoising(pipe, call, steps), entries, [0], title=f"{steps} steps").run(warm_up=False).entries
 
 
 def rows(pipe: Any, call: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
-    """One row for each method, in alternation with plain runs."""
-    timed(pipe, call, 1)
-    pass_seconds = timed(pipe, call, 2) / 2
-    steps = max(12, min(40, int(seconds / RUNS / pass_seconds)))
-    print(f"{pass_seconds:.2f} s a step, {steps} steps", file=sys.stderr)
-    plain = timed(pipe, call, steps)
-    found = []
-    for method in METHODS:
-        with mmaccel.accelerate(pipe, method) as fast:
-            wall = timed(fast, call, steps)
-            report = fast.report
-        print(f"{method}: {wall:.1f} s of {plain:.1f} s", file=sys.stderr)
-        found.append(
-            results.row(
-                modality="video",
-                model=f"Wan 2.1 shape, random weights, {steps} steps",
-                method=method.name,
-                settings=method.settings(),
-                exact=method.exact,
-                wall_seconds=wall,
-                baseline_seconds=plain,
-                speedup=plain / wall,
-                work_ratio=report.work_ratio,
-                peak_extra_bytes=report.peak_extra_bytes,
-                estimated_bytes=report.details.get("estimated_bytes"),
-            )
+    """One row for each method, beside a plain run."""
+    measured(pipe, call, 1, [Entry(PLAIN, PLAIN)])
+    (passes,) = measured(pipe, call, 2, [Entry(PLAIN, PLAIN)])
+    steps = max(12, min(40, int(seconds / RUNS / (passes.seconds[0] / 2))))
+    print(f"{passes.seconds[0] / 2:.2f} s a step, {steps} steps", file=sys.stderr)
+    entries = [Entry(PLAIN, PLAIN), *(Entry.of(pipe, method) for method in METHODS)]
+    plain, *others = measured(pipe, call, steps, entries)
+    return [
+        results.row(
+            modality="video",
+            model=f"Wan 2.1 shape, random weights, {steps} steps",
+            **entry.identity(),
+            **entry.timing(plain),
+            **entry.work(),
+            estimated_bytes=entry.samples[0].report["details"].get("estimated_bytes"),
         )
-    return found
+        for entry in others
+    ]
 
 
 def main() -> None:

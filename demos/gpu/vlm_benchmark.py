@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from typing import Any
 
@@ -23,9 +22,10 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-import mmaccel
 from mmaccel.comparison import results
-from mmaccel.machine import synchronize
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.trial import Workload
 from mmaccel.vlm.bench.cases import compressors
 from mmaccel.vlm.bench.timing import TokenClock
 
@@ -92,49 +92,55 @@ def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
     return model, call
 
 
-def timed(target: Any, call: dict[str, Any]) -> tuple[float, float, int]:
-    """Seconds to the first token, of each token after that, and the peak of memory in bytes."""
-    clock = TokenClock()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    synchronize()
-    began = time.perf_counter()
-    target.generate(**call, logits_processor=[clock])
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    return clock.times[0] - began, (clock.times[-1] - clock.times[0]) / (NEW - 1), peak
+class Answering(Workload):
+    """Seconds to the first token of an answer, and of each token after that."""
+
+    def __init__(self, model: Any, call: dict[str, Any]) -> None:
+        self.target, self.call = model, call
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> tuple[float, float]:
+        clock, began = TokenClock(), time.perf_counter()
+        target.generate(**self.call, logits_processor=[clock])
+        return clock.times[0] - began, (clock.times[-1] - clock.times[0]) / (NEW - 1)
+
+    def judge(self, plain: Any, other: tuple[float, float]) -> dict[str, Any]:
+        return dict(zip(("first", "token"), other, strict=True))
 
 
 def rows(model: Any, call: dict[str, Any], share: float, rounds: int) -> list[dict[str, Any]]:
     """One row for each method, in alternation with the plain model."""
+    plain = Entry(PLAIN, PLAIN)
+    entries = [Entry.of(model, method) for method in compressors(share)]
+    Runner(Answering(model, call), [plain, *entries], range(rounds), title="answers").run()
+    base = _figures(plain)
     found = []
-    for method in compressors(share):
-        plain, fast = [], []
-        with mmaccel.accelerate(model, method) as session:
-            timed(session, call)
-            for _ in range(rounds):
-                with session.baseline() as target:
-                    plain.append(timed(target, call))
-                fast.append(timed(session, call))
-        first, token, peak = (results.median(values) for values in zip(*fast, strict=True))
-        plain_first, plain_token, plain_peak = (results.median(values) for values in zip(*plain, strict=True))
-        print(f"{method}: first token {first:.3f} s of {plain_first:.3f} s", file=sys.stderr)
+    for entry in entries:
+        figures = _figures(entry)
         found.append(
             results.row(
                 modality="vlm",
                 model="LLaVA-OneVision-7B shape, random weights, 32 frames",
-                method=method.name,
-                settings=method.settings(),
-                exact=False,
-                wall_seconds=first,
-                baseline_seconds=plain_first,
-                speedup=plain_first / first,
-                tokens_per_second=1 / token,
-                baseline_tokens_per_second=1 / plain_token,
-                peak_bytes=int(peak),
-                baseline_peak_bytes=int(plain_peak),
+                **entry.identity(),
+                wall_seconds=figures["first"],
+                baseline_seconds=base["first"],
+                speedup=base["first"] / figures["first"],
+                tokens_per_second=1 / figures["token"],
+                baseline_tokens_per_second=1 / base["token"],
+                peak_bytes=_peak(entry),
+                baseline_peak_bytes=_peak(plain),
             )
         )
     return found
+
+
+def _figures(entry: Entry) -> dict[str, float]:
+    found = entry.metrics.values()
+    return {name: results.median(figures[name] for figures in found) for name in ("first", "token")}
+
+
+def _peak(entry: Entry) -> int:
+    """Bytes that a run took at its fullest, weights left out; 0 where nobody counts them."""
+    return int(results.median(sample.peak_bytes or 0 for sample in entry.samples))
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ def measure(case: Case, device: str) -> dict[str, Any]:
             f"{case.op} ({case.shape}, {case.dtype}) is off by {error:.2g}, more than {TOLERANCE[case.dtype]:g}:"
             " no figures are reported; please open an issue with `mmaccel env`"
         )
-    ours, plain = _entry("ours", case.run), _entry(PLAIN, case.baseline)
-    others = [_entry(name, run) for name, run in case.others.items()]
+    ours, plain = entry("ours", case.run), entry(PLAIN, case.baseline)
+    others = [entry(name, run) for name, run in case.others.items()]
     Runner(Calls(), [ours, plain, *others], range(ROUNDS)).run()
     seconds = results.median(ours.seconds)
     return results.row(
@@ -80,7 +80,8 @@ class Calls(Workload):
         target()
 
 
-def _entry(label: str, run: Run) -> Entry:
+def entry(label: str, run: Run) -> Entry:
+    """Who calls a function."""
     return Entry(label, PLAIN if label == PLAIN else "method", setup=lambda _: nullcontext(run))
 
 
