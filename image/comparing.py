@@ -25,7 +25,7 @@ SURPRISE = Metric(
 SAME = Metric("same", "same tokens", "share of tokens that the plain picture has too; two samples share few", ".1%")
 
 
-class Trial(BaseTrial):
+class ImageTrial(BaseTrial):
     """A call of `generate` that writes pictures, or of a pipeline around it.
 
     A method that keeps the noise gives the plain picture again. Samples of other exact methods have the distribution of

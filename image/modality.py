@@ -46,9 +46,9 @@ class Image(Modality):
         return ImageCommand()
 
     def trial(self) -> type[BaseTrial]:
-        from .comparing import Trial
+        from .comparing import ImageTrial
 
-        return Trial
+        return ImageTrial
 
     def examples(self) -> list[Example]:
         from .examples import examples

@@ -60,7 +60,7 @@ class Transcription:
     reports: list[Report] = field(default_factory=list)
 
 
-class Trial(BaseTrial):
+class RecognizerTrial(BaseTrial):
     """Recordings that are written down: `audio` for the processor to prepare, or the arguments of one `generate`.
 
     Recordings are cut at pauses first, as :func:`~mmaccel.speech.transcribe` does, and `generate` writes down one

@@ -42,9 +42,9 @@ class Speech(Modality):
         return SpeechCommand()
 
     def trial(self) -> type[BaseTrial]:
-        from .comparing import Trial
+        from .comparing import RecognizerTrial
 
-        return Trial
+        return RecognizerTrial
 
     def examples(self) -> list[Example]:
         from .examples import examples

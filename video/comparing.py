@@ -23,7 +23,7 @@ SMALLEST = 11  # pixels: the window of SSIM
 OWN_SCHEDULES = ("timesteps", "sigmas")
 
 
-class Trial(BaseTrial):
+class VideoTrial(BaseTrial):
     """A call of a pipeline that denoises a clip or a picture, from noise that the seed decides."""
 
     unit: ClassVar[str] = "steps"

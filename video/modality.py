@@ -42,9 +42,9 @@ class Video(Modality):
         return VideoCommand()
 
     def trial(self) -> type[BaseTrial]:
-        from .comparing import Trial
+        from .comparing import VideoTrial
 
-        return Trial
+        return VideoTrial
 
     def examples(self) -> list[Example]:
         from .examples import examples

@@ -21,7 +21,7 @@ A_TOKEN_EACH = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_
 PIXELS = "pixel_values_videos"
 
 
-class Trial(BaseTrial):
+class AnswerTrial(BaseTrial):
     """A call of `generate`: its own arguments, or `frames` and `questions` for the processor to prepare."""
 
     unit: ClassVar[str] = "frames"

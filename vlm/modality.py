@@ -39,9 +39,9 @@ class Vlm(Modality):
         return VlmCommand()
 
     def trial(self) -> type[BaseTrial]:
-        from .comparing import Trial
+        from .comparing import AnswerTrial
 
-        return Trial
+        return AnswerTrial
 
     def examples(self) -> list[Example]:
         from .examples import examples

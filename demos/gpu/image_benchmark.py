@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
             ZipAR(window=4, verify=True),
         )
         for batch in (1, 4):
-            for _, row in benchmark.measure(painter, cases.Case(batch, cases.GUIDED, 3, methods)):
+            for _, row in benchmark.measure(painter, cases.ImageCase(batch, cases.GUIDED, 3, methods)):
                 yield row
         for name in args.shapes:
             for batch in (1, 4):

@@ -23,7 +23,7 @@ from mmaccel.comparison.entry import PLAIN
 from mmaccel.comparison.runner import Runner
 from mmaccel.kernels import calibrate
 from mmaccel.kernels.bench import benchmark
-from mmaccel.kernels.bench.cases import BLOCK, Case, Draw, cases, sparse_case
+from mmaccel.kernels.bench.cases import BLOCK, Draw, KernelCase, cases, sparse_case
 
 LENGTHS = (4096, 16384)
 
@@ -45,7 +45,7 @@ def _fastest(run: Any, repeats: int = 10) -> float:
     return min(entry.seconds)
 
 
-def flex_attention(case: Case, q: Any, k: Any, v: Any, mask: torch.Tensor, causal: bool) -> None:
+def flex_attention(case: KernelCase, q: Any, k: Any, v: Any, mask: torch.Tensor, causal: bool) -> None:
     """Add compiled flex attention over the same blocks to a case, where it compiles."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

@@ -92,7 +92,7 @@ def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
     return model, call
 
 
-class Answering(Workload):
+class AnswerLatency(Workload):
     """Seconds to the first token of an answer, and of each token after that."""
 
     def __init__(self, model: Any, call: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def rows(model: Any, call: dict[str, Any], share: float, rounds: int) -> list[di
     """One row for each method, in alternation with the plain model."""
     plain = Entry(PLAIN, PLAIN)
     entries = [Entry.of(model, method) for method in compressors(share)]
-    Runner(Answering(model, call), [plain, *entries], range(rounds), title="answers").run()
+    Runner(AnswerLatency(model, call), [plain, *entries], range(rounds), title="answers").run()
     base = _figures(plain)
     found = []
     for entry in entries:

@@ -19,7 +19,7 @@ from mmaccel.session import accelerate
 
 from .. import generation, quality
 from . import page
-from .cases import GUIDED, MODEL, QUALITY_METHODS, Case, Drawing, cases
+from .cases import GUIDED, MODEL, QUALITY_METHODS, Drawing, ImageCase, cases
 
 QUALITY_PICTURES = 200
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ def rows(full: bool = False) -> Iterator[Row]:
         yield {**row, **found[0]} if found and row["guidance"] == GUIDED else row
 
 
-def measure(painter: generation.Painter, case: Case) -> Iterator[tuple[Entry, Row]]:
+def measure(painter: generation.Painter, case: ImageCase) -> Iterator[tuple[Entry, Row]]:
     """Time one case; every run of a round draws the same prompts."""
     baseline, entries = case.entries(painter.target)
     title = f"batch {case.batch}, guidance {case.guidance:g}"
@@ -46,7 +46,7 @@ def measure(painter: generation.Painter, case: Case) -> Iterator[tuple[Entry, Ro
             yield entry, _row(painter, case, entry, baseline)
 
 
-def _row(painter: generation.Painter, case: Case, entry: Entry, baseline: Entry) -> Row:
+def _row(painter: generation.Painter, case: ImageCase, entry: Entry, baseline: Entry) -> Row:
     reports = [sample.report for sample in entry.samples]
     forwards = sum(report["forwards"] for report in reports)
     plain = sum(report["plain_forwards"] for report in reports)

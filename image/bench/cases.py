@@ -32,7 +32,7 @@ PLAIN_LOOP = SpeculativeJacobi(window=1)
 
 
 @dataclass(frozen=True)
-class Case:
+class ImageCase:
     """Runs that are measured in one alternation: same batch, same guidance."""
 
     batch: int
@@ -55,21 +55,21 @@ class Case:
         return plain, entries
 
 
-def cases(full: bool) -> list[Case]:
+def cases(full: bool) -> list[ImageCase]:
     """What is measured; the short version takes two minutes, the full one is that of docs/benchmarks."""
     if not full:
-        return [Case(1, GUIDED, 3, (SpeculativeJacobi(), SpeculativeJacobi(window=16), ZipAR(window=4)))]
+        return [ImageCase(1, GUIDED, 3, (SpeculativeJacobi(), SpeculativeJacobi(window=16), ZipAR(window=4)))]
     windows = tuple(SpeculativeJacobi(window=w, coupling=c) for c in COUPLINGS for w in WINDOWS)
     lossy = tuple(method for method in QUALITY_METHODS if not method.exact)
     methods = (PLAIN_LOOP, SpeculativeJacobi(), *windows, SpeculativeJacobi(window=16, init="repeat_left"), *lossy)
     sizes = ((1, GUIDED, 8), (1, 1.0, 4), (4, GUIDED, 2), (4, 1.0, 2))
-    return [Case(batch, guidance, rounds, methods) for batch, guidance, rounds in sizes]
+    return [ImageCase(batch, guidance, rounds, methods) for batch, guidance, rounds in sizes]
 
 
 class Drawing(Workload):
     """Pictures of the prompts of a round, as many as the batch has; a seed is the number of its round."""
 
-    def __init__(self, painter: generation.Painter, case: Case) -> None:
+    def __init__(self, painter: generation.Painter, case: ImageCase) -> None:
         self.painter, self.target, self.case = painter, painter.target, case
         self.prompts = zoo.prompts(MODEL, 8 * case.batch, seed=1)
 

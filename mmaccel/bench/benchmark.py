@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..comparison.quality_plot import Axes, Line
+from ..comparison.quality_plot import Axes, Series
 from ..comparison.results import called
 from .pages import page
 
@@ -61,7 +61,7 @@ class Section:
     series: Callable[[Row], str] = lambda row: str(row["method"]).split(".")[-1]
     draws_exact: bool = True
     one_group: bool = False
-    picture: Callable[[Group], tuple[list[Line], Axes]] | None = None
+    picture: Callable[[Group], tuple[list[Series], Axes]] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ SETUP = ("table", "batch", "guidance", "budget", "share", "baseline", "audio_sec
 
 
 @dataclass(frozen=True)
-class Pair:
+class RowPair:
     """A row of the old result and the one of the new result that measured the same; None where there is none.
 
     Attributes
@@ -73,15 +73,15 @@ class Difference:
         Whether seconds of the two may be compared; ratios within a run always may.
     """
 
-    pairs: list[Pair]
+    pairs: list[RowPair]
     warnings: list[str]
     same_machine: bool
 
     @property
-    def matched(self) -> list[Pair]:
+    def matched(self) -> list[RowPair]:
         return [pair for pair in self.pairs if pair.old is not None and pair.new is not None]
 
-    def fallen(self, share: float) -> list[Pair]:
+    def fallen(self, share: float) -> list[RowPair]:
         """The rows whose speed-up is less than that share of the old one.
 
         Raises
@@ -104,7 +104,7 @@ class Difference:
             "rows": [self._entry(pair) for pair in self.pairs],
         }
 
-    def _entry(self, pair: Pair) -> dict[str, Any]:
+    def _entry(self, pair: RowPair) -> dict[str, Any]:
         def both(name: str) -> dict[str, Any]:
             return {side: None if row is None else row[name] for side, row in (("old", pair.old), ("new", pair.new))}
 
@@ -130,7 +130,7 @@ class Difference:
             parts.append(f"{model[0]}, {model[1]}\n{results.aligned([headings, *lines])}")
         return "\n\n".join(parts)
 
-    def _line(self, pair: Pair) -> tuple[str, ...]:
+    def _line(self, pair: RowPair) -> tuple[str, ...]:
         ratio = pair.time_ratio if self.same_machine else None
         note = "" if pair.same_settings else "other settings"
         if pair.old is None or pair.new is None:
@@ -144,7 +144,7 @@ class Difference:
             note,
         )
 
-    def _change(self, pair: Pair, name: str, form: str) -> str:
+    def _change(self, pair: RowPair, name: str, form: str) -> str:
         found = [form.format(row[name]) if row and row[name] is not None else "-" for row in (pair.old, pair.new)]
         return "" if found == ["-", "-"] else " to ".join(found)
 
@@ -174,12 +174,12 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> Difference:
         raise SettingError("the two results have no row in common: compare results of one benchmark")
     order = {id(row): number for number, row in enumerate(new["rows"])}
     matched = sorted([*pairs, *more], key=lambda pair: order[id(pair.new)])
-    alone = [*(Pair(None, row) for row in left[1]), *(Pair(row, None) for row in left[0])]
+    alone = [*(RowPair(None, row) for row in left[1]), *(RowPair(row, None) for row in left[0])]
     warnings, same_machine = _warnings(old["header"], new["header"])
     return Difference([*matched, *alone], warnings, same_machine)
 
 
-def _match(old: list[Row], new: list[Row], settings: bool) -> tuple[list[Pair], tuple[list[Row], list[Row]]]:
+def _match(old: list[Row], new: list[Row], settings: bool) -> tuple[list[RowPair], tuple[list[Row], list[Row]]]:
     """Pairs, and the rows of both that have no other; a key that a side has twice is matched only with its settings."""
     before, after = _by_key(old, settings), _by_key(new, settings)
     pairs, used = [], set()
@@ -187,7 +187,7 @@ def _match(old: list[Row], new: list[Row], settings: bool) -> tuple[list[Pair], 
         others = before.get(key, [])
         if settings or len(rows) == len(others) == 1:
             for one, two in zip(others, rows, strict=False):
-                pairs.append(Pair(one, two, settings))
+                pairs.append(RowPair(one, two, settings))
                 used |= {id(one), id(two)}
     return pairs, ([r for r in old if id(r) not in used], [r for r in new if id(r) not in used])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..comparison.quality_plot import Axes, Line, Mark, draw
+from ..comparison.quality_plot import Axes, Mark, Series, draw
 from ..comparison.results import called
 from .benchmark import Benchmark, Group, Row, Section
 from .selection import front, role_of
@@ -50,13 +50,13 @@ def _series(section: Section, row: Row) -> str:
     return called(row) if row["quality"] is None else section.series(row)
 
 
-def _line(benchmark: Benchmark, rows: Group, name: str, plain: float | None) -> Line:
+def _line(benchmark: Benchmark, rows: Group, name: str, plain: float | None) -> Series:
     found = [row for row in rows if _series(benchmark.section, row) == name]
     role = role_of(found[0])
     marks = tuple(_mark(row, plain) for row in found)
     exact = " (exact)" if all(row["exact"] for row in found) else ""
     kind = role if role in ("simple", "other") else "method"
-    return Line(name.removeprefix(f"{benchmark.name}.") + exact, marks, kind)
+    return Series(name.removeprefix(f"{benchmark.name}.") + exact, marks, kind)
 
 
 def _mark(row: Row, plain: float | None) -> Mark:

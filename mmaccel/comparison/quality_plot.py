@@ -39,7 +39,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """Settings of one method.
 
     Attributes
@@ -89,7 +89,7 @@ def require_matplotlib() -> None:
         raise MissingExtraError('plots are drawn by matplotlib: pip install "mmaccel[metrics]"')
 
 
-def draw(lines: Sequence[Line], around: Axes, path: Path) -> Any:
+def draw(lines: Sequence[Series], around: Axes, path: Path) -> Any:
     """Draw all lines with labels beside them, and save the picture; returns the figure."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -115,7 +115,7 @@ def draw(lines: Sequence[Line], around: Axes, path: Path) -> Any:
     return figure
 
 
-def _lines(axes: Any, lines: Sequence[Line]) -> Iterator[Label]:
+def _lines(axes: Any, lines: Sequence[Series]) -> Iterator[Label]:
     colours = itertools.cycle(COLOURS)
     for line in lines:
         colour = {"simple": SIMPLE, "other": OTHER}.get(line.kind) or next(colours)
@@ -133,7 +133,7 @@ def _lines(axes: Any, lines: Sequence[Line]) -> Iterator[Label]:
             yield Label(line.label, list(zip(x, y, strict=True)), colour, size=9)
 
 
-def _surroundings(axes: Any, lines: Sequence[Line], around: Axes) -> Iterator[Label]:
+def _surroundings(axes: Any, lines: Sequence[Series], around: Axes) -> Iterator[Label]:
     """The plain run and what was asked for, and room for the labels."""
     found = [mark for line in lines for mark in line.marks]
     qualities = [q for m in found for q in (m.quality, m.worst, around.plain, around.floor) if q is not None] or [0.0]

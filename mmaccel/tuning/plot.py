@@ -7,7 +7,7 @@ from typing import Any
 
 from ..comparison import results
 from ..comparison.comparison import Comparison
-from ..comparison.quality_plot import Axes, Line, Mark, draw
+from ..comparison.quality_plot import Axes, Mark, Series, draw
 from .curve import Goal, Point
 
 CHANCE = "\nexact: each draws from the plain distribution, so that quality differs by chance alone"
@@ -32,10 +32,10 @@ def plot(made: Comparison, goal: Goal, picked: Point | None, by_chance: bool, pa
         _mark(row, ", ".join(str(v) for v in row["settings"].values())) for row in rows if row["kind"] == "simple"
     ]
     name = methods[0]["method"] if methods else "nothing engaged"
-    lines = [Line(name if simple else "", tuple(marks))]
+    lines = [Series(name if simple else "", tuple(marks))]
     if simple:
         unit = next(row["method"] for row in rows if row["kind"] == "simple")
-        lines.append(Line(unit, tuple(simple), "simple"))
+        lines.append(Series(unit, tuple(simple), "simple"))
     plain = made.rows[0]["quality"] if not metric.higher_is_better else None
     around = Axes(
         title=f"{name} on {made.result['header']['model']}{CHANCE if by_chance else ''}",

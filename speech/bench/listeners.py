@@ -259,7 +259,7 @@ class Played:
         return sum(listener.decoder_calls for listener in self.listeners)
 
 
-class Listening(Workload):
+class Playing(Workload):
     """A recording played to a listener that the target makes; a seed is the number of a recording."""
 
     timer = staticmethod(time.process_time)
@@ -279,7 +279,7 @@ def listen(ways: Mapping[str, Callable[[], Listener]], recordings: list[Recordin
     """Play every recording to a listener of each way, in turns."""
     entries = [Entry(label, "method", setup=_making(make)) for label, make in ways.items()]
     entries[0].kind = PLAIN  # which is judged first; each is judged by itself
-    Runner(Listening(recordings), entries, range(len(recordings))).run(warm_up=False)
+    Runner(Playing(recordings), entries, range(len(recordings))).run(warm_up=False)
     return {entry.label: Played(*(_all(entry, key) for key in ("playback", "listener"))) for entry in entries}
 
 

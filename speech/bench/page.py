@@ -8,7 +8,7 @@ from typing import Any
 
 from mmaccel.bench.pages import markdown
 from mmaccel.bench.selection import role_of
-from mmaccel.comparison.quality_plot import Axes, Line, Mark
+from mmaccel.comparison.quality_plot import Axes, Mark, Series
 
 from .targets import both, name_of, points, targets
 
@@ -242,13 +242,13 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def picture(group: list[dict[str, Any]]) -> tuple[list[Line], Axes]:
+def picture(group: list[dict[str, Any]]) -> tuple[list[Series], Axes]:
     """Word errors of streams against processor seconds, for the index."""
     offline = next(row for row in group if role_of(row) == "plain")
     lines = []
     for name in dict.fromkeys(row["method"] for row in group if role_of(row) != "plain"):
         found = [row for row in group if row["method"] == name]
-        lines.append(Line(name, tuple(map(_mark, found)), role_of(found[0])))
+        lines.append(Series(name, tuple(map(_mark, found)), role_of(found[0])))
     around = Axes(
         title=f"{TITLE} on {offline['model']}",
         quality="word error rate (lower is better)",

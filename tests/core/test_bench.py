@@ -14,7 +14,7 @@ from mmaccel.bench.plots import plot
 from mmaccel.cli import bench as bench_commands
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
-from mmaccel.comparison.quality_plot import Axes, Label, Line, Mark, draw, place
+from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, place
 from mmaccel.errors import SettingError, WeightsError
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -276,9 +276,9 @@ def test_a_folder_without_results_is_said(tmp_path, capsys):
 
 def test_labels_do_not_hide_each_other(tmp_path):
     crowd = [
-        Line(f"method number {i}", (Mark(0.5 + i / 200, 0.9 - i / 300), Mark(0.52, 0.8 - i / 200))) for i in range(9)
+        Series(f"method number {i}", (Mark(0.5 + i / 200, 0.9 - i / 300), Mark(0.52, 0.8 - i / 200))) for i in range(9)
     ]
-    lines = [*crowd, Line("fewer frames", (Mark(0.1, 0.9),), "simple")]
+    lines = [*crowd, Series("fewer frames", (Mark(0.1, 0.9),), "simple")]
     figure = draw(lines, Axes("title", "quality", plain=0.9), tmp_path / "x.png")
     axes = figure.axes[0]
     texts = [text for text in axes.texts if text.get_text()]

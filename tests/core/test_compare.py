@@ -20,8 +20,9 @@ from mmaccel.bench import pages
 from mmaccel.cli import main as cli
 from mmaccel.comparison import page as comparison_page
 from mmaccel.comparison import race, results
-from mmaccel.comparison.comparison import Comparison, Pair, describe
+from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.difference import difference, worst_frame, worst_row, worst_texts
+from mmaccel.comparison.outcome import Pair, describe
 from mmaccel.comparison.trial import Shown, seeded
 from mmaccel.errors import ConflictError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
@@ -33,7 +34,7 @@ from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention
 from mmaccel.video import examples as video_examples
 from mmaccel.vlm import HoliTom, visual_examples
-from mmaccel.vlm.comparing import Trial, spread
+from mmaccel.vlm.comparing import AnswerTrial, spread
 
 HOSTILE = "<script>alert(1)</script> <img src=x onerror=alert(2)> \"'&"
 REUSING = EasyCache(threshold=1e6, warmup=2)
@@ -209,7 +210,7 @@ def test_a_transformer_without_its_pipeline():
         mmaccel.compare(model, SparseAttention(), **arguments())
 
 
-def test_several_methods_as_one_contestant(wan):
+def test_several_methods_as_one_entry(wan):
     pipe, call = wan
     pair = (HeterogeneousSteps(0.5),)
     found = mmaccel.compare(pipe, pair, mmaccel.plan(pipe, REUSING), rounds=1, simple=False, **call)
@@ -225,7 +226,7 @@ def test_fewer_frames_run_beside_a_method():
     model, arguments = visual_examples.onevision()
     call = arguments(batch=2, frames=8)
     trial = mmaccel.comparison.trial.trial_of(mmaccel.adapter.find_adapter(model), call, None)
-    assert isinstance(trial, Trial) and trial.count == 8
+    assert isinstance(trial, AnswerTrial) and trial.count == 8
     expected = model.generate(**arguments(batch=2, frames=8))[:, call["input_ids"].shape[1] :]
     assert torch.equal(trial.run(model, 0), expected)
     few = trial.run(model, 0, fewer=3)

@@ -16,7 +16,7 @@ from mmaccel.image import examples as image_examples
 from mmaccel.image.bench import benchmark as image_benchmark
 from mmaccel.video import EasyCache
 from mmaccel.video.bench import benchmark as video_benchmark
-from mmaccel.video.bench.cases import Case
+from mmaccel.video.bench.cases import VideoCase
 from mmaccel.vlm import HoliTom
 from mmaccel.vlm.bench import benchmark as vlm_benchmark
 
@@ -37,7 +37,7 @@ class TinyPainter(generation.JanusPainter):
 
 def test_image():
     painter, methods = TinyPainter(), (SpeculativeJacobi(window=8), ZipAR(window=2))
-    case = image_benchmark.Case(1, 3.0, 1, methods)
+    case = image_benchmark.ImageCase(1, 3.0, 1, methods)
     table = [row for _, row in image_benchmark.measure(painter, case)]
     call = painter.inputs([], generation.Settings(guidance=3.0))
     found = mmaccel.compare(painter.target, *methods, rounds=1, **call)
@@ -55,7 +55,7 @@ def test_video():
     method = EasyCache(threshold=1e6, warmup=2)
     judged = video_benchmark.scenes(2)
     filming, scene = video_benchmark.Filming([scene.prompt for scene in judged], steps=4), judged[1]
-    rival = Case("video.EasyCache", "rival", lambda _: method).entry(filming.target, 1.0)
+    rival = VideoCase("video.EasyCache", "rival", lambda _: method).entry(filming.target, 1.0)
     (theirs,) = video_benchmark.judge(filming, 0.5, [rival], [scene])
     call = {"prompt": scene.prompt, "num_inference_steps": filming.steps, "output_type": "pil"}
     found = mmaccel.compare(filming.target, method, seeds=[scene.seed], rounds=1, simple=False, **call)

@@ -12,7 +12,7 @@ from mmaccel.image.bench import benchmark
 @pytest.fixture(scope="module")
 def result():
     methods = (SpeculativeJacobi(window=1), SpeculativeJacobi(window=16), ZipAR(window=2))
-    few = [benchmark.Case(1, 3.0, 1, methods), benchmark.Case(2, 1.0, 1, methods)]
+    few = [benchmark.ImageCase(1, 3.0, 1, methods), benchmark.ImageCase(2, 1.0, 1, methods)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "cases", lambda full: few)
         return results.result(benchmark.rows())

@@ -162,7 +162,7 @@ def test_bench_is_json_in_the_one_format(capsys, monkeypatch):
     from mmaccel.image.bench import benchmark
 
     methods = (SpeculativeJacobi(window=8), ZipAR(window=4))
-    monkeypatch.setattr(benchmark, "cases", lambda full: [benchmark.Case(1, 3.0, 1, methods)])
+    monkeypatch.setattr(benchmark, "cases", lambda full: [benchmark.ImageCase(1, 3.0, 1, methods)])
     code, out = run(capsys, "bench", "image", "--json", "--threads", "1")
     assert code == 0
     result = json.loads(out.out)

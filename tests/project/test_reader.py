@@ -28,7 +28,7 @@ def workplace(folder, monkeypatch):
     """That folder, models that are loaded once, and a short benchmark; no session is left on a model."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(zoo, "load", _loaded)
-    monkeypatch.setattr(benchmark, "cases", lambda full: [benchmark.Case(1, 3.0, 1, (image.ZipAR(window=2),))])
+    monkeypatch.setattr(benchmark, "cases", lambda full: [benchmark.ImageCase(1, 3.0, 1, (image.ZipAR(window=2),))])
     monkeypatch.setattr(benchmark, "QUALITY_PICTURES", 2)
     yield
     for holder in list(session._holders.values()):

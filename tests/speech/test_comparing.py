@@ -19,7 +19,7 @@ from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.audio.recordings import word_errors
 from mmaccel.speech.bench import parts as benchmark_parts
-from mmaccel.speech.comparing import Trial, cut
+from mmaccel.speech.comparing import RecognizerTrial, cut
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 
 pytest.importorskip("jiwer")
@@ -160,7 +160,7 @@ def test_a_method_that_does_nothing_is_called_out(moonshine, tmp_path):
     assert json.loads((tmp_path / "x.json").read_text())["rows"][1]["idle"] == row["idle"]
 
 
-def test_a_failure_names_the_contestant_and_leaves_the_model_clean(moonshine):
+def test_a_failure_names_the_entry_and_leaves_the_model_clean(moonshine):
     target, _ = moonshine
     made = trial(moonshine)
     plain, before = made.run(target, 0), snapshot(target)
@@ -248,7 +248,7 @@ def test_samples_can_be_numbers_and_arrays(moonshine):
     sound = said(0.3)
     calls = [trial(moonshine, audio=one).calls[0][0]["input_values"] for one in (sound, sound.numpy(), sound.tolist())]
     assert torch.equal(calls[0], calls[1]) and torch.equal(calls[0], calls[2])
-    assert isinstance(trial(moonshine), Trial)
+    assert isinstance(trial(moonshine), RecognizerTrial)
 
 
 @pytest.fixture

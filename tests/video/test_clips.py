@@ -12,7 +12,7 @@ from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
 from mmaccel.stepping.layout import Layout
 from mmaccel.video import Trace, clips, comparing, examples, generation
-from mmaccel.video.bench.cases import Case
+from mmaccel.video.bench.cases import VideoCase
 
 
 def clip(frames=5, size=(32, 24), shift=0):
@@ -83,9 +83,9 @@ def test_the_benchmark_tunes_to_a_time(monkeypatch):
 
     monkeypatch.setattr(benchmark, "seconds_of", seconds)
     tuning = SimpleNamespace(target=None)
-    case = Case("x", "rival", lambda x: x, 1e-3, 100.0)
+    case = VideoCase("x", "rival", lambda x: x, 1e-3, 100.0)
     assert 1 / (1 + benchmark.tune(tuning, case, 0.25).setup) == pytest.approx(0.25, abs=0.05)
-    assert benchmark.tune(tuning, Case("y", "ours", lambda x: "fixed"), 0.25).setup == "fixed"
+    assert benchmark.tune(tuning, VideoCase("y", "ours", lambda x: "fixed"), 0.25).setup == "fixed"
 
 
 def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
@@ -146,7 +146,7 @@ def test_frames_are_shown_at_the_rate_asked_for(tmp_path, kind, rate):
 
 def test_equal_clips_are_at_100_db():
     pipe, _ = examples.wan_pipeline()
-    trial = comparing.Trial(find_adapter(pipe), {"num_inference_steps": 4})
+    trial = comparing.VideoTrial(find_adapter(pipe), {"num_inference_steps": 4})
     noise = torch.randn(1, 4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
     assert trial.judge(noise, noise) == {"psnr": 100.0} and trial.equal(noise, noise.clone())
     assert 0 < trial.judge(noise, noise + 0.1)["psnr"] < 60 and not trial.equal(noise, noise + 0.1)
@@ -157,7 +157,7 @@ def test_equal_clips_are_at_100_db():
 ])  # fmt: skip
 def test_fewer_steps_are_an_alternative_where_nothing_else_fixes_them(call):
     pipe, _ = examples.flux_pipeline()
-    trial = comparing.Trial(find_adapter(pipe), call)
+    trial = comparing.VideoTrial(find_adapter(pipe), call)
     defaults = inspect.signature(type(pipe).__call__).parameters["num_inference_steps"].default
     expected = 0 if "sigmas" in call else call.get("num_inference_steps", defaults)
     assert trial.count == expected

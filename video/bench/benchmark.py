@@ -22,7 +22,7 @@ from mmaccel.comparison.trial import Workload
 
 from .. import clips
 from . import page
-from .cases import BUDGETS, MODEL, STEPS, Case, Scene, cases, scenes
+from .cases import BUDGETS, MODEL, STEPS, MotionPrompt, VideoCase, cases, scenes
 
 TUNING_SEED, TUNING_PROMPTS, TUNING_ROUNDS = 900, 2, 7
 CLOSE = 0.02  # share of the plain time within which an entry is tuned
@@ -69,7 +69,7 @@ def rows(full: bool = False) -> Iterator[Row]:
         yield from judge(filming, budget, tuned, judged)
 
 
-def tune(tuning: Filming, case: Case, budget: float) -> Entry:
+def tune(tuning: Filming, case: VideoCase, budget: float) -> Entry:
     """The entry of a case that takes `budget` of the plain time, by bisection."""
     if case.low == case.high:
         return case.entry(tuning.target, case.low)
@@ -93,7 +93,7 @@ def seconds_of(tuning: Filming, entry: Entry) -> float:
     return results.median(entry.seconds)
 
 
-def judge(filming: Filming, budget: float, entries: list[Entry], judged: list[Scene]) -> Iterator[Row]:
+def judge(filming: Filming, budget: float, entries: list[Entry], judged: list[MotionPrompt]) -> Iterator[Row]:
     """Run all entries on all prompts beside the plain pipeline."""
     plain = Entry(PLAIN, PLAIN)
     seeds = [scene.seed for scene in judged]
@@ -102,7 +102,7 @@ def judge(filming: Filming, budget: float, entries: list[Entry], judged: list[Sc
         yield _row(filming, budget, entry, plain, judged)
 
 
-def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: list[Scene]) -> Row:
+def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: list[MotionPrompt]) -> Row:
     takes = [
         {**scene._asdict(), **figures, "seconds": seconds, "plain_seconds": base}
         for scene, figures, seconds, base in zip(

@@ -35,7 +35,7 @@ INTERVALS = {0.5: 3, 0.25: 40}
 Setup = Any  # a method, a number of steps, or a function of the pipeline that gives a context manager
 
 
-class Scene(NamedTuple):
+class MotionPrompt(NamedTuple):
     """A prompt with its seed, and how much moves in it."""
 
     seed: int
@@ -43,16 +43,16 @@ class Scene(NamedTuple):
     motion: str
 
 
-def scenes(count: int) -> list[Scene]:
+def scenes(count: int) -> list[MotionPrompt]:
     """Half of the prompts with one thing that stays, half with two things that move."""
     still = zoo.prompts(MODEL, count // 2, seed=1, things=1, moving=0)
     lively = zoo.prompts(MODEL, count - count // 2, seed=2, things=2, moving=2)
     labelled = [*((prompt, "still") for prompt in still), *((prompt, "lively") for prompt in lively)]
-    return [Scene(seed, prompt, motion) for seed, (prompt, motion) in enumerate(labelled)]
+    return [MotionPrompt(seed, prompt, motion) for seed, (prompt, motion) in enumerate(labelled)]
 
 
 @dataclass(frozen=True)
-class Case:
+class VideoCase:
     """One line of the benchmark.
 
     Attributes
@@ -86,15 +86,15 @@ class Case:
         return made
 
 
-def cases(pipe: Any, steps: int, budget: float) -> list[Case]:
+def cases(pipe: Any, steps: int, budget: float) -> list[VideoCase]:
     """All of them for a budget."""
-    simple = Case("fewer steps", "simple", lambda _: round(steps * budget))
+    simple = VideoCase("fewer steps", "simple", lambda _: round(steps * budget))
     return [*_ours(budget), _calibrated(pipe, steps, budget), simple, *_rivals(pipe, steps)]
 
 
-def _ours(budget: float) -> Iterator[Case]:
-    def fixed(label: str, kind: str, **settings: Any) -> Case:
-        return Case(label, kind, lambda _: HeterogeneousSteps(budget, **settings))
+def _ours(budget: float) -> Iterator[VideoCase]:
+    def fixed(label: str, kind: str, **settings: Any) -> VideoCase:
+        return VideoCase(label, kind, lambda _: HeterogeneousSteps(budget, **settings))
 
     yield fixed("HeterogeneousSteps", "ours")
     yield fixed("without forecast", "part", fraction=0.0, forecast=0.0)
@@ -104,16 +104,16 @@ def _ours(budget: float) -> Iterator[Case]:
     partial = {"fraction": 0.05, "interval": INTERVALS[budget]}
     yield fixed("hottest tokens", "part", **partial)
     yield fixed("random tokens", "part", **partial, tokens="random")
-    yield Case(
+    yield VideoCase(
         "hottest tokens, fresh keys", "part", lambda _: lambda pipe: accelerate(pipe, FreshKeys(budget, **partial))
     )
     yield fixed("groups", "part", policy="groups")
 
 
-def _calibrated(pipe: Any, steps: int, budget: float) -> Case:
+def _calibrated(pipe: Any, steps: int, budget: float) -> VideoCase:
     """The best choice of steps for the plain velocities of two prompts."""
     method = calibrate_steps(pipe, zoo.prompts(MODEL, 2, seed=902), budget, num_inference_steps=steps)
-    return Case("calibrated steps", "part", lambda _: method)
+    return VideoCase("calibrated steps", "part", lambda _: method)
 
 
 class WholeForward(PartialForward):
@@ -129,17 +129,17 @@ class FreshKeys(HeterogeneousSteps):
     forward: ClassVar[type[PartialForward]] = WholeForward
 
 
-def _rivals(pipe: Any, steps: int) -> Iterator[Case]:
-    yield Case("EasyCache", "rival", lambda x: EasyCache(threshold=x), 1e-3, 3.0)
+def _rivals(pipe: Any, steps: int) -> Iterator[VideoCase]:
+    yield VideoCase("EasyCache", "rival", lambda x: EasyCache(threshold=x), 1e-3, 3.0)
     tea = calibrate_tea_cache(pipe, zoo.prompts(MODEL, 1, seed=901), num_inference_steps=steps)
-    yield Case("TeaCache", "rival", lambda x: type(tea)(threshold=x, coefficients=tea.coefficients), 1e-3, 10.0)
-    yield Case("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
-    yield Case("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
-    yield Case("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
+    yield VideoCase("TeaCache", "rival", lambda x: type(tea)(threshold=x, coefficients=tea.coefficients), 1e-3, 10.0)
+    yield VideoCase("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
+    yield VideoCase("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
+    yield VideoCase("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
     if importlib.util.find_spec("cache_dit") is not None:
-        yield Case("cache-dit", "rival", lambda x: functools.partial(_cache_dit, x), 1e-3, 3.0)
+        yield VideoCase("cache-dit", "rival", lambda x: functools.partial(_cache_dit, x), 1e-3, 3.0)
         forecast = functools.partial(_cache_dit, order=1)
-        yield Case("cache-dit, TaylorSeer", "rival", lambda x: functools.partial(forecast, x), 1e-3, 3.0)
+        yield VideoCase("cache-dit, TaylorSeer", "rival", lambda x: functools.partial(forecast, x), 1e-3, 3.0)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MmaccelError
 
 from .. import should_use_sparse
-from .cases import Case, Run, cases
+from .cases import KernelCase, Run, cases
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 ROUNDS = 9
@@ -43,7 +43,7 @@ def rows(full: bool = False, device: str = "cpu") -> Iterator[dict[str, Any]]:
             yield measure(case, device)
 
 
-def measure(case: Case, device: str) -> dict[str, Any]:
+def measure(case: KernelCase, device: str) -> dict[str, Any]:
     """Check, then time ours and torch's in one alternation."""
     error = case.error()
     if not error <= TOLERANCE[case.dtype]:

@@ -27,7 +27,7 @@ Run = Callable[[], Any]
 
 
 @dataclass
-class Case:
+class KernelCase:
     """One op at one shape.
 
     Attributes
@@ -53,7 +53,7 @@ class Case:
     others: dict[str, Run] = field(default_factory=dict)
 
 
-def cases(dtype: torch.dtype, device: str, lengths: tuple[int, ...]) -> Iterator[Case]:
+def cases(dtype: torch.dtype, device: str, lengths: tuple[int, ...]) -> Iterator[KernelCase]:
     """All cases of one type."""
     draw = Draw(dtype, device)
     for length in lengths:
@@ -97,7 +97,7 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((found.double() - expected).abs() / (1 + expected.abs())).max())
 
 
-def sparse_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, density: float, causal: bool) -> Case:
+def sparse_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, density: float, causal: bool) -> KernelCase:
     """Random blocks, as many in every row, against dense attention; above the break-even density it cuts over."""
     length, blocks = q.shape[2], q.shape[2] // BLOCK
     order = Draw(q.dtype, str(q.device)).order(1, q.shape[1], blocks, blocks)
@@ -111,7 +111,7 @@ def sparse_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, density: floa
         visible = plan.mask()[0, 0].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
         return _one_head_error(output, q, k, v, visible.tril() if causal else visible)
 
-    return Case(
+    return KernelCase(
         "block_sparse_attention",
         _shape(q, k),
         q.dtype,
@@ -125,12 +125,12 @@ def sparse_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, density: floa
     )
 
 
-def window_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> Case:
+def window_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> KernelCase:
     """A sliding causal window, against attention with a mask."""
     place = torch.arange(q.shape[2], device=q.device)
     distance = place[:, None] - place
     mask = (distance >= 0) & (distance < window)
-    return Case(
+    return KernelCase(
         "block_sparse_attention",
         _shape(q, k),
         q.dtype,
@@ -143,7 +143,7 @@ def window_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) 
     )
 
 
-def decode_cases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, draw: Draw) -> Iterator[Case]:
+def decode_cases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, draw: Draw) -> Iterator[KernelCase]:
     """One query over a long cache, whole and selected, and a window of drafts; then one query in each of many layers.
 
     In a model the caches of the other layers come between two calls for one, so that keys and values are read from
@@ -179,10 +179,12 @@ def decode_cases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, draw: Draw) 
 
         read = 2 * len(layers) * k.shape[1] * settings["tokens"] * k.shape[3] * k.element_size()
         name = "scaled_dot_product_attention(enable_gqa=True) over all tokens"
-        yield Case("verify_attention", _shape(query, k), q.dtype, settings, name, run, dense, error, bytes=float(read))
+        yield KernelCase(
+            "verify_attention", _shape(query, k), q.dtype, settings, name, run, dense, error, bytes=float(read)
+        )
 
 
-def small_cases(draw: Draw) -> Iterator[Case]:
+def small_cases(draw: Draw) -> Iterator[KernelCase]:
     """Merging, writing and sampling."""
     device = draw.generator.device
     parts, lse = draw(4, 1, 8, 4096, 64), draw(4, 1, 8, 4096).float()
@@ -196,7 +198,7 @@ def small_cases(draw: Draw) -> Iterator[Case]:
 
     shape = f"{list(parts.shape)}"
     merge: Run = lambda: merge_states(parts, lse)  # noqa: E731
-    yield Case("merge_states", shape, draw.dtype, {}, "multiply and sum", merge, merged, merge_error)
+    yield KernelCase("merge_states", shape, draw.dtype, {}, "multiply and sum", merge, merged, merge_error)
 
     cache, new = draw(1, 8, 16384, 64), draw(1, 8, 4096, 64)
     slots = draw.order(16384)[:4096]
@@ -213,7 +215,9 @@ def small_cases(draw: Draw) -> Iterator[Case]:
         scatter()
         return float((cache[:, :, slots] - new).abs().max())
 
-    yield Case("kv_scatter_", f"{list(new.shape)}", draw.dtype, {}, "index assignment", scatter, put, scatter_error)
+    yield KernelCase(
+        "kv_scatter_", f"{list(new.shape)}", draw.dtype, {}, "index assignment", scatter, put, scatter_error
+    )
     yield _merging_case(draw)
     p, q = (draw(4, n, 16384).float().softmax(-1) for n in (17, 16))
     tok, u = q.argmax(-1), torch.rand(4, 16, device=device)
@@ -233,10 +237,12 @@ def small_cases(draw: Draw) -> Iterator[Case]:
 
     if draw.dtype == torch.float32:
         name = "residual of every place, normalised, and multinomial"
-        yield Case("residual_sample", "16 drafts of 16384 codes", draw.dtype, {}, name, sample, multinomial, outside)
+        yield KernelCase(
+            "residual_sample", "16 drafts of 16384 codes", draw.dtype, {}, name, sample, multinomial, outside
+        )
 
 
-def _merging_case(draw: Draw) -> Case:
+def _merging_case(draw: Draw) -> KernelCase:
     x, groups = draw(8192, 1024), 2048
     device = x.device
     label = draw.order(8192) % groups
@@ -251,4 +257,4 @@ def _merging_case(draw: Draw) -> Case:
         return _error(segment_mean(x, None, perm, ptr), exact / (8192 // groups))
 
     run: Run = lambda: segment_mean(x, None, perm, ptr)  # noqa: E731
-    return Case("segment_mean", "[8192, 1024] into 2048", x.dtype, {}, "index_add_", run, added, error)
+    return KernelCase("segment_mean", "[8192, 1024] into 2048", x.dtype, {}, "index_add_", run, added, error)
