@@ -1,4 +1,4 @@
-"""All methods and presets as text: from a file, since to import them takes seconds, and to read about them need not.
+"""`mmaccel methods` and `mmaccel presets`: from a file, since importing all methods takes seconds.
 
 `python -m mmaccel.demos.pages.method_listing` writes `listing.json` from the registry; a test compares the two.
 Modalities of other packages are not in the file, and are imported.
@@ -6,23 +6,41 @@ Modalities of other packages are not in the file, and are imported.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
 import shutil
 import textwrap
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
 from ..method import Method
-from ..modality import Modality
+from ..modality import Modality, get_modality, modalities
 
 FILE = "listing.json"
 WIDEST = 100  # characters of a line
 INDENT = 4
 ROLE = re.compile(r":\w+:`~?(?:mmaccel\.)?([\w.]+)`")
+
+
+def add_parser(commands: Any) -> None:
+    """Add `methods` and `presets` to the command line."""
+    for name, about, text in (
+        ("methods", "list all methods, what they do and what their settings mean", methods_text),
+        ("presets", "list what exact, balanced and fast stand for, and what they measured", presets_text),
+    ):
+        parser = commands.add_parser(name, help=about)
+        parser.add_argument("--modality", help="only those of one modality")
+        parser.set_defaults(run=partial(run_list, text), loads_models=False)
+
+
+def run_list(text: Callable[[Modality], str], arguments: argparse.Namespace) -> None:
+    """Print what is told of one modality, or of all."""
+    chosen = modalities() if arguments.modality is None else (get_modality(arguments.modality),)
+    print("\n\n".join(map(text, chosen)))
 
 
 def methods_text(modality: Modality) -> str:

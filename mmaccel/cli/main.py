@@ -9,17 +9,16 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from ..errors import MmaccelError
-from ..files.output import check_writable, replacing
-from ..modality import Modality, get_modality, modalities
-from ..version import __version__, versions
+from ..version import __version__
 from .arguments import Parser
 from .bench import add_parser as add_bench
 from .compare import add_parser as add_compare
 from .demo import add_parser as add_demo
-from .model_arguments import add_methods, add_model, chosen_methods, target_of
+from .env import add_parser as add_env
+from .listing import add_parser as add_lists
+from .plan import add_parser as add_plan
 from .run import add_parser as add_run
 from .tune import add_parser as add_tune
 
@@ -77,67 +76,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(loads_models=True)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    env = commands.add_parser("env", help="versions and devices, for bug reports")
-    env.set_defaults(run=_env, loads_models=False)
-
-    for name, about, run in (
-        ("methods", "list all methods, what they do and what their settings mean", _methods),
-        ("presets", "list what exact, balanced and fast stand for, and what they measured", _presets),
-    ):
-        lists = commands.add_parser(name, help=about)
-        lists.add_argument("--modality", help="only those of one modality")
-        lists.set_defaults(run=run, loads_models=False)
-
-    plan = commands.add_parser("plan", help="resolve and check methods for a model, and save them")
-    add_model(plan, modalities()[0].model)
-    add_methods(plan)
-    plan.add_argument("-o", "--output", type=Path, help="write the plan as JSON")
-    plan.set_defaults(run=_plan)
-
-    add_run(commands)
-    add_compare(commands)
-    add_tune(commands)
-    add_bench(commands)
-    add_demo(commands)
+    for add in (add_env, add_lists, add_plan, add_run, add_compare, add_tune, add_bench, add_demo):
+        add(commands)
     return parser
-
-
-def _env(_: argparse.Namespace) -> None:
-    from ..machine import machine
-
-    found = machine()
-    for name, value in {**versions(), **found}.items():
-        print(f"{name:<14}{value}")
-    print(f"{'cuda':<14}{'not available' if found['accelerator'] == 'none' else found['accelerator']}")
-
-
-def _methods(arguments: argparse.Namespace) -> None:
-    from .listing import methods_text
-
-    print("\n\n".join(methods_text(modality) for modality in _modalities(arguments)))
-
-
-def _presets(arguments: argparse.Namespace) -> None:
-    from .listing import presets_text
-
-    print("\n\n".join(presets_text(modality) for modality in _modalities(arguments)))
-
-
-def _modalities(arguments: argparse.Namespace) -> tuple[Modality, ...]:
-    return modalities() if arguments.modality is None else (get_modality(arguments.modality),)
-
-
-def _plan(arguments: argparse.Namespace) -> None:
-    from ..plan import plan
-
-    check_writable(arguments.output)
-    chosen, preset = chosen_methods(arguments)
-    made = plan(target_of(arguments), *chosen, preset=preset)
-    print(made)
-    if arguments.output:
-        with replacing(arguments.output) as temporary:
-            made.save(temporary)
-        print(f"saved to {arguments.output}")
 
 
 def _one_line(error: BaseException) -> str:

@@ -47,21 +47,26 @@ def build(frame: Frame) -> None:
                 top_k = panels.optional_number("Top-k", OWN)
         with gr.Column(scale=2, min_width=300):
             board = panels.board()
-            look: dict[str, Any] = {
-                "interactive": False,
-                "visible": False,
-                "height": HEIGHT,
-                "format": "png",
-                "buttons": ["download", "fullscreen"],
-            }
-            picture = gr.Image(label="Accelerated", **look)
-            slider = gr.ImageSlider(label="Plain (left), accelerated (right)", max_height=HEIGHT, **look)
+            picture, slider = _empty_pictures()
             picked = gallery(_cards(), [prompt])
             results = panels.results()
             computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), guidance, temperature, top_k]
     outputs = [board, picture, slider, computed, *results.outputs]
     controls.buttons.connect(frame, partial(_work, frame, results), inputs, outputs, [prompt.submit], picked)
+
+
+def _empty_pictures() -> tuple[gr.Image, gr.ImageSlider]:
+    """Where the picture alone goes, and where both go."""
+    look: dict[str, Any] = {
+        "interactive": False,
+        "visible": False,
+        "height": HEIGHT,
+        "format": "png",
+        "buttons": ["download", "fullscreen"],
+    }
+    picture = gr.Image(label="Accelerated", **look)
+    return picture, gr.ImageSlider(label="Plain (left), accelerated (right)", max_height=HEIGHT, **look)
 
 
 def _cards() -> list[Card]:

@@ -68,23 +68,25 @@ def build(frame: Frame) -> None:
         with gr.Column(scale=2, min_width=300):
             board = panels.board()
             difference = gr.HTML("", elem_classes="difference")
-            look: dict[str, Any] = {"height": None, "min_height": 0, "max_height": 320, "buttons": ["copy"]}
-            chat = gr.Chatbot(label="Answers", render_markdown=False, visible=False, **look)
+            chat = _chat()
             picked = _gallery(clip, question)
-            note = gr.Markdown(KEPT_NOTE, visible=False)
-            kept = gr.Image(
-                label=KEPT_NOTE,
-                show_label=False,
-                interactive=False,
-                visible=False,
-                format="webp",
-                buttons=["fullscreen"],
-            )
+            note, kept = _kept()
             results = panels.results(seeded=False)
+    chat.clear(Talk, None, talk, queue=False, show_progress="hidden", api_visibility="private")
     inputs = [talk, clip, question, controls.preset, *vars(advanced).values(), frames, tokens, told]
     outputs = [board, talk, chat, difference, note, kept, *results.outputs]
-    chat.clear(Talk, None, talk, queue=False, show_progress="hidden", api_visibility="private")
     controls.buttons.connect(frame, partial(_work, frame, results), inputs, outputs, [question.submit], picked)
+
+
+def _chat() -> gr.Chatbot:
+    look: dict[str, Any] = {"height": None, "min_height": 0, "max_height": 320, "buttons": ["copy"]}
+    return gr.Chatbot(label="Answers", render_markdown=False, visible=False, **look)
+
+
+def _kept() -> tuple[gr.Markdown, gr.Image]:
+    """The picture of what was kept, below what it shows."""
+    look: dict[str, Any] = {"show_label": False, "interactive": False, "visible": False, "buttons": ["fullscreen"]}
+    return gr.Markdown(KEPT_NOTE, visible=False), gr.Image(label=KEPT_NOTE, format="webp", **look)
 
 
 def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: Talk, *values: Any) -> list[Any]:

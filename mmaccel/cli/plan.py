@@ -1,0 +1,34 @@
+"""What `mmaccel plan` takes, and what it does with that."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..files.output import check_writable, replacing
+from ..modality import modalities
+from .model_arguments import add_methods, add_model, chosen_methods, target_of
+
+
+def add_parser(commands: Any) -> None:
+    """Add `plan` to the command line."""
+    parser = commands.add_parser("plan", help="resolve and check methods for a model, and save them")
+    add_model(parser, modalities()[0].model)
+    add_methods(parser)
+    parser.add_argument("-o", "--output", type=Path, help="write the plan as JSON")
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(arguments: argparse.Namespace) -> None:
+    """Print the plan of a model and its methods, and save it."""
+    from ..plan import plan
+
+    check_writable(arguments.output)
+    chosen, preset = chosen_methods(arguments)
+    made = plan(target_of(arguments), *chosen, preset=preset)
+    print(made)
+    if arguments.output:
+        with replacing(arguments.output) as temporary:
+            made.save(temporary)
+        print(f"saved to {arguments.output}")
