@@ -140,7 +140,7 @@ class Modality(ABC):
         return {}
 
     def benchmarks(self) -> Mapping[str, str]:
-        """Modules of its benchmarks by name; each has a `BENCHMARK` (:mod:`mmaccel.bench.benchmark`)."""
+        """Modules of its benchmarks by name; each has a `BENCHMARK`, see :mod:`mmaccel.bench.benchmark`."""
         return {}
 
 
@@ -162,8 +162,8 @@ def modalities() -> tuple[Modality, ...]:
     >>> [modality.name for modality in modalities()]
     ['image', 'video', 'vlm', 'speech']
     """
-    found = (*_installed(), *(cls() for cls in _registered))
-    return tuple(sorted(found, key=lambda modality: (modality.rank, modality.name)))
+    classes = dict.fromkeys((*_installed(), *_registered))
+    return tuple(sorted((cls() for cls in classes), key=lambda modality: (modality.rank, modality.name)))
 
 
 def get_modality(name: str) -> Modality:
@@ -181,9 +181,8 @@ def get_modality(name: str) -> Modality:
 
 
 @cache
-def _installed() -> tuple[Modality, ...]:
-    classes = [*_packages(), *(entry.load() for entry in metadata.entry_points(group=ENTRY_POINTS))]
-    return tuple(cls() for cls in dict.fromkeys(classes))
+def _installed() -> tuple[type[Modality], ...]:
+    return (*_packages(), *(entry.load() for entry in metadata.entry_points(group=ENTRY_POINTS)))
 
 
 def _packages() -> Iterator[type[Modality]]:

@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import pkgutil
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +25,7 @@ from mmaccel.testing import contract
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("image", "video", "vlm", "speech")
-OTHER_TABLES = {
-    "mmaccel/zoo/frames.py",  # kinds of content of a chat
-    "mmaccel/bench/plots.py",
-    "mmaccel/bench/sections.py",
-}
+OTHER_TABLES = {"mmaccel/zoo/frames.py"}  # kinds of content of a chat
 
 
 @pytest.fixture
@@ -78,7 +75,7 @@ def test_the_command_line_runs_and_measures_it(toy, capsys, tmp_path):
 
 def test_it_is_benchmarked(toy, capsys, tmp_path):
     (row,) = json.loads(run(capsys, "bench", "toy", "--json", "--page", str(tmp_path / "toy.md")))["rows"]
-    assert row["method"] == "toy.Stride" and (tmp_path / "toy.md").read_text() == "# Toys\n"
+    assert row["method"] == "toy.Stride" and "How far they came." in (tmp_path / "toy.md").read_text()
 
 
 def test_python_finds_it(toy):
@@ -114,6 +111,48 @@ def test_the_demo_has_a_tab_of_it(toy):
     assert labels == ["Image", "Video", "Video chat", "Speech", "Toy walk"]
     assert any(part["props"].get("value") == "Where to?" for part in config["components"])
     assert app.Models().names("toy") == ["tiny-toy"]
+
+
+def test_a_package_of_others_brings_one_by_an_entry_point(tmp_path):
+    info = tmp_path / "toy_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mmaccel.modalities]\ntoy = toy_modality:Toy\n")
+    lines = (
+        f"import sys; sys.path += [{str(tmp_path)!r}, {str(ROOT / 'tests' / 'helpers')!r}]",
+        "from mmaccel.modality import modalities",
+        "print([modality.name for modality in modalities()])",
+    )
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == str([*NAMES, "toy"]), done.stderr
+
+
+def test_a_clone_without_links_has_them_too(tmp_path):
+    """Git writes a file where it can make no link; the package that it stands for is mapped by pip."""
+    core = tmp_path / "mmaccel"
+    shutil.copytree(ROOT / "mmaccel", core, symlinks=True, ignore=shutil.ignore_patterns("zoo", "__pycache__"))
+    links = {path.name: path.resolve() for path in (ROOT / "mmaccel").iterdir() if path.is_symlink()}
+    for name in links:
+        (core / name).unlink()
+        (core / name).write_text(f"../{name}")
+    mapped = {f"mmaccel.{name}": str(folder) for name, folder in links.items()}
+    lines = (
+        "import sys",
+        "from importlib.util import spec_from_file_location",
+        f"mapped = {mapped!r}",
+        "class Finder:",
+        "    def find_spec(name, path=None, target=None):",
+        "        if name in mapped:",
+        "            return spec_from_file_location(name, mapped[name] + '/__init__.py')",
+        "sys.meta_path.append(Finder)",
+        f"sys.path.insert(0, {str(tmp_path)!r})",
+        "import mmaccel",
+        f"assert mmaccel.__file__.startswith({str(tmp_path)!r})",
+        "from mmaccel.modality import modalities",
+        "print([modality.name for modality in modalities()])",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == str(list(NAMES)), done.stderr
 
 
 # Nothing else names them

@@ -6,10 +6,11 @@ from typing import ClassVar
 import torch
 
 from mmaccel.adapter import Adapter, register_adapter
-from mmaccel.bench import result as bench
+from mmaccel.bench.benchmark import Benchmark, Section
 from mmaccel.cli.command import Command
 from mmaccel.cli.model_arguments import add_methods, add_model, chosen_methods, opened
 from mmaccel.cli.run import told
+from mmaccel.comparison.results import row
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown
 from mmaccel.method import Method, is_count
 from mmaccel.modality import Advice, Modality, register_modality
@@ -141,11 +142,18 @@ class Toy(Modality):
 
 
 def rows(full):
-    yield bench.row(modality="toy", model="tiny-toy", method="toy.Stride", settings={"stride": 2}, exact=False)
+    yield row(modality="toy", model="tiny-toy", method="toy.Stride", settings={"stride": 2}, exact=False)
 
 
-def write_page(result, path):
-    path.write_text("# Toys\n")
+BENCHMARK = Benchmark(
+    "toy",
+    "Toys",
+    rows,
+    Section(lambda rows: {"": rows}, "none: a walk is a walk."),
+    "How far they came.",
+    lambda rows: {"Walks": f"{len(rows)} in all"},
+    "Their legs.",
+)
 
 
 def build(frame):
