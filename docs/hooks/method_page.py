@@ -44,7 +44,7 @@ def index_page() -> str:
     """All methods with a sentence each."""
     parts = [
         "# Methods",
-        "An *exact* method gives the model's own output: equal tokens, or the same law, and the tests prove it."
+        "An *exact* method gives the model's own output: equal tokens, or the same distribution, and the tests prove it."
         " A *lossy* one says so in its report, and its page has what it was measured to cost.",
     ]
     for modality in modalities():
