@@ -1,5 +1,8 @@
 """Faster autoregressive image models: the same `generate`, fewer forward passes.
 
+Diffusion pipelines of pictures, such as Flux, take the methods of `mmaccel.video`, which have a second name here:
+`image.HeterogeneousSteps` is `video.HeterogeneousSteps`.
+
 Example
 -------
 >>> import mmaccel

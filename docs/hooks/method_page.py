@@ -44,8 +44,8 @@ def index_page() -> str:
     """All methods with a sentence each."""
     parts = [
         "# Methods",
-        "An *exact* method gives the model's own output: equal tokens, or the same distribution, and the tests prove it."
-        " A *lossy* one says so in its report, and its page has what it was measured to cost.",
+        "An *exact* method gives the model's own output: equal tokens, or the same distribution, and the tests prove"
+        " it. A *lossy* one says so in its report, and its page has what it was measured to cost.",
     ]
     for modality in modalities():
         found = [cls for name, cls in methods().items() if name.split(".")[0] == modality.name]

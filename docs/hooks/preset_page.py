@@ -10,9 +10,8 @@ INTRO = """# Presets
 
 `mmaccel.accelerate(target, preset="balanced")` stands for methods that were measured to be good. *exact* keeps the
 model's own output, or its distribution; *balanced* is the one to try first where something may be lost; *fast* gives up
-more.
-Each carries the row of the benchmark that justifies it: one model on one machine, so compare on your own before you
-rely on it. Where a family has none, the reason stands instead.
+more. Each carries the row of the benchmark that justifies it: one model on one machine, so compare on your own before
+you rely on it. Where a family has none, the reason stands instead.
 
 ```python
 import mmaccel
