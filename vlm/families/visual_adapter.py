@@ -25,7 +25,8 @@ from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
 from ..input.visual import Visual
 from ..pruning.compressor import Compressor
-from ..pruning.inner import Cut, Cuts, install
+from ..pruning.inner import Cuts, install
+from ..pruning.row import Cut
 from .tower import Probe, attention_layers, layer_of, probed
 
 KINDS = ("image", "video")
