@@ -49,6 +49,13 @@ VISION: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+QWEN_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "out_hidden_size": 32,
+    "num_heads": 4,
+    "patch_size": 4,
+}
 PLACEHOLDERS: dict[str, Any] = {"image_token_id": IMAGE, "video_token_id": VIDEO}
 MROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
 
@@ -104,8 +111,26 @@ def prompt(batch: int, visual: list[int], question: int = 7, seed: int = 0, pad:
     return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
 
 
-def _call(batch: int, visual: list[int], max_new_tokens: int, **more: Any) -> dict[str, Any]:
-    return {**prompt(batch, visual), "max_new_tokens": max_new_tokens, "do_sample": False, **more}
+def _arguments(visual: Callable[[int], list[int]], pixels: Callable[[int, int, torch.Tensor], dict[str, Any]]) -> Any:
+    """``arguments(batch, frames, max_new_tokens, **more)`` of a greedy call.
+
+    `visual` gives the tokens of so many frames, and `pixels(batch, frames, input_ids)` what belongs to them.
+    """
+
+    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
+        call = prompt(batch, visual(frames))
+        call.update(max_new_tokens=max_new_tokens, do_sample=False)
+        return {**call, **pixels(batch, frames, call["input_ids"]), **more}
+
+    return arguments
+
+
+def _video(side: int, cells: int, ends: int = 0) -> Any:
+    """Arguments of a model that takes videos `[videos, frames, 3, side, side]`."""
+    return _arguments(
+        lambda frames: [VIDEO] * (frames * cells + ends),
+        lambda batch, frames, _: {"pixel_values_videos": clip(batch, frames, side)},
+    )
 
 
 def onevision(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
@@ -119,13 +144,7 @@ def onevision(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
         image_grid_pinpoints=[[side, side], [side, 2 * side]],
         tie_word_embeddings=False,
     )
-    model = sharp(lambda: LlavaOnevisionForConditionalGeneration(config), seed)
-
-    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
-        pixels = clip(batch, frames, side)
-        return _call(batch, [VIDEO] * (frames * 16 + 1), max_new_tokens, pixel_values_videos=pixels, **more)
-
-    return model, arguments
+    return sharp(lambda: LlavaOnevisionForConditionalGeneration(config), seed), _video(side, 16, ends=1)
 
 
 def next_video(seed: int = 0) -> tuple[Any, Any]:
@@ -140,13 +159,7 @@ def next_video(seed: int = 0) -> tuple[Any, Any]:
         video_seq_length=16,
         image_grid_pinpoints=[[side, side]],
     )
-    model = sharp(lambda: LlavaNextVideoForConditionalGeneration(config), seed)
-
-    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
-        pixels = clip(batch, frames, side)
-        return _call(batch, [VIDEO] * (frames * 16), max_new_tokens, pixel_values_videos=pixels, **more)
-
-    return model, arguments
+    return sharp(lambda: LlavaNextVideoForConditionalGeneration(config), seed), _video(side, 16)
 
 
 def qwen2_vl(seed: int = 0) -> tuple[Any, Any]:
@@ -158,32 +171,14 @@ def qwen2_vl(seed: int = 0) -> tuple[Any, Any]:
 
 def qwen2_5_vl(seed: int = 0) -> tuple[Any, Any]:
     """A `Qwen2_5_VLForConditionalGeneration`, and the arguments of a greedy call."""
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 32,
-        "num_heads": 4,
-        "patch_size": 4,
-        "window_size": 16,
-        "fullatt_block_indexes": [1],
-    }
+    vision = {**QWEN_VISION, "depth": 2, "window_size": 16, "fullatt_block_indexes": [1]}
     config = Qwen2_5_VLConfig(text_config=_mrope(), vision_config=vision, **PLACEHOLDERS)
     return _qwen(sharp(lambda: Qwen2_5_VLForConditionalGeneration(config), seed))
 
 
 def qwen3_vl(seed: int = 0) -> tuple[Any, Any]:
     """A `Qwen3VLForConditionalGeneration`, whose frames stand apart, and the arguments of a greedy call."""
-    vision = {
-        "depth": 3,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 32,
-        "num_heads": 4,
-        "patch_size": 4,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0, 1],
-    }
+    vision = {**QWEN_VISION, "depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
     text = {**_mrope(), "head_dim": 8}
     config = Qwen3VLConfig(text_config=text, vision_config=vision, **PLACEHOLDERS)
     return _qwen(sharp(lambda: Qwen3VLForConditionalGeneration(config), seed), stamp=[5, 6])
@@ -196,22 +191,19 @@ def _mrope() -> dict[str, Any]:
 def _qwen(model: Any, rows: int = 6, columns: int = 8, stamp: list[int] | None = None) -> tuple[Any, Any]:
     """A Qwen model with its arguments; `stamp` are tokens before each frame."""
 
-    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
-        cells = rows * columns // 4
+    cells = rows * columns // 4
+
+    def pixels(batch: int, frames: int, ids: torch.Tensor) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(0)
         scene = torch.randn(batch, 1, rows * columns, 3 * 2 * 16, generator=generator)
         change = 0.3 * torch.randn(batch, frames, rows * columns, 3 * 2 * 16, generator=generator)
-        visual = [token for _ in range(frames) for token in [*(stamp or []), *[VIDEO] * cells]]
-        call = _call(batch, visual, max_new_tokens)
         return {
-            **call,
             "pixel_values_videos": (scene + change).flatten(0, 2),
             "video_grid_thw": torch.tensor([[frames, rows, columns]] * batch),
-            "mm_token_type_ids": (call["input_ids"] == VIDEO).int() * 2,
-            **more,
+            "mm_token_type_ids": (ids == VIDEO).int() * 2,
         }
 
-    return model, arguments
+    return model, _arguments(lambda frames: [*(stamp or []), *[VIDEO] * cells] * frames, pixels)
 
 
 def internvl(seed: int = 0) -> tuple[Any, Any]:
@@ -223,8 +215,7 @@ def internvl(seed: int = 0) -> tuple[Any, Any]:
         image_token_id=IMAGE,
         image_seq_length=16,
     )
-    model = sharp(lambda: InternVLForConditionalGeneration(config), seed)
-    return model, _tiles(side, lambda pixels: pixels.flatten(0, 1))
+    return sharp(lambda: InternVLForConditionalGeneration(config), seed), _tiles(side, flat=True)
 
 
 def smolvlm(seed: int = 0) -> tuple[Any, Any]:
@@ -236,13 +227,12 @@ def smolvlm(seed: int = 0) -> tuple[Any, Any]:
         vision_config={**VISION, "image_size": side, "patch_size": 4},
         **sizes,
     )
-    model = sharp(lambda: SmolVLMForConditionalGeneration(config), seed)
-    return model, _tiles(side, lambda pixels: pixels)
+    return sharp(lambda: SmolVLMForConditionalGeneration(config), seed), _tiles(side, flat=False)
 
 
-def _tiles(side: int, shaped: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    def arguments(batch: int = 1, frames: int = FRAMES, max_new_tokens: int = NEW_TOKENS, **more: Any) -> Any:
-        visual = [token for _ in range(frames) for token in [5, *[IMAGE] * 16, 6]]
-        return _call(batch, visual, max_new_tokens, pixel_values=shaped(clip(batch, frames, side)), **more)
-
-    return arguments
+def _tiles(side: int, flat: bool) -> Any:
+    """Arguments of a model whose frames are pictures; `flat` if those of all prompts come in one row."""
+    return _arguments(
+        lambda frames: [5, *[IMAGE] * 16, 6] * frames,
+        lambda batch, frames, _: {"pixel_values": clip(batch, frames, side).flatten(0, int(flat))},
+    )

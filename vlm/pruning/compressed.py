@@ -39,6 +39,12 @@ def everything(features: torch.Tensor) -> Compressed:
     return chosen(features, torch.arange(features.shape[0] * features.shape[1], device=features.device))
 
 
+def in_order(tokens: torch.Tensor, index: torch.Tensor, size: torch.Tensor) -> Compressed:
+    """Tokens `[K, D]` sorted by where they stand."""
+    order = index.argsort()
+    return Compressed(tokens[order], index[order], size[order])
+
+
 def joined(parts: Sequence[Compressed]) -> Compressed:
     """What is left of consecutive parts of a video."""
     return Compressed(*(torch.cat(part) for part in zip(*parts, strict=True)))

@@ -12,7 +12,7 @@ from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 
 from .clustering import distances, means, others, peak_scores
-from .compressed import Compressed, attention, everything, joined, top
+from .compressed import Compressed, attention, everything, in_order, joined, top
 from .compressor import Compressor
 from .segments import Segment, apportion, cut_after
 
@@ -148,5 +148,4 @@ def merge_into_anchors(features: torch.Tensor, salient: torch.Tensor, anchors: t
         merged = (weight * features[anchors].float() + (1 - weight) * mean).to(features.dtype)
         tokens[len(salient) :] = torch.where(joined[:, None] > 1, merged, features[anchors])
         size[len(salient) :] = joined
-    order = index.argsort()
-    return Compressed(tokens[order], index[order], size[order])
+    return in_order(tokens, index, size)

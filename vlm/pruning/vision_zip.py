@@ -12,7 +12,7 @@ from mmaccel.method import is_number
 from mmaccel.registry import register
 
 from .clustering import means, others
-from .compressed import Compressed, attention, joined, top
+from .compressed import Compressed, attention, in_order, joined, top
 from .compressor import Compressor
 from .segments import apportion
 
@@ -85,8 +85,7 @@ class VisionZip(Compressor):
             mean, joined = means(features[joining], (unit[joining] @ unit[target].T).argmax(1), len(target))
             tokens[len(dominant) :] = (features[target].float() + mean).to(features.dtype)
             size[len(dominant) :] += joined
-        order = index.argsort()
-        return Compressed(tokens[order], index[order], size[order])
+        return in_order(tokens, index, size)
 
 
 def spaced(length: int, count: int) -> list[int]:
