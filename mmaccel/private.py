@@ -83,7 +83,7 @@ def register_attention(name: str, function: Callable[..., Any]) -> None:
 
 
 def unregister_attention(name: str) -> None:
-    """Take a name out again; the interfaces have no call for that."""
+    """Remove a name again; transformers has no function for that."""
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 

@@ -39,7 +39,7 @@ class Wheel:
     classes
         Names of transformers' classes of the model and its processor.
     revision
-        Goes up when the converter writes something else, so that nobody keeps what an older one wrote.
+        Raised when the converter writes something else, so that files of an older one are made anew.
     """
 
     package: str

@@ -143,7 +143,7 @@ class DecoderAdapter(Adapter):
         if prompt is not None:
             result = self.end(prompt, report, result, kwargs)
         if isinstance(cache, SelectingCache) and not given and isinstance(result, torch.Tensor):
-            cache.release()  # nobody can ask for it any more
+            cache.release()  # no reference to it is left
         return result
 
     def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:

@@ -41,10 +41,10 @@ class Run:
     Attributes
     ----------
     watch
-        Called after each layer has attended; None where nobody looks.
+        Called after each layer has attended, or None.
     visual
         A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
-        padding; None where nobody said.
+        padding; None where that is not known.
     """
 
     engaged: set[str] = field(default_factory=set)

@@ -153,7 +153,7 @@ class CompressKV(DecoderMethod):
         return torch.where(token_idx < 0, -1, token_idx + start)
 
     def _votes(self, heads: int) -> dict[str, Any]:
-        """What is asked of a policy beyond its defaults; a head by itself has nobody to share with."""
+        """Arguments of a policy beyond its defaults; a head by itself shares its budget with no other."""
         if self.policy not in VOTERS:
             return {}
         asked = {"window": self.window, "kernel": self.kernel, "head_budgets": self.head_budgets and heads > 1}

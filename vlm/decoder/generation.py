@@ -14,7 +14,7 @@ from .attention import SessionAttention
 from .call import Run
 from .rows import causal_pairs
 
-DEFAULT_NEW = 20  # what transformers generates if nobody says how much
+DEFAULT_NEW = 20  # new tokens that transformers generates by default
 
 
 def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Run, kwargs: dict[str, Any]) -> Any:

@@ -30,8 +30,8 @@ SAMPLE = 64  # queries at the end of a prompt to learn it from
 class SelectKV(DecoderMethod):
     """Keep the whole cache, and let every decoding step read only the tokens that a policy chooses; lossy.
 
-    TokenSelect (Wu et al., 2024) and its like: a step needs few of the tokens, which ones changes from step
-    to step, so that nothing is thrown away. The prompt is computed as ever.
+    TokenSelect (Wu et al., 2024) and its like: a step needs few of the tokens, but which ones
+    changes from step to step, so nothing is thrown away. The prompt is computed in full.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class FastVGGT:
-    """Let the global attention of an encoder of many views see merged tokens, and give back as many as ever; lossy.
+    """Merge tokens for the global attention of an encoder of many views, and unmerge them after it; lossy.
 
     FastVGGT: Training-Free Acceleration of Visual Geometry Transformer (Shen et al., 2025). Into: all of the first
     view, the special tokens of every view, and the top left token of each cell of 2 x 2. All others may merge, each

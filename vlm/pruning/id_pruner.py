@@ -37,8 +37,8 @@ class IDPruner(Compressor):
 
     Notes
     -----
-    Lossy: what was dropped is gone. Importance is the attention that a token receives in the vision tower, brought
-    to 0 to 1; the reference code has a trained selector there.
+    Lossy. Importance is the attention that a token receives in the vision tower, scaled to 0 to 1; the
+    reference code has a trained selector there.
 
     Raises
     ------

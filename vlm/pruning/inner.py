@@ -182,7 +182,7 @@ def late_merging(layers: int, layer: int | None, keep: float) -> dict[int, Cut]:
 
 
 def _merged(hidden: torch.Tensor, kept: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """Hidden states in which each kept token is the mean of itself and of those of the rest that are nearest to it."""
+    """Hidden states in which each kept token is the mean of itself and of the dropped tokens nearest to it."""
     unit = torch.nn.functional.normalize(hidden.float(), dim=-1)
     owner = torch.cat([torch.arange(len(kept), device=kept.device), (unit[rest] @ unit[kept].T).argmax(1)])
     merged = hidden.clone()
