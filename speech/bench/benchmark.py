@@ -92,18 +92,18 @@ def _model_rows(
     yield _offline_row(name, recordings, offline, baseline)
     if not streams:
         return
-    streams = {type(policy).__name__: MeasuredRecognizer(adapter, policy=policy) for policy in POLICIES}
+    recognizers = {type(policy).__name__: MeasuredRecognizer(adapter, policy=policy) for policy in POLICIES}
     default = POLICIES[0]
-    streams["plain"] = MeasuredRecognizer(adapter, policy=default, drafts=False)
-    streams["packed"] = MeasuredRecognizer(adapter.target, adapter.processor, policy=default, packed=True)
-    ways: dict[str, Callable[[], Listener]] = {label: _streaming(one) for label, one in streams.items()}
+    recognizers["plain"] = MeasuredRecognizer(adapter, policy=default, drafts=False)
+    recognizers["packed"] = MeasuredRecognizer(adapter.target, adapter.processor, policy=default, packed=True)
+    ways: dict[str, Callable[[], Listener]] = {label: _streaming(one) for label, one in recognizers.items()}
     ways |= {f"chunks {seconds:g}": partial(ChunkListener, adapter, seconds) for seconds in CHUNKS}
     played = listen(ways, recordings)
     for policy in POLICIES:
         label = type(policy).__name__
-        told = _streamed(played[label], streams[label])
+        told = _streamed(played[label], recognizers[label])
         yield stream_row(name, label, recordings, played[label], baseline, _settings(policy), **told)
-    yield from _draft_rows(name, streams, played)
+    yield from _draft_rows(name, recognizers, played)
     longest = max((recording.samples for recording in recordings), key=len)
     yield growing_row(name, adapter, longest[: SEGMENT * RATE])
     for seconds in CHUNKS:

@@ -101,7 +101,7 @@ def _ours(budget: float) -> Iterator[VideoCase]:
     yield fixed("whole forecast", "part", fraction=0.0, forecast=1.0)
     yield fixed("without correction", "part", fraction=0.0, correct=False)
     yield fixed("cached velocity", "part", fraction=0.0, forecast=0.0, correct=False)
-    partial = {"fraction": 0.05, "interval": INTERVALS[budget]}
+    partial: dict[str, Any] = {"fraction": 0.05, "interval": INTERVALS[budget]}
     yield fixed("hottest tokens", "part", **partial)
     yield fixed("random tokens", "part", **partial, tokens="random")
     yield VideoCase(

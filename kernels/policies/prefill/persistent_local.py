@@ -59,7 +59,7 @@ def persistent_local(
     grid = BlockGrid(q_len, kv_len, block_m, block_n, causal, device)
     columns = -(-kv_len // block_n)
     if isinstance(persistent, torch.Tensor):
-        check_indices("persistent", persistent, device, (1, 3))
+        check_indices("persistent", persistent, persistent.device, (1, 3))
         number = persistent.long()
         read = number.device.type == "cpu" and persistent.numel() > 0
         inside = not read or (int(number.min()) >= -1 and int(number.max()) < columns)
