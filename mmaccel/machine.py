@@ -1,4 +1,4 @@
-"""What this machine is, said without loading torch where that can be known."""
+"""Which machine this is, found out without loading torch where possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 
 
 def machine() -> dict[str, str]:
-    """What figures are measured on."""
+    """The system, processor, cores and accelerator that figures are measured on."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),

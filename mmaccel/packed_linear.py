@@ -1,8 +1,8 @@
 """Matrix products on a CPU with weights that oneDNN has laid out beforehand; equal up to rounding.
 
-torch hands float32 products to MKL, which on CPUs that are not Intel's leaves half of the machine unused, and for few
-rows more: on an AMD EPYC, 512 by 2048 weights take 0.15 instead of 0.41 ms for 2 rows, 0.25 instead of 0.60 for 16 and
-1.2 instead of 2.8 for 128. The weights are held a second time for it.
+torch hands float32 products to MKL, which leaves half of a CPU that is not Intel's unused, and more of it for few rows:
+on an AMD EPYC, 512 by 2048 weights take 0.15 instead of 0.41 ms for 2 rows, 0.25 instead of 0.60 for 16 and
+1.2 instead of 2.8 for 128. For that, memory holds a second copy of the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import private
 
 
 class Prepared:
-    """What is made of a module's weight: made once, and anew when the weight has changed."""
+    """A tensor that is derived from a module's weight: computed once, and again whenever the weight has changed."""
 
     def __init__(self, module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.module, self.make = module, make
@@ -29,7 +29,7 @@ class Prepared:
 
     @property
     def weight(self) -> torch.Tensor:
-        """That of the module, now."""
+        """The module's present weight."""
         module: Any = self.module
         weight: torch.Tensor = module.weight
         return weight
@@ -46,15 +46,15 @@ class Prepared:
 class PackedMatrix:
     """The weight of a module as a matrix `[O, I]`, packed for oneDNN.
 
-    Without oneDNN, and for anything but float32 on a CPU without gradients or autocast, a plain product; the matrix is
-    made once there too, but for gradients and autocast.
+    Without oneDNN, and for anything but float32 on a CPU without gradients or autocast, a plain product. That
+    too computes the matrix only once, except with gradients or autocast.
 
     Parameters
     ----------
     module
-        Which has the weight; it is asked for it at each call.
+        Has the weight, which is read at each call.
     view
-        Makes the matrix of the weight; by default the weight is one.
+        Turns the weight into the matrix; by default the weight is one already.
     """
 
     def __init__(self, module: nn.Module, view: Callable[[torch.Tensor], torch.Tensor] = lambda weight: weight) -> None:

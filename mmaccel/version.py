@@ -1,4 +1,4 @@
-"""The version of this package, and those of what it stands on."""
+"""The version of this package, and of the packages that it is built on."""
 
 from __future__ import annotations
 

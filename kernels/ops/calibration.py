@@ -93,7 +93,7 @@ def should_use_sparse(
 
 
 def _usual_dtype(device: torch.device) -> torch.dtype:
-    """The type that models run in there."""
+    """The type that models usually run in on a device."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
@@ -153,7 +153,7 @@ def _crossing(dense: float, sparse: list[float], densities: list[float]) -> floa
 
 
 def _fastest(runs: list[Callable[[], object]], device: torch.device) -> list[float]:
-    """Least seconds of each over several turns: what others do on the machine only ever adds."""
+    """Least seconds of each over several turns, since other work on the machine only adds to them."""
     seconds = [math.inf] * len(runs)
     for turn in range(REPEATS + 1):
         for i, run in enumerate(runs):

@@ -38,7 +38,7 @@ def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def check_indices(name: str, tensor: torch.Tensor, device: torch.device, ndim: int | tuple[int, ...]) -> None:
-    """An integer tensor on `device` with `ndim` axes."""
+    """Raise unless this is an integer tensor on `device` with `ndim` axes."""
     allowed = (ndim,) if isinstance(ndim, int) else ndim
     fits = tensor.dtype in (torch.int32, torch.int64) and tensor.ndim in allowed
     require(fits, name, f"int32 or int64 with {' or '.join(map(str, allowed))} axes", tensor)

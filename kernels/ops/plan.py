@@ -91,7 +91,7 @@ class BlockPlan:
 
     @classmethod
     def _trusted(cls, *fields: Any) -> Self:
-        """Without reading values back: the caller built them right."""
+        """Made without checks, which would read values back from the device: the caller built them right."""
         plan = object.__new__(cls)
         for name, value in zip(cls.__dataclass_fields__, fields, strict=True):
             object.__setattr__(plan, name, value)
@@ -110,7 +110,7 @@ class BlockPlan:
 
     @property
     def density(self) -> float:
-        """Share of all blocks that are attended to, hidden ones counted as not."""
+        """Share of all blocks that are attended to; hidden ones do not count as such."""
         return self.col.numel() / (self.n_full.numel() * self.columns)
 
     def visible_share(self, causal: bool = False, window: int | tuple[int, int] | None = None) -> float:

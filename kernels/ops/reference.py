@@ -1,4 +1,4 @@
-"""Naive versions of all ops, from their definitions: what the fast ones are held against.
+"""Naive versions of all ops, from their definitions, which the fast ones are tested against.
 
 They compute in float64 if that is what comes in, else in float32, and make the whole mask.
 """

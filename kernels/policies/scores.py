@@ -10,19 +10,19 @@ from mmaccel.kernels.checks import require
 
 
 def check_share(name: str, value: Any) -> None:
-    """A share in (0, 1]."""
+    """Raise unless the value is a share in (0, 1]."""
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
     require(fits, name, "above 0 and at most 1", value)
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """A whole number of at least `least`."""
+    """Raise unless the value is a whole number of at least `least`."""
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
     require(fits, name, f"a whole number of at least {least}", value)
 
 
 def work(x: torch.Tensor) -> torch.Tensor:
-    """In the precision that policies compute in: float64 stays, the rest becomes float32."""
+    """A tensor in the precision that policies compute in: float64 stays, all others become float32."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -19,7 +19,7 @@ def check_decode(
     recent: int,
     valid: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What all decode policies are called with; returns the slots that hold a token, bool `[B, N]`."""
+    """Check the arguments of every decode policy; returns the slots that hold a token, bool `[B, N]`."""
     check_attention(q, k, k)
     check_indices("lengths", lengths, q.device, 1)
     require(lengths.shape[0] == q.shape[0], "lengths", f"[{q.shape[0]}]", lengths)
@@ -31,7 +31,7 @@ def check_decode(
 
 
 def check_valid(valid: torch.Tensor | None, k: torch.Tensor) -> None:
-    """A mark for each key of each row, or None."""
+    """Raise unless there is a mark for each key of each row, or none at all."""
     if valid is None:
         return
     wanted = (k.shape[0], k.shape[2])
@@ -58,7 +58,7 @@ def query_positions(q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor | No
 
 
 def first_and_last(real: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """The first and the last so many real tokens of each row, bool `[B, N]`."""
+    """The `first` first and the `last` last real tokens of each row, bool `[B, N]`."""
     number = real.cumsum(-1)
     return real & ((number <= first) | (number > number[:, -1:] - last))
 

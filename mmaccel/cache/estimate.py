@@ -1,4 +1,4 @@
-"""What a cache will take, and whether it fits, before the run."""
+"""How many bytes a cache will take, and whether they fit, before the run."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _size_of_layer(config: Any) -> tuple[int, int]:
 
 
 def free_memory(device: torch.device | str) -> int | None:
-    """Bytes that are free on a device, None where nobody can say."""
+    """Bytes that are free on a device, None where the system does not tell."""
     device = torch.device(device)
     if device.type == "cuda":
         # what torch holds and does not use is as good as free
@@ -110,7 +110,7 @@ def _reclaimable() -> int:
 
 
 def require_memory(bytes_needed: int, device: torch.device | str, what: str = "this run") -> None:
-    """Raise if so many bytes are not free; where nobody can say, nothing is refused.
+    """Raise if so many bytes are not free; where the system does not tell, nothing is refused.
 
     Raises
     ------

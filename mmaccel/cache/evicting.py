@@ -1,4 +1,4 @@
-"""A cache that drops all but the chosen tokens of a prompt, and goes on counting as if it had not."""
+"""A cache that drops all but the chosen tokens of a prompt, and counts positions as if it had not."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class EvictingLayer(CacheLayerMixin):
         Raises
         ------
         ValueError
-            If it would reach into a prompt of which tokens were dropped.
+            If that would reach into a prompt that has lost tokens.
         """
         count = min(check_crop(tokens_to_remove), self.total)
         if self.evicted and count > self.appended:

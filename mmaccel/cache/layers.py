@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 
 class AttentionReader(Protocol):
-    """Attention that knows these caches: it is told of every update, and asks the layer for more than its keys."""
+    """Attention that reads these caches: it hears of every update, and asks the layer for more than keys and values."""
 
     active: bool
 

@@ -37,7 +37,7 @@ class RaggedLayer(EvictingLayer):
             self.heads = [self._head(number) for number in range(token_idx.shape[1])]
             for number, head in enumerate(self.heads):
                 head.keep(token_idx[:, number : number + 1])
-            # only now is the prompt let go, of which all heads had views
+            # until here all heads had views of the prompt, which can now be freed
             self.keys = self.values = self.positions = self.current = None
             self._note()
         else:

@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written: read, and refused in one sentence where it cannot be trusted."""
+"""Reading JSON from an untrusted source; what cannot be trusted is refused with an error of one sentence."""
 
 from __future__ import annotations
 

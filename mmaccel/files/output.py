@@ -1,4 +1,4 @@
-"""Files that appear only when they are finished, in places that were tried before the work began."""
+"""Files that appear only when they are finished, at paths that were checked before the work began."""
 
 from __future__ import annotations
 

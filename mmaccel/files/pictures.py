@@ -18,7 +18,7 @@ BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
 
 
 def check_format(path: str | Path) -> None:
-    """Raise a `SettingError` for a file name that no picture format goes with, before any work is done."""
+    """Raise a `SettingError` for a file name with no known picture format, before any work is done."""
     if Path(path).suffix.lower() not in FORMATS:
         raise SettingError(f"cannot write a picture as {Path(path).name!r}: end the name with {', '.join(FORMATS)}")
 
@@ -35,7 +35,7 @@ def headed(picture: Image.Image, text: str) -> Image.Image:
 
 
 def side_by_side(pictures: Sequence[Image.Image], texts: Sequence[str]) -> Image.Image:
-    """Pictures of equal size in a row, each with its text above, all of it, and all beginning at one height."""
+    """Pictures of equal size in a row at one height, each with the whole of its text above."""
     lines = [wrapped(text, picture.width) for picture, text in zip(pictures, texts, strict=True)]
     most = max(map(len, lines))
     columns = [_under(p, above + [""] * (most - len(above))) for p, above in zip(pictures, lines, strict=True)]

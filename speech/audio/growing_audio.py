@@ -53,7 +53,7 @@ class GrowingAudio:
         self._frames: torch.Tensor | None = None
 
     def encode(self, samples: torch.Tensor) -> Encoded:
-        """States of `samples` `[n]`, which are those of the last call and new ones; less than those start anew.
+        """States of `samples` `[n]`, those of the last call and new ones; fewer than last time start a new segment.
 
         The frames whose lookahead is not there yet are those of audio that ends here, as in the whole encoder.
         """

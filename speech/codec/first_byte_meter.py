@@ -1,4 +1,4 @@
-"""What a listener waits for while speech is made block by block."""
+"""How long a listener waits while speech is made block by block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AudioBlock:
     seconds
         Its length as sound.
     real_time_factor
-        Seconds it took since the block before, over its length; above 1 the player runs dry sooner or later.
+        Seconds it took since the block before, over its length; above 1 the player runs out of sound in the end.
     gap
         Seconds of silence before it, for a player that plays each block as soon as it can; 0 for the first.
     """

@@ -23,8 +23,8 @@ def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
 def watched_projections(modules: Sequence[Any]) -> Iterator[list[dict[str, torch.Tensor]]]:
     """Keep what the projections of queries and keys returned last, ``"q_proj"`` and ``"k_proj"`` for each module.
 
-    The fast attention functions of transformers keep no probabilities. Hooks on the projections of these instances
-    are all that is used, and they go again.
+    The fast attention functions of transformers keep no probabilities. This only uses hooks on the
+    projections of these instances, and removes them afterwards.
     """
     states: list[dict[str, torch.Tensor]] = [{} for _ in modules]
 

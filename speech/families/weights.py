@@ -260,6 +260,6 @@ def save(model: Any, state: dict[str, torch.Tensor], generation: dict[str, Any],
         raise WeightsError(f"{len(wrong)} converted tensors do not fit {type(model).__name__}, such as {wrong[0]}")
     save_file({key: state[key].contiguous() for key in sorted(state)}, folder / "model.safetensors", {"format": "pt"})
     model.config.save_pretrained(folder)
-    # A new one: what a model makes of its configuration says so when saved, and `generate` then makes it anew.
+    # A new one: the model's own is marked as derived from its configuration, and `generate` would derive it again.
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     GenerationConfig(**{name: getattr(model.config, name) for name in names}, **generation).save_pretrained(folder)

@@ -25,10 +25,10 @@ FRAME_SAMPLES = 160  # of the log-mel spectrogram, 10 ms
 class WhisperAdapter(EncoderDecoderAdapter):
     """Robust Speech Recognition via Large-Scale Weak Supervision (Radford et al., 2022).
 
-    Whisper's encoder always takes 30 seconds, of which short speech fills little. With a short context it is given
-    the speech, some silence and no more, under the first of its positions: lossy, on 10 clips of LibriSpeech 10.4 %
-    of words wrong instead of 9.1 % for a quarter of the encoder's work (tiny.en, measured with a least
-    context of 4 s; it is 8 s now, against loops). The model is not changed for it.
+    Whisper's encoder always takes 30 seconds, of which short speech fills only a little. With a short context it gets
+    the speech and some silence, at the first of its positions. That is lossy: on 10 clips of LibriSpeech 10.4 % of the
+    words were wrong instead of 9.1 %, for a quarter of the encoder's work (tiny.en, measured with at least 4 s of
+    context; here it is at least 8 s, which prevents loops). The model itself is not changed.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return states
 
     def prompt(self, context: str = "") -> list[int]:
-        """The text before, as Whisper is told it, then the marks of language, task and no times."""
+        """The text before, in the form that Whisper expects, then the marks of language, task and no times."""
         settings = self.target.generation_config
         marks = [self._start(), *self._language_and_task()]
         silent = getattr(settings, "no_timestamps_token_id", None)

@@ -17,8 +17,8 @@ from .policy import Commitment, SegmentHypothesis, StreamingPolicy
 class LocalAgreement(StreamingPolicy):
     """Commit the words that `n` hypotheses in a row begin with (Liu, Spanakis, Niehues, 2020; Whisper-Streaming, 2023).
 
-    Fits every recogniser: only texts are compared, without case and punctuation. Of what is committed the hypotheses
-    behind it are compared alone, so that a change of heart about an early word does not hold back later ones.
+    Fits every recogniser: only texts are compared, without case and punctuation. Only the parts of the hypotheses
+    behind the committed words are compared, so that a change in an early word does not hold back later ones.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ def emission_latency(utterances: Iterable[Utterance], normalize: Normalize = pla
     utterances
         What was said and shown.
     normalize
-        Makes words comparable; those of which nothing is left are not counted. Default :func:`plain`.
+        Makes words comparable; words that it leaves empty are not counted. Default :func:`plain`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a stream tells of: words while they are spoken, the text of a segment, and that the speaker paused."""
+"""The events of a stream: words while they are spoken, the text of a segment, and a pause of the speaker."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from .stream import SpeechStream
 class StreamingRecognizer:
     """Words while they are spoken, by a model that was made for whole recordings or by a streaming one.
 
-    Speech is cut into segments at pauses, silence is never decoded. While a segment goes on, it is decoded anew every
+    Speech is cut into segments at pauses, and silence is never decoded. A segment that goes on is decoded again every
     `update_interval` seconds with the last hypothesis as a verified draft, and the policy says which words stay. The
     final of a segment is equal to one plain greedy decode of its audio, token for token; what comes before is an
     early guess of it. Encoders that only append, as that of Moonshine v2, hear each frame once, which is equal up to

@@ -1,4 +1,4 @@
-"""Streams beside other work: over an async source of chunks, and in a thread that calls back."""
+"""Streams that run while other work goes on: over an async source of chunks, or in a thread with a callback."""
 
 from __future__ import annotations
 

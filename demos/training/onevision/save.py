@@ -26,7 +26,7 @@ def save(
     shipped.half()
     for config in (shipped.config.text_config, shipped.config.vision_config):
         config._attn_implementation = "sdpa"  # that of training is not to be found elsewhere
-        config.dtype = None  # told once, for the whole
+        config.dtype = None  # it is stored once, for the whole model
     shipped.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     sprites = np.concatenate([world.sprite(name, world.SPRITE_SIZE) for name in world.NAMES], 1)

@@ -1,8 +1,8 @@
 """Block-sparse attention from gathered blocks and dense attention.
 
-Two thoughts carry it. The keys that a query may see by position (causal, window, gathered positions, packed
+It rests on two ideas. The keys that a query may see by position (causal, window, gathered positions, packed
 sequences) are always one interval, so two numbers a query are the whole mask. And blocks that are seen whole
-need no mask, so they and the others are attended to apart and merged by their log-sum-exps.
+need no mask, so the two kinds are attended to separately and merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def intervals(
 def _takes_all(
     col: torch.Tensor, n_full: torch.Tensor, q_len: int, kv_len: int, block_m: int, block_n: int, left: int, right: int
 ) -> bool:
-    """Whether a plan names every block that can be seen: then it says nothing."""
+    """Whether a plan names every block that can be seen, and so leaves nothing out."""
     some, _ = block_coverage(q_len, kv_len, block_m, block_n, False, (left, right), col.device)
     return col.numel() == int(some.sum()) * n_full.shape[0] * n_full.shape[1]
 
@@ -135,7 +135,7 @@ class Ranges:
         return _join(parts)
 
     def _mask(self, low: torch.Tensor, high: torch.Tensor, length: int) -> Mask:
-        """Of intervals within a range; along a band it is the same again and again."""
+        """The mask of intervals within a range, kept because neighbouring rows of a band need the same one."""
         if self.last is not None:
             last_low, last_high, last_length, mask = self.last
             if last_length == length and torch.equal(last_low, low) and torch.equal(last_high, high):

@@ -13,7 +13,7 @@ _FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", 
 
 
 class Mask:
-    """Which keys each query sees: a bool tensor that broadcasts to `[B, H, M, N]`, and what is made of it once."""
+    """Which keys each query sees: a bool tensor that broadcasts to `[B, H, M, N]`, with its bias, made once."""
 
     def __init__(self, visible: torch.Tensor, dtype: torch.dtype) -> None:
         self.visible = visible

@@ -18,7 +18,7 @@ LANES = 64  # tokens side by side in a sum, so that few queries fill a processor
 
 
 def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether this is the fastest way: few queries in float32, and a long cache whose heads lie evenly spaced."""
+    """Whether this way is the fastest: few queries in float32, and a long cache whose heads lie evenly spaced."""
     if q.dtype != torch.float32 or not q.is_cpu or q.shape[2] > MOST_QUERIES or 2 * k.nbytes < LEAST_BYTES:
         return False
     return len(k) == 1 or all(x.stride(0) == x.shape[1] * x.stride(1) for x in (k, v))

@@ -33,7 +33,7 @@ def mac(
 
     Match: the query is compared with those of the last `ring` steps. On a hit the attention that was kept for
     that step stands for the keys it had read. Amend: it was kept without its newest `band` keys, where queries
-    differ most, and they are read anew. Complete: so are all keys since; the parts are joined by their
+    differ most, and these are read again. Complete: all later keys are read too, and the parts are joined by their
     log-sum-exp (:func:`mmaccel.kernels.merge_states`). On a miss all keys are read. Attention itself comes
     out, not token numbers, so that this is not in the table of decode policies.
 
@@ -56,7 +56,7 @@ def mac(
     ring
         Steps that are kept, default 512 as the authors' plugin.
     band
-        Newest keys that are always read anew, default 256 as the authors' plugin.
+        Newest keys that are always read again, default 256 as the authors' plugin.
     threshold
         A hit is a squared distance below ``2 * D * (1 - threshold) ** 2``; ``2 * D`` is that of independent
         queries of unit variance. Default 0.45 as the authors' plugin; 1 never matches.

@@ -77,7 +77,7 @@ def token_select_cached(
     """:func:`token_select` with its selection cache: the last vote is used again while queries stay alike.
 
     Alike: the cosine between the query, all heads together, and the one that voted last is at least `threshold`.
-    Newest tokens are attended to all the same. Where all rows of the batch are alike no key is read; whether
+    The newest tokens are attended to in any case. Where all rows of the batch are alike no key is read; whether
     they are is read back from the device, one number a step.
 
     Parameters

@@ -86,7 +86,7 @@ def tile_order(grid: Triple, tile: Triple, *, device: torch.device | str = "cpu"
 
 
 def check_grid(grid: Triple, tile: Triple) -> None:
-    """Two triples, the second of which divides the first."""
+    """Raise unless both are triples and `tile` divides `grid`."""
     _check_triple("grid", grid)
     _check_triple("tile", tile)
     divides = all(length % size == 0 for length, size in zip(grid, tile, strict=True))
