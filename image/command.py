@@ -8,11 +8,9 @@ from typing import Any
 
 from mmaccel.cli.arguments import COUNT, number, positive, seed, whole
 from mmaccel.cli.command import Command, Prepared
-from mmaccel.cli.model_arguments import add_methods, add_model, chosen_methods, opened
+from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import SIDE_BY_SIDE, side_by_side, tell_written, told
 from mmaccel.files.output import replacing
-
-from .modality import Image
 
 
 class ImageCommand(Command):
@@ -30,7 +28,6 @@ class ImageCommand(Command):
     def add_run(self, parser: Any) -> None:
         parser.add_argument("prompt")
         parser.add_argument("-o", "--output", type=Path, required=True, help="picture to write (.png, .jpg or .webp)")
-        add_model(parser, Image.model)
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("heart.compare.png"))
         parser.add_argument("--seed", type=seed, default=0, help="where randomness starts from (default 0)")

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.cli.arguments import number, positive, whole
 from mmaccel.cli.command import Command, Prepared, check_example
-from mmaccel.cli.model_arguments import add_model, opened
+from mmaccel.cli.model_arguments import opened
 from mmaccel.errors import AudioError
 from mmaccel.files.output import check_writable, replacing
-
-from .modality import Speech
 
 if TYPE_CHECKING:
     from mmaccel.comparison.comparison import Comparison
@@ -44,7 +42,6 @@ class SpeechCommand(Command):
     def add_run(self, parser: Any) -> None:
         parser.add_argument("audio", help="audio or video file, or - for raw 16-bit samples on standard input")
         parser.add_argument("-o", "--output", type=Path, help="subtitles to write (.srt, .vtt or .json)")
-        add_model(parser, Speech.model)
         parser.add_argument("--live", action="store_true", help="print words as they become stable (- always does)")
         parser.add_argument("--rate", type=whole(1), default=16_000, help="samples a second of - (default 16000)")
         parser.add_argument("--channels", type=whole(1, 64), default=1, help="channels of - (default 1)")

@@ -8,13 +8,11 @@ from typing import Any
 
 from mmaccel.cli.arguments import FRAMES, SIDE, STEPS, number, seed, whole
 from mmaccel.cli.command import Command, Prepared
-from mmaccel.cli.model_arguments import add_methods, add_model, chosen_methods, opened
+from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import SIDE_BY_SIDE, check_picture, side_by_side, tell_written, told
 from mmaccel.errors import PromptError
 from mmaccel.files.output import replacing
 from mmaccel.progress import looks
-
-from .modality import Video
 
 
 class VideoCommand(Command):
@@ -32,7 +30,6 @@ class VideoCommand(Command):
         parser.add_argument(
             "-o", "--output", type=Path, required=True, help="clip to write (.mp4, .gif, .webp or .png)"
         )
-        add_model(parser, Video.model)
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("clip.compare.mp4"))
         parser.add_argument("--trace", type=Path, help="also draw what was computed when, as a picture")
@@ -42,9 +39,10 @@ class VideoCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Film a prompt, and write the clip; with ``--compare`` also both side by side."""
+        from mmaccel.files import clips
         from mmaccel.session import accelerate
 
-        from . import clips, generation
+        from . import generation, quality
         from .trace import trace_of
 
         clips.check_format(arguments.output)
@@ -74,7 +72,7 @@ class VideoCommand(Command):
                 clips.save(clips.side_by_side(frames, labels), temporary)
         print(told(report))
         if both:
-            quality = f"{clips.psnr(*frames):.1f} dB PSNR, {clips.ssim(*frames):.3f} SSIM"
+            quality = f"{quality.psnr(*frames):.1f} dB PSNR, {quality.ssim(*frames):.3f} SSIM"
             print(f"  quality     {quality} to the plain clip, measured")
         tell_written(arguments, both)
 

@@ -15,7 +15,7 @@ from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 
-from . import clips, tensors
+from . import quality
 
 PSNR = Metric("psnr", "PSNR dB", "PSNR in dB to the output of the plain pipeline, mean over seeds; 100 if equal", ".1f")
 SSIM = Metric("ssim", "SSIM", "structural similarity to the output of the plain pipeline, mean over seeds")
@@ -58,10 +58,10 @@ class VideoTrial(BaseTrial):
 
     def judge(self, plain: Any, other: Any) -> dict[str, float]:
         reference, output = _tensor(plain), _tensor(other)
-        found = {PSNR.key: min(100.0, tensors.psnr(reference, output))}
+        found = {PSNR.key: min(100.0, quality.tensor_psnr(reference, output))}
         if SSIM in self.metrics and _is_seen(plain):
             pairs = zip(_clips(plain), _clips(other), strict=True)
-            values = [clips.ssim(one, two) for one, two in pairs if min(one[0].size) >= SMALLEST]
+            values = [quality.ssim(one, two) for one, two in pairs if min(one[0].size) >= SMALLEST]
             if values:
                 found[SSIM.key] = sum(values) / len(values)
         return found
@@ -93,4 +93,4 @@ def _tensor(output: Any) -> torch.Tensor:
     """An output as one tensor; pictures in [0, 1]."""
     if isinstance(output, torch.Tensor | np.ndarray):
         return torch.as_tensor(output).float().cpu()
-    return torch.stack([clips.pixels(clip) for clip in _clips(output)])
+    return torch.stack([quality.pixels(clip) for clip in _clips(output)])

@@ -8,11 +8,9 @@ from typing import Any
 
 from mmaccel.cli.arguments import FRAMES, TOKENS, positive, whole
 from mmaccel.cli.command import Command, Prepared, check_example
-from mmaccel.cli.model_arguments import add_methods, add_model, chosen_methods, opened
+from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import check_picture, told
 from mmaccel.files.output import replacing
-
-from .modality import Vlm
 
 
 class VlmCommand(Command):
@@ -28,7 +26,6 @@ class VlmCommand(Command):
     def add_run(self, parser: Any) -> None:
         parser.add_argument("video", type=Path, help="video file, such as .mp4")
         parser.add_argument("question")
-        add_model(parser, Vlm.model)
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help="also answer plainly, and measure the speed-up")
         parser.add_argument("--picture", type=Path, help="also draw which patches were kept, over the frames")

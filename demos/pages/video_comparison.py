@@ -15,7 +15,8 @@ import torch
 
 import mmaccel
 from mmaccel import zoo
-from mmaccel.video import HeterogeneousSteps, clips
+from mmaccel.files import clips
+from mmaccel.video import HeterogeneousSteps, quality
 
 from ..training.wan.train import contact_sheet
 
@@ -45,7 +46,7 @@ def main(output: Path) -> None:
             if session:
                 session.remove()
             reference = reference or clip
-            near = "" if clip is reference else f"   {clips.psnr(reference, clip):.0f} dB to the plain clip"
+            near = "" if clip is reference else f"   {quality.psnr(reference, clip):.0f} dB to the plain clip"
             made.append(clip)
             labels.append(f"{label}   {seconds:.1f} s{near}")
     frames = np.stack([[np.asarray(frame) for frame in clip] for clip in made]) / 255

@@ -51,7 +51,7 @@ class Command(ABC):
 
     @abstractmethod
     def add_run(self, parser: Any) -> None:
-        """Add what `run` takes."""
+        """Add what `run` takes beside the model."""
 
     @abstractmethod
     def run(self, arguments: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ..files.output import beside, check_writable
 from ..modality import modalities
 from ..report import UNMEASURED, Report
+from .model_arguments import add_model
 
 SIDE_BY_SIDE = "also run plainly, and write both side by side into a second file, such as {}"
 
@@ -27,6 +28,7 @@ def add_parser(commands: Any) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_run(kind)
+        add_model(kind, modality.model)
         kind.set_defaults(run=command.run)
 
 

@@ -169,9 +169,8 @@ def _media(clip: list[Image.Image], rate: float) -> str:
     """A picture, or a clip in H.264; without PyAV one that plays by itself."""
     if len(clip) == 1:
         return f'<img alt="" src="{_picture(clip[0])}">'
-    from mmaccel.video import clips
-
     from ..errors import MissingExtraError
+    from ..files import clips
 
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -15,7 +15,7 @@ import torch
 
 import mmaccel
 from mmaccel import registry
-from mmaccel.comparison import race
+from mmaccel.comparison import trial
 from mmaccel.image import examples as image_examples
 from mmaccel.image.method import ImageMethod
 from mmaccel.method import Method
@@ -79,7 +79,7 @@ def stage(request, monkeypatch):
     before = dict(registry._methods)
     case, clock = BUILDERS[request.param](), Clock()
     case.module.register_forward_pre_hook(clock.tick)
-    monkeypatch.setattr(race, "time", clock)
+    monkeypatch.setattr(trial.Workload, "timer", staticmethod(clock.perf_counter))
     yield SimpleNamespace(modality=request.param, case=case, **methods(request.param, case.module, clock))
     registry._methods.clear()
     registry._methods.update(before)

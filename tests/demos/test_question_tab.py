@@ -22,7 +22,7 @@ from mmaccel.demos.app.tabs.code import question_code
 from mmaccel.demos.app.tabs.question_run import conversation
 from mmaccel.demos.app.uploads.reading import read_clip
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, VideoFileError
-from mmaccel.video import clips
+from mmaccel.files import clips
 
 
 class Shown:

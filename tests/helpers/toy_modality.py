@@ -8,7 +8,7 @@ import torch
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.bench.benchmark import Benchmark, Section
 from mmaccel.cli.command import Command
-from mmaccel.cli.model_arguments import add_methods, add_model, chosen_methods, opened
+from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import told
 from mmaccel.comparison.results import row
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown
@@ -94,7 +94,6 @@ class ToyCommand(Command):
 
     def add_run(self, parser):
         self.add_call(parser)
-        add_model(parser, Toy.model)
         add_methods(parser, self.preset)
 
     def add_call(self, parser):

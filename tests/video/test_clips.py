@@ -10,8 +10,9 @@ from PIL import Image
 
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
+from mmaccel.files import clips
 from mmaccel.stepping.layout import Layout
-from mmaccel.video import Trace, clips, comparing, examples, generation
+from mmaccel.video import Trace, comparing, examples, generation, quality
 from mmaccel.video.bench.cases import VideoCase
 
 
@@ -50,11 +51,11 @@ def test_other_names_and_no_frames_are_refused(tmp_path):
 
 
 def test_quality_of_known_differences():
-    assert clips.psnr(clip(), clip()) == 100
+    assert quality.psnr(clip(), clip()) == 100
     expected = -10 * math.log10((51 / 255) ** 2 / 3)  # one channel of three is off by a fifth
-    assert clips.psnr(clip(), clip(shift=51)) == pytest.approx(expected, abs=0.01)
-    assert clips.ssim(clip(), clip()) == pytest.approx(1.0, abs=1e-3)
-    assert clips.ssim(clip(), clip(shift=51)) < 0.99
+    assert quality.psnr(clip(), clip(shift=51)) == pytest.approx(expected, abs=0.01)
+    assert quality.ssim(clip(), clip()) == pytest.approx(1.0, abs=1e-3)
+    assert quality.ssim(clip(), clip(shift=51)) < 0.99
 
 
 def test_side_by_side_has_both():

@@ -18,7 +18,7 @@ from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, Un
 from mmaccel.vlm.input import sampling, video_readers
 
 av = pytest.importorskip("av")
-module = importlib.import_module("mmaccel.vlm.read_video")  # the package shows the function of that name
+module = importlib.import_module("mmaccel.vlm.input.read_video")  # the package shows the function of that name
 BACKENDS = ["av", *(["decord"] if importlib.util.find_spec("decord") else [])]
 WIDTH, HEIGHT = 64, 48
 MILLISECOND = Fraction(1, 1000)

@@ -19,8 +19,9 @@ from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.results import called
 from mmaccel.comparison.runner import Runner
 from mmaccel.comparison.trial import Workload
+from mmaccel.files.clips import Clip
 
-from .. import clips
+from .. import quality
 from . import page
 from .cases import BUDGETS, MODEL, STEPS, MotionPrompt, VideoCase, cases, scenes
 
@@ -46,15 +47,15 @@ class Filming(Workload):
 
     def judge(self, plain: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
         reference, frames = self.frames(plain), self.frames(other)
-        return {"psnr": clips.psnr(reference, frames), "ssim": clips.ssim(reference, frames)}
+        return {"psnr": quality.psnr(reference, frames), "ssim": quality.ssim(reference, frames)}
 
     @torch.no_grad()
-    def frames(self, latents: torch.Tensor) -> clips.Clip:
+    def frames(self, latents: torch.Tensor) -> Clip:
         """The decoded clip."""
         vae = self.target.vae
         mean, spread = (torch.tensor(x).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
         video = vae.decode(latents * spread + mean, return_dict=False)[0]
-        frames: clips.Clip = self.target.video_processor.postprocess_video(video, output_type="pil")[0]
+        frames: Clip = self.target.video_processor.postprocess_video(video, output_type="pil")[0]
         return frames
 
 

@@ -27,7 +27,7 @@ from ..families.adapter import (
     PipelineSession,
     require_steps,
 )
-from ..tensors import psnr
+from ..quality import tensor_psnr
 from .heterogeneous_steps import HeterogeneousSteps
 
 ROUNDS = 4  # measured budgets
@@ -139,7 +139,7 @@ class _Curve:
                 output, seconds = self._run()
             if not self.session.report.engaged:  # the same as plainly, whatever the clock says
                 continue
-            quality = psnr(self.reference, as_tensor(output))
+            quality = tensor_psnr(self.reference, as_tensor(output))
             self.methods.append(candidate)
             self.points.append(point(candidate, self.plain_seconds / seconds, "psnr", "PSNR dB", quality))
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.comparison.difference import marked
-from mmaccel.video import clips
+from mmaccel.files import clips
 
 from ..frame import Frame
 from ..limits import Limits, number

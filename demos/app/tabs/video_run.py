@@ -11,9 +11,10 @@ from typing import Any
 from PIL import Image
 
 from mmaccel.errors import PromptError, SettingError
+from mmaccel.files import clips
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
-from mmaccel.video import clips
+from mmaccel.video import quality
 from mmaccel.video.generation import Filmed, Settings, film
 from mmaccel.video.trace import trace_of
 
@@ -118,7 +119,7 @@ def _quality(plain: Filmed | None, filmed: Filmed) -> tuple[str, str]:
     """The difference to the plain clip: for the report, and in plain words."""
     if plain is None:
         return "", ""
-    psnr, ssim = clips.psnr(plain.frames, filmed.frames), clips.ssim(plain.frames, filmed.frames)
+    psnr, ssim = quality.psnr(plain.frames, filmed.frames), quality.ssim(plain.frames, filmed.frames)
     return f"  quality     {psnr:.1f} dB PSNR, {ssim:.3f} SSIM to the plain clip, measured", _cost(psnr)
 
 

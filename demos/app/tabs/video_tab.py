@@ -10,8 +10,8 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
+from mmaccel.files import clips
 from mmaccel.files.pictures import BAR, GAP
-from mmaccel.video import clips
 from mmaccel.video.generation import Settings
 
 from ..frame import Frame

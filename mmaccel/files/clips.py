@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
-from mmaccel.errors import MissingExtraError, SettingError
-from mmaccel.files import pictures
-from mmaccel.files.pictures import enlarged, sheet
-
-from . import tensors
+from ..errors import MissingExtraError, SettingError
+from . import pictures
+from .pictures import enlarged, sheet
 
 FORMATS = (".mp4", ".gif", ".webp", ".png")
 Clip = Sequence[Image.Image]
@@ -57,27 +54,6 @@ def save(clip: Clip, path: str | Path, rate: float = 8) -> None:
 def side_by_side(clips: Sequence[Clip], labels: Sequence[str]) -> list[Image.Image]:
     """Clips of equal length as one, each with its label above."""
     return [pictures.side_by_side([enlarged(f) for f in frames], labels) for frames in zip(*clips, strict=True)]
-
-
-def pixels(clip: Clip) -> torch.Tensor:
-    """Frames as float32 `[F, 3, H, W]` in [0, 1]."""
-    frames = np.stack([np.asarray(frame.convert("RGB")) for frame in clip])
-    return torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 255
-
-
-def psnr(reference: Clip, clip: Clip) -> float:
-    """Peak signal-to-noise ratio of a clip in dB, from the squared error over all frames; 100 where they are equal."""
-    return min(100.0, tensors.psnr(pixels(reference), pixels(clip)))
-
-
-def ssim(reference: Clip, clip: Clip) -> float:
-    """Structural similarity (Wang and others, 2004), the mean over frames."""
-    try:
-        from torchmetrics.functional.image import structural_similarity_index_measure
-    except ImportError as error:
-        raise MissingExtraError('SSIM needs torchmetrics: pip install "mmaccel[metrics]"') from error
-    found: Any = structural_similarity_index_measure(pixels(clip), pixels(reference), data_range=1.0)
-    return float(found)
 
 
 def _save_mp4(clip: Clip, path: Path, rate: float) -> None:

@@ -1,0 +1,41 @@
+"""How near one output is to another: PSNR and SSIM of tensors and of clips."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmaccel.errors import MissingExtraError
+from mmaccel.files.clips import Clip
+
+
+def pixels(clip: Clip) -> torch.Tensor:
+    """Frames as float32 `[F, 3, H, W]` in [0, 1]."""
+    frames = np.stack([np.asarray(frame.convert("RGB")) for frame in clip])
+    return torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 255
+
+
+def tensor_psnr(reference: torch.Tensor, output: torch.Tensor) -> float:
+    """Peak signal-to-noise ratio in dB; the peak is 1 for pictures, and the range of the reference for latents."""
+    low, high = float(reference.min()), float(reference.max())
+    peak = 1.0 if low >= 0 and high <= 1 else high - low
+    error = float((reference - output).square().mean())
+    return 20 * math.log10(peak) - 10 * math.log10(max(error, 1e-12))
+
+
+def psnr(reference: Clip, clip: Clip) -> float:
+    """Peak signal-to-noise ratio of a clip in dB, from the squared error over all frames; 100 where they are equal."""
+    return min(100.0, tensor_psnr(pixels(reference), pixels(clip)))
+
+
+def ssim(reference: Clip, clip: Clip) -> float:
+    """Structural similarity (Wang and others, 2004), the mean over frames."""
+    try:
+        from torchmetrics.functional.image import structural_similarity_index_measure
+    except ImportError as error:
+        raise MissingExtraError('SSIM needs torchmetrics: pip install "mmaccel[metrics]"') from error
+    found: Any = structural_similarity_index_measure(pixels(clip), pixels(reference), data_range=1.0)
+    return float(found)
