@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -85,8 +86,20 @@ class Trace:
         frames = frames[torch.linspace(0, len(frames) - 1, min(len(frames), MOST_FRAMES)).round().long()]
         figure = Figure(figsize=(10, 4.6), layout="constrained")
         places = figure.add_gridspec(2, len(frames), height_ratios=(3, 2))
-        chart = figure.add_subplot(places[0, :])
+        self._draw_steps(figure.add_subplot(places[0, :]))
         maps = [figure.add_subplot(places[1, i]) for i in range(len(frames))]
+        low, high = int(frames.min()), max(int(frames.max()), int(frames.min()) + 1)
+        for number, (axes, frame) in enumerate(zip(maps, frames, strict=True)):
+            axes.imshow(frame, vmin=low, vmax=high, cmap="magma")
+            axes.set(xticks=[], yticks=[])
+            axes.set_title(f"frame {number}", fontsize=8)
+        scale = cm.ScalarMappable(cmap="magma")
+        scale.set_clim(low, high)
+        figure.colorbar(scale, ax=maps, shrink=0.8, label="steps computed")
+        figure.savefig(path, dpi=110)
+
+    def _draw_steps(self, chart: Any) -> None:
+        """The share of tokens that each step computed, and its noise level."""
         shares = self.shares()
         colours = ["#26547c" if share == 1 else "#e07a5f" for share in shares]
         chart.bar(range(len(shares)), shares, color=colours, width=0.8)
@@ -97,16 +110,6 @@ class Trace:
         levels.plot(range(len(shares)), self.levels[: len(shares)], color="#999999", linewidth=1)
         levels.set(ylabel="noise level", ylim=(0, 1.02))
         levels.spines[["top"]].set_visible(False)
-        low, high = int(frames.min()), max(int(frames.max()), int(frames.min()) + 1)
-        for number, (axes, frame) in enumerate(zip(maps, frames, strict=True)):
-            axes.imshow(frame, vmin=low, vmax=high, cmap="magma")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.set_title(f"frame {number}", fontsize=8)
-        scale = cm.ScalarMappable(cmap="magma")
-        scale.set_clim(low, high)
-        figure.colorbar(scale, ax=maps, shrink=0.8, label="steps computed")
-        figure.savefig(path, dpi=110)
 
 
 def trace_of(session: Session) -> Trace:
