@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.decoding import grouped_ratio
+from mmaccel.decoding import FixedWidth, grouped_ratio
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -16,7 +16,7 @@ from mmaccel.session import Session
 from .decoding.grid_decoder import GridDecoder
 from .decoding.layout import Layout
 from .decoding.task import ImageTask, Progress
-from .decoding.window_decoding import FixedWindow, decode_window
+from .decoding.window_decoding import decode_window
 from .method import ImageMethod
 
 
@@ -92,12 +92,12 @@ class GroupedSpeculative(ImageMethod):
         embeddings = None
         if self.distance is not None:
             embeddings = torch.nn.functional.pad(task.codebook().float(), (0, 0, 0, task.specials))
-        accept = partial(
+        acceptance = partial(
             grouped_ratio,
             group_size=self.group_size,
             delta=self.delta,
             distance=self.distance if self.distance is not None else float("inf"),
             embeddings=embeddings,
         )
-        decoder.tokens = decode_window(decoder, FixedWindow(self.window), accept=accept)
+        decoder.tokens = decode_window(decoder, FixedWidth(self.window), acceptance=acceptance)
         return decoder

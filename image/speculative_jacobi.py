@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.decoding import Budget
+from mmaccel.decoding import Budget, FixedWidth
 from mmaccel.method import is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -16,7 +16,7 @@ from .decoding.coupling import COUPLINGS
 from .decoding.grid_decoder import GridDecoder
 from .decoding.layout import Layout
 from .decoding.task import ImageTask, Progress
-from .decoding.window_decoding import INITS, FixedWindow, decode_window
+from .decoding.window_decoding import INITS, decode_window
 from .method import ImageMethod
 
 WINDOWS = (1, 4, 8, 16, 32, 64)  # SJD saturates near 16, coupled drafts gain up to 32 to 64
@@ -93,12 +93,12 @@ class SpeculativeJacobi(ImageMethod):
     def decode(
         self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
     ) -> GridDecoder:
-        budget: FixedWindow | Budget
+        budget: FixedWidth | Budget
         if self.window == "auto":
             budget = learned_budget(task, session)
             margin = max(WINDOWS)
         else:
-            budget, margin = FixedWindow(int(self.window)), int(self.window)
+            budget, margin = FixedWidth(int(self.window)), int(self.window)
         decoder = GridDecoder(task, generator, progress, margin)
         decoder.tokens = decode_window(decoder, budget, self.coupling, self.init)
         if isinstance(budget, Budget) and budget.cost is not None:

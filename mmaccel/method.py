@@ -42,6 +42,8 @@ class Method(Generic[S]):
         Settings at which the method is bit-identical to the target without it.
     engaging
         Settings at which the contract test expects work to differ from the baseline.
+    learns
+        Whether that shows from the second run of a session on, which profits from what the first one taught.
     """
 
     name: ClassVar[str] = ""
@@ -53,6 +55,7 @@ class Method(Generic[S]):
     repeatable: ClassVar[bool] = True
     neutral: ClassVar[dict[str, Any]] = {}
     engaging: ClassVar[dict[str, Any]] = {}
+    learns: ClassVar[bool] = False
 
     @property
     def exact(self) -> bool:

@@ -32,6 +32,24 @@ def generation_settings(model: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[s
     return config, model_kwargs
 
 
+def own_loop(
+    model: Any, input_ids: torch.Tensor, processors: Any, criteria: Any, config: Any, kwargs: dict[str, Any]
+) -> Any:
+    """The model's own loop of `generate`, greedy or sampling, from within a `custom_generate`."""
+    return model._sample(
+        input_ids, logits_processor=processors, stopping_criteria=criteria, generation_config=config, **kwargs
+    )
+
+
+def kwargs_after(model: Any, kwargs: dict[str, Any], count: int) -> dict[str, Any]:
+    """Arguments of a model within `generate` once the text is `count` tokens longer: mask, positions and kinds."""
+    grown = dict(kwargs)
+    if count:
+        encoded: bool = model.config.is_encoder_decoder
+        grown = model._update_model_kwargs_for_generation({}, grown, is_encoder_decoder=encoded, num_new_tokens=count)
+    return grown
+
+
 # Where `torch.nn.Module.compile` keeps what a call of the module runs instead of its `forward`.
 COMPILED_CALL = "_compiled_call_impl"
 

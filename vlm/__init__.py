@@ -1,7 +1,8 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
-`SparsePrefill`, `SelectKV` and `CompressKV` work on any transformers decoder that runs in SDPA; the methods that leave
-out visual tokens on the vision-language models that have an adapter; `FastVGGT` on encoders of many views.
+`SparsePrefill`, `SelectKV`, `CompressKV` and `SuffixDecoding` work on any transformers decoder that runs in SDPA; the
+methods that leave out visual tokens on the vision-language models that have an adapter; `FastVGGT` on encoders of many
+views.
 
 Example
 -------
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .decoder.compress_kv import CompressKV
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
+    from .decoder.suffix_decoding import SuffixDecoding
     from .input.read_video import VideoFrames, read_video
     from .pruning.dycoke import DyCoke
     from .pruning.early_tom import EarlyTom
@@ -56,6 +58,7 @@ __all__ = [
     "SparsePrefill",
     "StreamStats",
     "StreamingCompression",
+    "SuffixDecoding",
     "VidCom2",
     "VideoFrames",
     "VideoStream",

@@ -64,6 +64,10 @@ ADVICE = {
         "Frames that come one by one, in a VideoStream with bounded memory.",
         "It knows no later frame, and can keep what a look at the whole clip would have dropped.",
     ),
+    "vlm.SuffixDecoding": Advice(
+        "Answers that repeat the prompt or an earlier answer: rewriting, reading of documents, code.",
+        "Nothing in quality; a little time where nothing repeats, as in a short answer.",
+    ),
     "vlm.VidCom2": Advice(
         "Models whose tower gives no attention, or runs compiled.",
         "It goes by what is unusual, and that need not be what is asked for.",

@@ -1,4 +1,4 @@
-"""Couplings: how the drafts of the next pass are drawn from what this pass computed.
+"""Couplings: which drafts of a window are kept, and how those of the next pass are drawn from what this pass computed.
 
 All of them leave every draft distributed as the newest `p` given the tokens before it, which is what makes
 the window decoder lossless; they differ in how often a draft survives, and so in speed.
@@ -6,13 +6,18 @@ the window decoder lossless; they differ in how often a draft survives, and so i
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
 
-from mmaccel.decoding import residual, sample
+from mmaccel.decoding import sample
+from mmaccel.kernels import accept_length, residual_sample
 
 COUPLINGS = ("independent", "maximal", "gumbel", "gumbel_exact")
+
+# Probability of keeping each draft, from `(p, q, drafts)`, where a lossy method brings its own
+Acceptance = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GumbelNoise:
@@ -45,61 +50,92 @@ class GumbelNoise:
         return stacked.gather(1, index)
 
 
-def couple(
-    coupling: str,
-    p: torch.Tensor,
-    q: torch.Tensor,
-    drafts: torch.Tensor,
-    passed: torch.Tensor,
-    generator: torch.Generator | None,
-    noise: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose a token for every position of a window, and say how many of them are final.
+class Coupling:
+    """How the drafts of a window are judged and redrawn.
 
     Parameters
     ----------
-    coupling
+    name
         One of `COUPLINGS`.
-    p
-        `[R, W, V]`, what the model says of each position.
-    q
-        `[R, W - 1, V]`, what the drafts were drawn from.
-    drafts
-        `[R, W - 1]`.
-    passed
-        Bool `[R, W - 1]`, the outcome of the acceptance test of each draft.
-    noise
-        Gumbel noise `[R, W, V]` of the positions, for the two Gumbel couplings.
-
-    Returns
-    -------
-    tokens
-        `[R, W]`; the first `kept` drafts, then the replacement of the first that failed, then new drafts
-        with distribution `p`.
-    kept
-        `[R]`, drafts accepted in a row from the start; `kept + 1` tokens are final.
+    generator
+        Source of all randomness but the Gumbel noise.
+    acceptance
+        Of a lossy method; by default drafts are judged by the token ratio (Leviathan et al., 2023).
     """
-    if coupling == "gumbel_exact":
-        tokens = (p.log() + _needed(noise)).argmax(-1)
-        passed = tokens[:, :-1] == drafts
-        return tokens, passed.int().cumprod(-1).sum(-1)
-    kept = passed.int().cumprod(-1).sum(-1)
-    if coupling == "maximal":
-        # The same accept-or-replace step at every position, also behind the first failure.
-        replaced = torch.where(passed, drafts, sample(residual(p[:, :-1], q), generator))
-        return torch.cat([replaced, sample(p[:, -1:], generator)], 1), kept
-    fresh = (p.log() + _needed(noise)).argmax(-1) if coupling == "gumbel" else sample(p, generator)
-    width = p.shape[1]
-    order = torch.arange(width, device=p.device)
-    tokens = torch.where(order < kept[:, None], torch.nn.functional.pad(drafts, (0, 1)), fresh)
-    # The final token is never the fresh one: it is the residual of the failed draft, or the bonus.
-    row = torch.arange(p.shape[0], device=p.device)
-    q_padded = torch.nn.functional.pad(q, (0, 0, 0, 1))  # nothing was drafted for the bonus position
-    last = sample(residual(p[row, kept], q_padded[row, kept]), generator)
-    return tokens.scatter(1, kept[:, None], last[:, None]), kept
+
+    def __init__(self, name: str, generator: torch.Generator | None, acceptance: Acceptance | None = None) -> None:
+        self.name, self.generator, self.acceptance = name, generator, acceptance
+        device = None if generator is None else generator.device
+        # seeds of kernels are drawn on the host, so that no pass waits for the device
+        self._seeds = random.Random(int(torch.randint(2**62, (), generator=generator, device=device)))
+
+    def __call__(
+        self, p: torch.Tensor, q: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose a token for every position of a window, and say how many of them are final.
+
+        Parameters
+        ----------
+        p
+            `[R, W, V]`, what the model says of each position.
+        q
+            `[R, W, V]`, what the drafts were drawn from; the last row, where nothing is drafted, is 0.
+        drafts
+            `[R, W - 1]`.
+        noise
+            Gumbel noise `[R, W, V]` of the positions, for the two Gumbel couplings.
+
+        Returns
+        -------
+        tokens
+            `[R, W]`; the first `kept` drafts, then the replacement of the first that failed, then new drafts
+            with distribution `p`.
+        kept
+            `[R]`, drafts accepted in a row from the start; `kept + 1` tokens are final.
+        """
+        if self.name.startswith("gumbel") and noise is None:
+            raise ValueError("the Gumbel couplings need noise")
+        if self.name == "gumbel_exact":
+            tokens = (p.log() + noise).argmax(-1)
+            return tokens, _leading(tokens[:, :-1] == drafts)
+        if p.shape[1] == 1:  # plain decoding
+            return self._fresh(p, noise), torch.zeros(len(p), dtype=torch.long, device=p.device)
+        if self.name == "maximal":
+            return self._accept_or_replace(p, q, drafts)
+        kept = accept_length(p, q[:, :-1], drafts, self._uniform(drafts)).long()
+        order = torch.arange(p.shape[1], device=p.device)
+        tokens = torch.where(order < kept[:, None], torch.nn.functional.pad(drafts, (0, 1)), self._fresh(p, noise))
+        # the final token is never a fresh one: it is drawn from the residual of the failed draft, or is the bonus
+        last = residual_sample(p, q[:, :-1], kept, self._seed())
+        return tokens.scatter(1, kept[:, None], last[:, None]), kept
+
+    def _accept_or_replace(
+        self, p: torch.Tensor, q: torch.Tensor, drafts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same step at every position, also behind the first failure: each is a row of its own to the kernels."""
+        places = drafts.shape[1] + 1
+        each_p, each_q = p.reshape(-1, 1, p.shape[2]), q.reshape(-1, 1, q.shape[2])
+        if self.acceptance is None:
+            padded = torch.nn.functional.pad(drafts, (0, 1))
+            passed = accept_length(each_p, each_q, padded.view(-1, 1), self._uniform(padded).view(-1, 1)) > 0
+            passed = passed.view(-1, places)[:, :-1]
+        else:
+            passed = self._uniform(drafts) < self.acceptance(p[:, :-1], q[:, :-1], drafts)
+        first = torch.zeros(len(each_p), dtype=torch.long, device=p.device)
+        replaced = residual_sample(each_p, each_q, first, self._seed()).view(-1, places)
+        tokens = torch.cat([torch.where(passed, drafts, replaced[:, :-1]), replaced[:, -1:]], 1)
+        return tokens, _leading(passed)
+
+    def _fresh(self, p: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        return sample(p, self.generator) if noise is None else (p.log() + noise).argmax(-1)
+
+    def _uniform(self, drafts: torch.Tensor) -> torch.Tensor:
+        return torch.rand(drafts.shape, generator=self.generator, device=drafts.device)
+
+    def _seed(self) -> int:
+        return self._seeds.getrandbits(63)
 
 
-def _needed(noise: torch.Tensor | None) -> torch.Tensor:
-    if noise is None:
-        raise ValueError("the Gumbel couplings need noise")
-    return noise
+def _leading(passed: torch.Tensor) -> torch.Tensor:
+    """How many are true from the start of each row."""
+    return passed.int().cumprod(-1).sum(-1)

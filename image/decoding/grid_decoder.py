@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 
-from mmaccel.decoding import Stats, VerifyCost, one_hot, sample
+from mmaccel.decoding import Stats, one_hot, sample
 
 from .task import ImageTask, Progress
 
@@ -75,7 +74,6 @@ class GridDecoder:
         -------
         `[batch, W, V]`: what the model says of position `index + 1`.
         """
-        began = time.perf_counter()
         branches, prompt = self.task.branches, self.task.prompt_length
         uniform = visible is None and self._place(index, prompt + reach)
         mask = None
@@ -86,9 +84,7 @@ class GridDecoder:
             self.cache.place((prompt + index).repeat(branches, 1), prompt + reach)
         hidden = self.task.run(embeddings, mask, index.repeat(branches, 1), self.cache)
         self.cache.append()
-        result = self.distribution(hidden, index + 1, beyond=reach >= self.length)
-        self.stats.seconds["verify"] += time.perf_counter() - began
-        return result
+        return self.distribution(hidden, index + 1, beyond=reach >= self.length)
 
     def distribution(self, hidden: torch.Tensor, target: torch.Tensor, beyond: bool = False) -> torch.Tensor:
         """Guided, tempered and truncated probabilities `[batch, W, V]` for positions `target [batch, W]`.
@@ -148,19 +144,6 @@ class GridDecoder:
         """Tell the caller's progress function."""
         if self.progress is not None:
             self.progress(min(done, self.length), self.length)
-
-    def measure_cost(self, buckets: tuple[int, ...]) -> VerifyCost:
-        """Time forwards of several widths half-way through the picture, as the average pass is."""
-        self.prefill()
-        middle = self.length // 2
-
-        def forward(width: int) -> None:
-            index = torch.arange(middle, middle + width, device=self.device).expand(self.batch, -1)
-            self.forward(torch.zeros_like(index), index, middle + width)
-
-        cost = VerifyCost.measure(forward, buckets)
-        self.stats = Stats()
-        return cost
 
 
 def _mask_dtype(model: Any) -> torch.dtype | None:

@@ -3,19 +3,23 @@
 Line `r + 1` may write column `j` once line `r` has `window` tokens from column `j` on (ZipAR, He et al.,
 2024). Tokens keep their raster positions and see only what is really written. With drafts, every line also
 verifies a short window of its own (Parallel Jacobi Decoding), and drafts are seen by their own line alone.
+
+Its loop is its own, because a pass feeds many lines of one picture, each with another number of final tokens and drafts
+and a mask over scattered positions; how drafts are judged and redrawn, and the statistics, are those of the windows.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
 
-from mmaccel.decoding import one_hot, ratio, sample
+from mmaccel.decoding import one_hot, sample
 
-from .coupling import couple
+from .coupling import Coupling
 from .grid_decoder import GridDecoder
 from .layout import Line
 
@@ -76,6 +80,7 @@ class RowDecoder:
     def __init__(self, decoder: GridDecoder, window: int, draft_window: int = 1) -> None:
         self.decoder, self.window, self.draft_window = decoder, window, draft_window
         self.forced = decoder.task.layout.forced
+        self.choose = Coupling("maximal", decoder.generator)
         self.states = [[LineState(line) for line in decoder.task.layout.lines] for _ in range(decoder.batch)]
         self.valid = torch.zeros(decoder.batch, decoder.length + 2, dtype=torch.bool, device=decoder.device)
 
@@ -156,7 +161,7 @@ class RowDecoder:
 
     def _forward(self, jobs: list[Job]) -> list[torch.Tensor]:
         """One pass; for each job, `p [1 + drafts, V]` after its last final token and its drafts."""
-        decoder = self.decoder
+        decoder, began = self.decoder, time.perf_counter()
         rows: list[list[Job]] = [[job for job in jobs if job.row == row] for row in range(decoder.batch)]
         width = max(sum(len(job.positions) for job in row) for row in rows)
         scratch = max(job.positions[-1] for job in jobs) + 1  # for pictures with fewer tokens to feed
@@ -171,6 +176,7 @@ class RowDecoder:
         self.valid.scatter_(1, index, self.valid.gather(1, index) | ~draft)
         self.valid[:, scratch:] = False
         p = decoder.forward(tokens, index, scratch + 1, self._visible(index, owner, draft, scratch + 1))
+        decoder.stats.seconds["verify"] += time.perf_counter() - began
         return [
             p[row, end - len(job.drafts) - 1 : end]
             for row, row_jobs in enumerate(rows)
@@ -241,8 +247,6 @@ class RowDecoder:
             q.append(torch.cat([own, certain[count : width - 1]]))
             tokens = self.tokens[job.row, job.drafts] if count else self.tokens[0, :0]
             drafts.append(torch.nn.functional.pad(tokens, (0, width - 1 - count)))
-        old, guessed = torch.stack(q), torch.stack(drafts)
-        chance = ratio(p[:, :-1], old, guessed)
-        passed = torch.rand(chance.shape, generator=decoder.generator, device=decoder.device) < chance
-        chosen, kept = couple("maximal", p, old, guessed, passed, decoder.generator)
+        nothing = torch.zeros(len(q), 1, decoder.vocabulary, device=decoder.device)
+        chosen, kept = self.choose(p, torch.cat([torch.stack(q), nothing], 1), torch.stack(drafts))
         return chosen, kept.tolist()

@@ -1,27 +1,24 @@
 """The lossless window decoder: verify a window of drafts in one forward, keep what agrees, redraft the rest.
 
-Speculative Jacobi Decoding (Teng et al., 2024) with the couplings of SCD and SJD-PAC. One pass over
-`[last token, drafts]` gives the distribution of every drafted position; drafts are accepted from the left by
-the token ratio, the first failure is redrawn from the residual, and all later positions are redrafted.
+Speculative Jacobi Decoding (Teng et al., 2024) with the couplings of SCD and SJD-PAC, as drafter and target of the
+shared loop. One pass over `[last token, drafts]` gives the distribution of every drafted position; drafts are accepted
+from the left by the token ratio, the first failure is redrawn from the residual, and all later positions are redrafted.
 """
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import torch
 
-from mmaccel.decoding import Budget, Stats, one_hot, ratio
+from mmaccel.decoding import Stats, Width, draft_and_verify, one_hot
 
-from .coupling import GumbelNoise, couple
+from .coupling import Acceptance, Coupling, GumbelNoise
 
 INITS = ("uniform", "repeat_left")
-
-Accept = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Decoder(Protocol):
@@ -48,25 +45,47 @@ class Decoder(Protocol):
     def count(self, done: int) -> None: ...
 
 
-class FixedWindow:
-    """Always the same width."""
+@dataclass(frozen=True, eq=False)
+class WindowDraft:
+    """Drafts of all rows.
 
-    def __init__(self, window: int) -> None:
-        self.window = window
+    Attributes
+    ----------
+    positions
+        `[R, W]`, of the last final token and of the drafts.
+    tokens
+        `[R, W]`, what stands there.
+    q
+        `[R, W, V]`, what the draft behind each position was drawn from; 0 behind the last one.
+    """
 
-    def width(self) -> int:
-        return self.window
+    positions: torch.Tensor
+    tokens: torch.Tensor
+    q: torch.Tensor
 
-    def observe(self, width: int, emitted: list[int], seconds: float) -> None:
-        pass
+    @property
+    def size(self) -> int:
+        return self.tokens.shape[1] - 1
+
+    depth = size
+
+
+@dataclass(frozen=True, eq=False)
+class WindowVerdict:
+    """Tokens `[R, W]` of the positions behind `positions`, what they were drawn from, and drafts kept by each row."""
+
+    positions: torch.Tensor
+    tokens: torch.Tensor
+    p: torch.Tensor
+    kept: torch.Tensor
 
 
 def decode_window(
     decoder: Decoder,
-    budget: FixedWindow | Budget,
+    width: Width,
     coupling: str = "maximal",
     init: str = "uniform",
-    accept: Accept = ratio,
+    acceptance: Acceptance | None = None,
 ) -> torch.Tensor:
     """Decode one picture per row; local token ids `[batch, length]`.
 
@@ -74,57 +93,109 @@ def decode_window(
     ----------
     decoder
         The model behind :class:`Decoder`.
-    budget
-        Says how wide the next window is; it is shown only lengths of committed runs and their seconds, never
-        drafts that are still open, or its choices would be correlated with them and bias the distribution.
+    width
+        Says how wide the next window is.
     coupling, init
         See :class:`SpeculativeJacobi`.
-    accept
-        Probability of keeping each draft, from `(p, q, drafts)`; the token ratio unless a lossy method
-        brings its own.
+    acceptance
+        Of a lossy method, see :class:`Coupling`.
     """
-    generator, noise = _sources(decoder, coupling)
-    clock = _clock(decoder.device)
-    tokens = decoder.first(_first_choice(coupling, noise))
-    done = [1] * decoder.batch  # final tokens of each row
-    q = torch.zeros(decoder.batch, 0, decoder.vocabulary, device=decoder.device)
-    while min(done) < decoder.length:
-        began, started = time.perf_counter(), clock()
-        width = min(budget.width(), decoder.length - min(done))
-        q = _open(decoder, tokens, done, q, width, init, generator)
-        start = torch.tensor(done, device=decoder.device)[:, None]
-        index = start - 1 + torch.arange(width, device=decoder.device)
-        window = tokens.gather(1, index)
-        drafted = time.perf_counter()
-        p = decoder.forward(window, index, max(done) - 1 + width)
-        verified = time.perf_counter()
-        drafts = window[:, 1:]
-        chance = accept(p[:, :-1], q, drafts)
-        passed = torch.rand(chance.shape, generator=generator, device=decoder.device) < chance
-        rows = noise.at(index + 1, min(done), max(done) - 1 + width) if noise is not None else None
-        chosen, kept = couple(coupling, p, q, drafts, passed, generator, rows)
-        tokens.scatter_(1, index + 1, chosen)
-        runs = kept.tolist()  # the only wait for the device in a pass
-        open_rows = [run for run, n in zip(runs, done, strict=True) if n < decoder.length]
-        decoder.stats.observe(open_rows, width - 1)
-        advance = [min(run + 1, decoder.length - n) for run, n in zip(runs, done, strict=True)]
-        done = [n + step for n, step in zip(done, advance, strict=True)]
-        q = _shift(p, advance)
-        budget.observe(width, [run + 1 for run in open_rows], clock() - started)
-        decoder.extra_bytes = max(decoder.extra_bytes, 3 * p.numel() * p.element_size())
-        decoder.count(min(done))
-        seconds = decoder.stats.seconds
-        seconds["draft"] += drafted - began
-        seconds["other"] += time.perf_counter() - verified
-    return tokens[:, : decoder.length]
+    window = Window(decoder, coupling, init, acceptance)
+    draft_and_verify(window, window, window, width, decoder.stats)
+    return window.tokens[:, : decoder.length]
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
-    """Seconds of this thread on a processor, so that what else the machine does is no cost of a pass.
+class Window:
+    """The open positions of all rows: drafter, target and rule in one, because unverified drafts live on in it.
 
-    A thread that waits for an accelerator uses none, and Windows counts them in steps longer than a pass.
+    Attributes
+    ----------
+    tokens
+        `[batch, length + margin]`, final tokens and behind them drafts.
+    done
+        Final tokens of each row.
     """
-    return time.thread_time if device.type == "cpu" and sys.platform != "win32" else time.perf_counter
+
+    def __init__(self, decoder: Decoder, coupling: str, init: str, acceptance: Acceptance | None) -> None:
+        self.decoder, self.device, self.init = decoder, decoder.device, init
+        self.generator, self.noise = _sources(decoder, coupling)
+        self.tokens = decoder.first(_first_choice(coupling, self.noise))
+        self.choose = Coupling(coupling, self.generator, acceptance)
+        self.done = [1] * decoder.batch
+        self._p = torch.zeros(decoder.batch, 1, decoder.vocabulary, device=decoder.device)  # of the last pass
+        self._advance = [1] * decoder.batch  # tokens that it made final
+
+    @property
+    def room(self) -> int:
+        return self.decoder.length - min(self.done)
+
+    def propose(self, most: int) -> WindowDraft:
+        """Drafts for the next `most` positions; those that no pass has seen are guessed."""
+        start = torch.tensor(self.done, device=self.device)[:, None]
+        positions = start - 1 + torch.arange(most + 1, device=self.device)
+        q = self._carried(positions[:, 1:])
+        return WindowDraft(positions, self.tokens.gather(1, positions), q)
+
+    def _carried(self, positions: torch.Tensor) -> torch.Tensor:
+        """`q` of the drafts: what the last pass said where it looked, and that of a first guess elsewhere."""
+        seen, count = self._p.shape[1], positions.shape[1]
+        if count == 0:
+            return torch.zeros_like(self._p[:, :1])
+        source = torch.arange(count + 1, device=self.device) + torch.tensor(self._advance, device=self.device)[:, None]
+        index = source.clamp_max(seen - 1)[..., None].expand(-1, -1, self._p.shape[2])
+        q = self._p.gather(1, index)
+        if count + max(self._advance) > seen:
+            self._guess(positions, source[:, :-1] >= seen, q)
+        q[:, -1] = 0
+        return q
+
+    def _guess(self, positions: torch.Tensor, empty: torch.Tensor, q: torch.Tensor) -> None:
+        """Write first guesses to the empty positions, and into `q` what they are drawn from."""
+        decoder = self.decoder
+        guesses, start = self._initial(positions, empty)
+        forced = decoder.forced[positions]
+        certain = one_hot(forced.clamp_min(0), decoder.vocabulary)
+        guesses = torch.where(forced >= 0, forced, guesses)
+        start = torch.where((forced >= 0)[..., None], certain, start)
+        self.tokens.scatter_(1, positions, torch.where(empty, guesses, self.tokens.gather(1, positions)))
+        q[:, :-1] = torch.where(empty[..., None], start, q[:, :-1])
+
+    def _initial(self, positions: torch.Tensor, empty: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        decoder = self.decoder
+        if self.init == "uniform":
+            guesses = torch.randint(decoder.codes, positions.shape, generator=self.generator, device=self.device)
+            uniform = torch.zeros(decoder.vocabulary, device=self.device)
+            uniform[: decoder.codes] = 1 / decoder.codes
+            return guesses, uniform.expand(*positions.shape, -1)
+        # the newest token left of the gap, again and again
+        filled = (~empty).sum(-1, keepdim=True)
+        left = self.tokens.gather(1, positions[:, :1] - 1 + filled)
+        left = torch.where(left < decoder.codes, left, 0).expand_as(positions)
+        return left, one_hot(left, decoder.vocabulary)
+
+    def forward(self, draft: WindowDraft) -> torch.Tensor:
+        return self.decoder.forward(draft.tokens, draft.positions, max(self.done) + draft.size)
+
+    def judge(self, output: torch.Tensor, draft: WindowDraft) -> WindowVerdict:
+        positions, noise = draft.positions + 1, None
+        if self.noise is not None:
+            noise = self.noise.at(positions, min(self.done), max(self.done) + draft.size)
+        tokens, kept = self.choose(output, draft.q, draft.tokens[:, 1:], noise)
+        return WindowVerdict(positions, tokens, output, kept)
+
+    def commit(self, verdict: WindowVerdict) -> list[int]:
+        """Write all tokens; slots of the cache are written again as long as their positions are open."""
+        self.tokens.scatter_(1, verdict.positions, verdict.tokens)
+        runs, length = verdict.kept.tolist(), self.decoder.length  # the only wait for the device in a pass
+        accepted = [run for run, done in zip(runs, self.done, strict=True) if done < length]
+        self._advance = [min(run + 1, length - done) for run, done in zip(runs, self.done, strict=True)]
+        self.done = [done + step for done, step in zip(self.done, self._advance, strict=True)]
+        return accepted
+
+    def observe(self, verdict: WindowVerdict) -> None:
+        self._p, decoder = verdict.p, self.decoder
+        decoder.extra_bytes = max(decoder.extra_bytes, 3 * verdict.p.numel() * verdict.p.element_size())
+        decoder.count(min(self.done))
 
 
 def _sources(decoder: Decoder, coupling: str) -> tuple[torch.Generator | None, GumbelNoise | None]:
@@ -152,58 +223,3 @@ def _first_choice(coupling: str, noise: GumbelNoise | None) -> Callable[[torch.T
         return (p.log() + noise.at(position, 0, 0)[:, 0]).argmax(-1)
 
     return choose
-
-
-def _shift(p: torch.Tensor, advance: list[int]) -> torch.Tensor:
-    """`p` of the positions that stay open become their `q`; zero rows mark positions without a draft yet."""
-    steps = torch.tensor(advance, device=p.device)[:, None]
-    source = torch.arange(p.shape[1], device=p.device) + steps
-    kept = p.gather(1, source.clamp_max(p.shape[1] - 1)[..., None].expand(-1, -1, p.shape[2]))
-    return kept * (source < p.shape[1])[..., None]
-
-
-def _open(
-    decoder: Decoder,
-    tokens: torch.Tensor,
-    done: list[int],
-    q: torch.Tensor,
-    width: int,
-    init: str,
-    generator: torch.Generator | None,
-) -> torch.Tensor:
-    """Bring `q` to `width - 1` drafts per row, drawing those that are missing into `tokens`."""
-    missing = width - 1 - q.shape[1]
-    q = torch.nn.functional.pad(q, (0, 0, 0, missing)) if missing > 0 else q[:, : width - 1]
-    if width == 1:
-        return q
-    position = torch.tensor(done, device=decoder.device)[:, None] + torch.arange(width - 1, device=decoder.device)
-    empty = q.sum(-1) == 0
-    old = tokens.gather(1, position)
-    drafts, start = _initial(decoder, tokens, position, empty, init, generator)
-    forced = decoder.forced[position]
-    certain = one_hot(forced.clamp_min(0), decoder.vocabulary)
-    drafts = torch.where(forced >= 0, forced, drafts)
-    start = torch.where((forced >= 0)[..., None], certain, start)
-    tokens.scatter_(1, position, torch.where(empty, drafts, old))
-    return torch.where(empty[..., None], start, q)
-
-
-def _initial(
-    decoder: Decoder,
-    tokens: torch.Tensor,
-    position: torch.Tensor,
-    empty: torch.Tensor,
-    init: str,
-    generator: torch.Generator | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts for positions that no pass has seen, and what they are drawn from."""
-    if init == "uniform":
-        drafts = torch.randint(decoder.codes, position.shape, generator=generator, device=decoder.device)
-        uniform = torch.zeros(decoder.vocabulary, device=decoder.device)
-        uniform[: decoder.codes] = 1 / decoder.codes
-        return drafts, uniform.expand(*position.shape, -1)
-    # The newest token left of the gap, again and again.
-    filled = (~empty).sum(-1, keepdim=True)
-    left = tokens.gather(1, position[:, :1] - 1 + filled)
-    left = torch.where(left < decoder.codes, left, 0).expand_as(position)
-    return left, one_hot(left, decoder.vocabulary)

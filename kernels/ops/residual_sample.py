@@ -26,7 +26,8 @@ def residual_sample(p: torch.Tensor, q: torch.Tensor, n: torch.Tensor, seed: int
     Parameters
     ----------
     p : float `[B, K + 1, V]`
-        Probabilities of the model at each place, the one after the last draft included.
+        Probabilities of the model at each place, the one after the last draft included; `K` places where no row
+        keeps all drafts.
     q : float `[B, K, V]`
         Probabilities that the drafts were drawn from.
     n : int32 or int64 `[B]`
@@ -51,12 +52,11 @@ def residual_sample(p: torch.Tensor, q: torch.Tensor, n: torch.Tensor, seed: int
     [1]
     """
     _check_distributions(p, q)
-    require(p.shape[1] == q.shape[1] + 1, "p", f"of {q.shape[1] + 1} places, one more than q", p)
     check_indices("n", n, q.device, 1)
     require(n.shape[0] == q.shape[0], "n", f"[{q.shape[0]}]", n)
     require(0 <= seed < 2**63, "seed", "between 0 and 2**63 - 1", seed)
     if q.device.type == "cpu" and n.numel():
         low, high = (int(x) for x in n.aminmax())
-        require(low >= 0 and high <= q.shape[1], "n", f"between 0 and {q.shape[1]}", n)
+        require(low >= 0 and high < p.shape[1], "n", f"between 0 and {p.shape[1] - 1}", n)
     result: torch.Tensor = _op(p, q, n, seed)
     return result

@@ -1,59 +1,32 @@
-"""Draft and verify: the drafts, acceptance rules, statistics and budget that all decoders share."""
+"""Draft and verify: one loop for image tokens, recognisers and language models, and what it is made of."""
 
 from __future__ import annotations
 
-from .accept import RULES, Verdict, accept
-from .budget import Budget, VerifyCost
-from .draft import Draft, SparseDistribution
-from .probability import gumbel, normalize, one_hot, ratio, residual, sample
-from .rules import (
-    Block,
-    ChainJudgement,
-    ChainRule,
-    Grouped,
-    OneHot,
-    Rule,
-    TokenRatio,
-    TreeJudgement,
-    TreeRule,
-    WithoutReplacement,
-    block,
-    grouped_ratio,
-    one_hot_tree,
-    token_ratio,
-    without_replacement,
-)
-from .stats import Stats, block_efficiency
+from .budget import Budget
+from .grouped import grouped_ratio
+from .loop import Drafter, FixedWidth, Rule, Target, Width, draft_and_verify
+from .matching import Draft, Verdict, match
+from .probability import gumbel, one_hot, sample
+from .stats import Stats
+from .suffix_index import SuffixIndex
+from .verify_cost import VerifyCost
 
 __all__ = [
-    "RULES",
-    "Block",
     "Budget",
-    "ChainJudgement",
-    "ChainRule",
     "Draft",
-    "Grouped",
-    "OneHot",
+    "Drafter",
+    "FixedWidth",
     "Rule",
-    "SparseDistribution",
     "Stats",
-    "TokenRatio",
-    "TreeJudgement",
-    "TreeRule",
+    "SuffixIndex",
+    "Target",
     "Verdict",
     "VerifyCost",
-    "WithoutReplacement",
-    "accept",
-    "block",
-    "block_efficiency",
+    "Width",
+    "draft_and_verify",
     "grouped_ratio",
     "gumbel",
-    "normalize",
+    "match",
     "one_hot",
-    "one_hot_tree",
-    "ratio",
-    "residual",
     "sample",
-    "token_ratio",
-    "without_replacement",
 ]

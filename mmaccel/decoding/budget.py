@@ -2,112 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import log2
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean
 
-from mmaccel.machine import synchronize
+from .verify_cost import VerifyCost
 
-BUCKETS = (1, 4, 8, 16, 32, 64)
-
-
-def _monotone(values: Sequence[float]) -> tuple[float, ...]:
-    """Least-squares non-decreasing fit (pool adjacent violators): a wider pass is never really faster."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (high, n), (low, m) = pools[-2:]
-            pools[-2:] = [((high * n + low * m) / (n + m), n + m)]
-    return tuple(value for value, count in pools for _ in range(count))
-
-
-@dataclass(frozen=True)
-class VerifyCost:
-    """Measured seconds r(n) of an n-token forward.
-
-    Attributes
-    ----------
-    buckets
-        Token counts, strictly ascending, at least 1.
-    times
-        Seconds at each bucket, positive; repaired to be non-decreasing.
-
-    Raises
-    ------
-    ValueError
-        If the two do not match, or a value is out of range.
-
-    Examples
-    --------
-    >>> VerifyCost((1, 4), (0.010, 0.016)).seconds(2)
-    0.012
-    """
-
-    buckets: tuple[int, ...]
-    times: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.buckets or len(self.buckets) != len(self.times):
-            raise ValueError(f"need one time per bucket, got buckets={self.buckets}, times={self.times}")
-        if self.buckets[0] < 1 or any(a >= b for a, b in zip(self.buckets, self.buckets[1:], strict=False)):
-            raise ValueError(f"buckets must ascend strictly from at least 1, got {self.buckets}")
-        if any(not 0.0 < t < float("inf") for t in self.times):
-            raise ValueError(f"times must be positive and finite, got {self.times}")
-        object.__setattr__(self, "buckets", tuple(int(n) for n in self.buckets))
-        object.__setattr__(self, "times", _monotone(self.times))
-
-    def seconds(self, n: int) -> float:
-        """Return r(n): linear between buckets, on the last slope above, constant below the first one."""
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
-        sizes, times = self.buckets, self.times
-        if len(sizes) == 1 or n <= sizes[0]:
-            return times[0]
-        right = next((i for i in range(1, len(sizes)) if n <= sizes[i]), len(sizes) - 1)
-        slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
-        return times[right - 1] + slope * (n - sizes[right - 1])
-
-    @classmethod
-    def measure(
-        cls,
-        forward: Callable[[int], object],
-        buckets: Sequence[int] = BUCKETS,
-        repeats: int = 3,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> VerifyCost:
-        """Time `forward(n)` at each bucket: one warm-up call, then the median of `repeats` calls.
-
-        CUDA is synchronised around each call. `clock` returns seconds.
-        """
-        if repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {repeats}")
-        times = []
-        for n in buckets:
-            forward(n)
-            runs = []
-            for _ in range(repeats):
-                synchronize()
-                start = clock()
-                forward(n)
-                synchronize()
-                runs.append(clock() - start)
-            times.append(max(median(runs), 1e-9))  # a coarse clock may read 0
-        return cls(tuple(buckets), tuple(times))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {"buckets": list(self.buckets), "times": list(self.times)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> VerifyCost:
-        """Rebuild what `to_dict` returned."""
-        return cls(tuple(data["buckets"]), tuple(data["times"]))
+WIDTHS = (1, 4, 8, 16, 32, 64)
 
 
 class Budget:
@@ -175,7 +77,7 @@ class Budget:
 
     def __init__(
         self,
-        candidates: Sequence[int] = BUCKETS,
+        candidates: Sequence[int] = WIDTHS,
         start: int = 8,
         history: int = 32,
         *,

@@ -16,28 +16,6 @@ from torch import Tensor
 _SMALLEST_EXPONENTIAL = 2.0**-24
 
 
-def normalize(weights: Tensor) -> Tensor:
-    """Scale non-negative weights to sum to one over the last axis.
-
-    Parameters
-    ----------
-    weights
-        `[..., V]`, at least 0.
-
-    Returns
-    -------
-    `[..., V]` float32; a row without any mass stays all zero.
-
-    Examples
-    --------
-    >>> normalize(torch.tensor([1.0, 3.0])).tolist()
-    [0.25, 0.75]
-    """
-    weights = weights.float()
-    total = weights.sum(-1, keepdim=True)
-    return weights / torch.where(total > 0, total, torch.ones_like(total))
-
-
 def sample(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw one token per row by an exponential race, argmax(p / Exp(1)).
 
@@ -73,57 +51,10 @@ def at(values: Tensor, tokens: Tensor) -> Tensor:
     return values.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def ratio(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
-    """Acceptance probability min(1, p(d) / q(d)) of speculative sampling (Leviathan et al., 2023).
-
-    Parameters
-    ----------
-    p, q
-        `[..., V]` target and draft distributions.
-    tokens
-        `[...]` the drafted tokens d.
-
-    Returns
-    -------
-    `[...]` float32 in [0, 1]; 0 where q(d) = 0, because no such draft can have been drawn.
-
-    Examples
-    --------
-    >>> ratio(torch.tensor([0.25, 0.75]), torch.tensor([0.5, 0.5]), torch.tensor(0)).item()
-    0.5
-    """
-    return bounded_quotient(at(p.float(), tokens), at(q.float(), tokens))
-
-
 def bounded_quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return min(1, numerator / denominator) element by element, 0 where the denominator is 0."""
     safe = torch.where(denominator > 0, denominator, torch.ones_like(denominator))
     return torch.where(denominator > 0, (numerator / safe).clamp(max=1.0), torch.zeros_like(safe))
-
-
-def residual(p: Tensor, q: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Distribution norm[(scale * p - q)+] to draw from after a rejection (Leviathan et al., 2023).
-
-    Parameters
-    ----------
-    p, q
-        `[..., V]` target and draft distributions; q may be all zero (nothing was drafted here).
-    scale
-        `[...]` factor on p, 1 by default; below 1 in block verification (Sun et al., 2024).
-
-    Returns
-    -------
-    `[..., V]` float32. All-zero rows fall back to p; the rules reach them with probability 0.
-
-    Examples
-    --------
-    >>> residual(torch.tensor([0.25, 0.75]), torch.tensor([0.5, 0.5])).tolist()
-    [0.0, 1.0]
-    """
-    p = p.float()
-    scaled = p if scale is None else p * scale.float().unsqueeze(-1)
-    rest = (scaled - q.float()).clamp_min(0.0)
-    return normalize(torch.where(rest.sum(-1, keepdim=True) > 0, rest, p))
 
 
 def one_hot(tokens: Tensor, vocabulary: int) -> Tensor:

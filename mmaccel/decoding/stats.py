@@ -9,34 +9,6 @@ from typing import Any
 from torch import Tensor
 
 
-def block_efficiency(acceptance: float, drafted: int) -> float:
-    """Expected tokens per forward, (1 - a^(g + 1)) / (1 - a), of a chain draft (Leviathan et al., 2023).
-
-    Parameters
-    ----------
-    acceptance
-        Probability a of accepting each draft token, in [0, 1].
-    drafted
-        Number g of draft tokens, at least 0.
-
-    Raises
-    ------
-    ValueError
-        If either is out of range.
-
-    Examples
-    --------
-    >>> block_efficiency(0.5, 1), block_efficiency(1.0, 4)
-    (1.5, 5.0)
-    """
-    if not 0.0 <= acceptance <= 1.0:
-        raise ValueError(f"acceptance must be in [0, 1], got {acceptance}")
-    if drafted < 0:
-        raise ValueError(f"drafted must be at least 0, got {drafted}")
-    # The sum form has no 0/0 at a = 1 and no cancellation near it.
-    return float(sum(acceptance**i for i in range(drafted + 1)))
-
-
 def _no_seconds() -> dict[str, float]:
     return {"draft": 0.0, "verify": 0.0, "other": 0.0}
 
@@ -131,20 +103,6 @@ class Stats:
         if not self.forwards or not self.rows:
             return 0.0
         return self.emitted * self.rounds / (self.rows * self.forwards)
-
-    def merge(self, other: Stats) -> Stats:
-        """Return the sum of two runs; neither is changed."""
-        names = {**self.seconds, **other.seconds}
-        return Stats(
-            rounds=self.rounds + other.rounds,
-            rows=self.rows + other.rows,
-            drafted=self.drafted + other.drafted,
-            emitted=self.emitted + other.emitted,
-            forwards=self.forwards + other.forwards,
-            accepted_by_depth=_add(self.accepted_by_depth, other.accepted_by_depth),
-            tested_by_depth=_add(self.tested_by_depth, other.tested_by_depth),
-            seconds={name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in names},
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all counts and the derived rates as plain JSON types."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmaccel.decoding import Draft, Verdict
+
 # proposed after a mismatch, doubled as long as all are right; 8 tokens cost Moonshine tiny 1.3 times what 1 costs
 FIRST_BLOCK = 8
 LONGEST_SUFFIX = 4
@@ -27,31 +29,34 @@ class RealignedDraft:
     Examples
     --------
     >>> draft = RealignedDraft([5, 6, 7, 8])
-    >>> draft.propose(10)
-    [5, 6, 7, 8]
-    >>> draft.observe([5, 9], accepted=1)
-    >>> draft.propose(10)
-    [7, 8]
+    >>> draft.propose(10).tokens
+    (5, 6, 7, 8)
+    >>> draft.observe(Verdict(path=(0,), tokens=(5, 9)))
+    >>> draft.propose(10).tokens
+    (7, 8)
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
+        self._decoded: list[int] = []
         self._next = 0  # of `tokens`, expected to come next
         self._size = len(self.tokens)
         self._misses = 0
 
-    def propose(self, room: int) -> list[int]:
-        """Tokens to verify, at most `room`."""
-        return self.tokens[self._next : self._next + max(0, min(self._size, room))]
+    def propose(self, most: int) -> Draft:
+        """Tokens to verify, at most `most`."""
+        return Draft(tuple(self.tokens[self._next : self._next + min(self._size, most)]))
 
-    def observe(self, decoded: Sequence[int], accepted: int) -> None:
-        """Say that of the last proposal `accepted` were right, and what is decoded by now, one token more."""
+    def observe(self, verdict: Verdict) -> None:
+        """Find the place in the draft that goes on from what is decoded by now."""
+        self._decoded += verdict.tokens
+        accepted = len(verdict.path)
         at = self._next + accepted  # what the newest token was compared with
-        if self._size and self.tokens[at : at + 1] == [decoded[-1]]:
+        if self._size and self.tokens[at : at + 1] == [self._decoded[-1]]:
             self._next, self._size, self._misses = at + 1, 2 * self._size, 0
             return
         self._misses = 0 if accepted else self._misses + 1
-        found = self._find(decoded, at + 1)
+        found = self._find(self._decoded, at + 1)
         believed = found is not None or self._misses < PATIENCE
         self._next, self._size = at + 1 if found is None else found, FIRST_BLOCK if believed else 0
 

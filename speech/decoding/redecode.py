@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, match
 from mmaccel.errors import SettingError
 
 from ..families.adapter import Encoded, SpeechAdapter
@@ -88,31 +91,14 @@ def decode(
     """
     limit = adapter.limit(encoded.seconds) if max_new_tokens is None else max_new_tokens
     _check(adapter, prompt, draft, limit)
-    step = _Decoder(adapter, encoded, prompt, cache)
-    guess, tokens, accepted = RealignedDraft(_until_end(draft, adapter.end_tokens)[0]), list[int](), 0
-    while len(tokens) < limit:
-        block = guess.propose(limit - len(tokens) - 1)
-        chosen = step(block, len(tokens))
-        right = matching(block, chosen)
-        step.keep(right, chosen[right])
-        new, ended = _until_end(chosen[: right + 1], adapter.end_tokens)
-        tokens += new
-        accepted += min(right, len(new))
-        if ended:
-            return Hypothesis(tuple(tokens), step.forwards, True, accepted)
-        guess.observe(tokens, right)
-    return Hypothesis(tuple(tokens), step.forwards, False, accepted)
+    guess = RealignedDraft(_until_end(draft, adapter.end_tokens))
+    text, stats = _Text(adapter, encoded, prompt, cache, limit), Stats()
+    draft_and_verify(guess, text, text, FixedWidth(sys.maxsize), stats)
+    return Hypothesis(tuple(text.tokens), stats.forwards, text.ended, text.accepted)
 
 
-def matching(block: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many tokens of a draft are what the model chose: the rule for one-hot targets."""
-    wrong = (place for place, (guess, token) in enumerate(zip(block, chosen, strict=False)) if guess != token)
-    return next(wrong, len(block))
-
-
-def _until_end(tokens: Sequence[int], ends: frozenset[int]) -> tuple[list[int], bool]:
-    place = next((place for place, token in enumerate(tokens) if token in ends), None)
-    return list(tokens[:place]), place is not None
+def _until_end(tokens: Sequence[int], ends: frozenset[int]) -> list[int]:
+    return list(itertools.takewhile(lambda token: token not in ends, tokens))
 
 
 def _check(adapter: SpeechAdapter, prompt: Sequence[int], draft: Sequence[int], limit: int) -> None:
@@ -126,33 +112,50 @@ def _check(adapter: SpeechAdapter, prompt: Sequence[int], draft: Sequence[int], 
         raise SettingError(f"draft holds {wrong[0]}: tokens of this model are 0 to {size - 1}")
 
 
-class _Decoder:
-    """Passes of the decoder over tokens that it has not seen yet, and a draft behind them."""
+class _Text:
+    """The text of one piece of audio: target of the loop, and its rule, which chooses greedily.
+
+    It does without `generate`, whose preparation costs as much as a pass where a stream decodes anew every moment, and
+    keeps the cross-attention of earlier calls.
+    """
 
     def __init__(
-        self, adapter: SpeechAdapter, encoded: Encoded, prompt: Sequence[int], cache: CrossCache | None
+        self, adapter: SpeechAdapter, encoded: Encoded, prompt: Sequence[int], cache: CrossCache | None, limit: int
     ) -> None:
         self.adapter, self.model, self.states = adapter, adapter.target, encoded.hidden_states
         cross = DynamicCache() if cache is None else cache.update(adapter, self.states)
         self.cache = EncoderDecoderCache(DynamicCache(), cross)
-        self.waiting, self.forwards = list(prompt), 0
-        self.drafted = 0
+        self.device, self.limit = self.states.device, limit
+        self.tokens: list[int] = []
+        self.accepted, self.ended = 0, False
+        self.waiting, self.drafted = list(prompt), 0  # tokens that the cache does not hold, and drafts that it does
 
-    def __call__(self, block: list[int], step: int) -> list[int]:
-        """What the model chooses after the tokens before, and after each token of `block`."""
-        ids = torch.tensor([self.waiting + block], device=self.states.device)
+    @property
+    def room(self) -> int:
+        return 0 if self.ended else self.limit - len(self.tokens)
+
+    def forward(self, draft: Draft) -> torch.Tensor:
+        """Logits `[1, K + 1, V]` after the tokens before, and after each token of the draft."""
+        ids = torch.tensor([[*self.waiting, *draft.tokens]], device=self.device)
         # a decoder may add positions to what it is given, in place
         states: Any = EncoderStates(last_hidden_state=self.states.clone())
         output = self.model(decoder_input_ids=ids, encoder_outputs=states, past_key_values=self.cache, use_cache=True)
-        self.forwards, self.drafted = self.forwards + 1, len(block)
-        rows = output.logits[0, len(self.waiting) - 1 :]
-        for place, row in enumerate(rows):
-            # as `generate`, which takes no notice of tokens that a smaller vocabulary does not have
-            row[[token for token in self.adapter.banned(step + place) if token < len(row)]] = -torch.inf
-        chosen: list[int] = rows.argmax(-1).tolist()
-        return chosen
+        self.drafted = draft.size
+        logits: torch.Tensor = output.logits[:, len(self.waiting) - 1 :]
+        return logits
 
-    def keep(self, accepted: int, token: int) -> None:
-        """Forget the drafts from number `accepted` on; `token` is in their place."""
+    def judge(self, output: torch.Tensor, draft: Draft) -> Verdict:
+        for place, row in enumerate(output[0]):
+            # as `generate`, which takes no notice of tokens that a smaller vocabulary does not have
+            row[[token for token in self.adapter.banned(len(self.tokens) + place) if token < len(row)]] = -torch.inf
+        chosen: list[int] = output[0].argmax(-1).tolist()
+        return match(draft, lambda node: (chosen[node + 1], chosen[node + 1] in self.adapter.end_tokens))
+
+    def commit(self, verdict: Verdict) -> list[int]:
+        accepted = len(verdict.path)
         self.cache.self_attention_cache.crop(accepted - self.drafted)
-        self.waiting = [token]
+        self.waiting = [verdict.tokens[-1]]
+        self.ended = verdict.tokens[-1] in self.adapter.end_tokens
+        self.tokens += verdict.tokens[:-1] if self.ended else verdict.tokens
+        self.accepted += accepted
+        return [accepted]

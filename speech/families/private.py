@@ -28,13 +28,6 @@ def sliding_window(window: tuple[int, int], query: torch.Tensor, key: torch.Tens
     return seen
 
 
-def sample(model: Any, input_ids: torch.Tensor, processors: Any, criteria: Any, config: Any, **kwargs: Any) -> Any:
-    """The model's own loop of `generate`, greedy or sampling, from within a `custom_generate`."""
-    return model._sample(
-        input_ids, logits_processor=processors, stopping_criteria=criteria, generation_config=config, **kwargs
-    )
-
-
 def transducer_state(config: Any) -> Any:
     """What the prediction network of `NemotronAsrStreamingForRNNT` remembers of the text, at its start."""
     from transformers.models.nemotron_asr_streaming.generation_nemotron_asr_streaming import (

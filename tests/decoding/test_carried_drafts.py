@@ -1,4 +1,4 @@
-"""Two rounds of a Jacobi-style window by enumeration: which rules allow drafts to be carried over."""
+"""Two rounds of a Jacobi-style window by enumeration: how drafts may be carried over."""
 
 from __future__ import annotations
 
@@ -45,41 +45,31 @@ def tails(drafts, rows, move):
     return out, qs
 
 
-def two_rounds(seed, first, second, move):
+def two_rounds(seed, move):
     """TV from the target after a round on uniform drafts and a round on what it left in the window."""
-    target, law = exact.model(f"s{seed}", VOCABULARY), {}
+    target, found = exact.model(f"s{seed}", VOCABULARY), {}
     uniform = exact.constant(UNIFORM)
-    for draft, weight in exact.sequence_law(uniform, VOCABULARY, WINDOW).items():
+    for draft, weight in exact.sequence_distribution(uniform, VOCABULARY, WINDOW).items():
         rows = [target(draft[:i]) for i in range(WINDOW)]
-        for stop, probability, after in first(target, uniform)(draft):
+        for stop, probability, after in exact.token_judge(target, uniform)(draft):
             left, qs = tails(draft[stop + 1 :], rows[stop + 1 :], move)
             for token, mass in enumerate(after):
                 done = (*draft[:stop], token)
                 for tail, share in left:
-                    judge = second(lambda h, d=done: target((*d, *h)), lambda h, q=qs: q[len(h)])
+                    judge = exact.token_judge(lambda h, d=done: target((*d, *h)), lambda h, q=qs: q[len(h)])
                     verdicts = judge(tail) if tail else [(0, exact.ONE, target(done))]
                     for again, chance, last in verdicts:
                         total = weight * probability * mass * share * chance
                         for v, m in enumerate(last):
-                            exact.add(law, (*done, *tail[:again], v), total * m)
-    whole = exact.complete(law, target, VOCABULARY, WINDOW + 2)
-    return exact.tv(whole, exact.sequence_law(target, VOCABULARY, WINDOW + 2))
+                            exact.add(found, (*done, *tail[:again], v), total * m)
+    whole = exact.complete(found, target, VOCABULARY, WINDOW + 2)
+    return exact.tv(whole, exact.sequence_distribution(target, VOCABULARY, WINDOW + 2))
 
 
-@pytest.mark.parametrize("second", [exact.token_judge, exact.block_judge])
-@pytest.mark.parametrize(
-    ("first", "move"),
-    [(exact.token_judge, fresh), (exact.token_judge, maximal), (exact.block_judge, fresh)],
-)
-def test_lossless_pairs(first, second, move):
-    assert all(two_rounds(seed, first, second, move) == 0 for seed in range(3))
-
-
-def test_block_verification_then_carrying_drafts_over_is_biased():
-    """Its stop depends on the drafts past it, so they are not distributed as q any more."""
-    distances = [two_rounds(seed, exact.block_judge, exact.token_judge, maximal) for seed in range(3)]
-    assert all(0.01 < d < 0.02 for d in distances)
+@pytest.mark.parametrize("move", [fresh, maximal])
+def test_lossless_couplings(move):
+    assert all(two_rounds(seed, move) == 0 for seed in range(3))
 
 
 def test_mutant_old_q_after_a_refresh():
-    assert all(two_rounds(seed, exact.token_judge, exact.token_judge, stale) > 0.01 for seed in range(3))
+    assert all(two_rounds(seed, stale) > 0.01 for seed in range(3))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmaccel.decoding import grouped_ratio, gumbel, normalize, one_hot, ratio, residual, sample
+from mmaccel.decoding import grouped_ratio, gumbel, one_hot, sample
 
 
 def dists(*shape, seed=0):
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).softmax(-1)
 
 
-def test_sample_shape_and_law():
+def test_sample_shape_and_distribution():
     p = torch.tensor([0.5, 0.0, 0.3, 0.2]).expand(4, 25_000, 4)
     tokens = sample(p, torch.Generator().manual_seed(0))
     assert tokens.shape == (4, 25_000)
@@ -54,23 +54,7 @@ def test_gumbel_moments():
     assert noise.var().item() == pytest.approx(1.6449, abs=0.03)
 
 
-def test_ratio():
-    p, q = torch.tensor([[0.2, 0.8, 0.0]]), torch.tensor([[0.4, 0.6, 0.0]])
-    values = [ratio(p, q, torch.tensor([d])).item() for d in range(3)]
-    assert values == pytest.approx([0.5, 1.0, 0.0])
-    assert ratio(p.half(), q.half(), torch.tensor([0])).dtype == torch.float32
-
-
-def test_residual_scale_and_fallback():
-    p, q = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[0.5, 0.5], [0.5, 0.5]])
-    assert residual(p, q).tolist() == [[0.5, 0.5], [0.0, 1.0]]
-    assert residual(p, q, torch.tensor([1.0, 0.0])).tolist() == [[0.5, 0.5], [0.25, 0.75]]
-    scaled = residual(torch.tensor([0.4, 0.6]), torch.tensor([0.1, 0.1]), torch.tensor(0.5))
-    assert scaled.tolist() == pytest.approx([1 / 3, 2 / 3])
-
-
-def test_normalize_and_one_hot():
-    assert normalize(torch.tensor([[2.0, 2.0], [0.0, 0.0]])).tolist() == [[0.5, 0.5], [0.0, 0.0]]
+def test_one_hot():
     assert one_hot(torch.tensor([[2, 0]]), 3).tolist() == [[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]
 
 
@@ -108,7 +92,13 @@ def test_grouped_equals_a_naive_loop_at_every_rank(group_size, delta, with_embed
     assert fast.tolist() == pytest.approx(slow, abs=1e-6)
 
 
-def test_grouped_of_one_is_ratio():
+def ratio(p, q, tokens):
+    """The test of speculative sampling, min(1, p / q)."""
+    index = tokens.unsqueeze(-1)
+    return (p.gather(-1, index) / q.gather(-1, index)).squeeze(-1).clamp(max=1.0)
+
+
+def test_grouped_of_one_is_the_token_ratio():
     p, q = dists(3, 5, 20), dists(3, 5, 20, seed=1)
     tokens = torch.randint(0, 20, (3, 5), generator=torch.Generator().manual_seed(0))
     one = grouped_ratio(p, q, tokens, group_size=1, delta=0.15, distance=0.5, embeddings=dists(20, 4))

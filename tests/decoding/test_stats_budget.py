@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from statistics import median
 
 import pytest
 import torch
 
-from mmaccel.decoding import Budget, Stats, VerifyCost, block_efficiency
+from mmaccel.decoding import Budget, Stats, VerifyCost
 
 
 # -------------------------------------------------------------------------------------------------- Stats
@@ -53,33 +52,6 @@ def test_plain_decoding_is_one_token_per_forward_at_any_batch():
     assert stats.tokens_per_forward == 0.5
 
 
-def test_merge_adds_and_leaves_both_alone():
-    left, right = Stats(), Stats()
-    left.observe([2, 0], 2)
-    left.seconds["draft"] += 1.0
-    right.observe([4], 4)
-    right.seconds["verify"] += 2.0
-    before = left.to_dict(), right.to_dict()
-    both = left.merge(right)
-    assert (left.to_dict(), right.to_dict()) == before
-    assert both.tested_by_depth == [3, 2, 1, 1]
-    assert both.accepted_by_depth == [2, 2, 1, 1]
-    assert both.seconds == {"draft": 1.0, "verify": 2.0, "other": 0.0}
-    for name in ("rounds", "rows", "drafted", "emitted", "forwards", "accepted"):
-        assert getattr(both, name) == getattr(left, name) + getattr(right, name) > getattr(left, name)
-    assert json.loads(json.dumps(both.to_dict()))["tokens_per_forward"] == both.tokens_per_forward
-
-
-def test_block_efficiency():
-    for a, g in itertools.product([0.0, 0.3, 0.8, 0.999999], [0, 1, 5, 20]):
-        assert block_efficiency(a, g) == pytest.approx((1 - a ** (g + 1)) / (1 - a))
-    assert block_efficiency(1.0, 7) == 8.0
-    with pytest.raises(ValueError, match=r"acceptance must be in \[0, 1\], got 1.1"):
-        block_efficiency(1.1, 2)
-    with pytest.raises(ValueError, match="drafted must be at least 0"):
-        block_efficiency(0.5, -1)
-
-
 # --------------------------------------------------------------------------------------------- VerifyCost
 def test_cost_interpolates_and_extrapolates():
     cost = VerifyCost((2, 4, 8), (1.0, 2.0, 6.0))
@@ -108,23 +80,6 @@ def test_cost_is_repaired_to_be_monotone():
 def test_cost_refuses(buckets, times, message):
     with pytest.raises(ValueError, match=message):
         VerifyCost(buckets, times)
-
-
-def test_measure_takes_the_median_after_a_warm_up():
-    now, calls = [0.0], []
-
-    def forward(n):
-        calls.append(n)
-        first = calls.count(n) == 1
-        # The warm-up is slow, and so is one of the three timed calls.
-        now[0] += 100.0 if first or calls.count(n) == 3 else float(n)
-
-    cost = VerifyCost.measure(forward, (1, 4), repeats=3, clock=lambda: now[0])
-    assert calls == [1] * 4 + [4] * 4
-    assert cost.times == (1.0, 4.0)
-    assert VerifyCost.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
-    with pytest.raises(ValueError, match="repeats must be at least 1"):
-        VerifyCost.measure(forward, repeats=0)
 
 
 # ------------------------------------------------------------------------------------------------- Budget

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import mmaccel
+from mmaccel.decoding import FixedWidth, loop
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples, speculative_jacobi
 from mmaccel.image.decoding.grid_decoder import GridDecoder
-from mmaccel.image.decoding.window_decoding import FixedWindow
 
 LENGTH = examples.ROWS * examples.COLUMNS
 METHODS = (SpeculativeJacobi(window=4), GroupedSpeculative(window=4), ZipAR(window=2), ZipAR(window=2, verify=True))
@@ -107,8 +107,8 @@ def test_a_group_is_what_the_settings_say(monkeypatch):
 
     seen = []
 
-    def decode(decoder, budget, accept):
-        seen.append((budget.window, accept.keywords))
+    def decode(decoder, width, acceptance):
+        seen.append((width.width(), acceptance.keywords))
         return torch.zeros(decoder.batch, decoder.length, dtype=torch.long)
 
     monkeypatch.setattr(grouped_speculative, "decode_window", decode)
@@ -151,11 +151,9 @@ def test_an_automatic_window_reports_what_passes_cost():
 
 def test_passes_are_timed_whole(monkeypatch):
     """By the thread's own clock on a processor; what the caller's progress function takes is no cost of a pass."""
-    from mmaccel.image.decoding import window_decoding
-
     now, seen = [0.0], []
 
-    class Watch(FixedWindow):
+    class Watch(FixedWidth):
         def observe(self, width, emitted, seconds):
             seen.append((width, seconds))
 
@@ -165,9 +163,9 @@ def test_passes_are_timed_whole(monkeypatch):
         now[0] += tokens.shape[1]
         return forward(self, tokens, *args, **more)
 
-    monkeypatch.setattr(window_decoding, "_clock", lambda device: lambda: now[0])
+    monkeypatch.setattr(loop, "_clock", lambda device: lambda: now[0])
     monkeypatch.setattr(GridDecoder, "forward", slow)
-    monkeypatch.setattr(speculative_jacobi, "FixedWindow", Watch)
+    monkeypatch.setattr(speculative_jacobi, "FixedWidth", Watch)
     model, arguments = examples.janus()
 
     def progress(*_):

@@ -11,10 +11,10 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from mmaccel.decoding import Draft, accept
+from mmaccel.decoding import match
 from mmaccel.errors import SettingError
 from mmaccel.speech.decoding.realigned_draft import RealignedDraft
-from mmaccel.speech.decoding.redecode import decode, matching
+from mmaccel.speech.decoding.redecode import decode
 from mmaccel.speech.families.adapter import Encoded, SpeechAdapter
 from mmaccel.testing.untrained import untrained
 
@@ -242,17 +242,6 @@ def test_what_is_banned_first_is_allowed_later(drafted):
     assert found.forwards == (1 if drafted else len(text) + 1)
 
 
-def test_the_rule_is_that_of_the_decoding_core():
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        chosen = torch.randint(0, 3, (6,), generator=generator)
-        block = torch.randint(0, 3, (1, 5), generator=generator)
-        logits = torch.full((1, 6, 3), -torch.inf).scatter(2, chosen.view(1, 6, 1), 0.0)
-        verdict = accept(logits, Draft.deterministic(block), generator=generator)
-        right = matching(block[0].tolist(), chosen.tolist())
-        assert right == int(verdict.accepted) and int(chosen[right]) == int(verdict.next_token)
-
-
 def test_the_random_state_is_not_touched(case):
     state = torch.get_rng_state()
     case.decode(case.greedy[::-1])
@@ -274,9 +263,10 @@ def run(old, new):
     draft, decoded, rounds = RealignedDraft(old), [], 0
     while len(decoded) < len(new):
         block = draft.propose(len(new) - len(decoded) - 1)
-        right = matching(block, new[len(decoded) :])
-        decoded += new[len(decoded) : len(decoded) + right + 1]
-        draft.observe(decoded, right)
+        left = iter(new[len(decoded) :])
+        verdict = match(block, lambda node, left=left: (next(left), False))
+        decoded += verdict.tokens
+        draft.observe(verdict)
         rounds += 1
     assert decoded == new
     return rounds

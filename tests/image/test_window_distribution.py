@@ -1,5 +1,6 @@
-"""The window decoder is lossless: the joint law of whole sequences, by chi-square on an enumerable toy."""
+"""The window decoder is lossless: the joint distribution of whole sequences, by chi-square on an enumerable toy."""
 
+import dataclasses
 import itertools
 import math
 from functools import partial
@@ -9,13 +10,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from mmaccel.decoding import Budget, Stats, VerifyCost, gumbel, one_hot, sample
+from mmaccel.decoding import Budget, FixedWidth, Stats, VerifyCost, gumbel, one_hot, sample
 from mmaccel.image.decoding import coupling as coupling_module
-from mmaccel.image.decoding import window_decoding
-from mmaccel.image.decoding.coupling import GumbelNoise, couple
+from mmaccel.image.decoding.coupling import Coupling, GumbelNoise
 from mmaccel.image.decoding.layout import Layout
 from mmaccel.image.decoding.row_decoding import RowDecoder
-from mmaccel.image.decoding.window_decoding import FixedWindow, decode_window
+from mmaccel.image.decoding.window_decoding import Window, decode_window
+from mmaccel.kernels import residual_sample
 
 CODES, LENGTH, ROWS = 3, 4, 30_000
 MARGIN = 6
@@ -29,7 +30,7 @@ class Toy:
     token. Some tokens are impossible after some histories, as after top-k.
     """
 
-    def __init__(self, batch, length=LENGTH, codes=CODES, forced=False, seed=0, law=0):
+    def __init__(self, batch, length=LENGTH, codes=CODES, forced=False, seed=0, distribution=0):
         self.batch, self.length, self._codes = batch, length, codes
         self.vocabulary = codes + forced
         self.device, self.generator = torch.device("cpu"), torch.Generator().manual_seed(seed)
@@ -38,16 +39,16 @@ class Toy:
         self.forced[:length] = -1
         if forced:
             self.forced[2] = codes
-        self.tables = [self._table(i, law) for i in range(length)]
+        self.tables = [self._table(i, distribution) for i in range(length)]
         self.seen = torch.full((batch, length + MARGIN + 1), -1)
 
     @property
     def codes(self):
         return self._codes
 
-    def _table(self, position, law):
+    def _table(self, position, distribution):
         """`[V ** position, V]`, peaked so that the histories matter."""
-        source = torch.Generator().manual_seed(1000 * law + position)
+        source = torch.Generator().manual_seed(1000 * distribution + position)
         histories = self.vocabulary**position
         if self.forced[position] >= 0:
             return one_hot(torch.full((histories,), int(self.forced[position])), self.vocabulary)
@@ -85,26 +86,26 @@ class Toy:
     def count(self, done):
         self.progress.append(done)
 
-    def law(self):
+    def distribution(self):
         """Exact probability of every sequence, `{tuple: p}`."""
-        law = {}
+        distribution = {}
         for s in itertools.product(range(self.vocabulary), repeat=self.length):
             p, code = 1.0, 0
             for position, token in enumerate(s):
                 p *= float(self.tables[position][code, token])
                 code = code * self.vocabulary + token
-            law[s] = p
-        return law
+            distribution[s] = p
+        return distribution
 
 
 def compare(toy, samples):
-    """p-value of the joint law (cells under 5 expected are pooled), TV distance, and the TV of noise alone."""
-    law, n = toy.law(), len(samples)
+    """p-value of the joint distribution (cells under 5 expected are pooled), TV distance, and the TV of noise alone."""
+    distribution, n = toy.distribution(), len(samples)
     code = torch.zeros(n, dtype=torch.long)
     for column in samples.unbind(1):
         code = code * toy.vocabulary + column
     counts = torch.bincount(code, minlength=toy.vocabulary**toy.length).double()
-    expected = torch.tensor(list(law.values()), dtype=torch.float64) * n
+    expected = torch.tensor(list(distribution.values()), dtype=torch.float64) * n
     assert counts[expected == 0].sum() == 0, "an impossible sequence was drawn"
     tv = float((counts - expected).abs().sum() / 2 / n)
     p = expected / n
@@ -149,7 +150,7 @@ class Cycle:
 def test_fixed_window(name, window, init, forced):
     """All rows at once; they advance at their own speed, which is the batched case at its hardest."""
     toy = Toy(ROWS, forced=forced, seed=7)
-    tokens = decode_window(toy, FixedWindow(window), name, init)
+    tokens = decode_window(toy, FixedWidth(window), name, init)
     assert tokens.shape == (ROWS, LENGTH)
     if forced:
         assert bool((tokens[:, 2] == CODES).all())
@@ -161,7 +162,7 @@ def test_fixed_window(name, window, init, forced):
 @pytest.mark.parametrize("name", SAMPLED)
 def test_changing_widths(name, init):
     """The window shrinks to 1 and grows again in the middle of a run, on longer sequences."""
-    toy = Toy(ROWS, length=5, seed=11, law=1)
+    toy = Toy(ROWS, length=5, seed=11, distribution=1)
     assert_lossless(toy, decode_window(toy, Cycle(4, 2, 5, 1, 3), name, init))
 
 
@@ -175,7 +176,7 @@ def test_small_batches_with_a_budget(batch):
     budget.observe = lambda width, emitted, _: observe(width, emitted, cost.seconds(width))
     generator, rows = torch.Generator().manual_seed(3), []
     for _ in range(2700 // batch):
-        toy = Toy(batch, length=4, codes=2, law=2)
+        toy = Toy(batch, length=4, codes=2, distribution=2)
         toy.generator = generator
         rows.append(decode_window(toy, budget))
     assert len(widths) > 2, "the budget never changed its mind"
@@ -184,8 +185,8 @@ def test_small_batches_with_a_budget(batch):
 
 def test_every_pass_commits_a_token_and_wide_windows_save_passes():
     plain, wide = Toy(500), Toy(500)
-    decode_window(plain, FixedWindow(1))
-    decode_window(wide, FixedWindow(LENGTH))
+    decode_window(plain, FixedWidth(1))
+    decode_window(wide, FixedWidth(LENGTH))
     assert plain.stats.rounds == LENGTH - 1  # the first token comes from the prompt
     assert plain.stats.emitted == 500 * (LENGTH - 1)
     assert wide.stats.rounds <= plain.stats.rounds and wide.stats.accepted > 0
@@ -195,52 +196,53 @@ def test_every_pass_commits_a_token_and_wide_windows_save_passes():
 # Mutants: each published fault must be seen by the same test.
 
 
+def resampling_from_p(monkeypatch):
+    """After a rejection the token is drawn from p instead of the residual."""
+    monkeypatch.setattr(
+        coupling_module, "residual_sample", lambda p, q, n, seed: residual_sample(p, torch.zeros_like(q), n, seed)
+    )
+
+
 @pytest.mark.parametrize("name", SAMPLED)
 def test_mutant_resampling_from_p(name, monkeypatch):
-    """After a rejection the token is drawn from p instead of the residual."""
-    monkeypatch.setattr(coupling_module, "residual", lambda p, q: p)
+    resampling_from_p(monkeypatch)
     toy = Toy(ROWS, seed=7)
-    assert_biased(toy, decode_window(toy, FixedWindow(3), name))
+    assert_biased(toy, decode_window(toy, FixedWidth(3), name))
 
 
 def test_mutant_old_q_behind_the_rejection(monkeypatch):
     """Drafts behind the rejection were brought to the new p, but the old q is kept for them."""
-    old = {}
+    judge = Window.judge
 
-    def remember(name, p, q, drafts, passed, generator, noise=None):
-        old["q"] = torch.cat([q, p[:, -1:]], 1)
-        return couple(name, p, q, drafts, passed, generator, noise)
+    def stale(window, output, draft):
+        old = torch.cat([draft.q[:, :-1], output[:, -1:]], 1)
+        return dataclasses.replace(judge(window, output, draft), p=old)
 
-    shift = window_decoding._shift
-    monkeypatch.setattr(window_decoding, "couple", remember)
-    monkeypatch.setattr(window_decoding, "_shift", lambda p, advance: shift(old["q"], advance))
+    monkeypatch.setattr(Window, "judge", stale)
     toy = Toy(ROWS, seed=7)
-    assert_biased(toy, decode_window(toy, FixedWindow(4), "maximal"))
+    assert_biased(toy, decode_window(toy, FixedWidth(4), "maximal"))
 
 
 @pytest.mark.parametrize("stale", (True, False), ids=("stale_q", "q_is_p"))
 def test_mutant_batch_minimum(stale, monkeypatch):
     """Rows in groups of three advance by the group's minimum: lossless with q := p, biased with the old q."""
-    kept_q = {}
+    judge = Window.judge
 
-    def minimum(name, p, q, drafts, passed, generator, noise=None):
-        tokens, kept = couple(name, p, q, drafts, passed, generator, noise)
+    def minimum(window, p, draft):
+        verdict = judge(window, p, draft)
+        kept, place = verdict.kept, torch.arange(p.shape[1])
         least = kept.view(-1, 3).amin(1).repeat_interleave(3)
-        place = torch.arange(p.shape[1])
         tested = (place > least[:, None]) & (place <= kept[:, None]) & (place < p.shape[1] - 1)
-        old = torch.cat([q, p[:, -1:]], 1)
-        kept_q["q"] = torch.where(tested[..., None], old, p) if stale else p
-        return tokens, least
+        old = torch.cat([draft.q[:, :-1], p[:, -1:]], 1)
+        return dataclasses.replace(verdict, kept=least, p=torch.where(tested[..., None], old, p) if stale else p)
 
-    shift = window_decoding._shift
-    monkeypatch.setattr(window_decoding, "couple", minimum)
-    monkeypatch.setattr(window_decoding, "_shift", lambda p, advance: shift(kept_q["q"], advance))
-    toy = Toy(ROWS, seed=7)
-    tokens = decode_window(toy, FixedWindow(4), "independent")
+    monkeypatch.setattr(Window, "judge", minimum)
+    toy = Toy(2 * ROWS, seed=7)  # a small bias
+    tokens = decode_window(toy, FixedWidth(4), "independent")
     (assert_biased if stale else assert_lossless)(toy, tokens)
 
 
-# Rows with drafts of their own, in plain raster order, are the same law again.
+# Rows with drafts of their own, in plain raster order, have the same distribution again.
 
 
 def decode_rows(shape, draft_window, end_of_line=False):
@@ -248,7 +250,7 @@ def decode_rows(shape, draft_window, end_of_line=False):
     rows, columns = shape
     codes = 2
     layout = Layout.grids([shape], end_of_line=codes if end_of_line else None)
-    toy = Toy(3000, length=layout.length, codes=codes, forced=end_of_line, law=4)
+    toy = Toy(3000, length=layout.length, codes=codes, forced=end_of_line, distribution=4)
     toy.task = SimpleNamespace(layout=layout)
     assert layout.forced_tokens.tolist() == toy.forced[: layout.length].tolist()
     return toy, RowDecoder(toy, layout.columns, draft_window).run()
@@ -263,7 +265,7 @@ def test_rows_with_drafts(shape, end_of_line, draft_window):
 
 
 def test_mutant_rows_resampling_from_p(monkeypatch):
-    monkeypatch.setattr(coupling_module, "residual", lambda p, q: p)
+    resampling_from_p(monkeypatch)
     assert_biased(*decode_rows((1, 4), 4))
 
 
@@ -275,7 +277,7 @@ def test_mutant_rows_resampling_from_p(monkeypatch):
 @pytest.mark.parametrize("widths", ((2,), (5,), (4, 1, 3)), ids=str)
 def test_gumbel_exact_is_sequential_gumbel_max(widths, init, forced):
     """One row of noise a position, from the caller's generator and nothing else: both end in the same state."""
-    toy = Toy(64, length=5, forced=forced, law=3, seed=5)
+    toy = Toy(64, length=5, forced=forced, distribution=3, seed=5)
     tokens = decode_window(toy, Cycle(*widths), "gumbel_exact", init)
     generator = torch.Generator().manual_seed(5)
     code, wanted = torch.zeros(64, dtype=torch.long), []
@@ -286,9 +288,9 @@ def test_gumbel_exact_is_sequential_gumbel_max(widths, init, forced):
     assert torch.equal(toy.generator.get_state(), generator.get_state())
 
 
-def test_gumbel_exact_keeps_the_law():
+def test_gumbel_exact_keeps_the_distribution():
     toy = Toy(ROWS, seed=6)
-    assert_lossless(toy, decode_window(toy, FixedWindow(3), "gumbel_exact"))
+    assert_lossless(toy, decode_window(toy, FixedWidth(3), "gumbel_exact"))
 
 
 def test_noise_belongs_to_its_position():
@@ -308,4 +310,4 @@ def test_noise_belongs_to_its_position():
 def test_gumbel_couplings_need_noise():
     p = torch.full((1, 2, 3), 1 / 3)
     with pytest.raises(ValueError, match="need noise"):
-        couple("gumbel", p, p[:, :1], torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool(), None)
+        Coupling("gumbel", torch.Generator())(p, p, torch.zeros(1, 1, dtype=torch.long))

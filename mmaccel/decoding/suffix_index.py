@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+
+from .matching import Draft, Verdict
 
 BREAK = -1  # between two texts; no token
 
@@ -19,18 +21,20 @@ class SuffixIndex:
         Most and fewest tokens that must match.
     remember
         Tokens of earlier texts to keep, the newest.
+    forbidden
+        Tokens that are never proposed and that no match reaches across, such as those that stand for pictures.
 
     Examples
     --------
     >>> index = SuffixIndex(longest=4, shortest=2, remember=100)
     >>> for token in [5, 6, 7, 8, 5, 6]:
     ...     index.add(token)
-    >>> index.propose(3)
-    [7, 8, 5]
+    >>> index.propose(3).tokens
+    (7, 8, 5)
     """
 
-    def __init__(self, longest: int, shortest: int, remember: int) -> None:
-        self.longest, self.shortest, self.remember = longest, shortest, remember
+    def __init__(self, longest: int, shortest: int, remember: int, forbidden: Container[int] = ()) -> None:
+        self.longest, self.shortest, self.remember, self.forbidden = longest, shortest, remember, forbidden
         self._tokens: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}  # what follows an n-gram: its newest place in `_tokens`
 
@@ -51,18 +55,24 @@ class SuffixIndex:
 
     def add(self, token: int) -> None:
         """The text goes on with `token`."""
+        token = BREAK if token in self.forbidden else token
         place = len(self._tokens)
         for suffix in self._suffixes() if token != BREAK else ():
             self._next[suffix] = place
         self._tokens.append(token)
 
-    def propose(self, most: int) -> list[int]:
+    def observe(self, verdict: Verdict) -> None:
+        """The text goes on with what was committed."""
+        for token in verdict.tokens:
+            self.add(token)
+
+    def propose(self, most: int) -> Draft:
         """What may come next: at most `most` tokens, and at most twice as many as matched."""
         for suffix in self._suffixes():
             place = self._next.get(suffix)
             if place is not None:
-                return self._copy(place, min(most, 2 * len(suffix)))
-        return []
+                return Draft(tuple(self._copy(place, min(most, 2 * len(suffix)))))
+        return Draft(())
 
     def _suffixes(self) -> list[tuple[int, ...]]:
         """The last tokens of this text, `longest` to `shortest` of them."""

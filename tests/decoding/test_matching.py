@@ -1,0 +1,201 @@
+"""Drafts of text, and the rule that follows the model's own choices through them, enumerated in exact fractions."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmaccel.decoding import Draft, FixedWidth, Stats, draft_and_verify, match
+
+_spec = importlib.util.spec_from_file_location("exact_rules", Path(__file__).with_name("exact_rules.py"))
+exact = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(exact)
+
+TREES = [
+    ((), ()),
+    ((0,), (-1,)),
+    ((1, 0), (-1, 0)),
+    ((0, 1), (-1, -1)),
+    ((1, 0, 0, 1), (-1, -1, 0, 0)),
+    ((1, 0, 0, 1, 1), (-1, 0, -1, 1, 2)),
+    ((0, 0, 1), (-1, -1, -1)),
+]
+
+
+# -------------------------------------------------------------------------------------------------- Draft
+@pytest.mark.parametrize(
+    ("tokens", "parents", "message"),
+    [
+        ((0, 1), (-1,), "1 parents were given for 2 tokens"),
+        ((0, 1), (1, -1), r"parents\[0\]=1 must be -1 or a node before it"),
+        ((0, 1), (-1, 1), r"parents\[1\]=1 must be"),
+        ((0, 1), (-1, -2), r"parents\[1\]=-2 must be"),
+    ],
+)
+def test_draft_refuses(tokens, parents, message):
+    with pytest.raises(ValueError, match=message):
+        Draft(tokens, parents)
+
+
+def test_draft_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Draft((1,)).tokens = (2,)
+
+
+def test_chains_and_trees():
+    chain, tree = Draft((5, 6, 7)), Draft((5, 6, 7), (-1, -1, 1))
+    assert chain.is_chain and Draft((5, 6, 7), (-1, 0, 1)).is_chain and not tree.is_chain
+    assert (chain.size, chain.depth, tree.size, tree.depth) == (3, 3, 3, 2)
+    assert tree.depths == (1, 1, 2) and Draft(()).depth == 0
+    assert [chain.child(-1, 5), chain.child(0, 6), chain.child(0, 7), chain.child(2, 5)] == [0, 1, None, None]
+    assert [tree.child(-1, 6), tree.child(1, 7), tree.child(0, 7)] == [1, 2, None]
+
+
+# -------------------------------------------------------------------------------------------------- match
+def greedy(draft, rows):
+    return match(draft, lambda node: (rows[node + 1], False))
+
+
+def test_greedy_chain():
+    verdict = greedy(Draft((3, 4, 5)), (3, 4, 1, 2))
+    assert verdict.path == (0, 1) and verdict.tokens == (3, 4, 1)
+
+
+def test_greedy_tree_takes_the_second_branch():
+    verdict = greedy(Draft((3, 4, 6, 5), (-1, -1, 0, 1)), (4, 0, 5, 0, 7))
+    assert verdict.path == (1, 3) and verdict.tokens == (4, 5, 7)
+
+
+def test_the_end_of_the_text_ends_the_path():
+    verdict = match(Draft((3, 4, 5)), lambda node: ((3, 4, 5)[node + 1], node == 0))
+    assert verdict.path == (0,) and verdict.tokens == (3, 4)
+
+
+def path_to(node, draft):
+    parents = draft.parents or range(-1, draft.size - 1)
+    return () if node < 0 else (*path_to(parents[node], draft), draft.tokens[node])
+
+
+class Branches:
+    """All outcomes of a random program: it is run again and again, and each time draws by another script."""
+
+    def __init__(self):
+        self.script, self.place, self.probability = [], 0, exact.ONE
+
+    def draw(self, distribution):
+        options = [token for token, mass in enumerate(distribution) if mass]
+        if self.place == len(self.script):
+            self.script.append([0, len(options)])
+        token = options[self.script[self.place][0]]
+        self.place += 1
+        self.probability *= distribution[token]
+        return token
+
+    def outcomes(self, program):
+        """`{result: probability}` of `program(draw)`."""
+        found = {}
+        while True:
+            self.place, self.probability = 0, exact.ONE
+            result = program(self.draw)
+            exact.add(found, result, self.probability)
+            while self.script and self.script[-1][0] + 1 == self.script[-1][1]:
+                self.script.pop()
+            if not self.script:
+                return found
+            self.script[-1][0] += 1
+
+
+@pytest.mark.parametrize(("tokens", "parents"), TREES)
+@pytest.mark.parametrize("vocabulary", [2, 3, 4])
+def test_matching_is_the_rule_for_guesses_made_without_chance(tokens, parents, vocabulary):
+    """A guess is accepted with its remaining probability, else zeroed, and the rest renormalised: the same outcomes."""
+    draft = Draft(tokens, parents)
+    for seed in range(6):
+        target = exact.model(f"t{seed}", vocabulary, zeros=seed % 2 == 1)
+        found = Branches().outcomes(
+            lambda draw, target=target: match(draft, lambda node: (draw(target(path_to(node, draft))), False)).tokens
+        )
+        assert exact.tv(found, exact.one_hot_emitted(target, tokens, parents)) == 0
+
+
+# --------------------------------------------------------------------------------------------------- loop
+class Toy:
+    """A target that knows what it was fed, as a cache does, and draws its tokens by the rule of text."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model, length, draw, crops=True):
+        self.model, self.length, self.draw, self.crops = model, length, draw, crops
+        self.text, self.cache, self.fed = (), (), None
+
+    @property
+    def room(self):
+        return self.length - len(self.text)
+
+    def forward(self, draft):
+        waiting = self.text[len(self.cache) :]
+        self.fed, self.cache = draft, self.cache + waiting
+        return {node: self.cache + path_to(node, draft) for node in range(-1, draft.size)}
+
+    def judge(self, output, draft):
+        return match(draft, lambda node: (self.draw(self.model(output[node])), False))
+
+    def commit(self, verdict):
+        tokens = verdict.tokens[: len(verdict.path)]
+        self.cache += tokens if self.crops else self.fed.tokens[: len(verdict.tokens)]
+        self.text += verdict.tokens
+        return [len(verdict.path)]
+
+
+class Guess:
+    """Drafts that depend on all that was committed, so that a stale state would show."""
+
+    def __init__(self, shape):
+        self.shape, self.text = shape, ()
+
+    def propose(self, most):
+        tokens, parents = self.shape
+        count = min(most, len(tokens))
+        turned = tuple((token + sum(self.text)) % 2 for token in tokens[:count])
+        return Draft(turned, parents[:count])
+
+    def observe(self, verdict):
+        self.text += verdict.tokens
+
+
+def run(model, shape, length, width, draw, crops=True):
+    toy, stats = Toy(model, length, draw, crops), Stats()
+    draft_and_verify(Guess(shape), toy, toy, FixedWidth(width), stats)
+    assert stats.emitted == len(toy.text) == length and stats.rounds == stats.forwards <= length
+    return toy.text
+
+
+@pytest.mark.parametrize("shape", TREES)
+@pytest.mark.parametrize(("vocabulary", "length"), [(2, 5), (3, 4)])
+def test_the_loop_keeps_the_distribution(shape, vocabulary, length):
+    """Of whole texts, over several passes, with drafts cut at the end; total variation 0 in exact fractions."""
+    for seed, width in itertools.product(range(2), (2, 6)):
+        model = exact.model(f"l{seed}", vocabulary, zeros=seed == 1)
+        found = Branches().outcomes(lambda draw, m=model, w=width: run(m, shape, length, w, draw))
+        assert exact.tv(found, exact.sequence_distribution(model, vocabulary, length)) == 0
+
+
+def test_mutant_rejected_drafts_left_in_the_cache():
+    model = exact.model("l0", 2)
+    found = Branches().outcomes(lambda draw: run(model, ((1, 0), (-1, 0)), 5, 3, draw, crops=False))
+    assert exact.tv(found, exact.sequence_distribution(model, 2, 5)) > Fraction(1, 100)
+
+
+def test_statistics_of_the_loop():
+    toy, stats, guess = Toy(None, 7, None), Stats(), Guess(((0, 0, 0), (-1, 0, 1)))
+    toy.judge = lambda output, draft: match(draft, lambda node: (0, False))
+    draft_and_verify(guess, toy, toy, FixedWidth(4), stats)
+    assert toy.text == (0,) * 7 and stats.rounds == 2
+    assert stats.drafted == 3 + 2 and stats.acceptance == [1.0] * 3 and stats.emitted == 7
+    assert set(stats.seconds) == {"draft", "verify", "other"}

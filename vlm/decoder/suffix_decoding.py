@@ -1,0 +1,62 @@
+"""SuffixDecoding: what followed the same words before is verified at once, for answers that repeat their prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mmaccel.decoding.suffix_method import SuffixMethod
+from mmaccel.registry import register
+from mmaccel.session import Session
+
+# How configurations call the tokens that stand for what is no text
+PLACEHOLDERS = ("image", "video", "audio", "vision")
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class SuffixDecoding(SuffixMethod):
+    """Draft what followed the same tokens before, and verify it in one pass of the decoder (SuffixDecoding, 2024).
+
+    For answers that repeat what the prompt or an earlier answer says: rewriting, reading of documents, code. `generate`
+    of one text at a time, greedy or sampled, of any decoder of transformers with a full cache; all arguments that work
+    on logits or on stopping keep working. Exact in float32: the tokens of the model itself, where it samples those of
+    the same random state. With beams, a batch, a streamer, an assistant or a cache of another kind (those of `SelectKV`
+    and `CompressKV` too) the model's own loop runs, and the report says so. Tokens that stand for pictures are never
+    drafted.
+
+    Parameters
+    ----------
+    block
+        Most tokens of a draft; default 16. 0 turns drafts off.
+    longest
+        Most tokens that are looked up; default 8.
+    shortest
+        Fewest tokens that must match; default 2.
+    remember
+        Tokens of earlier texts of the session that are looked up too; default 4096. 0 keeps to the current one.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range.
+
+    Examples
+    --------
+    >>> with mmaccel.accelerate(model, SuffixDecoding()) as fast:  # doctest: +SKIP
+    ...     tokens = fast.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=200)
+    ...     print(fast.report)
+    """
+
+    engaging: ClassVar[dict[str, Any]] = {"block": 1}
+    learns: ClassVar[bool] = True  # the contract's answers are too short to repeat themselves
+    # what the adapters ask every method of a decoder
+    attends: ClassVar[bool] = False
+    replaces_cache: ClassVar[bool] = False
+    drops_keys: ClassVar[bool] = False
+
+    def _forbidden(self, session: Session) -> frozenset[int]:
+        config = session.target.config
+        names = [f"{kind}_token_{end}" for kind in PLACEHOLDERS for end in ("id", "index")]
+        found = (getattr(config, name, None) for name in names)
+        return frozenset(token for token in found if isinstance(token, int))
