@@ -72,8 +72,8 @@ class VideoCommand(Command):
                 clips.save(clips.side_by_side(frames, labels), temporary)
         print(told(report))
         if both:
-            quality = f"{quality.psnr(*frames):.1f} dB PSNR, {quality.ssim(*frames):.3f} SSIM"
-            print(f"  quality     {quality} to the plain clip, measured")
+            kept = f"{quality.psnr(*frames):.1f} dB PSNR, {quality.ssim(*frames):.3f} SSIM"
+            print(f"  quality     {kept} to the plain clip, measured")
         tell_written(arguments, both)
 
     def add_call(self, parser: Any) -> None:
