@@ -35,8 +35,9 @@ class SpeculativeJacobi(ImageMethod):
     window
         Tokens per forward pass, the last committed one included; 1 is plain decoding. ``"auto"``
         (default) picks it from the time of the passes and the tokens that they committed so far, also
-        by earlier calls of the session, and decodes plainly where speculation does not pay. So a seed
-        gives the same picture again only at a fixed window, or with ``"gumbel_exact"``.
+        by earlier calls of the session: it begins plainly and narrow, takes wide windows as soon as drafts
+        are accepted, and goes back to plain decoding where they have lost time. So a seed gives the same
+        picture again only at a fixed window, or with ``"gumbel_exact"``.
     coupling
         How drafts behind the first failure are drawn anew: ``"maximal"`` (default, most drafts survive),
         ``"independent"`` (plain SJD), ``"gumbel"``, or ``"gumbel_exact"``: a seed gives the very picture

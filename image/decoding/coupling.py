@@ -96,7 +96,7 @@ class Coupling:
         if self.name.startswith("gumbel") and noise is None:
             raise ValueError("the Gumbel couplings need noise")
         if self.name == "gumbel_exact":
-            tokens = (p.log() + noise).argmax(-1)
+            tokens = self._fresh(p, noise)
             return tokens, _leading(tokens[:, :-1] == drafts)
         if p.shape[1] == 1:  # plain decoding
             return self._fresh(p, noise), torch.zeros(len(p), dtype=torch.long, device=p.device)
