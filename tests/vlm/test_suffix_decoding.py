@@ -1,0 +1,162 @@
+"""Drafts of decoders: the model's own tokens, greedy and sampled, whatever the prompt holds."""
+
+import pytest
+import torch
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+
+import mmaccel
+from mmaccel import vlm
+from mmaccel.vlm import SuffixDecoding, examples, visual_examples
+
+NEW = 40
+
+
+@pytest.fixture(scope="module", params=("llama", "qwen2"))
+def case(request):
+    """A model, and arguments of a prompt whose second half begins to repeat the first."""
+    model, _ = getattr(examples, request.param)()
+    ids = torch.randint(4, 60, (1, 24), generator=torch.Generator().manual_seed(1))
+    ids = torch.cat([ids, ids[:, :12]], 1)
+
+    def arguments(**more):
+        call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "do_sample": False}
+        return {**call, **more}
+
+    return model, arguments
+
+
+def drafted(model, arguments, method=None, **more):
+    with mmaccel.accelerate(model, method or SuffixDecoding(shortest=1)) as session:
+        return session.generate(**arguments(**more)), session.report
+
+
+@pytest.mark.parametrize(
+    "method", (SuffixDecoding(shortest=1), SuffixDecoding(block=3), SuffixDecoding(block=64)), ids=str
+)
+def test_the_tokens_of_the_model_in_fewer_passes(case, method):
+    model, arguments = case
+    plain, passes = model.generate(**arguments()), []
+    handle = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
+    with mmaccel.accelerate(model, method) as session:
+        for _ in range(2):
+            passes.clear()
+            assert torch.equal(session.generate(**arguments()), plain)
+            assert session.report.forwards == len(passes)
+            assert session.report.plain_forwards == session.report.tokens == NEW
+    handle.remove()
+    report = session.report
+    assert report.engaged and report.exact and not report.warnings
+    assert len(passes) <= -(-NEW // (method.block + 1)) + 4, "the second time nearly all is known"
+
+
+@pytest.mark.parametrize(
+    "more", ({"temperature": 0.7}, {"top_p": 0.9, "top_k": 0}, {"repetition_penalty": 1.2}), ids=str
+)
+def test_the_tokens_that_the_model_samples(case, more):
+    """From the same random state, so that whole texts have the model's distribution."""
+    model, arguments = case
+    more = {**more, "do_sample": True}
+    for seed in range(3):
+        torch.manual_seed(seed)
+        plain = model.generate(**arguments(**more))
+        state = torch.get_rng_state()
+        with mmaccel.accelerate(model, SuffixDecoding(shortest=1)) as session:
+            for _ in range(2):
+                torch.manual_seed(seed)
+                assert torch.equal(session.generate(**arguments(**more)), plain)
+                assert torch.equal(torch.get_rng_state(), state), "as many draws as plain sampling takes"
+            assert session.report.engaged
+
+
+class Raise(LogitsProcessor):
+    """A processor with a state: it must see each token once, in order."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids[0].tolist())
+        scores = scores.clone()
+        scores[:, 10 + len(self.seen) // 7] += 2.0
+        return scores
+
+
+def test_processors_ends_and_outputs(case):
+    model, arguments = case
+    texts = []
+    for run in (
+        lambda **more: model.generate(**arguments(**more)),
+        lambda **more: drafted(model, arguments, **more)[0],
+    ):
+        processor = Raise()
+        text = run(logits_processor=LogitsProcessorList([processor]))
+        end = int(run()[0, -9])
+        ended = run(eos_token_id=end)
+        full = run(return_dict_in_generate=True, output_scores=True, output_logits=True)
+        texts.append((processor.seen, text.tolist(), ended.tolist(), full))
+    (*plain, one), (*found, two) = texts
+    assert plain == found and len(plain[2][0]) < len(plain[1][0])
+    assert torch.equal(one.sequences, two.sequences)
+    for name in ("scores", "logits"):
+        for left, right in zip(one[name], two[name], strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+    assert one.past_key_values.get_seq_length() == two.past_key_values.get_seq_length()
+
+
+def test_a_second_turn(case):
+    """The cache of the first turn goes on, and what was said before is looked up."""
+    model, arguments = case
+    answers = []
+    for target in (model, mmaccel.accelerate(model, SuffixDecoding(shortest=1))):
+        cache = DynamicCache(config=model.config)
+        first = target.generate(**arguments(past_key_values=cache))
+        ids = torch.cat([first, first[:, :7]], 1)
+        more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": cache}
+        answers.append(target.generate(**arguments(**more)))
+    target.remove()
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    (
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"num_return_sequences": 2, "do_sample": True}, "a batch of 2"),
+        ({"use_cache": False}, "no cache"),
+        ({"cache_implementation": "static"}, "cache_implementation='static'"),
+        ({"attention_mask": torch.cat([torch.zeros(1, 2), torch.ones(1, 34)], 1).long()}, "padded"),
+    ),
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
+)
+def test_what_is_left_to_the_model(case, more, reason):
+    model, arguments = case
+    torch.manual_seed(0)
+    plain = model.generate(**arguments(**more))
+    torch.manual_seed(0)
+    found, report = drafted(model, arguments, **more)
+    assert torch.equal(found, plain) and not report.engaged
+    assert report.warnings[0].startswith("the model's own loop ran: ") and reason in report.warnings[0]
+
+
+def test_a_cache_of_another_method_is_left_alone(case):
+    model, arguments = case
+    method = vlm.CompressKV(budget=0.5)
+    with mmaccel.accelerate(model, method) as session:
+        plain = session.generate(**arguments())
+    with mmaccel.accelerate(model, method, SuffixDecoding(shortest=1)) as session:
+        assert torch.equal(session.generate(**arguments()), plain)
+        assert any("no cache to take drafts back from" in text for text in session.report.warnings)
+
+
+def test_tokens_that_stand_for_pictures_are_never_drafted():
+    model, arguments = visual_examples.qwen2_5_vl()
+    config = model.config
+    call = arguments()
+    plain = model.generate(**call)
+    with mmaccel.accelerate(model, SuffixDecoding(shortest=1)) as session:
+        for _ in range(2):
+            assert torch.equal(session.generate(**call), plain)
+        assert session.report.engaged
+        index = session.memory["vlm.SuffixDecoding"]
+    assert {config.video_token_id, config.image_token_id} <= index.forbidden
+    assert not index.forbidden & set(index._tokens)
