@@ -219,6 +219,12 @@ def test_noise_is_said(measured):
     assert not measured((1.2, 40.0, 1.2, 1.3), (2.0, 30.0, 1.9, 2.1), target_speedup=1.8).notes
 
 
+def test_noise_goes_by_the_rounds_of_what_was_picked(measured):
+    """The fastest stands first in the grid and last in the curve."""
+    found = measured((2.0, 30.0, 1.9, 2.1), (1.2, 40.0, 1.2, 1.3), target_speedup=1.8)
+    assert found.picked["speedup"] == 2.0 and not found.notes
+
+
 def test_a_busy_machine_is_said():
     steady = module._noise(Goal(), [], None, {"wall_range": [1.0, 1.2]})
     assert not steady and "plain run took 8.7 to 58 s" in module._noise(Goal(), [], None, {"wall_range": [8.7, 58]})[0]

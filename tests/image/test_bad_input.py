@@ -232,3 +232,14 @@ def test_text_of_the_others_is_left_alone(family):
     plain = model.generate(**call)
     with mmaccel.accelerate(model, METHODS[0]) as fast:
         assert torch.equal(fast.generate(**call), plain) and fast.report.forwards == 0
+
+
+def test_text_takes_no_progress():
+    """Which is of the tokens of a picture: the model itself would refuse it, or ignore it."""
+    model, arguments = examples.janus()
+    call = {**arguments(1), "generation_mode": "text"}
+    with (
+        mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast,
+        pytest.raises(UnsupportedTargetError, match="progress"),
+    ):
+        fast.generate(**call, progress=lambda done, total: None)

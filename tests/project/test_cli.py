@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -288,6 +289,12 @@ def test_sigterm_leaves_no_files(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+def test_signal_handlers_are_put_back(capsys):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    assert run(capsys, "env")[0] == 0
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
 def test_a_reader_that_has_seen_enough():
     command = [sys.executable, "-m", "mmaccel", "methods"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

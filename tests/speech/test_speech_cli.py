@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +71,15 @@ def test_packed_weights_are_asked_for(model, wav, monkeypatch, options):
     monkeypatch.setattr("mmaccel.speech.stream.recognizer.StreamingRecognizer", Recognizer)
     assert cli.main(["run", "speech", str(wav), "--endpoint", "energy", *options]) == 0
     assert asked == [bool(options)]
+
+
+def test_the_update_interval_says_how_often_it_is_decoded(model, wav, capsys):
+    def calls(seconds):
+        words = ["run", "speech", str(wav), "--live", "--endpoint", "energy", "--update-interval", seconds]
+        assert cli.main(words) == 0
+        return int(re.search(r"(\d+) calls", capsys.readouterr().err)[1])
+
+    assert calls("0.2") > calls("60")
 
 
 @pytest.mark.parametrize(("suffix", "holds"), ((".srt", "-->"), (".vtt", "WEBVTT"), (".json", '"words"')))

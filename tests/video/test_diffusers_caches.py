@@ -135,6 +135,11 @@ def test_mag_cache_measures_the_ratios_that_diffusers_prints(capsys):
     assert method.ratios == pytest.approx(printed, rel=1e-4)
 
 
+def test_a_calibrated_mag_cache_has_the_threshold_that_was_asked_for():
+    pipe, start, call = loop.pipeline(WAN)
+    assert video.calibrate_mag_cache(pipe, threshold=0.2, start=start, call=call).threshold == 0.2
+
+
 def test_mag_cache_learns_in_the_first_run():
     pipe, start, call = loop.pipeline(WAN)
     plain = pipe(start, call)

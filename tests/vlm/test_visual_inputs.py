@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import mmaccel
 from mmaccel import registry, vlm
@@ -107,6 +108,17 @@ def test_pictures_among_several_are_one_tile_each():
     with mmaccel.accelerate(model, vlm.HoliTom(keep=0.3)) as fast:
         fast.generate(**call)
         assert fast.report.engaged and len(vlm.kept(fast)) == 2
+
+
+def test_what_was_kept_of_videos_and_pictures_comes_in_the_order_of_the_prompt():
+    """A video of three frames, then two pictures."""
+    model, _ = EXAMPLES["llava_onevision"].build()
+    call = rows([5, *[VIDEO] * 49, 6, *[IMAGE] * 65, 6, *[IMAGE] * 65, 7])
+    call |= {"pixel_values_videos": visual_examples.clip(1, 3, 32), "pixel_values": torch.randn(2, 1, 3, 32, 32)}
+    call |= {"image_sizes": torch.tensor([[32, 32], [20, 64]]), "batch_num_images": torch.tensor([2])}
+    with mmaccel.accelerate(model, vlm.HoliTom(keep=0.3)) as fast:
+        fast.generate(**call)
+        assert [len(kept.sizes) for kept in vlm.kept(fast)] == [3, 1, 1]
 
 
 def test_a_row_of_words_among_videos():
@@ -289,3 +301,13 @@ def test_max_length_below_the_prompt_is_refused_as_by_transformers():
         model.generate(**dict(call))
     with mmaccel.accelerate(model, vlm.VidCom2()) as fast, pytest.raises(SettingError, match="max_length=20"):
         fast.generate(**dict(call))
+
+
+def test_the_configuration_of_a_call_counts_before_that_of_the_model():
+    model, arguments = visual_examples.onevision()
+    model.generation_config.max_new_tokens = 2
+    call = {name: x for name, x in arguments(1).items() if name not in ("max_new_tokens", "min_new_tokens")}
+    given = GenerationConfig(max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    plain = model.generate(**call, generation_config=given)
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.5)) as fast:
+        assert fast.generate(**call, generation_config=given).shape == plain.shape
