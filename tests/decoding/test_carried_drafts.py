@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from fractions import Fraction
-from pathlib import Path
 
+import exact_rules as exact
 import pytest
-
-_spec = importlib.util.spec_from_file_location("exact_rules", Path(__file__).with_name("exact_rules.py"))
-exact = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(exact)
 
 VOCABULARY, WINDOW = 3, 3
 UNIFORM = (Fraction(1, VOCABULARY),) * VOCABULARY

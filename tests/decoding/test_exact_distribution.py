@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from fractions import Fraction
-from pathlib import Path
 
+import exact_rules as exact
 import pytest
-
-_spec = importlib.util.spec_from_file_location("exact_rules", Path(__file__).with_name("exact_rules.py"))
-exact = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(exact)
 
 P2, Q2 = exact.constant(exact.P2), exact.constant(exact.Q2)
 TOYS = [(2, 2), (2, 3), (2, 4), (2, 5), (3, 2), (3, 3), (3, 4), (4, 2), (4, 3)]

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 from fractions import Fraction
-from pathlib import Path
 
+import exact_rules as exact
 import pytest
 import torch
 
 from mmaccel.decoding import Draft, FixedWidth, Stats, draft_and_verify, match
-
-_spec = importlib.util.spec_from_file_location("exact_rules", Path(__file__).with_name("exact_rules.py"))
-exact = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(exact)
 
 TREES = [
     ((), ()),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-from pathlib import Path
 
+import exact_rules as exact
 import pytest
 import torch
 from scipy.stats import chi2
@@ -14,10 +13,6 @@ from mmaccel.decoding import sample
 from mmaccel.image.decoding import coupling as coupling_module
 from mmaccel.image.decoding.coupling import Coupling
 from mmaccel.kernels import accept_length, residual_sample
-
-_spec = importlib.util.spec_from_file_location("exact_rules", Path(__file__).with_name("exact_rules.py"))
-exact = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(exact)
 
 SAMPLES = 100_000
 

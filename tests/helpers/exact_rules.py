@@ -1,7 +1,7 @@
 """Plain-Python reference of the acceptance rules in exact fractions, written apart from the tensor code.
 
 A model maps a history (tuple of tokens) to a tuple of fractions. A judge maps (draft, P, Q) to a list of
-(accepted, probability, distribution of the next token). Loaded by the test files next to it.
+(accepted, probability, distribution of the next token).
 """
 
 from __future__ import annotations
