@@ -52,7 +52,7 @@ class ImageCommand(Command):
         from .comparing import verdict
 
         names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
-        settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+        settings = generation.ImageSettings(**{name: getattr(arguments, name) for name in names})
         chosen, preset = chosen_methods(arguments)
         drawing = opened(arguments)
         generation.check_prompts(drawing, [arguments.prompt])
@@ -83,7 +83,7 @@ class ImageCommand(Command):
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         from . import generation
 
-        settings = generation.Settings(guidance=arguments.guidance)
+        settings = generation.ImageSettings(guidance=arguments.guidance)
         drawing = opened(arguments)
         generation.check_prompts(drawing, [arguments.prompt])
         return drawing.target, drawing.inputs([arguments.prompt], settings)

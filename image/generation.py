@@ -24,7 +24,7 @@ from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
 
 @dataclass
-class Settings:
+class ImageSettings:
     """Sampling settings of one request; None leaves the model's own default.
 
     Attributes
@@ -69,14 +69,14 @@ class Painter(ABC):
         self.name, self.target, self.processor = name, target, processor
 
     @abstractmethod
-    def inputs(self, prompts: list[str], settings: Settings) -> dict[str, Any]:
+    def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         """Arguments of `generate`."""
 
     @abstractmethod
     def pictures(self, tokens: Any, inputs: dict[str, Any]) -> list[Image.Image]:
         """Decode what `generate` returned."""
 
-    def generate(self, target: Any, prompts: list[str], settings: Settings, label: str | None = None) -> Any:
+    def generate(self, target: Any, prompts: list[str], settings: ImageSettings, label: str | None = None) -> Any:
         """Run a session or the plain model from the same seed; a progress bar where a label is given.
 
         A session gets a generator of its own. The plain model can only sample from the global state, which
@@ -91,7 +91,7 @@ class Painter(ABC):
             torch.manual_seed(settings.seed)
             return target.generate(**inputs)
 
-    def paint(self, target: Any, prompts: list[str], settings: Settings, label: str | None = None) -> Painted:
+    def paint(self, target: Any, prompts: list[str], settings: ImageSettings, label: str | None = None) -> Painted:
         """Generate and decode, with the time of each."""
         began = time.perf_counter()
         tokens = self.generate(target, prompts, settings, label)
@@ -112,7 +112,7 @@ class Painted:
 
 
 class JanusPainter(Painter):
-    def inputs(self, prompts: list[str], settings: Settings) -> dict[str, Any]:
+    def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         encoded = self.processor(
             text=prompts, generation_mode="image", return_tensors="pt", padding=True, return_token_type_ids=False
         )
@@ -127,7 +127,7 @@ class Emu3Painter(Painter):
     NEGATIVE = "lowres, bad anatomy, bad hands, text, error, worst quality, low quality, jpeg artifacts, blurry."
     GUIDANCE = 3.0
 
-    def inputs(self, prompts: list[str], settings: Settings) -> dict[str, Any]:
+    def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         def encode(text: list[str]) -> Any:
             return self.processor(text=text, padding=True, return_tensors="pt", return_for_image_generation=True).to(
                 self.target.device
@@ -203,7 +203,7 @@ def check_prompts(painter: Painter, prompts: list[str]) -> None:
     """Raise a `PromptError` before any work is done."""
     if not prompts or any(not prompt.strip() for prompt in prompts):
         raise PromptError("the prompt is empty: say what to draw, such as 'red heart'")
-    painter.inputs(prompts, Settings())
+    painter.inputs(prompts, ImageSettings())
 
 
 def to_pictures(pixels: torch.Tensor, axis: int = -1) -> list[Image.Image]:

@@ -105,6 +105,6 @@ def _settings(arguments: argparse.Namespace, *more: str) -> Any:
     from . import generation
 
     names = ("steps", "guidance", "frames", "height", "width", *more)
-    settings = generation.Settings(**{name: getattr(arguments, name) for name in names})
+    settings = generation.VideoSettings(**{name: getattr(arguments, name) for name in names})
     generation.check_memory(settings)
     return settings

@@ -20,7 +20,7 @@ from .families.adapter import DiffusionTransformerAdapter
 
 
 @dataclass
-class Settings:
+class VideoSettings:
     """Settings of one clip; None leaves the pipeline's own default.
 
     Attributes
@@ -56,7 +56,7 @@ class Settings:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def check_memory(settings: Settings) -> None:
+def check_memory(settings: VideoSettings) -> None:
     """Raise a `MemoryLimitError` if not even the finished clip, in float32, fits into the memory that is free."""
     frames, height, width = (getattr(settings, name) or 1 for name in ("frames", "height", "width"))
     need, free = 12 * frames * height * width, free_memory("cpu")
@@ -106,7 +106,7 @@ class Filmed:
     seconds: float
 
 
-def film(target: Any, prompt: str, settings: Settings, **more: Any) -> Filmed:
+def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Filmed:
     """Run a session or a plain pipeline from a seed.
 
     Raises

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mmaccel.session import accelerate
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 
 from .families.adapter import DiffusionMethod, DiffusionTransformerAdapter, PipelineSession
 from .steps import Stepper, follow
@@ -22,7 +22,7 @@ class _Recording(DiffusionMethod):
 
     name = "video.recording"
     method: DiffusionMethod
-    recorder: Callable[[PipelineSession, Run], Stepper]
+    recorder: Callable[[PipelineSession, SamplerRun], Stepper]
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         self.method.check(adapter)
@@ -34,7 +34,7 @@ class _Recording(DiffusionMethod):
 def plain_runs(
     pipe: Any,
     method: DiffusionMethod,
-    recorder: Callable[[PipelineSession, Run], Stepper],
+    recorder: Callable[[PipelineSession, SamplerRun], Stepper],
     prompts: Sequence[str] | None,
     call: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:

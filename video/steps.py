@@ -15,7 +15,7 @@ import torch
 
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 
 from .families.adapter import DiffusionTransformerAdapter, PipelineSession
 from .families.families import latents_of
@@ -28,7 +28,7 @@ MOST_BRANCHES = 8
 class Stepper:
     """What a method does during one run; :func:`follow` makes a fresh one for each."""
 
-    def __init__(self, session: PipelineSession, run: Run) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
         self.session, self.report, self.run = session, session.report, run
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ def warn(report: Report, text: str) -> None:
 class _Follower:
     """Keeps the run up to date, and hands the calls to its stepper."""
 
-    def __init__(self, session: PipelineSession, make: Callable[[Run], Stepper]) -> None:
+    def __init__(self, session: PipelineSession, make: Callable[[SamplerRun], Stepper]) -> None:
         self.session, self.make = session, make
         self.scheduler = session.target.scheduler
         self.stepper: Stepper | None = None
@@ -80,7 +80,7 @@ class _Follower:
             self.session.report.start()
         result = original(*args, **kwargs)
         levels = levels_of(self.scheduler)
-        self.stepper = self.make(Run(len(levels) - 1, levels))
+        self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
         return result
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +172,7 @@ def levels_of(scheduler: Any) -> list[float]:
     return [*(float(t) / scheduler.config.num_train_timesteps for t in timesteps), 0.0]
 
 
-def follow(session: PipelineSession, stack: ExitStack, make: Callable[[Run], Stepper]) -> None:
+def follow(session: PipelineSession, stack: ExitStack, make: Callable[[SamplerRun], Stepper]) -> None:
     """Put ``make(run)`` in charge of every run of the session's pipeline, until `stack` closes.
 
     Three methods are replaced on the instances: the scheduler's `set_timesteps` and `step`, and the `forward` of every

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .pruning.vision_zip import VisionZip
     from .stream.response_gate import ResponseGate
     from .stream.streaming_compression import StreamingCompression
-    from .stream.video_stream import StreamStats, VideoStream
+    from .stream.video_stream import VideoStream, VideoStreamStats
 else:
     __getattr__, __dir__ = on_demand(__name__, __file__)
 
@@ -56,7 +56,7 @@ __all__ = [
     "ResponseGate",
     "SelectKV",
     "SparsePrefill",
-    "StreamStats",
+    "VideoStreamStats",
     "StreamingCompression",
     "SuffixDecoding",
     "VidCom2",

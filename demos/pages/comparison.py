@@ -24,10 +24,10 @@ def main(output: Path) -> None:
     for row, method in enumerate(METHODS):
         session = mmaccel.accelerate(painter.target, method) if method else None
         target = session or painter.target
-        painter.paint(target, [PROMPTS[0]], generation.Settings())  # warm-up: the first run measures costs
+        painter.paint(target, [PROMPTS[0]], generation.ImageSettings())  # warm-up: the first run measures costs
         label = str(method).removeprefix("image.") if method else "plain generate"
         for prompt in PROMPTS:
-            painted = painter.paint(target, [prompt], generation.Settings(seed=1), label)
+            painted = painter.paint(target, [prompt], generation.ImageSettings(seed=1), label)
             picture = pictures.enlarged(painted.pictures[0])
             seconds = f"{painted.token_seconds:.2f} s"
             cells.setdefault(row, []).append(pictures.headed(picture, f"{label}   {seconds}"))

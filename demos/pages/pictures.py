@@ -95,7 +95,7 @@ def painted(method: Any) -> Made:
     """A picture beside the pass in which each of its tokens was settled."""
     painter = generation.load("tiny-janus")
     with recorded(GridDecoder, "forward") as calls, mmaccel.accelerate(painter.target, method) as fast:
-        picture = painter.paint(fast, ["big red heart on yellow"], generation.Settings(seed=1))
+        picture = painter.paint(fast, ["big red heart on yellow"], generation.ImageSettings(seed=1))
         report = fast.report
     settled = _settled(calls, int(report.plain_forwards))
     caption = f"{method} on tiny-janus: {report.plain_forwards} tokens in {report.forwards:g} passes."

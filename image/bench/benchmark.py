@@ -83,15 +83,15 @@ def _quality(painter: generation.Painter) -> Iterator[tuple[Method, Row]]:
     prompts, real = zoo.reference(MODEL)
     count = min(QUALITY_PICTURES, len(prompts))
     adapter: Any = find_adapter(painter.target)
-    codebook = adapter.begin(painter.inputs(prompts[:1], generation.Settings())).codebook()
+    codebook = adapter.begin(painter.inputs(prompts[:1], generation.ImageSettings())).codebook()
     distance = quality.FrechetDistance(quality.features(real[count:], codebook))
 
     def judge(target: Any, label: str) -> tuple[float, float]:
         tokens, surprise = [], []
         for start in tqdm(range(0, count, 20), desc=f"quality, {label}"):
             batch = prompts[start : min(start + 20, count)]
-            drawn = painter.generate(target, batch, generation.Settings(seed=start, guidance=GUIDED))
-            inputs = painter.inputs(batch, generation.Settings(guidance=GUIDED))
+            drawn = painter.generate(target, batch, generation.ImageSettings(seed=start, guidance=GUIDED))
+            inputs = painter.inputs(batch, generation.ImageSettings(guidance=GUIDED))
             tokens.append(drawn)
             surprise.append(quality.nats_per_token(adapter, inputs, drawn))
         return distance(quality.features(torch.cat(tokens), codebook)), float(torch.cat(surprise).mean())

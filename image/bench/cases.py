@@ -76,5 +76,5 @@ class Drawing(Workload):
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
         first, batch = seed * self.case.batch, self.case.batch
         chosen = [self.prompts[i % len(self.prompts)] for i in range(first, first + batch)]
-        settings = generation.Settings(seed=seed, guidance=self.case.guidance)
+        settings = generation.ImageSettings(seed=seed, guidance=self.case.guidance)
         return self.painter.generate(target, chosen, settings)

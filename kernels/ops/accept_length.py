@@ -19,7 +19,7 @@ def accept_length(p: torch.Tensor, q: torch.Tensor, tok: torch.Tensor, u: torch.
     """Number of leading drafts kept by the token-ratio test (Leviathan et al., 2023).
 
     Draft `k` passes if ``u < p / q`` for its token; the first failure ends the chain. Exact together with
-    :func:`mmaccel.kernels.residual_sample`: the tokens have the law of `p`.
+    :func:`mmaccel.kernels.residual_sample`: the tokens are distributed as `p`.
 
     Parameters
     ----------

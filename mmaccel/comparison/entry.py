@@ -156,10 +156,10 @@ class Entry:
             speedup_range=[min(ratios), max(ratios)],
             peak_bytes=max((each.peak_bytes for each in self.samples if each.peak_bytes is not None), default=None),
             equal=all(self.equal.values()),
-            same_law=self.exact and trial.draws,
+            same_distribution=self.exact and trial.draws,
             idle=self.idle,
             warnings=self._told(trial),
-            takes=[
+            samples=[
                 {"seed": each.seed, "seconds": each.seconds, "ratio": ratio}
                 for each, ratio in zip(self.samples, ratios, strict=True)
             ],

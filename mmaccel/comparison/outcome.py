@@ -170,7 +170,7 @@ def _output(row: dict[str, Any]) -> str:
         return ""
     if row["equal"]:
         return "equal"
-    return "same distribution" if row["same_law"] else "differs"
+    return "same distribution" if row["same_distribution"] else "differs"
 
 
 def _memory(row: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-
 def page(comparison: Outcome) -> str:
     """The whole page; everything that came from a user or a model is escaped."""
     header = comparison.result["header"]
-    runs, seeds = len(comparison.rows[0]["takes"]), header["seeds"]
+    runs, seeds = len(comparison.rows[0]["samples"]), header["seeds"]
     made = f"Medians of {runs} runs in turns (lowest to highest)" if runs > 1 else "One run of each, which says little"
     drawn = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}"
     parts = [
@@ -136,7 +136,7 @@ def _pair(comparison: Outcome, pair: Pair) -> str:
     which = f"the worst of {seeds} seeds: {pair.seed}" if seeds > 1 else f"seed {pair.seed}"
     figures = [f"{m.title} {pair.figures[m.key]:{m.form}}" for m in comparison.metrics if m.key in pair.figures]
     row = next(row for row in comparison.rows if row["label"] == pair.label)
-    if row["same_law"] and not row["equal"]:
+    if row["same_distribution"] and not row["equal"]:
         figures.append("two samples of one distribution: the difference is no error")
     head = f"<h2>{escape(pair.label)}</h2><p class=soft>{escape('; '.join([which, *figures]))}</p>"
     if pair.plain.texts:

@@ -13,20 +13,20 @@ Example
 from .allocation import StepAllocation
 from .easy_reuse import EasyReuse
 from .forecast import Velocities
-from .layout import Layout
+from .layout import LatentLayout
 from .ratios import growth, stretched
 from .replay import Replay
-from .reuse import Remembered, StepReuse
-from .run import Run
+from .reuse import BranchState, StepReuse
+from .run import SamplerRun
 from .schedule import Schedule, chosen, groups, refresh
 from .solver import best_steps
 
 __all__ = [
     "EasyReuse",
-    "Layout",
-    "Remembered",
+    "LatentLayout",
+    "BranchState",
     "Replay",
-    "Run",
+    "SamplerRun",
     "Schedule",
     "StepAllocation",
     "StepReuse",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .forecast import Velocities
-from .layout import Layout
+from .layout import LatentLayout
 from .replay import Make, Replay
 from .schedule import Schedule
 
@@ -64,7 +64,7 @@ class StepAllocation:
         self.tokens, self.by_groups = tokens, by_groups
         self.velocities = Velocities(forecast)
         self.replay = Replay(sampler) if correct else None
-        self.layout = Layout()
+        self.layout = LatentLayout()
         self.index = 0
         self.share = 1.0
         self.active: torch.Tensor | None = None

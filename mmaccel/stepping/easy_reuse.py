@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from .reuse import Remembered, StepReuse
-from .run import Run
+from .reuse import BranchState, StepReuse
+from .run import SamplerRun
 from .tensors import map_tensors, mean_change, mean_size, plus, tensors
 
 
 @dataclass
-class _Predicted(Remembered):
+class _Predicted(BranchState):
     """What one branch remembers; all but the residual only in the branch that decides. `seen` is the last input."""
 
     inputs: list[torch.Tensor] = field(default_factory=list)  # of the last computed step
@@ -52,7 +52,7 @@ class EasyReuse(StepReuse):
 
     Examples
     --------
-    >>> run = Run(4, [1.0, 0.75, 0.5, 0.25, 0.0])
+    >>> run = SamplerRun(4, [1.0, 0.75, 0.5, 0.25, 0.0])
     >>> cache, computed = EasyReuse(run, threshold=9.0, warmup=2, cooldown=0), []
     >>> for run.step in range(4):
     ...     run.branch = 0
@@ -63,7 +63,7 @@ class EasyReuse(StepReuse):
     ([1.0, 1.0, 0.0, 0.0], [4.0, 4.0])
     """
 
-    def __init__(self, run: Run, threshold: float = 0.05, warmup: int = 5, cooldown: int = 1) -> None:
+    def __init__(self, run: SamplerRun, threshold: float = 0.05, warmup: int = 5, cooldown: int = 1) -> None:
         super().__init__(run, threshold, warmup, cooldown, _Predicted)
 
     def answer(self, inputs: list[torch.Tensor], compute: Callable[[], Any]) -> tuple[Any, float]:

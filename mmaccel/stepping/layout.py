@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Layout:
+class LatentLayout:
     """How the tokens of a transformer lie in the latents of its pipeline.
 
     Parameters
@@ -17,7 +17,7 @@ class Layout:
 
     Examples
     --------
-    >>> Layout((1, 2, 2)).tokens(torch.zeros(1, 4, 3, 8, 8)).shape
+    >>> LatentLayout((1, 2, 2)).tokens(torch.zeros(1, 4, 3, 8, 8)).shape
     torch.Size([1, 48, 16])
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .forecast import Velocities
-from .layout import Layout
+from .layout import LatentLayout
 from .tensors import count_bytes, tensors
 
 Make = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -58,7 +58,7 @@ class Replay:
         self.reached = next(tensors(result))
 
     def correct(
-        self, sample: torch.Tensor, velocities: Velocities, before: torch.Tensor, layout: Layout
+        self, sample: torch.Tensor, velocities: Velocities, before: torch.Tensor, layout: LatentLayout
     ) -> torch.Tensor:
         """The sample, less what forecasts missed; the sampler's state is corrected with it.
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from .run import Run
+from .run import SamplerRun
 from .tensors import relative_change
 
 
 @dataclass
-class Remembered:
+class BranchState:
     """What one branch remembers.
 
     Attributes
@@ -66,11 +66,11 @@ class StepReuse:
 
     def __init__(
         self,
-        run: Run,
+        run: SamplerRun,
         threshold: float = 0.0,
         warmup: int = 1,
         cooldown: int = 0,
-        make_state: Callable[[], Any] = Remembered,
+        make_state: Callable[[], Any] = BranchState,
     ) -> None:
         self.run, self.threshold, self.warmup, self.cooldown = run, threshold, warmup, cooldown
         self.make_state = make_state

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Run:
+class SamplerRun:
     """One run of a sampler, and where it is; whoever steps the sampler keeps it up to date.
 
     Attributes

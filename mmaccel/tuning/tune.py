@@ -55,7 +55,7 @@ class Tuning:
     def by_chance(self) -> bool:
         """Whether all settings draw from the plain distribution, so that their samples differ in quality by luck."""
         rows = [row for row in self.comparison.rows if row["kind"] == "method" and not row["idle"]]
-        return bool(rows) and all(row["same_law"] for row in rows)
+        return bool(rows) and all(row["same_distribution"] for row in rows)
 
     def save(self, path: str | Path) -> None:
         """Write the plan with its curve (.json), a plot of the curve (.png), or the page of the comparison (.html).

@@ -86,9 +86,15 @@ def test_image_methods_side_by_side(janus):
         "image.ZipAR(window=2)",
     ]
     for row in found.rows:
-        assert set(results.COLUMNS) <= set(row) and row["seeds"] == [3, 5] and len(row["takes"]) == 2
+        assert set(results.COLUMNS) <= set(row) and row["seeds"] == [3, 5] and len(row["samples"]) == 2
         assert row["baseline_seconds"] == plain["wall_seconds"] and row["modality"] == "image"
-    assert plain["equal"] and plain["speedup"] == 1 and exact["exact"] and exact["same_law"] and not lossy["exact"]
+    assert (
+        plain["equal"]
+        and plain["speedup"] == 1
+        and exact["exact"]
+        and exact["same_distribution"]
+        and not lossy["exact"]
+    )
     assert exact["work_ratio"] < 1 and lossy["work_ratio"] < 1 and exact["peak_extra_bytes"] > 0
     assert lossy["quality_worst"] == max(found["surprise"] for found in lossy["metrics_by_seed"].values())
     assert "same distribution" in str(found) and "no simple alternative: the plain run is it" in str(found)
@@ -98,7 +104,7 @@ def test_the_ratios_are_those_of_a_round(janus):
     model, arguments = janus
     found = mmaccel.compare(model, ZipAR(window=2), **arguments())
     plain, fast = found.rows
-    pairs = list(zip(plain["takes"], fast["takes"], strict=True))
+    pairs = list(zip(plain["samples"], fast["samples"], strict=True))
     assert [two["ratio"] for _, two in pairs] == [one["seconds"] / two["seconds"] for one, two in pairs]
     assert fast["speedup"] == results.median(two["ratio"] for _, two in pairs) and len(pairs) == 3
     assert fast["speedup_range"] == [min(t["ratio"] for _, t in pairs), max(t["ratio"] for _, t in pairs)]
@@ -117,7 +123,7 @@ def test_greedy_pictures_of_an_exact_method_are_equal(janus):
     call = {**arguments(), "do_sample": False}
     found = mmaccel.compare(model, SpeculativeJacobi(window=8), seeds=(0, 1), rounds=1, **call)
     row = found.rows[1]
-    assert row["equal"] and not row["same_law"] and row["metrics"]["same"] == 1 and not row["idle"]
+    assert row["equal"] and not row["same_distribution"] and row["metrics"]["same"] == 1 and not row["idle"]
     assert "all seeds gave one output" in str(found)
 
 
@@ -164,7 +170,7 @@ def test_fewer_steps_run_beside_a_method(wan, monkeypatch):
     assert len(simple) == 1 and simple[0]["method"] == "fewer steps"
     assert simple[0]["wall_seconds"] == reusing["wall_seconds"] == 2 * simple[0]["settings"]["steps"]
     assert simple[0]["speedup"] == reusing["speedup"] > 2 and not simple[0]["equal"]
-    assert all(len(row["takes"]) == 4 and row["seeds"] == [1, 2] for row in found.rows)
+    assert all(len(row["samples"]) == 4 and row["seeds"] == [1, 2] for row in found.rows)
     assert neutral["equal"] and neutral["quality"] == 100 and neutral["idle"]
     assert reusing["work_ratio"] < 1 and not reusing["equal"] and not reusing["idle"] and reusing["quality"] < 100
     worst = next(pair for pair in found.pairs if pair.label == str(REUSING))

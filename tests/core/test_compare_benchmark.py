@@ -39,13 +39,13 @@ def test_image():
     painter, methods = TinyPainter(), (SpeculativeJacobi(window=8), ZipAR(window=2))
     case = image_benchmark.ImageCase(1, 3.0, 1, methods)
     table = [row for _, row in image_benchmark.measure(painter, case)]
-    call = painter.inputs([], generation.Settings(guidance=3.0))
+    call = painter.inputs([], generation.ImageSettings(guidance=3.0))
     found = mmaccel.compare(painter.target, *methods, rounds=1, **call)
     for theirs, ours in zip(table, found.rows[1:], strict=True):
         assert {name: theirs[name] for name in SAME} == {name: ours[name] for name in SAME}
         assert ours["work_ratio"] < 1
     trial = trial_of(find_adapter(painter.target), call, None)
-    settings = generation.Settings(seed=0, guidance=3.0)
+    settings = generation.ImageSettings(seed=0, guidance=3.0)
     with mmaccel.accelerate(painter.target, methods[0]) as session:
         assert torch.equal(trial.run(session, 0), painter.generate(session, ["any"], settings))
     assert torch.equal(trial.run(painter.target, 0), painter.generate(painter.target, ["any"], settings))

@@ -81,14 +81,14 @@ def test_a_plan_is_exact_if_all_its_methods_are(methods, exact):
 @pytest.mark.parametrize(("kind", "exact"), (("plain", True), ("simple", False)))
 def test_fewer_steps_promise_nothing(kind, exact):
     made = row(entry(kind=kind, fewer=3 if kind == "simple" else None))
-    assert made["exact"] == exact and not made["same_law"]
+    assert made["exact"] == exact and not made["same_distribution"]
 
 
 @pytest.mark.parametrize("draws", (True, False))
 @pytest.mark.parametrize(("plan", "kind"), ((planned(EXACT), "method"), (planned(LOSSY), "method"), (None, "simple")))
-def test_only_what_is_exact_draws_from_the_same_law(draws, plan, kind):
+def test_only_what_is_exact_draws_from_the_same_distribution(draws, plan, kind):
     made = row(entry([False], plan=plan, kind=kind), trial=Trial(draws=draws))
-    assert made["same_law"] == (draws and plan is not None and plan.exact)
+    assert made["same_distribution"] == (draws and plan is not None and plan.exact)
 
 
 @pytest.mark.parametrize("equal", ([True, True], [True, False], [False, True], [False, False]))
@@ -151,7 +151,7 @@ def test_time_is_the_median_of_the_ratios_within_rounds():
     assert made["wall_seconds"] == 3.0 and made["baseline_seconds"] == 7.0
     assert made["speedup"] == 2.5, "the ratios are 2, 1, 3 and 10; of an even count the middle two are averaged"
     assert made["speedup_range"] == [1.0, 10.0] and made["wall_range"] == [1.0, 8.0]
-    assert made["takes"] == [{"seed": 0, "seconds": s, "ratio": p / s} for s, p in zip(seconds, plain, strict=True)]
+    assert made["samples"] == [{"seed": 0, "seconds": s, "ratio": p / s} for s, p in zip(seconds, plain, strict=True)]
 
 
 def test_work_is_a_mean_and_memory_a_peak():
@@ -205,9 +205,9 @@ def line(**changes):
 @pytest.mark.parametrize(
     ("changes", "word"),
     (
-        ({"equal": True, "same_law": True}, "equal"),
-        ({"equal": False, "same_law": True}, "same distribution"),
-        ({"equal": False, "same_law": False}, "differs"),
+        ({"equal": True, "same_distribution": True}, "equal"),
+        ({"equal": False, "same_distribution": True}, "same distribution"),
+        ({"equal": False, "same_distribution": False}, "differs"),
         ({"kind": "plain"}, ""),
     ),
 )

@@ -154,7 +154,13 @@ def made(methods, figures, metric=PSNR):
 def _row(name, kind, settings, exact, found, metric):
     speedup, quality, low, high = found if len(found) == 4 else (*found, found[0], found[0])
     more = {"wall_range": [1 / speedup] * 2, "speedup_range": [low, high], "quality_worst": quality, "warnings": []}
-    more |= {"metrics": {metric.key: quality}, "equal": False, "same_law": False, "peak_bytes": None, "idle": None}
+    more |= {
+        "metrics": {metric.key: quality},
+        "equal": False,
+        "same_distribution": False,
+        "peak_bytes": None,
+        "idle": None,
+    }
     return results.row(
         modality="video", model="a model", method=name, settings=settings, exact=exact, wall_seconds=1 / speedup,
         speedup=speedup, quality=quality, peak_extra_bytes=0, label=name, kind=kind, **more,

@@ -12,7 +12,7 @@ from PIL import Image
 from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.looks import panels, race
 from mmaccel.demos.app.looks.gallery import Card, gallery, waves
-from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN, Race, Verdict, film, notice, ratio
+from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN, Race, Scoreboard, film, notice, ratio
 from mmaccel.demos.app.tabs import image_tab, video_tab
 from mmaccel.demos.app.tabs.image_run import _cost
 from mmaccel.demos.training.janus import card as model_card
@@ -193,4 +193,4 @@ def test_waves_follow_the_sound():
 
 
 def test_a_verdict_alone_has_no_bars():
-    assert "lane" not in Verdict("2 s", "").page()
+    assert "lane" not in Scoreboard("2 s", "").page()

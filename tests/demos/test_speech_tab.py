@@ -27,7 +27,7 @@ from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.tabs import microphone, speech_tab
 from mmaccel.demos.app.tabs.live_words import LiveWords
-from mmaccel.demos.app.tabs.speech_run import Heard, _report
+from mmaccel.demos.app.tabs.speech_run import PartialTranscript, _report
 from mmaccel.demos.app.uploads.reading import read_recording
 from mmaccel.errors import AudioError, SettingError, UnknownNameError, UnsupportedTargetError
 
@@ -97,7 +97,7 @@ def test_a_difference_would_be_told(frame, short):
     request = speech_tab.asked(Limits(), True, str(short), *SETTINGS)
     *_, (heard, saved) = speech_tab.compared(run, frame.models, read_recording(str(short), Limits()), request)
     assert "Exact" in saved.cost
-    other = Heard(heard.words, heard.stats, heard.events[:-1])
+    other = PartialTranscript(heard.words, heard.stats, heard.events[:-1])
     saved = _report(other, 1.0, heard, 1.0)
     assert "NOT the same" in saved.report and "which they should not" in saved.cost
 

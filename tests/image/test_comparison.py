@@ -18,12 +18,12 @@ def painter():
 
 def test_the_preset_draws_the_plain_picture(painter):
     """Of two pictures of a prompt, at once."""
-    settings = generation.Settings(seed=5, count=2)
+    settings = generation.ImageSettings(seed=5, count=2)
     plain = painter.generate(painter.target, ["red heart"], settings)
     with mmaccel.accelerate(painter.target, preset="exact") as fast:
         assert torch.equal(painter.generate(fast, ["red heart"], settings), plain)
         assert fast.report.forwards < 128 and fast.report.exact
-        other = painter.generate(fast, ["red heart"], generation.Settings(seed=6, count=2))
+        other = painter.generate(fast, ["red heart"], generation.ImageSettings(seed=6, count=2))
     assert not torch.equal(other, plain)
 
 

@@ -9,7 +9,7 @@ from transformers import BatchFeature
 import mmaccel
 from mmaccel.errors import PromptError
 from mmaccel.image import SpeculativeJacobi, examples, generation
-from mmaccel.image.generation import Settings
+from mmaccel.image.generation import ImageSettings
 
 LENGTH = examples.ROWS * examples.COLUMNS
 
@@ -46,10 +46,10 @@ class Bar:
 
 
 def test_every_setting_reaches_generate():
-    settings = Settings(count=3, guidance=2.5, temperature=0.7, top_k=11, top_p=0.9)
+    settings = ImageSettings(count=3, guidance=2.5, temperature=0.7, top_k=11, top_p=0.9)
     wanted = {"num_return_sequences": 3, "guidance_scale": 2.5, "temperature": 0.7, "top_k": 11, "top_p": 0.9}
     assert settings.arguments() == wanted
-    assert Settings().arguments() == {"num_return_sequences": 1}, "the model's own defaults stay"
+    assert ImageSettings().arguments() == {"num_return_sequences": 1}, "the model's own defaults stay"
 
 
 @pytest.mark.parametrize("target", ("plain", "fast"))
@@ -63,9 +63,9 @@ def test_a_bar_counts_tokens_to_the_end(target, monkeypatch):
         chosen = painter.target if target == "plain" else fast
         if target == "plain":
             with fast.baseline():
-                painter.generate(chosen, ["a"], Settings(), target)
+                painter.generate(chosen, ["a"], ImageSettings(), target)
         else:
-            painter.generate(chosen, ["a"], Settings(), target)
+            painter.generate(chosen, ["a"], ImageSettings(), target)
     (bar,) = Bar.made
     assert (bar.label, bar.n, bar.total) == (target, LENGTH, LENGTH) and min(bar.steps) >= 1
     assert not inner._forward_hooks
@@ -76,7 +76,7 @@ def test_the_seed_decides_and_the_global_state_stays():
     with mmaccel.accelerate(painter.target, SpeculativeJacobi(window=4)) as fast:
         for target in (fast, painter.target):
             state = torch.get_rng_state()
-            one, again, other = (painter.generate(target, ["a", "b"], Settings(seed=seed)) for seed in (1, 1, 2))
+            one, again, other = (painter.generate(target, ["a", "b"], ImageSettings(seed=seed)) for seed in (1, 1, 2))
             assert torch.equal(one, again) and not torch.equal(one, other)
             assert torch.equal(torch.get_rng_state(), state)
 
@@ -85,7 +85,7 @@ def test_tokens_and_pictures_are_timed_apart(monkeypatch):
     painter = TinyPainter()
     monkeypatch.setattr(painter, "generate", lambda *_: torch.zeros(1, LENGTH, dtype=torch.long))
     monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=iter((10.0, 13.0, 20.0)).__next__))
-    painted = painter.paint(painter.target, ["a"], Settings())
+    painted = painter.paint(painter.target, ["a"], ImageSettings())
     assert (painted.token_seconds, painted.decode_seconds) == (3.0, 7.0)
     assert len(painted.pictures) == 1 and painted.tokens.shape == (1, LENGTH)
 
@@ -110,17 +110,17 @@ def emu3_painter():
 
 def test_emu3_is_guided_away_from_what_is_bad():
     painter, _ = emu3_painter()
-    inputs = painter.inputs(["fox", "a red heart"], Settings(temperature=0.5))
+    inputs = painter.inputs(["fox", "a red heart"], ImageSettings(temperature=0.5))
     assert inputs["input_ids"][:, 0].tolist() == [3, 11]
     assert inputs["negative_prompt_ids"].tolist() == [[len(painter.NEGATIVE)] * 2] * 2
     assert inputs["negative_prompt_attention_mask"].tolist() == [[1, 1]] * 2
     assert (inputs["guidance_scale"], inputs["temperature"], inputs["do_sample"]) == (painter.GUIDANCE, 0.5, True)
-    assert painter.inputs(["fox"], Settings(guidance=7.0))["guidance_scale"] == 7.0
+    assert painter.inputs(["fox"], ImageSettings(guidance=7.0))["guidance_scale"] == 7.0
 
 
 def test_pictures_of_emu3_begin_behind_the_prompt():
     painter, seen = emu3_painter()
-    (picture,) = painter.pictures(torch.arange(10)[None], painter.inputs(["fox"], Settings()))
+    (picture,) = painter.pictures(torch.arange(10)[None], painter.inputs(["fox"], ImageSettings()))
     assert seen["tokens"].tolist() == [list(range(2, 10))] and seen["size"] == (2, 3)
     assert picture.size == (24, 16), "width first"
 

@@ -64,7 +64,7 @@ def test_accept_length_against_the_reference():
     assert len(lengths.unique()) > 3
     bonus = torch.cat([p, p.flip(-1)[:, :1]], 1)  # the place after the last draft, which nothing is compared with
     assert torch.equal(kernels.accept_length(bonus, q, tok, u), expected)
-    assert kernels.accept_length(p, p, tok, u).eq(5).all(), "a draft with the model's own law always passes"
+    assert kernels.accept_length(p, p, tok, u).eq(5).all(), "a draft with the model's own distribution always passes"
 
 
 @pytest.mark.parametrize("name", ("reference", "native"))
@@ -82,8 +82,8 @@ Q = torch.tensor([0.4, 0.1, 0.3, 0.2])
 
 
 @pytest.mark.parametrize("name", ("reference", "native"))
-def test_accept_and_residual_keep_the_law(name):
-    """Two places, drafts from `Q`: the first token has the law of the model. Chi-square with 3 degrees of freedom."""
+def test_accept_and_residual_keep_the_distribution(name):
+    """Two places, drafts from `Q`: the first token is distributed as the model says. Chi-square, 3 degrees."""
     rounds = 20_000 if name == "native" else 4_000
     generator = torch.Generator().manual_seed(1)
     tok = torch.multinomial(Q, 2 * rounds, replacement=True, generator=generator).view(rounds, 2)
@@ -96,7 +96,7 @@ def test_accept_and_residual_keep_the_law(name):
     assert chi_square(first, P) < 16.3, "0.1 % of a chi-square with 3 degrees of freedom"
     assert chi_square(after[kept == 2], P) < 16.3, "the bonus token is drawn from the model"
     rejected = after[kept < 2]
-    assert set(rejected.tolist()) == {1}, "the residual of these laws is one token"
+    assert set(rejected.tolist()) == {1}, "the residual of these distributions is one token"
     assert abs((kept > 0).float().mean() - 0.7) < 0.03
 
 
@@ -111,13 +111,13 @@ def test_a_wrong_residual_is_seen():
     assert chi_square(torch.where(kept > 0, tok[:, 0], wrong), P) > 100
 
 
-def chi_square(tokens, law):
-    counts = torch.bincount(tokens, minlength=len(law)).double()
-    expected = law.double() * counts.sum()
+def chi_square(tokens, distribution):
+    counts = torch.bincount(tokens, minlength=len(distribution)).double()
+    expected = distribution.double() * counts.sum()
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def test_residual_of_equal_laws_falls_back_to_the_model():
+def test_residual_of_equal_distributions_falls_back_to_the_model():
     tokens = kernels.residual_sample(P.expand(500, 2, 4), P.expand(500, 1, 4), torch.zeros(500).long(), seed=3)
     assert chi_square(tokens, P) < 16.3
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from mmaccel.stepping import EasyReuse, Layout, Run, StepAllocation, StepReuse, Velocities, chosen, refresh
+from mmaccel.stepping import EasyReuse, LatentLayout, SamplerRun, StepAllocation, StepReuse, Velocities, chosen, refresh
 
 STEPS = 40
 MEAN, SPREAD = torch.randn(2, 1, 6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -125,7 +125,7 @@ def test_the_past_of_a_sampler_is_corrected_with_its_sample():
 def test_partial_steps_compute_the_hottest_tokens(tokens):
     sampler, run_x = Euler(), START
     run = StepAllocation(sampler.levels, refresh(STEPS, 0.6, fraction=0.34), tokens=tokens)
-    run.layout = Layout(())
+    run.layout = LatentLayout(())
     seen = []
     for k, level in enumerate(sampler.levels[:-1]):
         share = run.begin(k)
@@ -156,7 +156,7 @@ def test_another_model_begins_anew_with_what_is_left_of_the_budget():
 def test_easy_reuse_with_two_branches(threshold):
     """Guidance over two branches: one decision per step, and branches that remember their own."""
     sampler, x, done = Euler(), START, []
-    run = Run(STEPS, sampler.levels)
+    run = SamplerRun(STEPS, sampler.levels)
     cache = EasyReuse(run, threshold, warmup=3)
 
     def model(shift, level):
@@ -179,7 +179,7 @@ def test_easy_reuse_with_two_branches(threshold):
 
 def test_accumulated_changes_decide_when_they_reach_the_threshold():
     """TeaCache's rule, on a signal that grows by a tenth in every step."""
-    run = Run(12, [0.0] * 13)
+    run = SamplerRun(12, [0.0] * 13)
     rule, reused = StepReuse(run, threshold=0.35, warmup=2, cooldown=1), []
     for run.step in range(12):
         run.branch = 0

@@ -11,7 +11,7 @@ from PIL import Image
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
 from mmaccel.files import clips
-from mmaccel.stepping.layout import Layout
+from mmaccel.stepping.layout import LatentLayout
 from mmaccel.video import Trace, comparing, examples, generation, quality
 from mmaccel.video.bench.cases import VideoCase
 
@@ -108,7 +108,7 @@ def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
 
 
 def test_a_layout_is_needed_only_for_families_with_tokens():
-    assert Layout().tokens(torch.zeros(2, 3, 4)).shape == (2, 1, 12)
+    assert LatentLayout().tokens(torch.zeros(2, 3, 4)).shape == (2, 1, 12)
 
 
 @pytest.mark.parametrize("seed", (0, 7))
@@ -119,18 +119,18 @@ def test_films_are_made_from_their_seed_with_the_settings_asked_for(seed):
         asked.update(given, prompt=prompt, seed=generator.initial_seed())
         return SimpleNamespace(frames=[clip(3), clip(3, shift=9)])
 
-    settings = generation.Settings(seed=seed, steps=4, guidance=2.0, frames=9, height=32, width=48)
+    settings = generation.VideoSettings(seed=seed, steps=4, guidance=2.0, frames=9, height=32, width=48)
     shot = generation.film(target, "red heart", settings, strength=0.5)
     assert len(shot.frames) == 3 and shot.frames[0].getpixel((0, 0))[0] == 0 and shot.seconds >= 0
     sizes = {"num_inference_steps": 4, "guidance_scale": 2.0, "num_frames": 9, "height": 32, "width": 48}
     assert asked == {**sizes, "prompt": "red heart", "seed": seed, "strength": 0.5, "output_type": "pil"}
-    generation.film(target, "red heart", generation.Settings())
+    generation.film(target, "red heart", generation.VideoSettings())
     assert set(asked) == {*sizes, "prompt", "seed", "strength", "output_type"}
-    assert generation.Settings(steps=3).arguments() == {"num_inference_steps": 3}
+    assert generation.VideoSettings(steps=3).arguments() == {"num_inference_steps": 3}
 
 
 def test_a_pipeline_of_pictures_films_the_first():
-    shot = generation.film(lambda *_, **__: SimpleNamespace(images=clip(2)), "heart", generation.Settings())
+    shot = generation.film(lambda *_, **__: SimpleNamespace(images=clip(2)), "heart", generation.VideoSettings())
     assert len(shot.frames) == 1 and shot.frames[0].getpixel((0, 0))[0] == 0
 
 

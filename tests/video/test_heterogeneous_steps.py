@@ -15,7 +15,7 @@ from diffusers import (
 import mmaccel
 from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.stepping.forecast import Velocities
-from mmaccel.stepping.layout import Layout
+from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.replay import Replay
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
 from mmaccel.video.heterogeneous import run as module
@@ -73,7 +73,7 @@ def test_what_forecasts_missed_of_a_straight_slope_is_made_up_for(sampler, forec
     plain, scheduler = SAMPLERS[sampler](), SAMPLERS[sampler]()
     plain.set_timesteps(10)
     scheduler.set_timesteps(10)
-    wanted, velocities, replay, layout = x, Velocities(forecast), Replay(scheduler), Layout(())
+    wanted, velocities, replay, layout = x, Velocities(forecast), Replay(scheduler), LatentLayout(())
     for k, t in enumerate(plain.timesteps):
         level = float(plain.sigmas[k])
         true = first + level * slope

@@ -13,7 +13,7 @@ from diffusers import (
 )
 
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.stepping.layout import Layout
+from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
@@ -173,15 +173,15 @@ def test_layouts_come_back(shape, patch):
     latents = noise(*shape)
     for frames_first in (False, True) if len(shape) == 5 else (False,):
         given = latents.transpose(1, 2) if frames_first else latents
-        layout = Layout(patch, frames_first)
+        layout = LatentLayout(patch, frames_first)
         tokens = layout.tokens(given)
         assert tokens.ndim == 3 and torch.equal(layout.latents(tokens, given), given)
-    unknown = Layout()
+    unknown = LatentLayout()
     assert torch.equal(unknown.latents(unknown.tokens(latents), latents), latents)
 
 
 def test_tokens_lie_as_the_transformer_has_them():
     """Token (f, h, w) of Wan holds its patch of the latents."""
     latents = torch.arange(3 * 8 * 6).float().view(1, 1, 3, 8, 6)
-    tokens = Layout((1, 2, 2)).tokens(latents)
+    tokens = LatentLayout((1, 2, 2)).tokens(latents)
     assert tokens[0, 1 * 12 + 2 * 3 + 1].tolist() == latents[0, 0, 1, 4:6, 2:4].flatten().tolist()

@@ -10,7 +10,7 @@ from mmaccel.errors import SettingError
 from mmaccel.kernels import policies
 from mmaccel.vlm import CompressKV, examples
 from mmaccel.vlm.decoder.attention import SessionAttention
-from mmaccel.vlm.decoder.call import Call, Run
+from mmaccel.vlm.decoder.call import Call, GenerateRun
 
 LENGTH, COUNT = 320, 160
 
@@ -100,7 +100,7 @@ def test_keys_are_counted_without_padding(llama, head_budgets):
 
 def test_pairs_of_a_chunk_that_the_kernel_masks():
     query, key = torch.zeros(2, 4, 5, 8), torch.zeros(2, 2, 9, 8)
-    call = Call(0, query, key, key, None, None, None, None, lambda: query, Run())
+    call = Call(0, query, key, key, None, None, None, None, lambda: query, GenerateRun())
     assert call.plain_pairs() == 2 * 4 * 15
 
 

@@ -11,7 +11,7 @@ from mmaccel.cache import EvictingCache, SelectingCache
 from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 from mmaccel.vlm.decoder.attention import SessionAttention
-from mmaccel.vlm.decoder.call import Run
+from mmaccel.vlm.decoder.call import GenerateRun
 from mmaccel.vlm.decoder.select_kv import LEARNED
 
 BLOCKS = {"min_length": 32, "block_m": 16, "block_n": 16, "always": True}
@@ -170,7 +170,7 @@ def test_st_lite_knows_pictures_of_a_run(llama, padding):
     q, k, v = (torch.cat([x, x, x, x]) for x in screen())
     method = CompressKV(policy="st_lite", budget=0.2)
     attention = SessionAttention([method])
-    attention.run = Run(visual=[[Span(64, 1, 12, 16)], []])
+    attention.run = GenerateRun(visual=[[Span(64, 1, 12, 16)], []])
     cache = EvictingCache(llama[0].config)
     cache.reader = attention
     mask = torch.ones(320, 320, dtype=torch.bool).tril() & (torch.arange(320) >= padding)
@@ -184,7 +184,7 @@ def test_st_lite_knows_pictures_of_a_run(llama, padding):
 def test_st_lite_of_a_part_of_the_prompt_goes_by_attention(llama):
     q, k, v = screen()
     attention = SessionAttention([CompressKV(policy="st_lite", budget=0.2)])
-    attention.run = Run(visual=[[Span(64, 2, 12, 16)]])  # the second frame is still to come
+    attention.run = GenerateRun(visual=[[Span(64, 2, 12, 16)]])  # the second frame is still to come
     cache = EvictingCache(llama[0].config)
     cache.reader = attention
     k, v = cache.update(k, v, 0)
@@ -215,7 +215,7 @@ def test_policies_learn_from_the_end_of_the_prompt(llama, policy, monkeypatch):
 
 def test_memory_of_plans_is_that_of_the_largest():
     attention = SessionAttention([SparsePrefill(budget=0.4, **BLOCKS)])
-    attention.run = Run()
+    attention.run = GenerateRun()
     held = []
     for length in (320, 64):
         q, k, v = haystack(length, length, needle=3)

@@ -10,7 +10,7 @@ from mmaccel.errors import PromptError, SettingError, UnknownNameError, Unsuppor
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.stream.streaming_compression import History
-from mmaccel.vlm.stream.token_memory import Remembered, TokenMemory
+from mmaccel.vlm.stream.token_memory import FrameTokens, TokenMemory
 from mmaccel.vlm.stream.tower_cache import TowerCache
 from mmaccel.zoo.frames import OnevisionProcessor
 
@@ -169,7 +169,7 @@ def test_memory_and_time_stay_bounded(parts):
 def test_what_is_remembered(policy):
     memory = TokenMemory(20, policy)
     for number in range(100):
-        memory.add(Remembered(number, torch.zeros(2, 3), novelty=10.0 if number in (5, 31) else number / 1000))
+        memory.add(FrameTokens(number, torch.zeros(2, 3), novelty=10.0 if number in (5, 31) else number / 1000))
         assert memory.count <= 20
     numbers = [frame.number for frame in memory.frames]
     assert numbers == sorted(numbers) and numbers[-5:] == [95, 96, 97, 98, 99]
@@ -181,8 +181,8 @@ def test_what_is_remembered(policy):
 
 def test_a_frame_larger_than_the_memory_is_kept_alone():
     memory = TokenMemory(4)
-    memory.add(Remembered(0, torch.zeros(9, 2), 0.0))
-    memory.add(Remembered(1, torch.zeros(9, 2), 0.0))
+    memory.add(FrameTokens(0, torch.zeros(9, 2), 0.0))
+    memory.add(FrameTokens(1, torch.zeros(9, 2), 0.0))
     assert [frame.number for frame in memory.frames] == [1]
 
 

@@ -104,14 +104,14 @@ def judge(filming: Filming, budget: float, entries: list[Entry], judged: list[Mo
 
 
 def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: list[MotionPrompt]) -> Row:
-    takes = [
+    samples = [
         {**scene._asdict(), **figures, "seconds": seconds, "plain_seconds": base}
         for scene, figures, seconds, base in zip(
             judged, entry.metrics.values(), entry.seconds, plain.seconds, strict=True
         )
     ]
-    psnr, ssim = [take["psnr"] for take in takes], [take["ssim"] for take in takes]
-    still, lively = ([take["psnr"] for take in takes if take["motion"] == kind] for kind in ("still", "lively"))
+    psnr, ssim = [sample["psnr"] for sample in samples], [sample["ssim"] for sample in samples]
+    still, lively = ([sample["psnr"] for sample in samples if sample["motion"] == kind] for kind in ("still", "lively"))
     return results.row(
         modality="video",
         model=f"{MODEL}, {filming.steps} steps",
@@ -130,7 +130,7 @@ def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: li
         ssim_worst=min(ssim),
         psnr_still=sum(still) / len(still) if still else None,
         psnr_lively=sum(lively) / len(lively) if lively else None,
-        takes=takes,
+        samples=samples,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
 from mmaccel.registry import register
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 
 from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
@@ -75,12 +75,12 @@ class BlockCache(StepCache):
                     f" blocks of {type(denoiser).__name__}"
                 )
 
-    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+    def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return _Stepper(session, run, self)
 
 
 class _Stepper(BlockStepper):
-    def __init__(self, session: PipelineSession, run: Run, method: BlockCache) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun, method: BlockCache) -> None:
         self.first, self.last = method.first, method.last  # type: ignore[misc]
         self.start: Any = None
         super().__init__(session, run, method)

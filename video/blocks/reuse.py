@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.patching import wrap_forward
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import plus
 
 from ..caches.step_cache import CacheStepper
@@ -44,7 +44,7 @@ class BlockStepper(CacheStepper):
     first: ClassVar[int] = 0
     last: ClassVar[int] = 0
 
-    def __init__(self, session: PipelineSession, run: Run, method: Any) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun, method: Any) -> None:
         super().__init__(session, run, method)
         self.skips = False  # whether the range is replaced in this forward pass
         self.entry: Streams = {}

@@ -13,7 +13,7 @@ import torch
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
 from mmaccel.patching import wrap_method
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 
 from ..families.adapter import PipelineSession
 from ..families.families import Family
@@ -125,7 +125,7 @@ def calibrate_token_cache(
 class _Recorder(Stepper):
     """Sums the errors of every layer's shares over the steps that are not at the ends."""
 
-    def __init__(self, session: PipelineSession, run: Run, method: TokenCache) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun, method: TokenCache) -> None:
         super().__init__(session, run)
         self.method = method
         self.stack = ExitStack()

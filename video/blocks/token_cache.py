@@ -13,8 +13,8 @@ from mmaccel.errors import SettingError
 from mmaccel.method import is_count, is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
-from mmaccel.stepping.reuse import Remembered
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.reuse import BranchState
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import plus
 
 from ..caches.step_cache import CacheStepper, StepCache
@@ -114,7 +114,7 @@ class TokenCache(StepCache):
                     f" {layers}: calibrate_token_cache(pipe, ...) finds them"
                 )
 
-    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+    def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return _Stepper(session, run, self)
 
 
@@ -124,7 +124,7 @@ def divisible_families(adapter: DiffusionTransformerAdapter) -> list[tuple[Famil
 
 
 @dataclass
-class _Branch(Remembered):
+class _Branch(BranchState):
     """What one guidance branch remembers of the layers, by their index, from the last full step on."""
 
     residuals: dict[int, Streams] = field(default_factory=dict)  # what each layer added to each stream
@@ -134,7 +134,7 @@ class _Branch(Remembered):
 class _Stepper(CacheStepper):
     branch_state = _Branch
 
-    def __init__(self, session: PipelineSession, run: Run, method: TokenCache) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun, method: TokenCache) -> None:
         super().__init__(session, run, method)
         self.uniform = 1.0
         self.tokens: dict[int, torch.Tensor] = {}  # of each layer, in this step

@@ -16,7 +16,7 @@ import torch
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_number
 from mmaccel.patching import wrap_method
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import tensors
 
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
@@ -63,7 +63,7 @@ class DiffusersCache(StepCache):
                 stack.callback(forget_registry, denoiser)
         super().attach(session, stack)
 
-    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+    def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return HookStepper(session, run, self)
 
     def _check(self, denoiser: torch.nn.Module) -> None:
@@ -80,7 +80,7 @@ class HookStepper(CacheStepper):
 
     method: DiffusersCache
 
-    def __init__(self, session: PipelineSession, run: Run, method: DiffusersCache) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun, method: DiffusersCache) -> None:
         super().__init__(session, run, method)
         self.hooks: dict[int, Hooks] = {}  # by expert
         self.is_first = False  # whether the cache has seen nothing of this branch yet

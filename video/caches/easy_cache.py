@@ -9,7 +9,7 @@ import torch
 
 from mmaccel.registry import register
 from mmaccel.stepping.easy_reuse import EasyReuse
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 
 from ..families.adapter import PipelineSession
 from ..families.families import latents_of
@@ -57,7 +57,7 @@ class EasyCache(StepCache):
     warmup: int = 5
     cooldown: int = 1
 
-    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+    def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return _Stepper(session, run, self)
 
 

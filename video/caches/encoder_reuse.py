@@ -11,8 +11,8 @@ import torch
 from mmaccel.method import is_count
 from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
-from mmaccel.stepping.reuse import Remembered
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.reuse import BranchState
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import map_tensors
 
 from ..families.adapter import UNETS, DiffusionTransformerAdapter, PipelineSession
@@ -79,12 +79,12 @@ class EncoderReuse(StepCache):
         super().check(adapter)
         refuse_compiled(self.name, BLOCKS, *adapter.denoisers())
 
-    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+    def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return _Stepper(session, run, self)
 
 
 @dataclass
-class _Branch(Remembered):
+class _Branch(BranchState):
     """What one guidance branch remembers: the output of every part of the encoder."""
 
     outputs: dict[int, Any] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class _Branch(Remembered):
 class _Stepper(CacheStepper):
     branch_state = _Branch
 
-    def __init__(self, session: PipelineSession, run: Run, method: EncoderReuse) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun, method: EncoderReuse) -> None:
         super().__init__(session, run, method)
         self.skips = False
         adapter: DiffusionTransformerAdapter = session.adapter

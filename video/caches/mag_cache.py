@@ -11,7 +11,7 @@ import torch
 from mmaccel.method import is_count, is_number
 from mmaccel.registry import register
 from mmaccel.stepping.ratios import growth, stretched
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 
 from ..blocks.reuse import BlockStepper, Streams
 from ..families.adapter import PipelineSession
@@ -81,7 +81,7 @@ class MagCache(DiffusersCache):
         """The ratios for a run of so many steps: of the nearest step of the calibration."""
         return stretched(ratios or self.ratios or (1.0,), steps)
 
-    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+    def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         known = self.exact or self.ratios is not None or self.name in session.memory
         return super().stepper(session, run) if known else Recorder(session, run, self)
 
@@ -103,7 +103,7 @@ class MagCache(DiffusersCache):
 class Recorder(BlockStepper):
     """A plain run that measures the ratios."""
 
-    def __init__(self, session: PipelineSession, run: Run, method: Any) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun, method: Any) -> None:
         self.ratios = [1.0] * run.steps
         super().__init__(session, run, method)
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.method import is_count, is_number
-from mmaccel.stepping.reuse import Remembered, StepReuse
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.reuse import BranchState, StepReuse
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import (
@@ -57,7 +57,7 @@ class StepCache(DiffusionMethod):
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         follow(session, stack, lambda run: self.stepper(session, run))
 
-    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+    def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         """What follows one run."""
         raise NotImplementedError  # pragma: no cover
 
@@ -91,9 +91,9 @@ class CacheStepper(Stepper):
         Takes off what was put on the denoisers for this run.
     """
 
-    branch_state: ClassVar[Callable[[], Any]] = Remembered
+    branch_state: ClassVar[Callable[[], Any]] = BranchState
 
-    def __init__(self, session: PipelineSession, run: Run, method: Any) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun, method: Any) -> None:
         super().__init__(session, run)
         self.method = method
         self.stack = ExitStack()

@@ -14,7 +14,7 @@ from mmaccel.method import is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.stepping.reuse import StepReuse
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import relative_change, tensors
 
 from ..blocks.reuse import BlockStepper, Reuse, Streams, check_families
@@ -85,7 +85,7 @@ class TeaCache(StepCache):
         super().check(adapter)
         check_families(adapter, self.name)
 
-    def stepper(self, session: PipelineSession, run: Run) -> CacheStepper:
+    def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return _Stepper(session, run, self)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.stepping.layout import Layout
+from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.tensors import tensors
 
 
@@ -121,16 +121,16 @@ def divisible_family(denoiser: torch.nn.Module) -> Family | None:
     return None if has_second else family
 
 
-def layout_of(denoiser: torch.nn.Module, latents: torch.Tensor) -> Layout:
+def layout_of(denoiser: torch.nn.Module, latents: torch.Tensor) -> LatentLayout:
     """How the tokens of a transformer lie in these latents."""
     family = divisible_family(denoiser)
     config: Any = denoiser.config
     if family is None:
-        return Layout()
+        return LatentLayout()
     size = config.patch_size
     if isinstance(size, int):
         size = (getattr(config, "patch_size_t", None) or 1, size, size)
-    return Layout(tuple(size)[-(latents.ndim - 2) :], family.layout == "BFCHW")
+    return LatentLayout(tuple(size)[-(latents.ndim - 2) :], family.layout == "BFCHW")
 
 
 def family_of(denoiser: torch.nn.Module, method: str) -> Family:

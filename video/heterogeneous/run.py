@@ -8,7 +8,7 @@ import torch
 
 from mmaccel.cache import require_memory
 from mmaccel.stepping.allocation import StepAllocation
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.schedule import FEWEST, Schedule, chosen, groups, multistep_warmup, refresh
 from mmaccel.stepping.tensors import count_bytes
 
@@ -27,7 +27,7 @@ class HeterogeneousRun(Stepper):
     """One run: has the transformers compute the steps and tokens that a :class:`StepAllocation` asks for."""
 
     def __init__(
-        self, method: HeterogeneousSteps, session: PipelineSession, run: Run, parts: dict[int, PartialForward]
+        self, method: HeterogeneousSteps, session: PipelineSession, run: SamplerRun, parts: dict[int, PartialForward]
     ) -> None:
         super().__init__(session, run)
         self.method, self.parts = method, parts

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmaccel.stepping.run import Run
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.solver import Array, best_steps
 
 from ..families.adapter import PipelineSession
@@ -52,7 +52,7 @@ def calibrate_steps(
 class _Recorder(Stepper):
     """Keeps the guided velocities of a run."""
 
-    def __init__(self, session: PipelineSession, run: Run) -> None:
+    def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
         super().__init__(session, run)
         session.memory["velocities"], session.memory["levels"] = [], run.levels
 

@@ -21,7 +21,7 @@ from mmaccel.session import Session
 
 from ..input.prompt import Prompt
 from .attention import SessionAttention
-from .call import Run
+from .call import GenerateRun
 from .generation import bring_cache, fill, tokens_made
 from .method import DecoderMethod
 
@@ -130,7 +130,7 @@ class DecoderAdapter(Adapter):
         self, attention: SessionAttention, report: Report, original: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
         """What stands in for `generate` of the model."""
-        attention.run = run = Run()
+        attention.run = run = GenerateRun()
         given = kwargs.get("past_key_values") is not None
         try:
             prompt = self.begin(attention.methods, run, kwargs)
@@ -146,7 +146,7 @@ class DecoderAdapter(Adapter):
             cache.release()  # no reference to it is left
         return result
 
-    def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
+    def begin(self, methods: Sequence[DecoderMethod], run: GenerateRun, kwargs: dict[str, Any]) -> Prompt | None:
         """Before a call of `generate`: what the prompt becomes, put into its arguments; None leaves it as it is."""
         return None
 

@@ -10,7 +10,7 @@ import torch
 
 from mmaccel.errors import UnsupportedTargetError
 
-from .call import Call, Run
+from .call import Call, GenerateRun
 from .rows import left_padding
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class SessionAttention:
     def __init__(self, methods: Sequence[DecoderMethod]) -> None:
         self.methods = methods
         self.active = True
-        self.run: Run | None = None
+        self.run: GenerateRun | None = None
         self._updated: weakref.ref[Any] | None = None
         self._mask: tuple[weakref.ref[torch.Tensor], tuple[int, ...], list[int] | None] | None = None
 
@@ -66,7 +66,7 @@ class SessionAttention:
             return result
 
         cached = self._cached(key)
-        run = Run() if self.run is None else self.run
+        run = GenerateRun() if self.run is None else self.run
         index = int(module.layer_idx)
         call = Call(index, query, key, value, attention_mask, scaling, cached, None, plain, run)
         reason = _unsuited(module, call, dropout, is_causal, kwargs)

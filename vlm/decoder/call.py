@@ -35,7 +35,7 @@ class Sum:
 
 
 @dataclass
-class Run:
+class GenerateRun:
     """What one call of `generate` does, for the report, and what is known of its prompt.
 
     Attributes
@@ -94,7 +94,7 @@ class Call:
     cached: Any
     starts: list[int] | None
     plain: Callable[[], torch.Tensor]
-    run: Run
+    run: GenerateRun
 
     @property
     def queries(self) -> int:

@@ -14,7 +14,7 @@ from mmaccel.kernels.policies import COMPRESS, Visual
 from mmaccel.method import is_count
 from mmaccel.registry import register
 
-from .call import FEW_QUERIES, Call, Run
+from .call import FEW_QUERIES, Call, GenerateRun
 from .method import DecoderMethod
 from .rows import causal_pairs, runs
 
@@ -159,7 +159,7 @@ class CompressKV(DecoderMethod):
         asked = {"window": self.window, "kernel": self.kernel, "head_budgets": self.head_budgets and heads > 1}
         return {name: value for name, value in asked.items() if value is not None and value is not False}
 
-    def idle(self, run: Run) -> str:
+    def idle(self, run: GenerateRun) -> str:
         return "no prompt had more tokens than are kept"
 
 

@@ -11,13 +11,13 @@ from mmaccel.report import Report
 
 from ..input.prompt import Prompt
 from .attention import SessionAttention
-from .call import Run
+from .call import GenerateRun
 from .rows import causal_pairs
 
 DEFAULT_NEW = 20  # new tokens that transformers generates by default
 
 
-def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Run, kwargs: dict[str, Any]) -> Any:
+def bring_cache(model: Any, config: Any, attention: SessionAttention, run: GenerateRun, kwargs: dict[str, Any]) -> Any:
     """The cache of this call if it is ours, put into its arguments where there is none.
 
     `config` is that of the decoder.
@@ -94,7 +94,7 @@ def plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
     return int(rows * pairs * config.num_attention_heads * config.num_hidden_layers)
 
 
-def fill(report: Report, attention: SessionAttention, run: Run, cache: Any) -> None:
+def fill(report: Report, attention: SessionAttention, run: GenerateRun, cache: Any) -> None:
     report.keys, report.plain_keys = run.keys.read(), run.plain_keys.read()
     report.engaged = bool(run.engaged)
     held = 0 if cache is None else max(cache.nbytes(), getattr(cache, "peak", 0))

@@ -14,7 +14,7 @@ from mmaccel.errors import SettingError
 from mmaccel.method import Method, is_count, is_number
 from mmaccel.session import Session
 
-from .call import Call, Run
+from .call import Call, GenerateRun
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DecoderMethod(Method):
         """What that cache takes."""
         raise TypeError(f"{type(self).__name__} replaces no cache")  # pragma: no cover
 
-    def idle(self, run: Run) -> str:
+    def idle(self, run: GenerateRun) -> str:
         """Why the method may not have engaged."""
         raise NotImplementedError  # pragma: no cover
 

@@ -14,7 +14,7 @@ from mmaccel.kernels.policies import DECODE, dominant_pairs, label_channels
 from mmaccel.method import is_count
 from mmaccel.registry import register
 
-from .call import FEW_QUERIES, Call, Run
+from .call import FEW_QUERIES, Call, GenerateRun
 from .method import DecoderMethod
 
 # What these policies learn from the prompt: under which name they keep it, and how it is found.
@@ -133,5 +133,5 @@ class SelectKV(DecoderMethod):
                     query, key, _ = call.part(rows, start, query_start)
                     call.cached.state(tuple(range(*rows)))[name] = learn(query[:, :, -SAMPLE:], key)
 
-    def idle(self, run: Run) -> str:
+    def idle(self, run: GenerateRun) -> str:
         return "no step had more tokens than it may read, in a layer after the dense ones"

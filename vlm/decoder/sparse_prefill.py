@@ -14,7 +14,7 @@ from mmaccel.kernels.policies import PREFILL
 from mmaccel.method import is_count
 from mmaccel.registry import register
 
-from .call import Call, Run
+from .call import Call, GenerateRun
 from .method import DecoderMethod, is_share
 from .rows import causal_pairs, visible_in_blocks
 
@@ -113,7 +113,7 @@ class SparsePrefill(DecoderMethod):
         call.run.warn(f"SparsePrefill ran densely where that is faster here: {share:.0%} of the blocks are left")
         return None
 
-    def idle(self, run: Run) -> str:
+    def idle(self, run: GenerateRun) -> str:
         return f"no prompt was longer than min_length={self.min_length} tokens"
 
 

@@ -17,7 +17,7 @@ from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..decoder.adapter import DecoderAdapter
-from ..decoder.call import Run
+from ..decoder.call import GenerateRun
 from ..decoder.generation import copies, new_tokens, plain_keys, setting
 from ..decoder.method import DecoderMethod
 from ..input.prompt import Prompt, shortened
@@ -140,7 +140,7 @@ class VisualAdapter(DecoderAdapter):
                     f" from {self.first_cut} to {self.depth - 1}"
                 )
 
-    def begin(self, methods: Sequence[DecoderMethod], run: Run, kwargs: dict[str, Any]) -> Prompt | None:
+    def begin(self, methods: Sequence[DecoderMethod], run: GenerateRun, kwargs: dict[str, Any]) -> Prompt | None:
         self.cuts = None
         method = next((m for m in methods if isinstance(m, Compressor) and not m.is_neutral), None)
         if method is None:
@@ -176,12 +176,12 @@ class VisualAdapter(DecoderAdapter):
         return prompt
 
     @staticmethod
-    def _warn(method: Compressor, prompt: Prompt, run: Run) -> None:
+    def _warn(method: Compressor, prompt: Prompt, run: GenerateRun) -> None:
         for visual in itertools.chain(*prompt.visuals.values()):
             if reason := method.lacks(visual.grid[0], visual.cells):
                 run.warn(f"{method}: {reason}")
 
-    def _new_cuts(self, method: Compressor, prompt: Prompt, run: Run, kwargs: dict[str, Any]) -> Cuts | None:
+    def _new_cuts(self, method: Compressor, prompt: Prompt, run: GenerateRun, kwargs: dict[str, Any]) -> Cuts | None:
         """What a method drops inside the decoder, where the cache may differ in length from layer to layer."""
         chosen, cache = self._cuts(method), kwargs.get("past_key_values")
         if not chosen:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..decoder.call import Call, Run
+from ..decoder.call import Call, GenerateRun
 from ..decoder.method import DecoderMethod
 from .compressed import Compressed, everything
 from .row import Cut
@@ -131,7 +131,7 @@ class Compressor(DecoderMethod):
         if call.run.watch is not None:
             call.run.watch(call)
 
-    def idle(self, run: Run) -> str:
+    def idle(self, run: GenerateRun) -> str:
         return "the call had no picture or video, or too little of it to leave any out"
 
     def count(self, length: int) -> int:

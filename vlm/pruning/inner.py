@@ -11,7 +11,7 @@ import torch
 
 from mmaccel.patching import hook
 
-from ..decoder.call import Call, Run
+from ..decoder.call import Call, GenerateRun
 from ..input.prompt import NO_PLACE, Prompt
 from .clustering import means
 from .compressed import top
@@ -31,7 +31,7 @@ class Cuts:
         What the decoder gets.
     """
 
-    def __init__(self, method: str, cuts: dict[int, Cut], prompt: Prompt, run: Run) -> None:
+    def __init__(self, method: str, cuts: dict[int, Cut], prompt: Prompt, run: GenerateRun) -> None:
         self.method, self.cuts, self.prompt, self.run = method, cuts, prompt, run
         self.length = prompt.input_ids.shape[1]
         self.begun, self.filling = False, True

@@ -13,7 +13,7 @@ RECENT = 0.5  # share of the memory that the newest frames have for themselves
 
 
 @dataclass
-class Remembered:
+class FrameTokens:
     """What is left of one frame.
 
     Attributes
@@ -49,17 +49,17 @@ class TokenMemory:
     --------
     >>> memory = TokenMemory(limit=8)
     >>> for number in range(10):
-    ...     memory.add(Remembered(number, torch.zeros(2, 4), novelty=float(number == 3)))
+    ...     memory.add(FrameTokens(number, torch.zeros(2, 4), novelty=float(number == 3)))
     >>> [frame.number for frame in memory.frames]
     [3, 7, 8, 9]
     """
 
     def __init__(self, limit: int, policy: str = "peak_end") -> None:
         self.limit, self.policy = limit, policy
-        self.frames: list[Remembered] = []
+        self.frames: list[FrameTokens] = []
         self.count = 0
 
-    def add(self, frame: Remembered) -> None:
+    def add(self, frame: FrameTokens) -> None:
         self.frames.append(frame)
         self.count += len(frame.tokens)
         while self.count > self.limit and len(self.frames) > 1:

@@ -19,12 +19,12 @@ from ..answering import prepare
 from ..families.llava_onevision import LlavaOnevisionAdapter
 from .response_gate import ResponseGate
 from .streaming_compression import History, StreamingCompression
-from .token_memory import POLICIES, Remembered, TokenMemory
+from .token_memory import POLICIES, FrameTokens, TokenMemory
 from .tower_cache import TowerCache
 
 
 @dataclass
-class StreamStats:
+class VideoStreamStats:
     """What a stream has seen and done.
 
     Attributes
@@ -111,7 +111,7 @@ class VideoStream:
         self.method = method or StreamingCompression()
         self.memory, self.history = TokenMemory(memory, policy), History()
         self.gate, self._watched = gate or ResponseGate(), ("", "")
-        self.stats = StreamStats()
+        self.stats = VideoStreamStats()
         self._tower: TowerCache | None = None
         if self.method.refresh < 1:
             self._tower = TowerCache(adapter.tower.encoder.layers, self.method.refresh, self.method.interval)
@@ -154,7 +154,7 @@ class VideoStream:
 
     def _remember(self, features: torch.Tensor) -> None:
         kept, novelty = self.history.take(features, self.method.count(len(features)))
-        self.memory.add(Remembered(self.stats.frames, features[kept].clone(), float(novelty.mean())))
+        self.memory.add(FrameTokens(self.stats.frames, features[kept].clone(), float(novelty.mean())))
         self.stats.frames += 1
 
     def _count(self, began: float, plain: int) -> None:

@@ -15,7 +15,7 @@ from mmaccel.report import Report
 
 from ..frame import Frame, Work
 from ..runs import Run
-from .race import ACCELERATED, PLAIN, Verdict, ratio
+from .race import ACCELERATED, PLAIN, Scoreboard, ratio
 
 Parts = Sequence[gr.components.Component]
 
@@ -149,10 +149,10 @@ def results(seeded: bool = True) -> Results:
 def verdict(report: Report, cost: str, film: str = "") -> str:
     """The board of a run that is over: the measured gain in large type, and what it costs."""
     if report.baseline_seconds is None:
-        return Verdict(f"{report.wall_seconds:.2f} s", saved(report), said=NOT_MEASURED).page()
+        return Scoreboard(f"{report.wall_seconds:.2f} s", saved(report), said=NOT_MEASURED).page()
     times = ((PLAIN, report.baseline_seconds), (ACCELERATED, report.wall_seconds))
     gain = ratio(report.baseline_seconds, report.wall_seconds)
-    return Verdict(gain, cost, times, said=ONE_RUN_EACH, film=film).page()
+    return Scoreboard(gain, cost, times, said=ONE_RUN_EACH, film=film).page()
 
 
 def saved(report: Report) -> str:

@@ -95,7 +95,7 @@ class Race:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Scoreboard:
     """What a run gave, for the board.
 
     Attributes

@@ -51,7 +51,7 @@ def _painter_code(request: ImageRequest) -> str:
         *_imports(request.choice, "from mmaccel.image import generation"),
         "",
         f"painter = generation.load({request.choice.model!r})",
-        f"settings = {_call('generation.Settings', request.settings)}",
+        f"settings = {_call('generation.ImageSettings', request.settings)}",
         f"with mmaccel.accelerate(painter.target, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
         f"    painted = painter.paint(fast, {prompts}, settings)",

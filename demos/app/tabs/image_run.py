@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmaccel.adapter import find_adapter
 from mmaccel.comparison.trial import trial_of
-from mmaccel.image.generation import Painted, Painter, Settings, check_prompts
+from mmaccel.image.generation import ImageSettings, Painted, Painter, check_prompts
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
 
@@ -28,7 +28,7 @@ class ImageRequest:
 
     prompt: str
     choice: Choice
-    settings: Settings
+    settings: ImageSettings
     compare: bool = False
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from mmaccel.files.pictures import BAR, GAP, SMALLEST, enlarged
-from mmaccel.image.generation import Settings
+from mmaccel.image.generation import ImageSettings
 
 from ..frame import Frame
 from ..limits import Limits, number
@@ -97,7 +97,7 @@ def asked(
 ) -> ImageRequest:
     """A checked request from the values of the tab."""
     choice = Choice.of(limits, model, preset, method, seed)
-    settings = Settings(
+    settings = ImageSettings(
         seed=choice.seed,
         guidance=number("guidance scale", guidance, 0, 100, whole=False),
         temperature=number("temperature", temperature, 0.01, 100, whole=False),

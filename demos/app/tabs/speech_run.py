@@ -46,7 +46,7 @@ class SpeechRequest:
 
 
 @dataclass(frozen=True)
-class Heard:
+class PartialTranscript:
     """What was heard so far."""
 
     words: LiveWords
@@ -73,7 +73,7 @@ def recognizer(models: Models, run: Run, request: SpeechRequest, **measured: Any
 
 def listen(
     run: Run, listener: speech.StreamingRecognizer, samples: torch.Tensor, request: SpeechRequest
-) -> Iterator[Heard]:
+) -> Iterator[PartialTranscript]:
     """Push a recording as a microphone would, as fast as it can be heard; what is known after each piece with news."""
     heard = 0
     with listener.stream(update_interval=request.update_interval) as stream:
@@ -85,10 +85,10 @@ def listen(
             words.take(new)
             events += new
             if new:
-                yield Heard(words, stream.stats, events)
+                yield PartialTranscript(words, stream.stats, events)
         rest = stream.finish()
         words.take(rest)
-        yield Heard(words, stream.stats, events + rest)
+        yield PartialTranscript(words, stream.stats, events + rest)
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class Saved:
     report: str
 
 
-Hearing = Iterator[tuple[Heard, Saved | None]]
+Transcribing = Iterator[tuple[PartialTranscript, Saved | None]]
 
 
-def heard_once(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Hearing:
+def transcribed(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Transcribing:
     """Hear a recording; what is known as it goes on, with nothing to report beside it."""
     listener = recognizer(models, run, request)
     with run.stage(ACCELERATED):
@@ -111,7 +111,7 @@ def heard_once(run: Run, models: Models, samples: torch.Tensor, request: SpeechR
             yield heard, None
 
 
-def compared(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Hearing:
+def compared(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Transcribing:
     """Hear a recording without drafts, then with them; the second as it goes on, with a report at the end."""
     plain = recognizer(models, run, request, drafts=False)
     with run.stage("warm up"):  # the first call of a model in a process is slow
@@ -126,7 +126,7 @@ def compared(run: Run, models: Models, samples: torch.Tensor, request: SpeechReq
     yield heard, _report(before, plain.decoding, heard, drafted.decoding)  # type: ignore[attr-defined]
 
 
-def _report(before: Heard, plain_decoding: float, heard: Heard, decoding: float) -> Saved:
+def _report(before: PartialTranscript, plain_decoding: float, heard: PartialTranscript, decoding: float) -> Saved:
     """What the drafts saved; seconds are of all cores."""
     plain, fast = before.stats, heard.stats
     same = "the same, event for event" if before.events == heard.events else "NOT the same"

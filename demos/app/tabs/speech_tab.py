@@ -23,13 +23,13 @@ from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
 from ..looks.gallery import Card, gallery, waves
-from ..looks.race import ACCELERATED, PLAIN, Verdict, ratio
+from ..looks.race import ACCELERATED, PLAIN, Scoreboard, ratio
 from ..runs import Run
 from ..uploads.reading import read_recording
 from .code import speech_code
 from .live_words import LiveWords
 from .microphone import Microphone, component
-from .speech_run import Saved, SpeechRequest, compared, heard_once
+from .speech_run import Saved, SpeechRequest, compared, transcribed
 
 PACKAGES = ("av", "soxr")  # a model whose weights are missing says so when it is asked for
 MISSING = 'Speech needs packages that are not here: `pip install "mmaccel[speech]"`, then start the demo again.'
@@ -38,7 +38,7 @@ UPDATE, SILENCE, LONGEST = 0.5, 0.5, 15.0
 OTHERS = 6  # outputs after the words
 POLICY_NOTE = "which words stay: those that two looks agree on, or those far enough from the end of the sound"
 ONE_RUN_EACH = "One run of each on this machine, without drafts first; seconds of all cores, for the whole process."
-FILE_NOTE = "Heard as fast as it can be; lags are those of speech that comes in real time."
+FILE_NOTE = "Transcribed as fast as possible; lags are those of speech that arrives in real time."
 TITLES = {"beckett.wav": "Beckett, 10 s", "two_cities.wav": "A Tale of Two Cities, 44 s"}
 
 
@@ -129,7 +129,7 @@ def _transcribe(
     request = asked(frame.limits, compare, file, *values)
     with run.stage("read"):
         samples = read_recording(file, frame.limits, run)
-    steps = compared if compare else heard_once
+    steps = compared if compare else transcribed
     for heard, saved in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
         yield [gr.skip(), heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
     board = _verdict(saved, heard.stats)
@@ -140,10 +140,10 @@ def _verdict(saved: Saved | None, stats: StreamStats) -> str:
     """The board of a recording that was heard."""
     if saved is None:
         spent = f"of computing for {stats.audio_seconds:.1f} s of sound."
-        return Verdict(f"{stats.compute_seconds:.2f} s", spent, said=f"{FILE_NOTE} {panels.NOT_MEASURED}").page()
+        return Scoreboard(f"{stats.compute_seconds:.2f} s", spent, said=f"{FILE_NOTE} {panels.NOT_MEASURED}").page()
     gain = ratio(*saved.seconds, more="less computing", less="more computing")
     times = tuple(zip((PLAIN, ACCELERATED), saved.seconds, strict=True))
-    return Verdict(gain, saved.cost, times, "CPU s", f"{ONE_RUN_EACH} {FILE_NOTE}").page()
+    return Scoreboard(gain, saved.cost, times, "CPU s", f"{ONE_RUN_EACH} {FILE_NOTE}").page()
 
 
 def ended(

@@ -15,7 +15,7 @@ from mmaccel.files import clips
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
 from mmaccel.video import quality
-from mmaccel.video.generation import Filmed, Settings, film
+from mmaccel.video.generation import Filmed, VideoSettings, film
 from mmaccel.video.trace import trace_of
 
 from ..looks.race import ACCELERATED, PLAIN
@@ -39,7 +39,7 @@ class VideoRequest:
 
     prompt: str
     choice: Choice
-    settings: Settings
+    settings: VideoSettings
     compare: bool = False
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmaccel.files import clips
 from mmaccel.files.pictures import BAR, GAP
-from mmaccel.video.generation import Settings
+from mmaccel.video.generation import VideoSettings
 
 from ..frame import Frame
 from ..limits import Limits, number
@@ -91,7 +91,7 @@ def asked(
 ) -> VideoRequest:
     """A checked request from the values of the tab."""
     choice = Choice.of(limits, model, preset, method, seed)
-    settings = Settings(
+    settings = VideoSettings(
         seed=choice.seed,
         steps=number("steps", steps, 1, limits.steps),
         frames=number("frames", frames, 1, limits.frames),

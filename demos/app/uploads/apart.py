@@ -29,7 +29,7 @@ LONGEST = 2**24  # bytes of one line: the times of some 100,000 frames
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread would take part of its memory
 
 
-class Decoder:
+class DecoderProcess:
     """A process that reads one upload.
 
     Parameters
@@ -129,7 +129,7 @@ class ApartReader:
 
     def __init__(self, run: Run, file: Path, backend: str, limits: Limits) -> None:
         asked = {"kind": "video", "backend": backend, "module": video_readers.__file__}
-        self._decoder, self._side = Decoder(run, file, limits, VideoFileError, **asked), limits.side
+        self._decoder, self._side = DecoderProcess(run, file, limits, VideoFileError, **asked), limits.side
         try:
             head = self._decoder.take()
         except BaseException:
@@ -154,7 +154,7 @@ class ApartReader:
 
 def decoded_apart(run: Run, file: Path, limits: Limits, error: type[MmaccelError]) -> Iterator[tuple[np.ndarray, int]]:
     """Samples of an upload, float32 `[n]`, with their rates."""
-    decoder = Decoder(run, file, limits, error, kind="audio", module=audio_file.__file__)
+    decoder = DecoderProcess(run, file, limits, error, kind="audio", module=audio_file.__file__)
     try:
         while count := int((answer := decoder.take())["samples"]):
             if not 0 < count <= limits.audio_samples:

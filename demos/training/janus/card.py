@@ -57,7 +57,7 @@ It exists to test and measure acceleration without a download; it is no general 
 def main() -> None:
     folder = zoo.path("tiny-janus")
     painter = generation.load("tiny-janus")
-    painted = painter.paint(painter.target, list(PROMPTS), generation.Settings(seed=0), "samples")
+    painted = painter.paint(painter.target, list(PROMPTS), generation.ImageSettings(seed=0), "samples")
     sheet = [pictures.headed(pictures.enlarged(p), t) for p, t in zip(painted.pictures, PROMPTS, strict=True)]
     pictures.sheet(sheet, 4).convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
     facts = json.loads((folder / "training.json").read_text())

@@ -131,12 +131,12 @@ def test_seeds_and_rows():
     assert len(set(first)) > 10  # rows draw independently
 
 
-def chi_square(tokens, law):
-    expected = law.double() * len(tokens)
-    return ((torch.bincount(tokens, minlength=len(law)) - expected) ** 2 / expected).sum().item()
+def chi_square(tokens, distribution):
+    expected = distribution.double() * len(tokens)
+    return ((torch.bincount(tokens, minlength=len(distribution)) - expected) ** 2 / expected).sum().item()
 
 
-def test_accepting_and_sampling_have_the_law_of_the_model():
+def test_accepting_and_sampling_have_the_distribution_of_the_model():
     """The first token after one draft; with 5 degrees of freedom 27.9 is exceeded in 4 of 100,000 cases."""
     rows = 800
     p, q = distributions(1, 1, 6, seed=4)
