@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
+CODE = ":(top,exclude)docs"
 
 
 def versions() -> dict[str, str]:
@@ -14,3 +18,27 @@ def versions() -> dict[str, str]:
     for package in ("torch", "transformers", "diffusers"):
         found[package] = metadata.version(package)
     return found
+
+
+def commit() -> dict[str, Any]:
+    """The commit that this file is of, and whether what is measured is as committed; both None where git cannot say.
+
+    `docs` do not count: a benchmark writes its results there.
+
+    Examples
+    --------
+    >>> sorted(commit())
+    ['clean', 'commit']
+    """
+    here = Path(__file__).resolve()
+    try:
+        _git("ls-files", "--error-unmatch", here.name, folder=here.parent)  # not that of an environment's surroundings
+        found = _git("rev-parse", "HEAD", folder=here.parent)
+        return {"commit": found, "clean": not _git("status", "--porcelain", "--", CODE, folder=here.parent)}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "clean": None}
+
+
+def _git(*words: str, folder: Path) -> str:
+    made = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=30)
+    return made.stdout.strip()

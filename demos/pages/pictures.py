@@ -29,7 +29,7 @@ from mmaccel.image.decoding.grid_decoder import GridDecoder
 from mmaccel.registry import saved_method
 from mmaccel.video.examples import unet_pipeline
 
-FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 WIDTH = 1040  # pixels, at most
 KEEP, SHOWN = 0.15, 16  # share of the visual tokens, and first frames of the clip that are drawn
 PROMPT = "rocket moves up, blue background"

@@ -19,7 +19,7 @@ from mmaccel.modality import modalities
 from mmaccel.presets import Preset
 from mmaccel.registry import get_method
 
-BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 TARGET = Path(presets.__file__).with_name(presets.FILE)
 # What is taken over of a row.
 FIGURES = (

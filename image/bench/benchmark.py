@@ -121,4 +121,6 @@ SECTION = Section(
     quality="Frechet distance to real pictures (lower is better)",
     higher_is_better=False,
 )
-BENCHMARK = Benchmark("image", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, plot=page.plot)
+BENCHMARK = Benchmark(
+    "image", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot
+)

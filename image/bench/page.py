@@ -25,8 +25,8 @@ LIMITS = """
   fewest passes are not the least time; a GPU, where a small model's pass costs the same for few and for many tokens, is
   limited by acceptance alone. `window="auto"` stays a little below the best fixed window, since it pays for the passes
   that it learns from.
-- In **batches** a step ends with the row that accepts least, and a pass costs more per token: with several guided
-  pictures on few cores nothing is left to win, and `"auto"` decodes plainly.
+- In **batches** a step ends with the row that accepts least, and a pass costs more per token, so that narrow windows
+  are best on few cores{batches}.
 - **GroupedSpeculative** is limited as the former is; it raises the acceptance, by drawing codes of a group for one
   another.
 - **ZipAR** makes a fixed number of passes: a row may start `window` tokens behind the one above. Its cost is quality,
@@ -34,6 +34,23 @@ LIMITS = """
 - **coupling="independent"** resamples all drafts in every pass, which is why wide windows gain nothing.
 """
 HEADINGS = ("method", "exact", "seconds", "speed-up", "fewer passes", "distance to real", "nats per token")
+
+
+def facts(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """What exact windows gain and lose on the largest batch with guidance, as the end of a sentence."""
+    largest = max(row["batch"] for row in rows)
+    found = [r for r in rows if r["batch"] == largest > 1 and r["guidance"] != 1 and r["exact"]]
+    if not found:
+        return {"batches": ""}
+    best, worst = max(found, key=_speedup), min(found, key=_speedup)
+    told = [f"`{name(best)}` makes {largest} guided pictures {best['speedup']:.2f}x as fast"]
+    told += [f"`{name(worst)}` {worst['speedup']:.2f}x"] if worst["speedup"] < 1 else []
+    told += [f'`window="auto"` {r["speedup"]:.2f}x' for r in found if r["settings"]["window"] == "auto"]
+    return {"batches": f": {', '.join(told)}"}
+
+
+def _speedup(row: dict[str, Any]) -> float:
+    return float(row["speedup"])
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, str]:

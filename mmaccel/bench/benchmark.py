@@ -83,7 +83,7 @@ class Benchmark:
     limits
         What limits each method.
     facts
-        Further figures of the rows by the names that stand for them in `intro`.
+        Further figures of the rows by the names that stand for them in `intro` and `limits`.
     plot
         Draws the rows into a file beside the page.
     threads
@@ -104,9 +104,9 @@ class Benchmark:
     def page(self, result: dict[str, Any], json: str, png: str) -> str:
         """The Markdown page of a result, with links to its raw rows and its plot."""
         rows = result["rows"]
-        intro = self.intro.format(json=json, png=png, **self.facts(rows))
-        sections = {**self.tables(rows), "What limits each": self.limits.strip()}
-        return page(result, self.title, intro, sections)
+        names = {"json": json, "png": png, **self.facts(rows)}
+        sections = {**self.tables(rows), "What limits each": self.limits.format(**names).strip()}
+        return page(result, self.title, self.intro.format(**names), sections)
 
     def write_page(self, result: dict[str, Any], path: Path) -> None:
         """Write the page, and its plot beside it."""

@@ -21,12 +21,24 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
     header = result["header"]
     facts = (
         f"- versions: {', '.join(f'{k} {v}' for k, v in header['versions'].items())}",
+        *([f"- commit: {committed(header)}"] if header.get("commit") else []),
         f"- machine: {', '.join(header['machine'].values())}, {header['threads']} threads",
         f"- date: {header['date']}",
     )
     parts = [f"# {title}", intro.strip(), "\n".join(facts)]
     parts += [f"## {heading}\n\n{body}" for heading, body in sections.items()]
     return "\n\n".join(parts) + "\n"
+
+
+def committed(header: dict[str, Any]) -> str:
+    """The commit that was measured, and whether anything in it had been changed.
+
+    Examples
+    --------
+    >>> committed({"commit": "36a45fe0c1d2", "clean": False})
+    '36a45fe0c1, with changes that were not committed'
+    """
+    return header["commit"][:10] + ("" if header["clean"] else ", with changes that were not committed")
 
 
 def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:

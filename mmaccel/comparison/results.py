@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import WeightsError, shown
 from ..files.foreign_json import read_json
 from ..machine import machine
-from ..version import versions
+from ..version import commit, versions
 
 LONGEST = 90  # characters of a method with its settings
 
@@ -68,6 +68,7 @@ def result(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {
         "header": {
             "versions": versions(),
+            **commit(),
             "machine": machine(),
             "threads": torch.get_num_threads(),
             "date": began.isoformat(timespec="seconds"),

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from mmaccel import version
 from mmaccel.bench import index as bench_index
-from mmaccel.bench import selection
+from mmaccel.bench import pages, selection
 from mmaccel.bench.difference import difference
 from mmaccel.bench.plots import plot
 from mmaccel.cli import bench as bench_commands
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, place
+from mmaccel.demos import hour_of_speech, hours_of_video
 from mmaccel.errors import SettingError, WeightsError
+from mmaccel.image.bench import page as image_page
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))
@@ -37,6 +40,24 @@ def result(*rows, **header):
     made = results.result(rows)
     made["header"].update(header)
     return made
+
+
+def test_new_results_carry_the_commit_and_whether_anything_was_changed(monkeypatch, tmp_path):
+    header = results.result([])["header"]
+    assert {"commit", "clean"} <= set(header) and (header["commit"] is None) == (header["clean"] is None)
+    asked = []
+    monkeypatch.setattr(version, "_git", lambda *words, folder: asked.append(words[0]) or ANSWERS[words[0]])
+    assert version.commit() == {"commit": "36a45fe0c1d2", "clean": False} and asked == list(ANSWERS)
+    made = result(row(), commit="36a45fe0c1d2", clean=False)
+    assert "- commit: 36a45fe0c1, with changes that were not committed\n" in pages.page(made, "t", "i", {})
+    made["header"]["clean"] = True
+    assert "- commit: 36a45fe0c1\n" in pages.page(made, "t", "i", {})
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))  # where there is no git
+    assert version.commit() == {"commit": None, "clean": None}
+
+
+ANSWERS = {"ls-files": "version.py", "rev-parse": "36a45fe0c1d2", "status": " M mmaccel/plan.py"}
 
 
 def written(path, made):
@@ -235,6 +256,40 @@ def test_the_committed_page_is_that_of_the_committed_rows():
         assert f"({name}.md)" in text and (FOLDER / f"{name}.md").is_file()
     pictures = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
     assert len(pictures) >= 4 and all((FOLDER / picture).is_file() for picture in pictures)
+
+
+@pytest.mark.parametrize("name", bench_commands.benchmarks())
+def test_every_committed_page_is_that_of_its_rows(name):
+    made = bench_commands.benchmark_of(name).page(results.load(FOLDER / f"{name}.json"), f"{name}.json", f"{name}.png")
+    assert (FOLDER / f"{name}.md").read_text() == made, "run `python -m mmaccel.demos.pages.benchmark_pages`"
+
+
+@pytest.mark.parametrize("page", (hour_of_speech.page, hours_of_video.page), ids=("speech_hour", "video_stream"))
+def test_every_committed_page_of_hours_is_that_of_its_rows(page, request):
+    path = FOLDER / "long" / f"{request.node.callspec.id}.json"
+    assert path.with_suffix(".md").read_text() == page(json.loads(path.read_text()))
+
+
+def test_every_page_is_compared():
+    compared = {*bench_commands.benchmarks(), "index", "speech_hour", "video_stream"}
+    assert {path.stem for path in FOLDER.rglob("*.md")} == compared
+
+
+def test_what_batches_gain_is_taken_from_the_rows():
+    def batched(method, window, speedup, batch=4, guidance=3.0, exact=True):
+        settings = {"window": window} if method.endswith("Jacobi") else {}
+        more = {"batch": batch, "guidance": guidance, "exact": exact}
+        return row(f"image.{method}", settings=settings, speedup=speedup, **more)
+
+    rows = [batched("SpeculativeJacobi", 8, 1.5), batched("SpeculativeJacobi", "auto", 1.1)]
+    others = [batched("ZipAR", 0, 9.0, exact=False), batched("SpeculativeJacobi", 8, 9.0, batch=1)]
+    told = "`SpeculativeJacobi(window=8)` makes 4 guided pictures 1.50x as fast"
+    assert image_page.facts([*rows, *others])["batches"] == f': {told}, `window="auto"` 1.10x'
+    assert (
+        "`SpeculativeJacobi(window=64)` 0.50x"
+        in image_page.facts([*rows, batched("SpeculativeJacobi", 64, 0.5)])["batches"]
+    )
+    assert image_page.facts(others[1:]) == {"batches": ""}
 
 
 BENCHMARK = bench_commands.benchmark_of("vlm")
