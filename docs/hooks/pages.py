@@ -18,6 +18,7 @@ if str(HERE) not in sys.path:  # mkdocs takes it out again after loading this fi
     sys.path.insert(0, str(HERE))
 
 from command_page import command_page  # noqa: E402
+from family_page import family_page  # noqa: E402
 from included import ROOT, lead, relinked, section, text  # noqa: E402
 from method_page import address, index_page, method_page, plain  # noqa: E402
 from preset_page import preset_page  # noqa: E402
@@ -39,6 +40,7 @@ def generated() -> dict[str, str]:
     """Markdown of all generated pages by their place in the site."""
     pages = {address(method): method_page(method) for method in methods().values()}
     pages |= {"methods/index.md": index_page(), "commands.md": command_page(), "presets.md": preset_page()}
+    pages["families.md"] = family_page()
     pages |= reference_pages()
     for name, title in (("CONTRIBUTING.md", "contributing.md"), ("CHANGELOG.md", "changelog.md")):
         pages[title] = relinked(text(name), title, name)

@@ -1,0 +1,142 @@
+"""The page of the model families: which methods work on each, asked of the plans themselves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import diffusers
+import torch
+from method_page import address
+
+import mmaccel
+from mmaccel import presets
+from mmaccel.adapter import find_adapter
+from mmaccel.bench.pages import markdown
+from mmaccel.errors import MmaccelError
+from mmaccel.modality import Modality, modalities
+from mmaccel.registry import methods
+from mmaccel.video.families.families import FAMILIES
+
+INTRO = """# Model families
+
+What works on which model. Nothing here is typed: this page makes a small or empty model of every family, asks
+`mmaccel.plan` for each method with its default settings, and writes down what it says. `mmaccel.plan(model, method)`
+answers for the checkpoint in your hands, before anything is touched, and `accelerate` refuses with the same words.
+
+Subclasses of a class count as it does. A family that has no row is refused with a list of those that are known;
+[adding a model](adding/model.md) says how to teach one."""
+
+# Diffusers' classes beside those whose blocks are known: one that stands for all others, and the UNets.
+OTHERS = {"any other transformer": "MochiTransformer3DModel", "UNets": "UNet2DConditionModel"}
+
+
+@dataclass(frozen=True)
+class FamilyRow:
+    """One family: the classes that users load, and what plans said of each method."""
+
+    title: str
+    family: str
+    classes: tuple[str, ...]
+    refused: dict[str, str]  # the reason by name of the method
+
+
+def family_page() -> str:
+    """A table for each modality, and below it why methods were refused."""
+    return "\n\n".join([INTRO, *(part for modality in modalities() for part in _section(modality))]) + "\n"
+
+
+@cache
+def family_rows(modality: str) -> tuple[FamilyRow, ...]:
+    """The families of a modality with what works on them."""
+    targets = _pipelines() if modality == "video" else _models(modality)
+    return tuple(_asked(title, target, modality) for title, target in targets)
+
+
+def _models(modality: str) -> Iterator[tuple[str, Any]]:
+    """The tiny models of the contract tests, one of each family."""
+    found = next(each for each in modalities() if each.name == modality)
+    targets: dict[str, Any] = {}
+    for example in found.examples():
+        target = example.build(0)[0]
+        targets.setdefault(find_adapter(target).family, target)
+    yield from targets.items()
+
+
+class _Pipeline(diffusers.DiffusionPipeline):
+    """A pipeline with nothing but what denoises: methods are planned on it, and nothing runs."""
+
+    def __init__(self, scheduler: Any, **denoiser: Any) -> None:
+        super().__init__()
+        self.register_modules(scheduler=scheduler, **denoiser)
+
+
+def _pipelines() -> Iterator[tuple[str, Any]]:
+    """A pipeline for each family of transformers, in the default size and without memory."""
+    for title, name in {**{family.name: name for name, family in FAMILIES.items()}, **OTHERS}.items():
+        with torch.device("meta"):
+            denoiser = getattr(diffusers, name)()
+        place = "unet" if name.startswith("UNet") else "transformer"
+        yield title, _Pipeline(diffusers.FlowMatchEulerDiscreteScheduler(), **{place: denoiser})
+
+
+def _asked(title: str, target: Any, modality: str) -> FamilyRow:
+    adapter, refused = find_adapter(target), {}
+    for name, method in methods().items():
+        if name.split(".")[0] == modality:
+            try:
+                mmaccel.plan(target, method())
+            except MmaccelError as error:
+                refused[name] = str(error)
+    classes = tuple(type(part).__name__ for part in adapter.denoisers()) if modality == "video" else adapter.classes
+    return FamilyRow(title, adapter.family, classes, refused)
+
+
+def _section(modality: Modality) -> Iterator[str]:
+    names = [name for name in methods() if name.split(".")[0] == modality.name]
+    rows = family_rows(modality.name)
+    yield f"## {modality.title}"
+    if modality.note:
+        yield modality.note
+    shared = [name for name in names if sum(name not in row.refused for row in rows) > 1]
+    yield markdown(("family", "classes", "methods that work", "presets"), [_line(row, names, shared) for row in rows])
+    reasons = _reasons(rows)
+    if reasons:
+        lines = "\n".join(f"    - {told}: {reason}" for reason, told in reasons.items())
+        yield f'??? note "Why a method is refused, in the words of the error"\n\n{lines}'
+
+
+def _reasons(rows: tuple[FamilyRow, ...]) -> dict[str, str]:
+    """Families and methods by reason, but for methods that are of other families by what they say of themselves."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for row in rows:
+        for name, reason in row.refused.items():
+            families = methods()[name].families
+            if families is None or row.family in families:
+                told = found.setdefault(reason.removeprefix(name).strip(), {})
+                told.setdefault(row.title, set()).add(f"`{name}`")
+    return {
+        reason: "; ".join(f"{', '.join(sorted(named))} on {title}" for title, named in told.items())
+        for reason, told in found.items()
+    }
+
+
+def _line(row: FamilyRow, names: list[str], shared: list[str]) -> list[str]:
+    found = presets.presets_of(names[0].split(".")[0], row.family)
+    return [row.title, ", ".join(f"`{name}`" for name in row.classes), _told(row, names, shared), ", ".join(found) or "none"]
+
+
+def _told(row: FamilyRow, names: list[str], shared: list[str]) -> str:
+    """All that several families have, all of these but a few, or the few that there are."""
+    works = [name for name in names if name not in row.refused]
+    lacking = [name for name in shared if name in row.refused]
+    if set(works) <= set(shared) and len(lacking) <= len(works):
+        return f"all {len(shared)}" + (f" but {', '.join(map(_link, lacking))}" if lacking else "")
+    return ", ".join(map(_link, works)) or "none"
+
+
+def _link(name: str) -> str:
+    return f"[{name.split('.')[1]}]({address(methods()[name])})"
