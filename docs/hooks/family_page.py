@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -126,7 +125,8 @@ def _reasons(rows: tuple[FamilyRow, ...]) -> dict[str, str]:
 
 def _line(row: FamilyRow, names: list[str], shared: list[str]) -> list[str]:
     found = presets.presets_of(names[0].split(".")[0], row.family)
-    return [row.title, ", ".join(f"`{name}`" for name in row.classes), _told(row, names, shared), ", ".join(found) or "none"]
+    classes = ", ".join(f"`{name}`" for name in row.classes)
+    return [row.title, classes, _told(row, names, shared), ", ".join(found) or "none"]
 
 
 def _told(row: FamilyRow, names: list[str], shared: list[str]) -> str:
