@@ -22,7 +22,7 @@ class ImageCommand(Command):
         'mmaccel run image "a fox in snow" -o fox.png --model deepseek-community/Janus-Pro-1B --preset fast',
     )
     preset = "exact"
-    floor = "at most so many nats of surprise"
+    floor = "at most this many nats of surprise"
     seeded = True
 
     def add_run(self, parser: Any) -> None:
@@ -30,18 +30,18 @@ class ImageCommand(Command):
         parser.add_argument("-o", "--output", type=Path, required=True, help="picture to write (.png, .jpg or .webp)")
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("heart.compare.png"))
-        parser.add_argument("--seed", type=seed, default=0, help="where randomness starts from (default 0)")
+        parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
         parser.add_argument("--count", type=whole(1, COUNT), default=1, help=f"pictures of the prompt, at most {COUNT}")
         parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
-        parser.add_argument("--temperature", type=positive, help="above 1 is bolder (default: the model's own)")
+        parser.add_argument("--temperature", type=positive, help="above 1 varies more (default: the model's own)")
         share = number("above 0 and at most 1", lambda value: 0 < value <= 1)
-        codes = "draw from so many codes, 0 for all (default: the model's own)"
+        codes = "sample from this many likeliest codes, 0 for all (default: the model's own)"
         parser.add_argument("--top-k", type=whole(0), help=codes)
-        probability = "draw from codes of so much probability (default: the model's own)"
+        probability = "sample from the likeliest codes with this total probability (default: the model's own)"
         parser.add_argument("--top-p", type=share, help=probability)
 
     def run(self, arguments: argparse.Namespace) -> None:
-        """Draw a prompt, and write the picture; with ``--compare`` also both side by side."""
+        """Draw a prompt, and write the picture; with ``--compare`` also both pictures side by side."""
         from mmaccel.files.pictures import check_format
 
         check_format(arguments.output)

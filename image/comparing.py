@@ -19,7 +19,7 @@ from .quality import nats_per_token
 SURPRISE = Metric(
     "surprise",
     "surprise",
-    "surprise of the plain model at the picture in nats per token, lower is better; beside that of plain pictures",
+    "surprise of the plain model at the picture in nats per token, lower is better; compare with plain pictures",
     higher_is_better=False,
 )
 SAME = Metric("same", "same tokens", "share of tokens that the plain picture has too; two samples share few", ".1%")
@@ -33,9 +33,7 @@ class ImageTrial(BaseTrial):
     surprise at a picture does, where the family tells it.
     """
 
-    no_simple = (
-        "the plain run is it; every token of a picture has to be drawn, and other sampling settings save no time"
-    )
+    no_simple = "every token of a picture has to be drawn, and other sampling settings save no time"
 
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
         super().__init__(adapter, inputs, processor)

@@ -167,7 +167,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
     """
     if model in zoo.names():
         if zoo.modality(model) != "image":
-            raise UnsupportedTargetError(f"{model} draws no pictures: `mmaccel run {zoo.modality(model)}` is for it")
+            raise UnsupportedTargetError(f"{model} draws no pictures: use `mmaccel run {zoo.modality(model)}`")
         target, processor = zoo.load(model)
         return JanusPainter(model, target.to(device=device, dtype=dtype), processor)
     try:
@@ -175,7 +175,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
             family = AutoConfig.from_pretrained(model, trust_remote_code=False).model_type
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedTargetError(
-            f"{model!r} is no model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+            f"{model!r} is not a model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
             f" with a config.json ({str(error).splitlines()[0]})"
         ) from error
     if family not in FAMILIES:

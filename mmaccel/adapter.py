@@ -21,10 +21,10 @@ class Adapter(ABC):
         Names of the transformers or diffusers classes it fits, subclasses included. Names and not
         classes, so that nothing is imported before it is needed.
     modality
-        The part of mmaccel whose methods fit.
+        The modality whose methods fit.
     call_is_run
-        Whether calling the target is a run that the report tells of, as with a pipeline; where `generate` is,
-        whatever puts itself there keeps the report.
+        Whether calling the target is a run that the report describes, as with a pipeline. Where `generate` is the run,
+        :func:`mmaccel.patching.wrap_generate` keeps the report.
     """
 
     family: str

@@ -13,7 +13,7 @@ class MmaccelError(Exception):
 
 
 class SettingError(MmaccelError, ValueError):
-    """A setting of a method is outside what it allows."""
+    """The value of a setting is out of range."""
 
 
 class UnknownNameError(MmaccelError, ValueError):
@@ -21,7 +21,7 @@ class UnknownNameError(MmaccelError, ValueError):
 
 
 class UnsupportedTargetError(MmaccelError, TypeError):
-    """The target is of no family that the asked methods know, or cannot do what was asked of it."""
+    """The target's family is not supported by these methods, or cannot do what they need."""
 
 
 class ConflictError(MmaccelError, ValueError):
@@ -37,15 +37,15 @@ class WeightsError(MmaccelError, ValueError):
 
 
 class MemoryLimitError(MmaccelError, MemoryError):
-    """What was asked for does not fit in the memory that is free; raised before the run."""
+    """The request does not fit into free memory; raised before the run."""
 
 
 class MissingExtraError(MmaccelError, ImportError):
-    """An optional package is needed; the error says which line installs it."""
+    """An optional package is missing; the error gives the line that installs it."""
 
 
 class StreamFinishedError(MmaccelError, RuntimeError):
-    """A stream was given more after it had been finished or closed."""
+    """A stream received more input after it was finished or closed."""
 
 
 class VideoFileError(MmaccelError, OSError):
@@ -76,7 +76,7 @@ def shown(value: Any) -> str:
 
 
 def unknown_name(kind: str, name: str, options: Iterable[str]) -> UnknownNameError:
-    """An error that offers the nearest names, and all of them where none is near.
+    """An error that suggests the nearest names, or lists all if none is near.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are first asked for.
+"""Packages whose public names are imported at first use.
 
 A package lists its names in ordinary imports that type checkers, editors and the documentation follow; at run time
 nothing is imported until somebody uses a name, so that the command line can ask a modality what it is without loading
@@ -34,7 +34,7 @@ def on_demand(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[
             module = next((star for star in stars if name in import_module(star, package).__all__), None)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(module, package), name)  # kept nowhere, so that it stays what the module has
+        return getattr(import_module(module, package), name)  # not cached, so that it follows changes of the module
 
     def names() -> list[str]:
         shared = [name for star in stars for name in import_module(star, package).__all__]

@@ -1,4 +1,4 @@
-"""Which machine this is, found out without loading torch where possible."""
+"""A description of this machine, made without loading torch where possible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def machine() -> dict[str, str]:
 
 
 def synchronize() -> None:
-    """Wait for the accelerator, so that a clock means something; CUDA is never started just for that."""
+    """Wait for the accelerator before reading a clock; CUDA is never started just for that."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

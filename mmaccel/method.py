@@ -12,38 +12,38 @@ from typing_extensions import TypeVar
 
 from .errors import SettingError, shown, unknown_name
 
-S = TypeVar("S", default=Any)  # the session that a method is put on, such as `Session[DiffusionTransformerAdapter]`
+S = TypeVar("S", default=Any)  # the session that a method is applied to, such as `Session[DiffusionTransformerAdapter]`
 
 
 @dataclasses.dataclass(frozen=True)
 class Method(Generic[S]):
     """Base of all methods; subclasses are frozen dataclasses registered with :func:`mmaccel.registry.register`.
 
-    Generic over the session, and with it over the adapter, that it works with.
+    Generic over its session, and thereby over its adapter.
 
     Class attributes
     ----------------
     name
         Import name below `mmaccel`, such as ``"image.ZipAR"``; set by the registry.
     paper
-        Title and year of what is implemented.
+        Title and year of the implemented paper.
     lossless
-        Whether the default settings keep the distribution of the target's output; :attr:`exact` tells it of an
+        Whether the default settings keep the distribution of the target's output; :attr:`exact` says so for an
         instance.
     savings
-        ``"real"`` where work is not done, ``"simulated"`` where it is only masked.
+        ``"real"`` where work is skipped, ``"simulated"`` where it is only masked.
     excludes
         Names of methods that this one cannot be combined with.
     families
         Names of the adapters' families that it works on; None stands for all of its modality.
     repeatable
-        Whether two sessions do the same; not where settings are picked from timings.
+        Whether two sessions behave alike; false where settings are picked from timings.
     neutral
         Settings at which the method is bit-identical to the target without it.
     engaging
         Settings at which the contract test expects work to differ from the baseline.
     learns
-        Whether that shows from the second run of a session on, which profits from what the first one taught.
+        Whether the effect appears only from a session's second run on, because the first one calibrates.
     """
 
     name: ClassVar[str] = ""
@@ -63,11 +63,11 @@ class Method(Generic[S]):
         return self.lossless
 
     def attach(self, session: S, stack: ExitStack) -> None:
-        """Put the method on the session's target, and push onto `stack` whatever takes it off again."""
+        """Apply the method to the session's target, and push onto `stack` what removes it again."""
         raise TypeError(f"{type(self).__name__} does not say how it attaches")  # pragma: no cover
 
     def prepare(self, session: S, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: B027
-        """Called before a run of a session whose call is the run, with its arguments."""
+        """Called with the arguments before each run of a session whose call is the run."""
 
     def settings(self) -> dict[str, Any]:
         """Names and values of all settings, ready for JSON."""
@@ -82,7 +82,7 @@ class Method(Generic[S]):
         UnknownNameError
             If there is no such setting.
         SettingError
-            If a value is out of range, or of a kind that a setting cannot have.
+            If a value is out of range, or of the wrong type.
         """
         allowed = [field.name for field in dataclasses.fields(cls)]
         for key in settings:
@@ -90,7 +90,7 @@ class Method(Generic[S]):
                 raise unknown_name(f"setting of {cls.name}", key, allowed)
         try:
             return cls(**settings)
-        except TypeError as error:  # a list where a word belongs
+        except TypeError as error:  # such as a list in place of a word
             given = ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
             raise SettingError(f"{cls.__name__}({given}): {error}; `mmaccel methods` lists what each takes") from error
 
@@ -119,4 +119,6 @@ def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
 def is_number(value: Any, low: float, high: float = float("inf")) -> bool:
     """Whether `value` is a finite number between `low` and `high`, both included."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= sys.float_info.max and low <= value <= high  # also no integer that is no float
+    return (
+        number and abs(value) <= sys.float_info.max and low <= value <= high
+    )  # also rejects integers too large for a float

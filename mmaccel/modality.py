@@ -1,8 +1,8 @@
-"""Modality: the one place that says what a kind of model is to every other part of mmaccel.
+"""Modality: the one place that describes a kind of model to all other parts of mmaccel.
 
 A package that holds a module `modality` with a subclass of :class:`Modality` is found wherever Python finds
-`mmaccel`: as a folder of the wheel, as a link of a clone, or mapped there by an editable installation. Packages of
-others name their subclass as an entry point of the group ``"mmaccel.modalities"``.
+`mmaccel`: as a folder of the wheel, as a link of a clone, or mapped there by an editable installation. Other
+packages name their subclass as an entry point of the group ``"mmaccel.modalities"``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Advice:
     helps, costs
         When it helps, and what it costs.
     settings
-        Arguments of the method in its example, where the defaults are not the best to show.
+        Arguments of the method in its example, where the defaults make a poor example.
     example
-        Code of its own instead of the modality's; see :attr:`Modality.example`.
+        Its own code instead of the modality's; see :attr:`Modality.example`.
     """
 
     helps: str
@@ -60,11 +60,11 @@ class Modality(ABC):
     title
         Heading on pages.
     rank
-        Its place among the others on pages and in lists; the lowest number comes first.
+        Its position on pages and in lists; the lowest number comes first.
     model
-        The model that runs if none is named: one of the zoo, or of a wheel.
+        The default model, from the zoo or from a wheel.
     note
-        What a reader of the list of its methods should know besides.
+        A remark below the list of its methods.
     adapters
         Modules and packages below :attr:`package` whose import registers the adapters.
     example
@@ -74,7 +74,7 @@ class Modality(ABC):
     tab
         Module of the demo's tab, which has a `build(frame)`; empty without one.
     tab_title
-        What is written on the tab.
+        Label of the tab.
     """
 
     name: ClassVar[str]
@@ -94,7 +94,7 @@ class Modality(ABC):
         return type(self).__module__.removesuffix(".modality")
 
     def load(self) -> None:
-        """Import all methods and adapters, which register themselves."""
+        """Import all methods and adapters, so that they register themselves."""
         front_door = import_module(self.package)
         for name in front_door.__all__:
             getattr(front_door, name)
@@ -116,7 +116,7 @@ class Modality(ABC):
         """A model from a zoo name, a hub id or a folder, with what is needed to call it."""
 
     def target(self, opened: Any) -> Any:
-        """What is accelerated of what :meth:`open` returned; default the first of several."""
+        """The part of what :meth:`open` returned that is accelerated; by default the first of several."""
         return opened[0] if isinstance(opened, tuple) else opened
 
     @abstractmethod
@@ -149,7 +149,7 @@ T = TypeVar("T", bound=type[Modality])
 
 
 def register_modality(cls: T) -> T:
-    """Class decorator: make a modality known that is no package of its own, such as one of a test."""
+    """Class decorator: register a modality without a package of its own, such as one in a test."""
     _registered.append(cls)
     return cls
 
@@ -167,7 +167,7 @@ def modalities() -> tuple[Modality, ...]:
 
 
 def get_modality(name: str) -> Modality:
-    """The modality of that name.
+    """The modality of this name.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Matrix products on a CPU with weights that oneDNN has laid out beforehand; equal up to rounding.
 
-torch hands float32 products to MKL, which leaves half of a CPU that is not Intel's unused, and more of it for few rows:
+torch hands float32 products to MKL, which uses at most half of a CPU not made by Intel, and less for few rows:
 on an AMD EPYC, 512 by 2048 weights take 0.15 instead of 0.41 ms for 2 rows, 0.25 instead of 0.60 for 16 and
 1.2 instead of 2.8 for 128. For that, memory holds a second copy of the weights.
 """
@@ -24,7 +24,7 @@ class Prepared:
     def __init__(self, module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.module, self.make = module, make
         self._made: torch.Tensor | None = None
-        self._of: torch.Tensor | None = None  # kept, so that no other weight comes to stand at its address
+        self._of: torch.Tensor | None = None  # kept alive, so that no other weight can get its address
         self._version = 0
 
     @property
@@ -52,9 +52,9 @@ class PackedMatrix:
     Parameters
     ----------
     module
-        Has the weight, which is read at each call.
+        Owner of the weight, which is read at each call.
     view
-        Turns the weight into the matrix; by default the weight is one already.
+        Turns the weight into the matrix; by default the weight already is one.
     """
 
     def __init__(self, module: nn.Module, view: Callable[[torch.Tensor], torch.Tensor] = lambda weight: weight) -> None:
@@ -77,7 +77,7 @@ class PackedMatrix:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with a packed weight; the layer stays where and as it is."""
+    """A linear layer with a packed weight; the layer itself is left unchanged."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

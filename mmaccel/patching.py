@@ -1,6 +1,6 @@
-"""Taking hold of one instance: each function here pushes onto a stack whatever restores it exactly.
+"""Changes to one instance: each function here pushes onto a stack what restores it exactly.
 
-Nothing is done to a class, so that other instances never notice. What is put on last runs first, and goes first.
+Classes are never changed, so other instances are not affected. The last change runs first, and is removed first.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 
 
 class _Wrapped:
-    """Stands on an instance in place of one of its methods.
+    """Replaces one method of an instance.
 
-    A copy of the owner gets its own plain method: pipelines copy schedulers. Where another library has put something
-    on top of it in the meantime, it stays below and only passes calls on.
+    A copy of the owner gets its own plain method: pipelines copy schedulers. If another library has wrapped it in
+    the meantime, it stays below that wrapper and only forwards calls.
     """
 
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
@@ -84,7 +84,7 @@ def wrap_method(stack: ExitStack, owner: Any, name: str, function: Callable[...,
 
 
 def wrap_forward(stack: ExitStack, module: torch.nn.Module, function: Callable[..., Any]) -> None:
-    """The same for what a module's call runs: its `forward`, or its compiled call, so that that stays compiled."""
+    """The same for a module's `forward`, or for its compiled call, which stays compiled."""
     wrap_method(stack, module, private.COMPILED_CALL if private.is_compiled(module) else "forward", function)
 
 
@@ -98,18 +98,18 @@ def wrap_generate(
     """Put ``function(original, kwargs)`` in place of `generate` of one model, as a run of the session.
 
     The report starts anew with the outermost call, and the time of that call is measured. Of several methods on one
-    model the one that is attached last is outermost: the others run within its `original`. A `generate` that calls
+    model, the one attached last is outermost: the others run within its `original`. A `generate` that calls
     itself gets the model's own.
 
     Parameters
     ----------
     function
-        Takes what `generate` was, and all arguments by name; returns the result.
+        Takes the original `generate` and all arguments by name; returns the result.
     model
         The model instance, the session's target by default.
     applies
-        Whether a call with these arguments is a run at all; others are passed on. May change the arguments. By
-        default all are.
+        Whether a call with these arguments counts as a run; other calls pass through. May change the arguments. By
+        default every call counts.
     """
     owner = session.target if model is None else model
     names = list(inspect.signature(owner.generate).parameters)
@@ -138,7 +138,7 @@ def hook(
     after: After | None = None,
     always: bool = False,
 ) -> None:
-    """Look at each call of one module, and change it where a function returns something, until `stack` closes.
+    """Observe each call of one module, and change it where a function returns something, until `stack` closes.
 
     Parameters
     ----------

@@ -18,13 +18,13 @@ from .tuning.curve import describe, is_point
 from .version import versions
 
 FORMAT = 1
-MOST_BYTES = 1 << 20  # of a plan's file; a curve of a hundred settings takes 50 KiB
+MOST_BYTES = 1 << 20  # size of a plan's file; a curve of a hundred settings takes 50 KiB
 ADVICE = "make one with mmaccel.plan(...).save()"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done to a target, with which versions it was made, and what was measured to choose it.
+    """The methods for a target, the versions they were planned with, and the measurements behind the choice.
 
     `why` is the measured row of the preset that it came from, in a sentence; empty where there was none.
 
@@ -71,14 +71,14 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
-        """Rebuild a plan; settings are checked as if they had been typed.
+        """Rebuild a plan; its settings are checked like typed ones.
 
         Raises
         ------
         WeightsError
-            If the data is no plan, or holds what cannot be printed.
+            If the data is not a plan, or holds values that cannot be printed.
         SettingError, UnknownNameError
-            If a method does not take what was saved.
+            If a method does not accept the saved settings.
         """
         try:
             check_plain(data)
@@ -98,9 +98,9 @@ class Plan:
         Raises
         ------
         WeightsError
-            If the file cannot be read, or is no plan.
+            If the file cannot be read, or is not a plan.
         SettingError, UnknownNameError
-            If a method does not take what was saved.
+            If a method does not accept the saved settings.
         """
         data = read_json(path, MOST_BYTES, ADVICE)
         try:
@@ -117,7 +117,7 @@ def _lists(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-# What a saved plan consists of, beside its format: whether a value fits, and what it must be.
+# The parts of a saved plan besides its format: a check for each value, and the kind that it must be.
 PARTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "family": (_is_text, "a text"),
     "versions": (lambda value: isinstance(value, dict) and all(map(_is_text, value.values())), "an object of texts"),
@@ -128,7 +128,7 @@ PARTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_saved(data: Any) -> None:
-    """Raise a `WeightsError`, a sentence without its subject, unless all parts are there and of their kind."""
+    """Raise a `WeightsError` unless all parts are there with the right type; the message lacks its subject."""
     if not isinstance(data, dict) or "format" not in data:
         raise WeightsError("has no format")
     if data["format"] != FORMAT:
@@ -146,16 +146,16 @@ def _kind(exact: bool) -> str:
 
 
 def plan(target: Any, *methods: Method | Plan, preset: str | None = None) -> Plan:
-    """Resolve methods for a target and check that they fit it and each other; touches nothing.
+    """Resolve methods for a target, and check that they fit it and each other; changes nothing.
 
     Parameters
     ----------
     target
         A transformers model or diffusers pipeline.
     *methods
-        Methods, or plans whose methods are taken over.
+        Methods, or plans whose methods are used.
     preset
-        ``"exact"``, ``"balanced"`` or ``"fast"``: what was measured to be good for the family, instead of methods;
+        ``"exact"``, ``"balanced"`` or ``"fast"``: methods measured to suit the family, instead of your own;
         `mmaccel presets` lists them with their rows.
 
     Raises
@@ -182,7 +182,7 @@ def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> 
 
 
 def _preset(adapter: Adapter, name: str) -> Preset:
-    """The preset of that name, or an error that says why the family lacks it."""
+    """The preset of this name; an error says why a family lacks it."""
     family = adapter.family
     found, absent = presets_of(adapter.modality, family), absent_of(adapter.modality, family)
     if name in absent:

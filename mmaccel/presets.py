@@ -1,7 +1,7 @@
-"""Presets: a name for methods that were measured, with the row of the benchmark that justifies them.
+"""Presets: names for measured methods, with the benchmark row that justifies them.
 
 A modality says which ones its families have: what ``accelerate(target, preset=...)`` stands for, and why a family lacks
-one. The rows themselves are in `presets.json`, which `python -m mmaccel.demos.pages.preset_rows` takes over from
+one. The rows themselves are in `presets.json`, which `python -m mmaccel.demos.pages.preset_rows` copies from
 `docs/benchmarks`.
 """
 
@@ -25,18 +25,18 @@ FILE = "presets.json"
 
 @dataclass(frozen=True)
 class Preset:
-    """Methods, and where they were measured.
+    """Methods, and the row in which they were measured.
 
     Attributes
     ----------
     methods
-        What the name stands for.
+        The methods behind the name.
     benchmark
         The file of `docs/benchmarks` without its ending, such as ``"image"``.
     columns
-        What tells the row from others of the same settings, such as the model.
+        Columns that tell the row from others with the same settings, such as the model.
     note
-        What a user must know to judge the row; empty where it says enough.
+        A remark needed to judge the row; empty if the row is clear.
     """
 
     methods: tuple[Method, ...]
@@ -59,7 +59,7 @@ class Preset:
 
 
 def presets_of(modality: str, family: str) -> Mapping[str, Preset]:
-    """The presets of one family by name; empty for families that bring none."""
+    """The presets of one family by name; empty for families without any."""
     return dict(get_modality(modality).presets().get(family, {}))
 
 

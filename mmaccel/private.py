@@ -1,4 +1,4 @@
-"""Private names of torch and transformers that mmaccel calls; tests hold them against the installed version.
+"""Private names of torch and transformers that mmaccel calls; tests compare them with the installed version.
 
 Modules of transformers are imported in the functions: its modeling code imports torch's compiler, and that Triton.
 """
@@ -42,7 +42,7 @@ def own_loop(
 
 
 def kwargs_after(model: Any, kwargs: dict[str, Any], count: int) -> dict[str, Any]:
-    """Arguments of a model within `generate` once the text is `count` tokens longer: mask, positions and kinds."""
+    """Arguments of a model within `generate` after `count` more tokens: mask, positions and token types."""
     grown = dict(kwargs)
     if count:
         encoded: bool = model.config.is_encoder_decoder
@@ -50,7 +50,7 @@ def kwargs_after(model: Any, kwargs: dict[str, Any], count: int) -> dict[str, An
     return grown
 
 
-# Where `torch.nn.Module.compile` keeps what a call of the module runs instead of its `forward`.
+# The attribute in which `torch.nn.Module.compile` keeps the compiled call.
 COMPILED_CALL = "_compiled_call_impl"
 
 
@@ -67,12 +67,12 @@ _REORDER, _LINEAR = _onednn("_reorder_linear_weight"), _onednn("_linear_pointwis
 
 
 def can_pack(tensor: torch.Tensor) -> bool:
-    """Whether oneDNN is here and takes this as a weight or input of :func:`packed_linear`."""
+    """Whether oneDNN is available and accepts this as a weight or input of :func:`packed_linear`."""
     return _LINEAR is not None and tensor.is_cpu and tensor.dtype == torch.float32 and tensor.numel() > 0
 
 
 def pack_weight(matrix: torch.Tensor) -> torch.Tensor:
-    """A weight `[O, I]` as oneDNN wants it; the number of rows that will come is not known."""
+    """A weight `[O, I]` in oneDNN's layout, for an unknown number of input rows."""
     packed: torch.Tensor = _REORDER(matrix, None)
     return packed
 
@@ -84,7 +84,7 @@ def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
 
 
 def attention_function(name: str | None) -> Callable[..., Any]:
-    """What transformers runs for an attention implementation that is not `"eager"`."""
+    """The function that transformers runs for an attention implementation other than `"eager"`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name or "sdpa"]
@@ -92,7 +92,7 @@ def attention_function(name: str | None) -> Callable[..., Any]:
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> None:
-    """Enter an attention function under a name; it gets the masks that `sdpa` gets."""
+    """Register an attention function under a name; it gets the same masks as `sdpa`."""
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
     from transformers.modeling_utils import AttentionInterface
 
@@ -101,7 +101,7 @@ def register_attention(name: str, function: Callable[..., Any]) -> None:
 
 
 def unregister_attention(name: str) -> None:
-    """Remove a name again; transformers has no function for that."""
+    """Remove a registered name; transformers has no function for that."""
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
@@ -110,7 +110,7 @@ def unregister_attention(name: str) -> None:
 
 
 def makes_keys_after_cache(module: torch.nn.Module) -> bool:
-    """Whether attention makes its keys of what the cache holds, such as of latents, or of one set for many heads."""
+    """Whether attention computes its keys from the cache's content, such as from latents or one set for many heads."""
     # MLA expands latents; JetMoE repeats keys for its experts; Idefics may norm them
     expands = hasattr(module, "expand_kv") or type(module).__name__ == "JetMoeAttention"
     return expands or (hasattr(module, "k_layer_norm") and bool(getattr(module, "qk_layer_norms", False)))
@@ -141,7 +141,7 @@ def with_attention(config: Any, name: str) -> Any:
 
 
 def picture_tiles(config: Any, image_sizes: Any) -> list[int]:
-    """Tiles of the tower for each picture `(height, width)` of a LLaVA model, if it is cut up at all."""
+    """Number of tower tiles for each picture `(height, width)` of a LLaVA model, if pictures are tiled."""
     from transformers.models.llava_onevision.modeling_llava_onevision import image_size_to_num_patches
 
     side = config.vision_config.image_size
@@ -149,7 +149,7 @@ def picture_tiles(config: Any, image_sizes: Any) -> list[int]:
 
 
 def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
-    """In which order the tower of Qwen2.5-VL takes its merged tokens, `[L]`."""
+    """The order in which the tower of Qwen2.5-VL processes its merged tokens, `[L]`."""
     from transformers.vision_utils import get_vision_window_index
 
     index, _ = get_vision_window_index(

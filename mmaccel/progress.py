@@ -1,4 +1,4 @@
-"""How progress is shown: a bar on a terminal, and a plain line now and then where it goes into a file."""
+"""Progress: a bar on a terminal, and a plain line now and then in a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Lines:
 
 
 def looks() -> dict[str, Any]:
-    """Arguments of tqdm: none on a terminal, else those that make it tell in lines, of what takes longer than one.
+    """Arguments of tqdm: none on a terminal, else those that print lines for work of more than one step.
 
     Examples
     --------

@@ -16,7 +16,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(modality: str) -> Callable[[M], M]:
-    """Class decorator: enter a method as ``modality.ClassName``.
+    """Class decorator: register a method as ``modality.ClassName``.
 
     Raises
     ------
@@ -58,9 +58,9 @@ def methods() -> dict[str, type[Method]]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The method of that name; the modality may be left out where the rest is unambiguous.
+    """The method of this name; the modality may be omitted if the rest is unambiguous.
 
-    Some have a second name in another modality, where those who need them look as well.
+    Some methods have a second name in another modality, where their users look for them.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def get_method(name: str) -> type[Method]:
 
 
 def _shared(name: str) -> type[Method] | None:
-    """A method by the name of a modality that shows it beside its own."""
+    """A method by its name in another modality that lists it too."""
     prefix, _, short = name.rpartition(".")
     packages = [modality.package for modality in modalities() if modality.name == prefix]
     found = getattr(import_module(packages[0]), short, None) if packages else None
@@ -92,7 +92,7 @@ def is_saved(found: Any) -> bool:
 
 
 def saved_method(saved: Mapping[str, Any]) -> Method:
-    """A method from the ``name`` and ``settings`` that a plan or a curve keeps of it.
+    """A method from the ``name`` and ``settings`` in a plan or a curve.
 
     Examples
     --------

@@ -20,13 +20,13 @@ class Report:
     exact : bool
         Whether the run kept the distribution of the target's output.
     forwards, plain_forwards : float
-        Forward passes of the main model that were made, and that the plain run makes for the same work; a pass over a
+        Forward passes of the main model in this run, and in a plain run for the same work; a pass over a
         part of the tokens counts as that part.
     keys, plain_keys : int
         Keys attended to, summed over queries, heads and layers, and in plain attention; 0 where a method does
         not change them.
     visual_tokens, plain_visual_tokens : int
-        Tokens of pictures and videos that the language model got, and that it gets without methods; a mean
+        Tokens of pictures and videos that the language model got, and would get without methods; a mean
         over its layers.
     tokens : int
         Tokens of the result, over the whole batch.
@@ -39,7 +39,7 @@ class Report:
     engaged : bool
         Whether the method changed the work at all.
     warnings : list of str
-        What the user should know, such as why a method never engaged.
+        Remarks for the user, such as why a method never engaged.
     details : dict
         Figures of one method only, such as acceptance by depth.
     """
@@ -66,7 +66,7 @@ class Report:
 
     @property
     def work_ratio(self) -> float | None:
-        """Forward passes made, as a share of those of plain decoding; without them the same of the keys."""
+        """Forward passes as a share of those in plain decoding; if passes are not counted, the share of keys."""
         if self.plain_forwards:
             return self.forwards / self.plain_forwards
         return self.keys / self.plain_keys if self.plain_keys else None
@@ -79,7 +79,7 @@ class Report:
         return self.baseline_seconds / self.wall_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as values of its own, which the next run leaves alone."""
+        """All fields as copies, which the next run does not change."""
         values = deepcopy(vars(self))
         return {**values, "work_ratio": self.work_ratio, "speedup": self.speedup}
 

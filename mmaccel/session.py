@@ -19,7 +19,7 @@ from .report import Report
 
 A = TypeVar("A", bound=Adapter, default=Any)
 
-# Which session holds an object, by id, since models need not be hashable. Weak: what a method hangs on
+# Which session holds an object, by id, since models need not be hashable. Weak: what a method attaches to
 # the target refers to its session, so a session lives exactly as long as the target or its user keeps it.
 _holders: dict[int, weakref.ref[Session]] = {}
 
@@ -32,14 +32,14 @@ def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) 
     target
         A transformers model or diffusers pipeline of a supported family.
     *methods
-        What to do; plans are taken as their methods.
+        Methods to apply; a plan stands for its methods.
     preset
         ``"exact"``, ``"balanced"`` or ``"fast"`` instead of methods.
 
     Raises
     ------
     UnsupportedTargetError, ConflictError, UnknownNameError
-        Before anything is touched.
+        Before anything is changed.
     ActiveSessionError
         If another live session holds the target; the error names it.
 
@@ -57,7 +57,7 @@ def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) 
 class Session(Generic[A]):
     """A plan applied to one target. Use it as the target: calls and attribute reads are forwarded.
 
-    Leaving the ``with`` block, or :meth:`remove`, takes every trace off the target again.
+    Leaving the ``with`` block, or :meth:`remove`, removes every trace from the target.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ class Session(Generic[A]):
             return self.target(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("target", "adapter"):  # not built yet: say so instead of recursing
+        if name in ("target", "adapter"):  # not built yet: raise instead of recursing
             raise AttributeError(name)
         return getattr(self.target, name)
 

@@ -36,24 +36,28 @@ class SpeechCommand(Command):
         "arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -",
     )
     preset = "streams"
-    preset_help = "words while they are spoken, with verified drafts and without"
-    floor = "at most such a word error rate"
+    preset_help = "stream the words, with and without verified drafts"
+    floor = "at most this word error rate"
 
     def add_run(self, parser: Any) -> None:
         parser.add_argument("audio", help="audio or video file, or - for raw 16-bit samples on standard input")
         parser.add_argument("-o", "--output", type=Path, help="subtitles to write (.srt, .vtt or .json)")
         parser.add_argument("--live", action="store_true", help="print words as they become stable (- always does)")
-        parser.add_argument("--rate", type=whole(1), default=16_000, help="samples a second of - (default 16000)")
-        parser.add_argument("--channels", type=whole(1, 64), default=1, help="channels of - (default 1)")
-        words = "which words are stable"
+        parser.add_argument(
+            "--rate", type=whole(1), default=16_000, help="sampling rate of standard input (default 16000)"
+        )
+        parser.add_argument("--channels", type=whole(1, 64), default=1, help="channels of standard input (default 1)")
+        words = "the policy that decides which words are stable"
         parser.add_argument("--policy", choices=sorted(POLICIES), default="local-agreement", help=words)
         interval = number("between 0.1 and 60 seconds", lambda value: 0.1 <= value <= 60)
-        parser.add_argument("--update-interval", type=interval, default=0.5, help="seconds between looks (default 0.5)")
+        parser.add_argument(
+            "--update-interval", type=interval, default=0.5, help="seconds between two decodings (default 0.5)"
+        )
         pauses = ["auto", "silero", "energy"]
-        parser.add_argument("--endpoint", choices=pauses, default="auto", help="what finds pauses")
+        parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses")
         parser.add_argument("--silence", type=positive, default=0.5, help="seconds of silence that end a segment")
         parser.add_argument("--longest", type=positive, default=15.0, help="seconds after which a segment is cut")
-        packed = "hold weights twice, as oneDNN wants them: faster on a CPU in float32"
+        packed = "keep a second copy of the weights in oneDNN's layout: faster on a CPU in float32"
         parser.add_argument("--packed", action="store_true", help=packed)
 
     def run(self, arguments: argparse.Namespace) -> None:
@@ -72,8 +76,12 @@ class SpeechCommand(Command):
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("audio", type=Path, nargs="*", help="audio or video files")
-        parser.add_argument("--example", action="store_true", help="eight seconds of human speech, instead of files")
-        parser.add_argument("--reference", action="append", metavar="TEXT", help="what is said; once for each file")
+        parser.add_argument(
+            "--example", action="store_true", help="use eight shipped seconds of human speech, instead of files"
+        )
+        parser.add_argument(
+            "--reference", action="append", metavar="TEXT", help="the words that are said; once for each file"
+        )
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         audio, reference = _recordings(arguments)
@@ -81,7 +89,7 @@ class SpeechCommand(Command):
         return model, {"audio": audio, "reference": reference, "processor": processor}
 
     def compare(self, arguments: argparse.Namespace) -> Comparison:
-        """If no method is named, what speech gains most by, which is no method of `generate`: drafts of a stream."""
+        """Without a method, compare drafts in a stream: they help speech most, and are not a method of `generate`."""
         if arguments.method or arguments.preset or arguments.plan:
             return super().compare(arguments)
         from .stream.stream_comparing import compare_streams
@@ -91,7 +99,7 @@ class SpeechCommand(Command):
 
 
 def _recordings(arguments: argparse.Namespace) -> tuple[list[Any], list[str] | None]:
-    """Recordings and what is said in them: those of the command line, or one of the extra `[speech]`."""
+    """Recordings with their words: those of the command line, or one from the extra `[speech]`."""
     check_example(arguments, arguments.audio, "talk.wav")
     if not arguments.example:
         return arguments.audio, arguments.reference
@@ -113,7 +121,7 @@ def _transcribe(arguments: argparse.Namespace) -> Transcript:
 
 
 def _listen(arguments: argparse.Namespace) -> Transcript:
-    """Print words as they become stable; interrupted, finish with what was heard."""
+    """Print words as they become stable; if interrupted, finish with the audio so far."""
     from .stream.live_text import LiveText
     from .stream.transcribe import transcript
 
@@ -144,7 +152,7 @@ def _standard_input(arguments: argparse.Namespace) -> Iterator[bytes]:
 
 
 def _whole_samples(size: int, count: int) -> Iterator[bytes]:
-    """Standard input as it comes, at most `count` samples of `size` bytes at a time, whole ones."""
+    """Standard input as it arrives, at most `count` whole samples of `size` bytes at a time."""
     source: Any = sys.stdin.buffer
     held = b""
     while data := source.read1(count * size):

@@ -27,7 +27,7 @@ from .families.whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
 from .stream.segmenter import Cut, Segmenter
 
 ERRORS = Metric(
-    "errors", "word errors", "word error rate against what was said, normalised as leaderboards do", ".1%", False
+    "errors", "word errors", "word error rate against the reference, normalised as leaderboards do", ".1%", False
 )
 CHANGED = Metric(
     "changed",
@@ -38,7 +38,7 @@ CHANGED = Metric(
     relative=True,
 )
 SAME = Metric(
-    "same", "same text", "share of recordings whose text is that of the plain model, letter for letter", ".0%"
+    "same", "same text", "share of recordings whose text equals that of the plain model, letter for letter", ".0%"
 )
 SHORTEST = SAMPLE_RATE // 10  # samples of a recording
 SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_seconds")
@@ -79,7 +79,7 @@ class RecognizerTrial(BaseTrial):
         assert isinstance(adapter, SpeechAdapter)
         _need_jiwer()
         if processor is None:
-            raise SettingError("processor= is missing, without which tokens are no words: pass the model's own")
+            raise SettingError("processor= is missing, and tokens cannot become words without it: pass the model's own")
         self.recogniser, adapter.processor = adapter, processor
         self.model = name_of(self.target)
         reference, endpoint = self.inputs.pop("reference", None), self.inputs.pop("endpoint", "auto")
@@ -100,7 +100,7 @@ class RecognizerTrial(BaseTrial):
         """The arguments of `generate` as they were given, a recording in each row."""
         rows = [len(value) for name, value in self.inputs.items() if name.startswith("input_")]
         if not rows:
-            raise SettingError("nothing to write down: give audio='talk.wav', samples, or the arguments of generate")
+            raise SettingError("nothing to transcribe: give audio='talk.wav', samples, or the arguments of generate")
         self.names = [f"row {number + 1}" for number in range(rows[0])] if rows[0] > 1 else [""]
         return dict(self.inputs)
 
@@ -144,15 +144,15 @@ class RecognizerTrial(BaseTrial):
 
     def _allow_simple(self) -> None:
         """Whisper's encoder hears 30 s however little is said, which can be cut; others hear no more than there is."""
-        self.no_simple = "the plain run is it; every token of a text has to be decoded, and no audio can be left out"
+        self.no_simple = "every token of a text has to be decoded, and no audio can be left out"
         if not isinstance(self.recogniser, WhisperAdapter):
             return
-        self.no_simple = "give audio=, which tells how long the speech is that a shorter window has to hold"
+        self.no_simple = "give audio=, so that the window can be cut to the length of the speech"
         if self.seconds:
             positions = self.target.get_encoder().config.max_source_positions
             self.count = math.floor(positions * self.recogniser.frame_seconds)
             self.least = math.ceil(self.seconds + CONTEXT_FRAMES / 100)
-            self.no_simple = "the speech fills the window, so that no seconds of it can be left out"
+            self.no_simple = "the speech fills the window, so none of it can be left out"
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Transcription:
         made = Transcription()

@@ -17,12 +17,12 @@ from mmaccel.progress import looks
 
 class VideoCommand(Command):
     help = "make a video from a prompt"
-    measured = "filming a prompt"
+    measured = "making a video from a prompt"
     examples = (
         'mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare --trace trace.png',
         'mmaccel run video "pizza stays" -o pizza.gif --method video.EasyCache:threshold=0.1 --steps 20',
     )
-    floor = "at least so many dB PSNR"
+    floor = "at least this many dB PSNR"
     seeded = True
 
     def add_run(self, parser: Any) -> None:
@@ -32,13 +32,13 @@ class VideoCommand(Command):
         )
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("clip.compare.mp4"))
-        parser.add_argument("--trace", type=Path, help="also draw what was computed when, as a picture")
-        parser.add_argument("--seed", type=seed, default=0, help="where randomness starts from (default 0)")
+        parser.add_argument("--trace", type=Path, help="also draw a picture of what was computed in which step")
+        parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
         _add_clip(parser)
         parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
 
     def run(self, arguments: argparse.Namespace) -> None:
-        """Film a prompt, and write the clip; with ``--compare`` also both side by side."""
+        """Generate a clip from a prompt, and write it; with ``--compare`` also both clips side by side."""
         from mmaccel.files import clips
         from mmaccel.session import accelerate
 
@@ -82,7 +82,7 @@ class VideoCommand(Command):
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         if not arguments.prompt.strip():
-            raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
+            raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
         settings = _settings(arguments)
         pipe = opened(arguments)
         pipe.set_progress_bar_config(disable=True)
@@ -90,7 +90,7 @@ class VideoCommand(Command):
 
 
 def _add_clip(parser: Any) -> None:
-    """Add what says how long and how large a clip is."""
+    """Add the arguments for the length and the size of a clip."""
     for name, meaning, most in (
         ("steps", "denoising steps", STEPS),
         ("frames", "frames", FRAMES),

@@ -24,7 +24,7 @@ OWN_SCHEDULES = ("timesteps", "sigmas")
 
 
 class VideoTrial(BaseTrial):
-    """A call of a pipeline that denoises a clip or a picture, from noise that the seed decides."""
+    """A pipeline call that denoises a clip or a picture; the seed decides the noise."""
 
     unit: ClassVar[str] = "steps"
 
@@ -71,7 +71,7 @@ class VideoTrial(BaseTrial):
 
 
 def _is_seen(output: Any) -> bool:
-    """Whether an output is pictures, and no latents."""
+    """Whether an output is pictures rather than latents."""
     if isinstance(output, torch.Tensor | np.ndarray):
         array = torch.as_tensor(output)
         channels = array.shape[-1] if isinstance(output, np.ndarray) else array.shape[-3]

@@ -1,4 +1,4 @@
-"""From a prompt to a clip: what the command line and the benchmarks call."""
+"""From a prompt to a clip, for the command line and the benchmarks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class VideoSettings:
 
 
 def check_memory(settings: VideoSettings) -> None:
-    """Raise a `MemoryLimitError` if not even the finished clip, in float32, fits into the memory that is free."""
+    """Raise a `MemoryLimitError` if the finished clip alone, in float32, does not fit into free memory."""
     frames, height, width = (getattr(settings, name) or 1 for name in ("frames", "height", "width"))
     need, free = 12 * frames * height * width, free_memory("cpu")
     if free is not None and need > free:
@@ -68,18 +68,18 @@ def check_memory(settings: VideoSettings) -> None:
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """A pipeline from a zoo name, a hub id or a folder; no code of a checkpoint is ever run.
+    """Load a pipeline from a zoo name, a hub id or a folder; never runs a checkpoint's code.
 
     Raises
     ------
     UnsupportedTargetError
-        If it is no diffusers pipeline with a denoiser, or needs code of its own.
+        If it is not a diffusers pipeline with a denoiser, or needs its own code.
     WeightsError
         If a zoo model's weights are damaged.
     """
     if model in zoo.names():
         if zoo.modality(model) != "video":
-            raise UnsupportedTargetError(f"{model} films nothing: `mmaccel run {zoo.modality(model)}` is for it")
+            raise UnsupportedTargetError(f"{model} makes no video: use `mmaccel run {zoo.modality(model)}`")
         pipe = zoo.load(model)
     else:
         try:
@@ -89,7 +89,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
                 )
         except (OSError, ValueError, AttributeError) as error:
             raise UnsupportedTargetError(
-                f"{model!r} is no pipeline: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+                f"{model!r} is not a pipeline: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
                 f" with a model_index.json ({str(error).splitlines()[0]})"
             ) from error
     adapter = find_adapter(pipe)
@@ -117,7 +117,7 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
         If the pipeline refuses a setting, such as a size.
     """
     if not prompt.strip():
-        raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
+        raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
     generator = torch.Generator().manual_seed(settings.seed)
     began = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""What diffusion pipelines of clips and pictures are to the rest of mmaccel."""
+"""The descriptor of diffusion pipelines for clips and pictures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Private names of diffusers that mmaccel uses; a test holds them against the installed version.
+"""Private names of diffusers that mmaccel uses; a test compares them with the installed version.
 
-diffusers' caches are hooks on a denoiser's modules. Here they are put on, kept apart by guidance branch and taken off
+diffusers' caches are hooks on a denoiser's modules. Here they are attached, separated by guidance branch, and removed
 without a trace: diffusers' own `disable_cache` leaves `forward` and `_diffusers_hook` on every module it touched.
 """
 
@@ -45,7 +45,7 @@ class Hooks:
     Parameters
     ----------
     denoiser
-        Where `apply` puts them.
+        The module to which `apply` attaches them.
     apply
         Such as ``lambda denoiser: apply_first_block_cache(denoiser, config)``.
 
@@ -99,12 +99,12 @@ class Hooks:
         return is_first
 
     def states(self) -> list[Any]:
-        """What all branches hold, each object once."""
+        """The state of all branches, each object once."""
         shared = {id(manager): manager for manager in self._managers()}.values()
         return [s for m in shared for s in m._state_cache.values()] + [s for kept in self.kept.values() for s in kept]
 
     def remove(self) -> None:
-        """Take everything off that was put on."""
+        """Remove everything that was attached."""
         for module in self.before:
             self._take_off(module)
         self.kept.clear()

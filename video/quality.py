@@ -1,4 +1,4 @@
-"""How near one output is to another: PSNR and SSIM of tensors and of clips."""
+"""Similarity of two outputs: PSNR and SSIM of tensors and of clips."""
 
 from __future__ import annotations
 

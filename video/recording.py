@@ -18,7 +18,7 @@ from .steps import Stepper, follow
 
 @dataclass(frozen=True)
 class _Recording(DiffusionMethod):
-    """Runs plainly and records; not registered, since it is no method for users."""
+    """Runs plainly and records; not registered, since it is not for users."""
 
     name = "video.recording"
     method: DiffusionMethod
@@ -38,14 +38,14 @@ def plain_runs(
     prompts: Sequence[str] | None,
     call: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """What ``recorder(session, run)`` left in `session.memory` after each of some plain runs.
+    """The records that ``recorder(session, run)`` left in `session.memory` after each of several plain runs.
 
     Parameters
     ----------
     pipe
         A pipeline.
     method
-        What is calibrated; its check of the pipeline is made.
+        The method to calibrate; it first checks the pipeline.
     prompts
         One run for each; None makes a single run with the arguments as they are.
     call

@@ -1,6 +1,6 @@
-"""Following the steps of a pipeline: which step, guidance branch and denoiser a forward pass belongs to.
+"""Following a pipeline: the step, guidance branch and denoiser that each forward pass belongs to.
 
-A :class:`Stepper` is what a method does in one run. It sees every forward pass of the denoisers, may answer it without
+A :class:`Stepper` is a method's part in one run. It sees every forward pass of the denoisers, may answer it without
 running it, and may change the velocity with which the sampler steps. :func:`follow` puts it on a pipeline.
 """
 
@@ -26,17 +26,17 @@ MOST_BRANCHES = 8
 
 
 class Stepper:
-    """What a method does during one run; :func:`follow` makes a fresh one for each."""
+    """A method's part in one run; :func:`follow` creates a new one for each."""
 
     def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
         self.session, self.report, self.run = session, session.report, run
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
-        """Answer a forward pass; this one runs it."""
+        """Answer a forward pass; by default it runs."""
         return forward(*args, **kwargs)
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
-        """Have the sampler step: ``make(velocity, sample)``; `output` is the velocity (or noise) after guidance."""
+        """Let the sampler step: ``make(velocity, sample)``; `output` is the velocity (or noise) after guidance."""
         return make(output, sample)
 
     def warn(self, text: str) -> None:
@@ -47,7 +47,7 @@ class Stepper:
         """Called after the last step."""
 
     def close(self) -> None:
-        """Called when the run is over in whatever way: after :meth:`finish`, an exception, the next run's start."""
+        """Called however the run ends: after :meth:`finish`, after an exception, or when the next run starts."""
 
 
 def warn(report: Report, text: str) -> None:
@@ -147,11 +147,13 @@ class _Follower:
             self.is_called = False
         self.drop()
         if self.is_swapped or not self.followed:
-            warn(self.session.report, f"steps were not followed, so that all were computed: {self.reason()}")
+            warn(
+                self.session.report, f"the sampler's steps could not be followed, so all were computed: {self.reason()}"
+            )
 
     @property
     def is_swapped(self) -> bool:
-        """Whether the pipeline has got another scheduler."""
+        """Whether the pipeline has another scheduler now."""
         return self.session.target.scheduler is not self.scheduler
 
     def reason(self) -> str:
@@ -163,7 +165,7 @@ class _Follower:
 
 
 def levels_of(scheduler: Any) -> list[float]:
-    """Noise levels of the steps that were set, and where the last one ends; for other samplers shares of time."""
+    """Noise levels of the steps, and the end of the last one; for other samplers shares of time."""
     timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
     is_flow = getattr(scheduler.config, "prediction_type", None) == "flow_prediction"
     is_flow = is_flow or hasattr(scheduler, "scale_noise")

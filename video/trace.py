@@ -1,4 +1,4 @@
-"""What a run computed, step by step and token by token, as numbers and as pictures."""
+"""The tokens that a run computed in each step, as numbers and as pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation says of the methods of language and vision-language models, and how it calls them."""
+"""Advice and example code for the documentation of methods on language and vision-language models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a video and a question to an answer: what the command line and the benchmarks call."""
+"""From a video and a question to an answer, for the command line and the benchmarks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .families.visual_adapter import VisualAdapter
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """A vision-language model and its processor from a zoo name, a hub id or a folder; no code of it is ever run.
+    """Load a vision-language model and its processor from a zoo name, a hub id or a folder; never runs its code.
 
     Raises
     ------
     UnsupportedTargetError
-        If it is of no family that has an adapter, or needs code of its own.
+        If its family has no adapter, or it needs its own code.
     MissingExtraError
         If its processor needs a package that is not installed.
     """
     if zoo.is_known(model):
         if zoo.modality(model) != "vlm":
-            raise UnsupportedTargetError(f"{model} answers nothing: `mmaccel run {zoo.modality(model)}` is for it")
+            raise UnsupportedTargetError(f"{model} answers no questions: use `mmaccel run {zoo.modality(model)}`")
         target, processor = zoo.load(model)
     elif (Path(model) / "training.json").is_file():  # of our own making
         from mmaccel.zoo import tiny_onevision
@@ -61,7 +61,7 @@ def _from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
         raise MissingExtraError(f"the processor of {model} needs more: pip install torchvision ({error})") from error
     except (OSError, ValueError) as error:
         raise UnsupportedTargetError(
-            f"{model!r} is no vision-language model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+            f"{model!r} is not a vision-language model: give a zoo name ({', '.join(zoo.names())}), hub id or folder"
             f" ({str(error).splitlines()[0]})"
         ) from error
     return target, processor
@@ -70,7 +70,7 @@ def _from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
 def ask(
     target: Any, processor: Any, frames: Any, questions: Sequence[str], max_new_tokens: int = 32
 ) -> tuple[list[str], float]:
-    """Answers of a session or a plain model to questions about one video, in one batch, greedily; and the seconds.
+    """Greedy answers of a session or a plain model to questions about one video, in one batch, with the seconds.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ class VlmCommand(Command):
         parser.add_argument("--compare", action="store_true", help="also answer plainly, and measure the speed-up")
         parser.add_argument("--picture", type=Path, help="also draw which patches were kept, over the frames")
         _add_answer(parser)
-        parser.add_argument("--fps", type=positive, help="frames a second to look at, instead of --frames")
+        parser.add_argument("--fps", type=positive, help="frames per second to look at, instead of --frames")
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Answer a question about a video file."""
@@ -64,7 +64,11 @@ class VlmCommand(Command):
     def add_call(self, parser: Any) -> None:
         parser.add_argument("video", type=Path, nargs="?", help="video file, such as .mp4")
         parser.add_argument("question", nargs="?")
-        parser.add_argument("--example", action="store_true", help="a clip of moving emoji and its question, no file")
+        parser.add_argument(
+            "--example",
+            action="store_true",
+            help="use a shipped clip of moving emoji with its question, instead of a file",
+        )
         _add_answer(parser)
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
@@ -76,14 +80,14 @@ class VlmCommand(Command):
 
 
 def _add_answer(parser: Any) -> None:
-    """Add what says how much of a video is looked at, and how long an answer may be."""
-    parser.add_argument("--frames", type=whole(1, FRAMES), default=32, help="frames to look at, at most (default 32)")
-    length = "longest answer (default 32)"
+    """Add the arguments for the frames of a video and the length of an answer."""
+    parser.add_argument("--frames", type=whole(1, FRAMES), default=32, help="most frames to look at (default 32)")
+    length = "longest answer in tokens (default 32)"
     parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=32, metavar="TOKENS", help=length)
 
 
 def frames_of(arguments: argparse.Namespace) -> Any:
-    """The frames of a video file that are asked for, or all of them where it has fewer."""
+    """As many frames of a video file as requested, or all if it has fewer."""
     from .input.read_video import read_video
 
     if getattr(arguments, "fps", None) is not None:

@@ -15,8 +15,13 @@ from .answering import prepare
 from .decoder.generation import setting
 from .families.visual_adapter import VisualAdapter
 
-AGREED = Metric("agreed", "same answers", "share of answers that are those of the plain model, word for word", ".0%")
-LIKE = Metric("like", "same words", "words that an answer shares with the plain one in order, twice over both", ".0%")
+AGREED = Metric("agreed", "same answers", "share of answers that equal those of the plain model, word for word", ".0%")
+LIKE = Metric(
+    "like",
+    "same words",
+    "words that an answer shares with the plain one in order, times two, over the words of both",
+    ".0%",
+)
 A_TOKEN_EACH = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 PIXELS = "pixel_values_videos"
 
@@ -47,7 +52,9 @@ class AnswerTrial(BaseTrial):
         call = dict(self.inputs)
         frames, questions = call.pop("frames", None), call.pop("questions", None)
         if (frames is None) != (questions is None) or (frames is not None and self.processor is None):
-            raise SettingError("frames=, questions= and processor= go together: give all three, or those of generate")
+            raise SettingError(
+                "frames=, questions= and processor= go together: give all three, or the inputs of generate"
+            )
         if frames is None:
             return call if fewer is None else self._without(call, fewer)
         asked = self.asked

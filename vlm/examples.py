@@ -30,7 +30,7 @@ TEXT = {
 
 
 def examples() -> list[Example]:
-    """Two language models with grouped heads, and vision-language models of all families that are shown videos."""
+    """Two language models with grouped heads, and vision-language models of all families, called with videos."""
     # other lengths of prompt and answer, so that nothing is tied to one shape
     variants = ({"length": 50, "max_new_tokens": 3}, {"length": 97})
     common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}

@@ -1,4 +1,4 @@
-"""What language and vision-language models are to the rest of mmaccel."""
+"""The descriptor of language and vision-language models."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ M_ARENA_MAX, HEAPS = -8, 2  # of mallopt(3)
 
 TITLE = "mmaccel"
 INTRODUCTION = """<header><h1>mmaccel</h1>
-<p>Existing multimodal models, faster, without retraining. See both race on this machine.</p></header>"""
+<p>Existing multimodal models, faster, without retraining. Watch both race on this machine.</p></header>"""
 # Nothing is offered to other programs, kept of a visitor, or asked of another server.
 PRIVATE: dict[str, Any] = {
     "share": False,

@@ -51,13 +51,11 @@ class Door:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._is_own(_name(hosts[0]), scope.get("server")):
             asked = _name(hosts[0]) if hosts else "no host"
-            return (
-                f"this demo is not at {asked[:100]!r}: whoever started it allows that with --allow-host {asked[:100]}"
-            )
+            return f"this demo does not answer to {asked[:100]!r}: restart it with --allow-host {asked[:100]}"
         if any(_place(origin) != hosts[0].lower() for origin in origins):
             return "this request comes from a page of another site: open the demo itself"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            return "this file is asked for by a page of another site: open the demo itself"
+            return "a page of another site requests this file: open the demo itself"
         if any(part in scope["path"] for part in CLOSED):
             return "this part of Gradio is not used here"
         return None

@@ -134,7 +134,7 @@ def readable() -> Iterator[None]:
         raise _message("There is not enough memory for this: make it smaller.", "This cannot be done") from None
     except Exception:
         log.exception("a run failed")
-        raise _message("Something went wrong here; the log of the server says what.", "This failed") from None
+        raise _message("Something went wrong; the server's log has the details.", "This failed") from None
 
 
 def _message(text: str, title: str) -> gr.Error:

@@ -111,8 +111,8 @@ class EvictingLayer(CacheLayerMixin):
         reader = self.shared.reader
         if self.evicted and uneven and (reader is None or not reader.active):
             raise ValueError(
-                "the rows or heads of this EvictingCache keep different numbers of tokens, which only attention that"
-                " reads its layers can tell: use it within the session that made it"
+                "the rows or heads of this EvictingCache keep different numbers of tokens, which ordinary"
+                " attention cannot handle: use it within the session that made it"
             )
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -210,7 +210,7 @@ class EvictingLayer(CacheLayerMixin):
         count = min(check_crop(tokens_to_remove), self.total)
         if self.evicted and count > self.appended:
             raise ValueError(
-                f"cannot take back {count} tokens: {self.appended} are new since others were dropped;"
+                f"cannot remove {count} tokens: only {self.appended} were added since others were dropped;"
                 " make a new cache and run the prompt again"
             )
         self.length, self.total, self.appended = self.length - count, self.total - count, self.appended - count

@@ -51,7 +51,7 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def number(allowed: str = "a finite number", holds: Callable[[float], bool] = lambda _: True) -> Callable[[str], float]:
-    """Reads a finite number of which `holds` is true, as `allowed` says.
+    """Reads a finite number that passes `holds`; `allowed` says in words which do.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What `mmaccel bench` takes, and what it does with that."""
+"""The command `mmaccel bench`: its arguments, and its work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = """examples:
 
 
 def benchmarks() -> dict[str, str]:
-    """Modules by name, each with a `BENCHMARK`: those of the modalities, and that of the kernels."""
+    """Modules by name, each with a `BENCHMARK`: one for each modality, and one for the kernels."""
     found: dict[str, str] = {}
     for modality in modalities():
         found |= modality.benchmarks()
@@ -38,11 +38,11 @@ def benchmarks() -> dict[str, str]:
 
 
 class BenchmarksFailed(MmaccelError):
-    """Some of several benchmarks failed; what the others found is written."""
+    """Some benchmarks failed; the results of the others are written."""
 
 
 def benchmark_of(name: str) -> Benchmark:
-    """A benchmark by its name; it is loaded here."""
+    """Load a benchmark by its name."""
     found: Benchmark = importlib.import_module(benchmarks()[name]).BENCHMARK
     return found
 
@@ -62,28 +62,38 @@ def add_parser(commands: Any) -> None:
         _add_common(kind, "up to an hour on 2 cores")
         kind.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
         kind.set_defaults(run=run_benchmark)
-    every = kinds.add_parser("all", help="all of these, one after the other", **looks)
+    every = kinds.add_parser("all", help="all benchmarks, one after the other", **looks)
     _add_common(every, "hours on 2 cores")
-    every.add_argument("--page", type=Path, metavar="FOLDER", help="write pages, plots and JSON there, as each is done")
+    every.add_argument(
+        "--page",
+        type=Path,
+        metavar="FOLDER",
+        help="write the pages, plots and JSON of each benchmark there when it ends",
+    )
     every.set_defaults(run=run_all)
-    difference = kinds.add_parser("difference", help="two results, row by row", **looks)
+    difference = kinds.add_parser("difference", help="compare two results, row by row", **looks)
     difference.add_argument("old", type=Path, metavar="OLD.json")
     difference.add_argument("new", type=Path, metavar="NEW.json")
-    difference.add_argument("--json", action="store_true", help="print the rows as JSON on standard output")
+    difference.add_argument("--json", action="store_true", help="print the rows as JSON to standard output")
     difference.add_argument(
-        "--fail-below", type=float, metavar="SHARE", help="exit code 1 if a speed-up is below that share of the old one"
+        "--fail-below",
+        type=float,
+        metavar="SHARE",
+        help="exit with code 1 if a speed-up is below this share of the old one",
     )
     difference.set_defaults(run=run_difference, loads_models=False)
-    index = kinds.add_parser("index", help="the page and the plots over all results in a folder", **looks)
+    index = kinds.add_parser("index", help="write the page and the plots of all results in a folder", **looks)
     index.add_argument("folder", type=Path, nargs="?", default=FOLDER, help=f"default {FOLDER}")
     index.set_defaults(run=run_index, loads_models=False)
 
 
 def _add_common(kind: Any, duration: str) -> None:
-    kind.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+    kind.add_argument("--json", action="store_true", help="print the result as JSON to standard output")
     kind.add_argument("--full", action="store_true", help=f"all settings of docs/benchmarks ({duration})")
     kind.add_argument(
-        "--threads", type=whole(1, THREADS), help="CPU threads (default 2; 1 for speech, whose figures are of 1)"
+        "--threads",
+        type=whole(1, THREADS),
+        help="CPU threads (default 2; 1 for speech, whose figures are measured on one)",
     )
 
 
@@ -96,22 +106,22 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
 
     benchmark = benchmark_of(arguments.kind)
     torch.set_num_threads(arguments.threads or benchmark.threads)
-    with contextlib.redirect_stdout(sys.stderr):  # what other libraries tell is no part of the result
+    with contextlib.redirect_stdout(sys.stderr):  # messages of other libraries are not part of the result
         result = results.result(benchmark.rows(arguments.full))
     print(json.dumps(result, indent=1) if arguments.json else pages.table(result), flush=True)
-    if arguments.page:  # last, so that a page that fails loses no figure
+    if arguments.page:  # last, so that an error in the page loses no figure
         benchmark.write_page(result, arguments.page)
 
 
 def run_all(arguments: argparse.Namespace) -> None:
-    """Measure one after the other, each in a process of its own, so that its figures are those of it alone.
+    """Run the benchmarks one after the other, each in its own process, so that none disturbs the figures of another.
 
     With ``--json`` every result is one line of standard output.
 
     Raises
     ------
     BenchmarksFailed
-        At the end, if some did not come through; it names them.
+        At the end, if some benchmarks failed; the message names them.
     """
     failed, found, kinds = [], 0, benchmarks()
     for number, kind in enumerate(kinds, 1):
@@ -132,11 +142,13 @@ def run_all(arguments: argparse.Namespace) -> None:
     if failed:
         again = " and ".join(f"`mmaccel bench {kind}`" for kind in failed)
         count = f"{len(failed)} of {len(kinds)} benchmarks failed"
-        raise BenchmarksFailed(f"{count}, and all that was measured is kept; run {again} again (the reasons are above)")
+        raise BenchmarksFailed(
+            f"{count}, and the results of the others are kept; run {again} again (the reasons are above)"
+        )
 
 
 def _words(kind: str, arguments: argparse.Namespace) -> Iterator[str]:
-    """The command line of one of them."""
+    """The command line of one benchmark."""
     yield from ("bench", kind, "--json")
     if arguments.full:
         yield "--full"
@@ -147,7 +159,7 @@ def _words(kind: str, arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _in_a_process(words: list[str]) -> tuple[dict[str, Any] | None, str]:
-    """The result of a command as far as it came, and why it failed; what it says on standard error is passed on."""
+    """Run a command; returns its result or None, and why it failed. Its standard error is passed on."""
     # -P: in a checkout the current folder must not hide the installed package
     made = subprocess.run([sys.executable, "-P", "-m", "mmaccel", *words], stdout=subprocess.PIPE, check=False)
     reason = f"exit code {made.returncode}" if made.returncode else ""
@@ -158,7 +170,7 @@ def _in_a_process(words: list[str]) -> tuple[dict[str, Any] | None, str]:
 
 
 def _tell(kind: str, result: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Keep and print a result as soon as it is there."""
+    """Write and print a result as soon as it is measured."""
     from ..bench import pages
     from ..files.output import replacing
 
@@ -169,7 +181,7 @@ def _tell(kind: str, result: dict[str, Any], arguments: argparse.Namespace) -> N
 
 
 def run_difference(arguments: argparse.Namespace) -> int:
-    """Print two results beside each other; 1 if a speed-up fell too far."""
+    """Print two results side by side; returns 1 if a speed-up fell too far."""
     from ..bench.difference import difference
     from ..comparison import results
 
@@ -183,7 +195,7 @@ def run_difference(arguments: argparse.Namespace) -> int:
 
 
 def run_index(arguments: argparse.Namespace) -> None:
-    """Write the page and the plots over all results in a folder."""
+    """Write the page and the plots of all results in a folder."""
     from ..bench.index import write
 
     for path in write(arguments.folder, all_benchmarks()):

@@ -19,9 +19,9 @@ Prepared = tuple[Any, dict[str, Any]]  # a target, and the inputs of its call
 
 
 class Command(ABC):
-    """One call of a modality's models, as `run` makes it and as `compare` and `tune` measure it.
+    """How `run` calls the models of a modality, and how `compare` and `tune` measure that call.
 
-    It is made whenever the command line starts, so its methods import models and torch themselves.
+    The command line creates it at every start, so its methods import models and torch themselves.
 
     Class attributes
     ----------------
@@ -32,13 +32,13 @@ class Command(ABC):
     examples
         What is shown below the help of `run`, line by line.
     preset
-        What `compare` takes if nothing is asked for: a preset, a method, or a word of the modality's own.
+        What `compare` uses by default: a preset, a method, or a word of the modality's own.
     preset_help
-        What that word means.
+        The meaning of that word.
     floor
-        What quality `tune --floor` keeps, such as ``"at least so many dB PSNR"``.
+        The quality that `tune --floor` keeps, such as ``"at least so many dB PSNR"``.
     seeded
-        Whether the call draws, so that seeds make its output differ.
+        Whether the call draws random numbers, so that its output depends on the seed.
     """
 
     help: ClassVar[str]
@@ -51,22 +51,22 @@ class Command(ABC):
 
     @abstractmethod
     def add_run(self, parser: Any) -> None:
-        """Add what `run` takes beside the model."""
+        """Add the arguments of `run`, apart from the model."""
 
     @abstractmethod
     def run(self, arguments: argparse.Namespace) -> None:
-        """Make the call, print what it gave, and write it."""
+        """Make the call; print and write its output."""
 
     @abstractmethod
     def add_call(self, parser: Any) -> None:
-        """Add what `compare` and `tune` take beside a model, methods, seeds and rounds."""
+        """Add the arguments of `compare` and `tune`, apart from model, methods, seeds and rounds."""
 
     @abstractmethod
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         """The target and the inputs of its call; raises, before the model is loaded, if something is missing."""
 
     def compare(self, arguments: argparse.Namespace) -> Comparison:
-        """What `compare` does with its arguments."""
+        """Run `compare` with its arguments."""
         from ..comparison.compare import compare
 
         chosen, preset = chosen_methods(arguments)
@@ -74,16 +74,16 @@ class Command(ABC):
         return compare(target, *chosen, preset=preset, **inputs)
 
     def measured_inputs(self, arguments: argparse.Namespace) -> Prepared:
-        """The target, and all that `compare` and `tune` take beside methods."""
+        """The target, and all other arguments of `compare` and `tune` except the methods."""
         target, inputs = self.prepare(arguments)
         seeds = range(getattr(arguments, "seeds", 1))
         return target, {"seeds": seeds, "rounds": arguments.rounds, "simple": not arguments.no_simple, **inputs}
 
 
 def add_kinds(commands: Any, name: str, about: str, examples: str, seeds: int) -> Iterator[tuple[Command, Any]]:
-    """Add a command with one kind for each modality, and yield what each brings with its parser.
+    """Add a command with one kind for each modality, and yield each modality's command with its parser.
 
-    `seeds` is how many are run if nothing is said.
+    `seeds` is the default number of seeds.
     """
     looks: dict[str, Any] = {"epilog": examples, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = commands.add_parser(name, help=about, **looks)
@@ -100,7 +100,7 @@ def add_kinds(commands: Any, name: str, about: str, examples: str, seeds: int) -
 def _add_rounds(parser: Any, seeded: bool, seeds: int) -> None:
     if seeded:
         parser.add_argument(
-            "--seeds", type=whole(1, RUNS), default=seeds, help=f"how many seeds, from 0 on (default {seeds})"
+            "--seeds", type=whole(1, RUNS), default=seeds, help=f"number of seeds, counted from 0 (default {seeds})"
         )
         parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
     rounds = "runs of each seed (default: 3 runs in all, or one of each seed)"
@@ -109,8 +109,8 @@ def _add_rounds(parser: Any, seeded: bool, seeds: int) -> None:
 
 
 def check_example(arguments: argparse.Namespace, given: list[Any], such_as: str) -> None:
-    """Raise unless either everything is given, or an example is asked for and nothing is."""
+    """Raise unless the user gave either all of his own input, or ``--example`` alone."""
     if arguments.example and any(given):
-        raise SettingError("--example stands instead of a file of your own: leave one of the two out")
+        raise SettingError("--example replaces a file of your own: give one of the two")
     if not arguments.example and not (given and all(given)):
-        raise SettingError(f"nothing to measure on: say {such_as}, or --example for one that is shipped")
+        raise SettingError(f"nothing to measure: give {such_as}, or --example for a shipped one")

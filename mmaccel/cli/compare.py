@@ -1,4 +1,4 @@
-"""What `mmaccel compare` takes, and what it does with that."""
+"""The command `mmaccel compare`: its arguments, and its work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLES = """examples:
 
 def add_parser(commands: Any) -> None:
     """Add `compare` with its kinds to the command line."""
-    about = "methods beside the plain run and the simple alternative"
+    about = "compare methods with the plain run and the simple alternative"
     for command, kind in add_kinds(commands, "compare", about, EXAMPLES, SEEDS):
         add_methods(kind, command.preset, command.preset_help)
         kind.add_argument("-o", "--output", type=Path, help="page (.html), picture (.png) or rows (.json) to write")
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_compare(command: Command, arguments: argparse.Namespace) -> None:
-    """Compare each of the methods that are given; print what was found, and write it."""
+    """Compare each method that the user named; print and write the result."""
     if arguments.output:
         check_format(arguments.output)
     check_writable(arguments.output)

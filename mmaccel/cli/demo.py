@@ -1,4 +1,4 @@
-"""What `mmaccel demo` takes, and what it does with that."""
+"""The command `mmaccel demo`: its arguments, and its work."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .model_arguments import add_device, device_of, dtype_of
 def add_parser(commands: Any) -> None:
     """Add `demo` to the command line."""
     demo = commands.add_parser("demo", help="try it in a browser")
-    demo.add_argument("--port", type=whole(0, 65_535), help="default: the first free one from 7860 on")
+    demo.add_argument("--port", type=whole(0, 65_535), help="default: the first free port from 7860 on")
     demo.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     demo.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name by which visitors reach it, such as demo.example.org; requests to other names are refused",
+        help="a host name of the demo, such as demo.example.org; requests to other names are refused",
     )
     demo.add_argument(
         "--model",
         action="append",
         default=[],
         metavar="KIND=ID_OR_PATH",
-        help="one more model that visitors may choose, such as image=deepseek-community/Janus-Pro-1B",
+        help="another model that visitors may choose, such as image=deepseek-community/Janus-Pro-1B",
     )
     demo.add_argument("--allow-models", action="store_true", help="let visitors type any hub id (they are large)")
     add_device(demo)
@@ -50,7 +50,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _folder_of_its_own() -> Iterator[None]:
-    """Where Gradio puts files of visitors; removed at the end, with all that is in it.
+    """A folder for the files of visitors, which is removed with its content at the end.
 
     Gradio's own folder is shared by all its apps on a machine, and each removes files of the others.
     """

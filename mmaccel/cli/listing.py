@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
     """Add `methods` and `presets` to the command line."""
     for name, about, text in (
         ("methods", "list all methods, what they do and what their settings mean", methods_text),
-        ("presets", "list what exact, balanced and fast stand for, and what they measured", presets_text),
+        ("presets", "list the methods behind exact, balanced and fast, with their measured figures", presets_text),
     ):
         parser = commands.add_parser(name, help=about)
         parser.add_argument("--modality", help="only those of one modality")
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_list(text: Callable[[Modality], str], arguments: argparse.Namespace) -> None:
-    """Print what is told of one modality, or of all."""
+    """Print the list of one modality, or of all."""
     chosen = modalities() if arguments.modality is None else (get_modality(arguments.modality),)
     print("\n\n".join(map(text, chosen)))
 
@@ -60,14 +60,14 @@ def presets_text(modality: Modality) -> str:
 
 
 def described_methods() -> dict[str, dict[str, Any]]:
-    """What all methods say of themselves, by name."""
+    """Descriptions of all methods by name."""
     from ..registry import methods
 
     return {name: _told(cls) for name, cls in methods().items()}
 
 
 def _told(method: type[Method]) -> dict[str, Any]:
-    """What a method says of itself; a line of the docstring can be of several settings, such as `first, last`."""
+    """The description of a method; a line of the docstring can name several settings, such as `first, last`."""
     meanings = parameters(inspect.getdoc(method) or "")
     usual = method()
     settings = [
@@ -83,7 +83,7 @@ def _told(method: type[Method]) -> dict[str, Any]:
 
 
 def parameters(docstring: str) -> dict[str, str]:
-    """The section *Parameters* of a numpy docstring: text by name, or by names as they stand there.
+    """The section *Parameters* of a numpy docstring: text by name, or by several names as written.
 
     Examples
     --------

@@ -22,7 +22,7 @@ from .plan import add_parser as add_plan
 from .run import add_parser as add_run
 from .tune import add_parser as add_tune
 
-STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as shells have them: of SIGINT, and of SIGPIPE
+STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as in shells: after SIGINT, and after SIGPIPE
 EXAMPLES = """examples:
   mmaccel run image "red heart" -o heart.png --compare
   mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
@@ -43,8 +43,8 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    0, 1 (a check that was asked for failed), 2 (what was asked cannot be done), 130 (interrupted) or 141 (nobody reads
-    what is printed). SIGTERM and SIGHUP end it by `SystemExit`, so that what is half done is cleared away.
+    0, 1 (a requested check failed), 2 (the request cannot be carried out), 130 (interrupted) or 141 (the reader of the
+    output is gone). SIGTERM and SIGHUP end it by `SystemExit`, so that temporary files are removed.
     """
     try:
         arguments = build_parser().parse_args(argv)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _quiet_libraries()
             code: int | None = arguments.run(arguments)
             sys.stdout.flush()
-    except BrokenPipeError:  # as with `| head`, which has seen enough
+    except BrokenPipeError:  # as with `| head`, which closes the pipe early
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return NO_READER
     except (MmaccelError, OSError) as error:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="mmaccel",
-        description="Makes existing multimodal models faster, without retraining or forking them.",
+        description="Make existing multimodal models faster, without retraining or forking them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -87,11 +87,11 @@ def _one_line(error: BaseException) -> str:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM, and the SIGHUP of a closed terminal, unwind the block as an exception does.
+    """Let SIGTERM, and SIGHUP when a terminal closes, unwind the block like an exception.
 
     Temporary files and folders are removed then.
     """
-    if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
         yield
         return
 
@@ -108,7 +108,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _quiet_libraries() -> None:
-    """Their progress bars and advice would bury ours."""
+    """Silence diffusers and transformers, whose progress bars and advice would bury our output."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 

@@ -1,4 +1,4 @@
-"""The model and the methods that a command is given: their arguments, and what they stand for."""
+"""The model and the methods of a command: their arguments, and the objects that they name."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..modality import Modality, get_modality, modalities
 
 
 def add_model(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add what says which model runs, and where."""
+    """Add the arguments that choose the model and its device."""
     parser.add_argument("--model", default=default, help=f"zoo name, hub id or folder (default {default})")
     add_device(parser)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add what says where a model runs."""
+    """Add the arguments that choose a model's device."""
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, mps, ...")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored")
 
 
 def add_methods(parser: argparse.ArgumentParser, default: str = "exact", otherwise: str = "") -> None:
-    """Add what says how it is accelerated; `otherwise` says in words what is done if nothing is said."""
+    """Add the arguments that choose the methods; `otherwise` describes the default in words."""
     said = otherwise or (default if "." in default else f"--preset {default}")
     parser.add_argument(
         "--method",
@@ -39,7 +39,7 @@ def add_methods(parser: argparse.ArgumentParser, default: str = "exact", otherwi
 
 
 def device_of(arguments: argparse.Namespace) -> str:
-    """The device that is asked for.
+    """The device that the user named.
 
     Raises
     ------
@@ -60,21 +60,21 @@ def device_of(arguments: argparse.Namespace) -> str:
 
 
 def dtype_of(arguments: argparse.Namespace) -> Any:
-    """The type of numbers that is asked for; None for that of the checkpoint."""
+    """The dtype that the user named; None for that of the checkpoint."""
     import torch
 
     return getattr(torch, arguments.dtype) if arguments.dtype else None
 
 
 def target_of(arguments: argparse.Namespace) -> Any:
-    """The model or pipeline that is asked for, of the first modality whose it may be."""
+    """The model or pipeline that the user named, opened by the first modality that recognizes it."""
     known = modalities()
     found = next((modality for modality in known if modality.recognizes(arguments.model)), known[0])
     return found.target(_opened(found, arguments))
 
 
 def opened(arguments: argparse.Namespace) -> Any:
-    """The model that is asked for, as the modality of the command opens it."""
+    """The model that the user named, as the modality of the command opens it."""
     return _opened(get_modality(arguments.kind), arguments)
 
 
@@ -83,7 +83,7 @@ def _opened(modality: Modality, arguments: argparse.Namespace) -> Any:
 
 
 def chosen_methods(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
-    """Methods and preset; the command's own default, a method or a preset, where nothing was asked."""
+    """Methods and preset; the command's own default, a method or a preset, if the user named none."""
     from ..plan import Plan
 
     chosen = [parse_method(text) for text in arguments.method]
@@ -116,7 +116,7 @@ def parse_method(text: str) -> Any:
 
 
 def value_of(text: str) -> Any:
-    """A setting as it is typed: a number, true, false, none or a word.
+    """A setting as the user types it: a number, true, false, none or a word.
 
     Examples
     --------

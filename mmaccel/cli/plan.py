@@ -1,4 +1,4 @@
-"""What `mmaccel plan` takes, and what it does with that."""
+"""The command `mmaccel plan`: its arguments, and its work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
-    """Print the plan of a model and its methods, and save it."""
+    """Print and save the plan for a model and methods."""
     from ..plan import plan
 
     check_writable(arguments.output)

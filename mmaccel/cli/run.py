@@ -1,4 +1,4 @@
-"""What `mmaccel run` takes, and what the runs of all modalities share."""
+"""The command `mmaccel run`: its arguments, and the parts that all modalities share."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def add_parser(commands: Any) -> None:
 
 
 def told(report: Report) -> str:
-    """A report for the command line, whose advice is an option and no line of Python."""
+    """A report for the command line: it advises an option where the report advises a line of Python."""
     return str(report).replace(UNMEASURED, "not measured: say --compare")
 
 
 def check_picture(path: Path | None, option: str) -> None:
-    """Raise if a picture that is also asked for cannot be written there."""
+    """Raise if an optional picture cannot be written to this path."""
     if path is not None:
         from ..files.pictures import check_format
 
@@ -47,7 +47,7 @@ def check_picture(path: Path | None, option: str) -> None:
 
 
 def side_by_side(arguments: argparse.Namespace) -> Path | None:
-    """Where both runs go side by side, None if nobody asked; raises if that or the result cannot be written."""
+    """Path of both runs side by side, or None without ``--compare``; raises if a result cannot be written."""
     both = beside(arguments.output, "compare") if arguments.compare else None
     check_writable(arguments.output)
     check_writable(both)

@@ -1,4 +1,4 @@
-"""What `mmaccel tune` takes, and what it does with that."""
+"""The command `mmaccel tune`: its arguments, and its work."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ EXAMPLES = """examples:
 
 def add_parser(commands: Any) -> None:
     """Add `tune` with its kinds to the command line."""
-    about = "measure settings of a method, and save the plan that is enough"
+    about = "measure settings of a method, and save the plan that reaches a goal"
     for command, kind in add_kinds(commands, "tune", about, EXAMPLES, SEEDS):
         _add_choice(kind, command.floor)
         kind.set_defaults(run=partial(run_tune, command))
 
 
 def _add_choice(kind: Any, floor: str) -> None:
-    """What is measured, and what is enough."""
+    """Add the arguments that say what to measure, and which result is good enough."""
     kind.add_argument(
         "--method",
         required=True,
@@ -56,7 +56,7 @@ def _add_choice(kind: Any, floor: str) -> None:
 
 
 def run_tune(command: Command, arguments: argparse.Namespace) -> None:
-    """Measure, print and save; the plot is written even if no setting is good enough for a plan."""
+    """Measure, print and save; the plot is written even if no setting reaches the goal."""
     from ..comparison.quality_plot import require_matplotlib
 
     for path, ending in ((arguments.output, ".json"), (arguments.plot, ".png")):
@@ -102,6 +102,6 @@ def grid_of(words: list[str]) -> dict[str, list[Any]]:
         if not equals or not values.strip(","):
             raise SettingError(f"--setting {word}: write KEY=V1,V2, such as budget=0.25,0.5")
         if key in found:
-            raise SettingError(f"--setting {word}: {key} is there twice, write all its values behind one =")
+            raise SettingError(f"--setting {word}: {key} is given twice: write all its values after one =")
         found[key.strip()] = [value_of(value) for value in filter(None, values.split(","))]
     return found

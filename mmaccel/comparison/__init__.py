@@ -1,1 +1,1 @@
-"""A target beside itself with methods: who runs, how each run is judged, and what people see of it."""
+"""Comparing a target with and without methods: the runs, their judgement, and how results are shown."""

@@ -1,4 +1,4 @@
-"""Compare: a target beside itself with methods, on the same seeds, and beside what anyone could do instead."""
+"""Compare: a target without and with methods on the same seeds, and with the simple alternative."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def compare(
 ) -> Comparison:
     """Run a target plainly and with each method on the same seeds, and put speed, quality and memory side by side.
 
-    Every entry has one run that is discarded. Then they take turns, in an order that changes, and the speed-up is the
-    median of the ratios within a round. Beside them runs the simple alternative, at about the time of each method:
-    fewer steps of a diffusion pipeline, fewer frames for a model that looks at a video, a shorter window of Whisper.
-    What is shown is the worst seed, and of several answers or recordings the worst first.
+    The first run of every entry is discarded. Then the entries take turns in a changing order, and the speed-up is the
+    median of the ratios within a round. The simple alternative runs too, in about the time of each method: fewer steps
+    of a diffusion pipeline, fewer frames for a model that looks at a video, a shorter window of Whisper. The worst seed
+    is shown, and of several answers or recordings the worst come first.
 
     Parameters
     ----------
@@ -43,18 +43,18 @@ def compare(
     preset
         ``"exact"``, ``"balanced"`` or ``"fast"``: one more entry.
     seeds
-        Default one, 0. Of several the worst is shown, and its quality falls as seeds are added.
+        Default: seed 0 only. The worst of several is shown, so its quality falls as seeds are added.
     rounds
-        Runs of each seed; default as many as give every entry at least 3 runs.
+        Runs of each seed; by default enough for at least 3 runs of every entry.
     simple
         Whether the simple alternative runs too (default True).
     processor
-        What turns the tokens of an answer into words; for vision-language models also what prepares `frames` and
-        `questions`, for recognisers `audio`, if these are given instead of a call's own arguments.
+        Turns the tokens of an answer into words. For vision-language models it also prepares `frames` and
+        `questions`, for recognisers `audio`, if these are given instead of the call's own arguments.
     **inputs
         Arguments of the target's own call: those of `generate`, or of the pipeline. Without `generator`. For
-        recognisers also `audio` (a path, samples at 16 kHz, or a list of these; cut at pauses), `reference` (what is
-        said in each, for word errors) and `endpoint` (what finds pauses; None for none).
+        recognisers also `audio` (a path, samples at 16 kHz, or a list of these; cut at pauses), `reference` (the
+        words of each, for word errors) and `endpoint` (the detector of pauses; None for none).
 
     Raises
     ------
@@ -81,7 +81,7 @@ def compare(
 
 
 def measured(trial: BaseTrial, entries: list[Entry], seeds: list[int], rounds: int, simple: bool) -> Comparison:
-    """Run entries, the plain one first, and with `simple` the simple alternatives; all that was found."""
+    """Run entries, the plain one first, and with `simple` the simple alternatives; returns the results."""
     from .runner import Runner  # needs torch, which is not loaded just for its name
     from .simple import run_beside_simple
 
@@ -105,7 +105,7 @@ def _checked(seeds: Iterable[int], rounds: int | None) -> list[int]:
 
 
 def _plans(target: Any, methods: tuple[Any, ...], preset: str | None) -> dict[str, Plan]:
-    """All that was asked for by its label, resolved and checked."""
+    """All requested entries by label, resolved and checked."""
     plans = [plan(target, *(item if isinstance(item, tuple) else (item,))) for item in methods]
     if preset is not None or not plans:
         plans.append(plan(target, preset=preset))
@@ -113,6 +113,6 @@ def _plans(target: Any, methods: tuple[Any, ...], preset: str | None) -> dict[st
     for made in plans:
         label = " + ".join(str(method) for method in made.methods)
         if label in found:
-            raise ConflictError(f"{label} is there twice: name it once")
+            raise ConflictError(f"{label} is given twice: name it once")
         found[label] = made
     return found

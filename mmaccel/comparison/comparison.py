@@ -1,4 +1,4 @@
-"""What `compare` found, and its files: a page, a picture, or the rows."""
+"""The result of `compare`, and its files: a page, a picture, or the rows."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ FORMATS = (".html", ".png", ".json")
 
 
 class Comparison(Outcome):
-    """Rows of all entries, the plain target first, and the pairs that are shown.
+    """Rows of all entries, the plain target first, and the pairs to show.
 
     Attributes
     ----------
     result
-        Header and rows, as of `mmaccel bench --json`.
+        Header and rows, as in `mmaccel bench --json`.
     pairs
-        One for each entry but the plain target.
+        One pair for each entry except the plain target.
     metrics
-        The figures of quality in it.
+        The quality metrics of the rows.
     """
 
     def save(self, path: str | Path) -> None:
-        """Write a page (.html, one file that needs no other), a picture (.png) or the rows (.json).
+        """Write a self-contained page (.html), a picture (.png) or the rows (.json).
 
         Raises
         ------
@@ -54,6 +54,6 @@ class Comparison(Outcome):
 
 
 def check_format(path: str | Path) -> None:
-    """Raise a `SettingError` for a file name that nothing goes with, before any work is done."""
+    """Raise a `SettingError` for an unknown file ending, before any work is done."""
     if Path(path).suffix.lower() not in FORMATS:
         raise SettingError(f"cannot write a comparison as {Path(path).name!r}: end the name with {', '.join(FORMATS)}")

@@ -1,4 +1,4 @@
-"""One line of a comparison or benchmark: who runs, what it took and what it gave."""
+"""One entry of a comparison or benchmark: its runs, their cost and their output."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Sample:
 
 @dataclass
 class Entry:
-    """Who runs.
+    """One entry: what runs, and the samples of its runs.
 
     Attributes
     ----------
     label
-        As in the table.
+        Its name in the table.
     kind
         ``"plain"``, ``"method"``, ``"simple"`` or another word of a benchmark.
     plan
@@ -41,15 +41,15 @@ class Entry:
     fewer
         Steps or frames of the simple alternative.
     setup
-        Gives what runs in place of the plain target or a session, for as long as the run takes.
+        Provides, for the time of a run, what runs in place of the plain target or a session.
     columns
         Further columns of its row in a benchmark.
     memory
         What its sessions learned, for the next run.
     metrics, equal
-        By seed: the figures of quality, and whether the output is that of the plain target.
+        By seed: quality metrics, and whether the output equals that of the plain target.
     worst
-        The plain output and its own, of the worst seed so far.
+        The plain output and this entry's output for the worst seed so far.
     """
 
     label: str
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def exact(self) -> bool:
-        """Whether it promises the plain output, or its distribution."""
+        """Whether it promises the plain output or its distribution."""
         return self.kind == PLAIN or (self.plan is not None and self.plan.exact)
 
     def judged(self, trial: Workload, seed: int, plain: Any, output: Any) -> None:
@@ -81,7 +81,7 @@ class Entry:
             self.worst = seed, plain, output
 
     def worst_seed(self, trial: Workload) -> int | None:
-        """The seed with the worst of the first metric, the first one where there is no metric."""
+        """The seed with the worst value of the first metric; the first seed if there is no metric."""
         for metric in trial.metrics[:1]:
             values = {seed: found[metric.key] for seed, found in self.metrics.items() if metric.key in found}
             if values:
@@ -90,15 +90,15 @@ class Entry:
 
     @property
     def seconds(self) -> list[float]:
-        """Of each of its runs."""
+        """Seconds of each run."""
         return [sample.seconds for sample in self.samples]
 
     def ratios(self, plain: Entry) -> list[float]:
-        """Plain seconds over its own, round by round: both runs of a round met the same state of the machine."""
+        """Plain seconds divided by its own, round by round: both runs of a round see the same state of the machine."""
         return [base / own for base, own in zip(plain.seconds, self.seconds, strict=True)]
 
     def timing(self, plain: Entry) -> dict[str, Any]:
-        """The columns of time of a row."""
+        """The columns of a row about time."""
         return {
             "wall_seconds": results.median(self.seconds),
             "baseline_seconds": results.median(plain.seconds),
@@ -106,7 +106,7 @@ class Entry:
         }
 
     def work(self) -> dict[str, Any]:
-        """The columns of a row that its reports tell."""
+        """The columns of a row that come from its reports."""
         ratios = [found for found in self._told_of("work_ratio") if found is not None]
         return {
             "work_ratio": sum(ratios) / len(ratios) if ratios else None,
@@ -117,7 +117,7 @@ class Entry:
         return [sample.report[key] for sample in self.samples if key in sample.report]
 
     def identity(self, unit: str = "") -> dict[str, Any]:
-        """The columns of a row that say who ran; the simple alternative has fewer of a unit."""
+        """The columns of a row that identify the entry; the simple alternative has fewer of a unit."""
         return {"method": self._name(unit), "settings": self._settings(unit), "exact": self.exact}
 
     @property
@@ -136,7 +136,7 @@ class Entry:
 
     @property
     def warnings(self) -> list[str]:
-        """What the reports of its runs warn of, each once."""
+        """Warnings of the reports of its runs, each once."""
         return list(dict.fromkeys(text for sample in self.samples for text in sample.report.get("warnings", ())))
 
     def row(self, trial: BaseTrial, model: str, plain: Entry) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class Entry:
         }
 
     def _visual_share(self, trial: BaseTrial) -> float | None:
-        """Visual tokens that the language model got, a share of all and a mean over its layers; None without any."""
+        """Share of the visual tokens that the language model got, a mean over its layers; None without any."""
         if self.fewer is not None:
             return trial.visual_share(self.fewer)
         counts = [
@@ -203,9 +203,9 @@ class Entry:
         return {method.name: method.settings() for method in self.plan.methods}
 
     def _told(self, trial: BaseTrial) -> list[str]:
-        """Warnings of the reports, and one of our own where a promise was not kept."""
+        """Warnings of the reports, and one more if a promise of exactness was broken."""
         broken = self.exact and not trial.draws and not all(self.equal.values())
-        return [*self.warnings, *(["it is said to be exact, and yet gave another output"] if broken else [])]
+        return [*self.warnings, *(["it claims to be exact, but gave another output"] if broken else [])]
 
 
 def _mean(found: dict[int, dict[str, float]], key: str) -> float | None:

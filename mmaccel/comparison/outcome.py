@@ -1,4 +1,4 @@
-"""What `compare` found: rows, the worst pair of each entry, and a table."""
+"""The outcome of `compare`: rows, the worst pair of each entry, and a table."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from . import results
 from .entry import PLAIN, Entry
 from .trial import BaseTrial, Metric, Shown
 
-LONGEST = 160  # characters of an argument that are repeated on a page
+LONGEST = 160  # characters of an argument that a page shows
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The outputs of the plain target and of an entry with one seed, as a person sees them.
+    """The outputs of the plain target and of an entry with one seed, in visible form.
 
     Attributes
     ----------
@@ -36,16 +36,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Rows of all entries, the plain target first, and the pairs that are shown.
+    """Rows of all entries, the plain target first, and the pairs to show.
 
     Attributes
     ----------
     result
-        Header and rows, as of `mmaccel bench --json`.
+        Header and rows, as in `mmaccel bench --json`.
     pairs
-        One for each entry but the plain target.
+        One pair for each entry except the plain target.
     metrics
-        The figures of quality in it.
+        The quality metrics of the rows.
     """
 
     result: dict[str, Any]
@@ -54,7 +54,7 @@ class Outcome:
 
     @classmethod
     def of(cls, trial: BaseTrial, entries: list[Entry], seeds: list[int], no_simple: str) -> Self:
-        """Gather what was measured."""
+        """Gather the measurements."""
         model = trial.model or _name(trial.target)
         result = results.result(entry.row(trial, model, entries[0]) for entry in entries)
         call = {name: describe(value) for name, value in trial.inputs.items()}
@@ -96,7 +96,7 @@ class Outcome:
         speed = f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})" if row["kind"] != PLAIN else ""
         figures = [(row["quality"], first), (row["quality_worst"], first)]
         figures += [(row["metrics"][metric.key], metric) for metric in others]
-        # beside itself the plain target is perfect, which says nothing
+        # compared with itself the plain target is perfect, which says nothing
         perfect = [row["kind"] == PLAIN and (m.higher_is_better or m.relative) for _, m in figures]
         quality = ["" if p else _figure(value, m) for p, (value, m) in zip(perfect, figures, strict=True)]
         seconds = "{:.3g} ({:.3g} to {:.3g})".format(row["wall_seconds"], *row["wall_range"])
@@ -104,7 +104,7 @@ class Outcome:
         return [row["label"], seconds, speed, *visual, *quality, _output(row), _memory(row)]
 
     def notes(self) -> list[str]:
-        """What must be said beside the table."""
+        """Remarks that belong beside the table."""
         header = self.result["header"]
         idle = [(row["label"], row["idle"]) for row in self.rows if row["idle"]]
         found = [header["about"]] if "about" in header else []
@@ -133,7 +133,7 @@ def describe(value: Any) -> Any:
 
 
 def _name(target: Any) -> str:
-    """The hub id of a target, or its folder without where that is, or its class."""
+    """The hub id of a target, or the name of its folder, or its class."""
     name = str(getattr(target, "name_or_path", "") or "")
     if Path(name).is_absolute() or Path(name).is_dir():
         name = Path(name).name
@@ -151,15 +151,17 @@ def _figure(value: float | None, metric: Metric) -> str:
 
 
 def _visual(row: dict[str, Any]) -> str:
-    """A mean over the layers, by which methods are alike that drop tokens at different depths."""
+    """A mean over the layers makes methods comparable that drop tokens at different depths."""
     share = row["visual_share"]
     return "" if share is None else f"{share:.1%}"
 
 
 def _pace(row: dict[str, Any]) -> str:
-    """What must be said of a method's time: that it lost some, or that its rounds contradict each other."""
+    """A remark on a method's time: that it was slower, or that its rounds contradict each other."""
     low, high = row["speedup_range"]
-    if row["kind"] != "method" or low >= 1 or (row["idle"] and high >= 1):  # what does nothing takes as long, by chance
+    if (
+        row["kind"] != "method" or low >= 1 or (row["idle"] and high >= 1)
+    ):  # an idle method differs from the plain run by chance only
         return ""
     pace = "slower than the plain run" if row["speedup"] < 1 else "faster than the plain run"
     return pace if high < 1 else f"{pace}, though not in every round"
@@ -174,7 +176,7 @@ def _output(row: dict[str, Any]) -> str:
 
 
 def _memory(row: dict[str, Any]) -> str:
-    """Counted by the method; measured on an accelerator, that of the whole run."""
+    """Memory counted by the method; on an accelerator the measured peak of the whole run."""
     if row["peak_bytes"] is not None:
         return f"{_size(row['peak_bytes'])} in all"
     return _size(row["peak_extra_bytes"]) if row["kind"] == "method" else ""

@@ -1,4 +1,4 @@
-"""A comparison as one page of HTML that needs no other file and asks nobody for anything."""
+"""A comparison as one self-contained HTML page, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .difference import FACTOR, difference, marked, worst_row, worst_texts
 from .outcome import Outcome, Pair
 
 LARGE = 2**20  # pixels from which a picture is written as WebP
-MOST_TEXTS = 20  # answers of a batch that are shown, those that differ most first
+MOST_TEXTS = 20  # shown answers of a batch; those that differ most come first
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --soft: #63636a; --line: #dcdce0; --card: #f5f5f7; --back: #fff;
@@ -75,7 +75,7 @@ def page(comparison: Outcome) -> str:
     """The whole page; everything that came from a user or a model is escaped."""
     header = comparison.result["header"]
     runs, seeds = len(comparison.rows[0]["samples"]), header["seeds"]
-    made = f"Medians of {runs} runs in turns (lowest to highest)" if runs > 1 else "One run of each, which says little"
+    made = f"Medians of {runs} runs in turns (lowest to highest)" if runs > 1 else "One run of each, too few to trust"
     drawn = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}"
     parts = [
         f"<h1>{escape(header['model'])}: what each method gains and costs</h1>",
@@ -124,7 +124,7 @@ def _list(texts: list[str], kind: str) -> str:
 
 def _simple(comparison: Outcome) -> str:
     names = sorted({row["method"] for row in comparison.rows if row["kind"] == "simple"})
-    return f" <b>{escape(names[0])}</b>: what anyone can do instead, in about the time of a method." if names else ""
+    return f" <b>{escape(names[0])}</b>: what anyone can do without a method, in about the same time." if names else ""
 
 
 def _meanings(comparison: Outcome) -> str:
@@ -166,7 +166,7 @@ def _pictures(pair: Pair) -> str:
 
 
 def _media(clip: list[Image.Image], rate: float) -> str:
-    """A picture, or a clip in H.264; without PyAV one that plays by itself."""
+    """A picture, or a clip in H.264; without PyAV an animated picture."""
     if len(clip) == 1:
         return f'<img alt="" src="{_picture(clip[0])}">'
     from ..errors import MissingExtraError
@@ -196,11 +196,11 @@ def _data(kind: str, content: bytes) -> str:
 
 
 def _answers(pair: Pair) -> str:
-    """Both answers of each row, with the words that only one of them has marked."""
+    """Both answers of each row; words that only one of them has are marked."""
     found = worst_texts(pair.plain, pair.other)
     shown = [(_answer(pair.label, *row), row[1] == row[2]) for row in found[:MOST_TEXTS]]
     differing, equal = ([block for block, same in shown if same is wanted] for wanted in (False, True))
-    if len(equal) > 1:  # nobody has to read them
+    if len(equal) > 1:  # equal answers need no reading
         equal = [f"<details><summary>{len(equal)} of {len(found)} are the same</summary>{''.join(equal)}</details>"]
     left = f"<p class=soft>and {len(found) - MOST_TEXTS} more</p>" if len(found) > MOST_TEXTS else ""
     return f'<div class="answers">{"".join([*differing, *equal])}{left}</div>'

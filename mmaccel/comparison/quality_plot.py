@@ -27,9 +27,9 @@ class Mark:
     quality
         In the metric of the axis.
     label
-        Written beside it; empty where the line's own says enough.
+        Text beside it; empty where the line's own label is enough.
     worst
-        Quality of the worst seed, None where there is one figure only.
+        Quality of the worst seed, None if there is only one figure.
     """
 
     time: float
@@ -45,7 +45,7 @@ class Series:
     Attributes
     ----------
     kind
-        ``"method"``, ``"simple"`` or ``"other"`` (somebody else's method).
+        ``"method"``, ``"simple"`` or ``"other"`` (a method of another package).
     """
 
     label: str
@@ -62,11 +62,11 @@ class Axes:
     quality
         Name of the metric, with the unit; upwards is better in every picture.
     plain
-        Quality of the plain run; None where it is what the others are held against.
+        Quality of the plain run; None where it is the reference for the others.
     plain_time, plain_label
-        Where it lies and what it is called.
+        Time and name of the plain run.
     target, floor
-        Time and quality that were asked for.
+        The goals for time and quality.
     is_share
         Whether quality is written in percent.
     """
@@ -134,7 +134,7 @@ def _lines(axes: Any, lines: Sequence[Series]) -> Iterator[Label]:
 
 
 def _surroundings(axes: Any, lines: Sequence[Series], around: Axes) -> Iterator[Label]:
-    """The plain run and what was asked for, and room for the labels."""
+    """Draw the plain run and the goals, and leave room for the labels."""
     found = [mark for line in lines for mark in line.marks]
     qualities = [q for m in found for q in (m.quality, m.worst, around.plain, around.floor) if q is not None] or [0.0]
     low, high = min(qualities), max(qualities)
@@ -145,7 +145,7 @@ def _surroundings(axes: Any, lines: Sequence[Series], around: Axes) -> Iterator[
     top = high if around.higher_is_better else low
     if around.plain is None:
         axes.plot([around.plain_time], [top], marker="^", color=INK, markersize=9, clip_on=False, zorder=5)
-        yield Label(f"{around.plain_label}: what the others are held against", [(around.plain_time, top)], INK)
+        yield Label(f"{around.plain_label}: the reference for the others", [(around.plain_time, top)], INK)
     else:
         axes.axhline(around.plain, color=INK, linewidth=0.8, alpha=0.35)
         axes.plot([around.plain_time], [around.plain], marker="D", color=INK, markersize=7, zorder=5)
@@ -160,7 +160,7 @@ def _surroundings(axes: Any, lines: Sequence[Series], around: Axes) -> Iterator[
 
 @dataclass(frozen=True)
 class Label:
-    """A text that belongs to any of some points."""
+    """A text that belongs to one of several points."""
 
     text: str
     points: list[tuple[float, float]]

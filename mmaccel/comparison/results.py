@@ -34,7 +34,7 @@ COLUMNS = (
     "peak_extra_bytes",
 )
 IDENTITY = ("modality", "model", "method", "settings", "exact")  # never None
-# What a column holds beside None; a number where it is not named.
+# The type of a column's values other than None; numbers where a column is not listed.
 KINDS = {
     **dict.fromkeys(("modality", "model", "method", "quality_metric"), (str, "a text")),
     "settings": (dict, "an object"),
@@ -83,17 +83,17 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     WeightsError
-        If the file cannot be read, or holds no such result; the error names what is missing.
+        If the file cannot be read or is not a result; the error names what is missing.
     """
     found = read_json(path, MOST_BYTES, f"write one with `mmaccel bench image --json > {path}`")
     missing = faults(found)
     if missing:
-        raise WeightsError(f"{path} is no result of `mmaccel bench --json`: {missing[0]}")
+        raise WeightsError(f"{path} is not a result of `mmaccel bench --json`: {missing[0]}")
     return dict(found)
 
 
 def faults(result: Any) -> list[str]:
-    """What a result lacks of the one format; empty where it has everything."""
+    """What a result lacks; empty if it is complete."""
     if not isinstance(result, dict) or not isinstance(result.get("rows"), list):
         return ["it has no rows"]
     header = result.get("header")
@@ -113,7 +113,7 @@ def faults(result: Any) -> list[str]:
 
 
 def _misfits(row: dict[str, Any]) -> Iterator[str]:
-    """Columns whose values are of another kind than theirs."""
+    """Columns with values of the wrong type."""
     for name in COLUMNS:
         kind, called = KINDS.get(name, (int | float, "a number"))
         value = row.get(name)
@@ -122,9 +122,9 @@ def _misfits(row: dict[str, Any]) -> Iterator[str]:
 
 
 def seconds(row: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Seconds of a row and of its baseline: by the clock on the wall, or those of the processor where a row has these.
+    """Seconds of a row and of its baseline: wall time, or processor time where a row has it.
 
-    Rows of speech count the processor's seconds, since a stream waits for its audio.
+    Rows of speech count processor time, since a stream waits for its audio.
     """
     if row.get("cpu_seconds") is not None:
         return row["cpu_seconds"], row.get("baseline_cpu_seconds")
@@ -132,7 +132,7 @@ def seconds(row: dict[str, Any]) -> tuple[float | None, float | None]:
 
 
 def where(header: dict[str, Any]) -> dict[str, Any]:
-    """What a row that is shown alone says of where it was measured: the chip, its threads and the date."""
+    """Where a row was measured, for a row that is shown alone: chip, threads and date."""
     machine = header["machine"]
     chip = machine["processor"] if machine["accelerator"] == "none" else machine["accelerator"]
     return {"machine": chip, "threads": header["threads"], "date": header["date"]}
@@ -163,7 +163,7 @@ def aligned(lines: Iterable[Iterable[str]]) -> str:
 
 
 def called(row: dict[str, Any]) -> str:
-    """The method of a row as it is typed, with what differs from its defaults.
+    """The method of a row as Python writes it, with the settings that differ from the defaults.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def called(row: dict[str, Any]) -> str:
 
     name, label = row["method"], row.get("label")
     full = name if "." in name else f"{row.get('modality')}.{name}"
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version, or no method of ours
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version, or not one of our methods
         usual = methods()[full]().settings()
         typed = str(methods()[full].from_settings({k: _rounded(v, usual[k]) for k, v in row["settings"].items()}))
         if len(typed) <= LONGEST:
@@ -188,7 +188,7 @@ def called(row: dict[str, Any]) -> str:
 
 
 def _rounded(value: Any, usual: Any) -> Any:
-    """Three digits are enough to tell settings apart, but for a default."""
+    """Three digits tell settings apart, except from a default."""
     return float(f"{value:.3g}") if isinstance(value, float) and value != usual else value
 
 

@@ -17,20 +17,20 @@ from .trial import Workload
 
 
 class Runner:
-    """Runs entries in turns, in an order that turns with every round, so that drift of the machine hits all alike.
+    """Runs entries in turns; the order rotates with every round, so that drift of the machine affects all alike.
 
     Parameters
     ----------
     trial
-        What all of them do.
+        The call that all entries make.
     entries
-        Who takes turns. Outputs are judged beside that of the first entry of kind ``"plain"``, where there is one.
+        They take turns. Outputs are compared with that of the first entry of kind ``"plain"``, if there is one.
     seeds
-        One run of each entry for each of them; outputs of these are judged.
+        Each entry runs once per seed, and the outputs of these runs are judged.
     rounds
-        How often all seeds are repeated; later rounds are timed only.
+        How often all seeds are repeated; later rounds only measure time.
     title
-        Heads the progress that is shown; empty for none.
+        Title of the progress bar; empty for no bar.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Runner:
         self._plain: Any = None
 
     def run(self, warm_up: bool = True) -> Self:
-        """All runs; by default each entry has one before that is discarded."""
+        """Make all runs; by default each entry first has one that is discarded."""
         with self.progress(self.total + warm_up):
             if warm_up:
                 self.warm_up()
@@ -53,18 +53,18 @@ class Runner:
 
     @contextmanager
     def progress(self, runs: int) -> Iterator[None]:
-        """Show so many runs of each entry inside this block."""
+        """Show progress over this many runs of each entry inside the block."""
         # without a delay: the first run alone can take minutes
         shown = {**looks(), "desc": self.title, "unit": "runs", "delay": 0.0, "disable": not self.title}
         with tqdm(total=runs * len(self.entries), **shown) as self._bar:
             yield
 
     def expect(self, more: int) -> None:
-        """Show that so many more runs are to come."""
+        """Add this many runs to the progress bar."""
         self._bar.total = (self._bar.total or 0) + more
 
     def warm_up(self) -> None:
-        """One run of each entry that is discarded, but for what its session learned."""
+        """Make one discarded run of each entry, of which only what its session learned is kept."""
         for entry in self.entries:
             self.once(entry, self.seeds[0])
 
@@ -77,7 +77,7 @@ class Runner:
                 self._run(entry, first + number)
 
     def once(self, entry: Entry, seed: int) -> tuple[Sample, Any]:
-        """One run that is not kept, and its output; putting methods on and taking them off is not timed."""
+        """Make one run and return it with its output; attaching and removing methods is not timed."""
         try:
             with self._target(entry) as target:
                 if isinstance(target, Session) and self.trial.remembers:
@@ -111,7 +111,7 @@ class Runner:
         return nullcontext(self.trial.target) if entry.plan is None else self.trial.accelerated(entry.plan)
 
     def _judge(self, entry: Entry, number: int, output: Any) -> None:
-        """Judge what waits for the plain output of a seed; only the worst pairs are kept."""
+        """Judge the outputs that wait for the plain output of a seed; only the worst pairs are kept."""
         if number != self._round:
             self._round, self._plain, self._waiting = number, None, []
         self._waiting.append((entry, output))
@@ -131,7 +131,7 @@ def _start_of_memory() -> int:
 
 
 def _peak_of_memory(before: int) -> int | None:
-    """Bytes that a run took at its fullest, None where nobody counts them."""
+    """Peak memory of a run in bytes, None where it is not counted."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return torch.cuda.max_memory_allocated() - before

@@ -8,20 +8,20 @@ from .trial import BaseTrial
 
 
 def run_beside_simple(runner: Runner, trial: BaseTrial, simple: bool) -> str:
-    """Run all entries, and with `simple` the alternative at the time of each method; says why there is none.
+    """Run all entries, and with `simple` the alternative in the time of each method; returns why there is none.
 
     It is found after the first round, catches up with it, and then takes turns with all others.
     """
     with runner.progress(runner.total + 1):
         runner.warm_up()
         runner.take_turns(0, 1)
-        reason = _add(runner, trial) if simple else "it was not asked for"
+        reason = _add(runner, trial) if simple else "it was not requested"
         runner.take_turns(1, runner.total - 1)
     return reason
 
 
 def _add(runner: Runner, trial: BaseTrial) -> str:
-    """Let the simple alternative catch up with the first round; says why there is none."""
+    """Let the simple alternative catch up with the first round; returns why there is none."""
     unit, count, found = trial.unit, trial.count, {}
     if count == 1:
         return f"with one of its {unit} left out, nothing would be left"
@@ -33,7 +33,7 @@ def _add(runner: Runner, trial: BaseTrial) -> str:
         if fewer is not None:
             found[fewer] = Entry(f"fewer {unit} ({fewer} of {count})", "simple", fewer=fewer)
     if not found:
-        return f"no method was faster than the plain run, so that no fewer {unit} take as long"
+        return f"no method was faster than the plain run, so no smaller number of {unit} takes as long"
     runner.expect(runner.total * len(found))
     runner.take_turns(0, 1, list(found.values()))
     runner.entries += found.values()
@@ -41,7 +41,7 @@ def _add(runner: Runner, trial: BaseTrial) -> str:
 
 
 def _as_fast(runner: Runner, trial: BaseTrial, seconds: float, plain: float) -> int | None:
-    """How many steps or frames take about as long: a straight line through all of them and one guess."""
+    """How many steps or frames take this long, on a straight line through the full count and one measured guess."""
     count, least = trial.count, trial.least
     if seconds >= plain:
         return None
@@ -49,6 +49,6 @@ def _as_fast(runner: Runner, trial: BaseTrial, seconds: float, plain: float) -> 
     runner.expect(1)
     sample, _ = runner.once(Entry("guess", "simple", fewer=guess), runner.seeds[0])
     slope = (plain - sample.seconds) / (count - guess)
-    if slope <= 0:  # fewer are no faster
+    if slope <= 0:  # fewer of them are not faster
         return guess
     return min(max(round(count - (plain - seconds) / slope), least), count - 1)

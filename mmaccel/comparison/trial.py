@@ -1,4 +1,4 @@
-"""What a runner repeats, and what `compare` has to know of a modality: how a call is repeated, judged and shown.
+"""The call that a runner repeats, and how a modality repeats, judges and shows it for `compare`.
 
 A modality says so in a subclass of :class:`BaseTrial`.
 """
@@ -41,7 +41,7 @@ class Metric:
     higher_is_better
         Decides which seed is the worst.
     relative
-        Whether it is a distance to the plain output, of which the plain one has none.
+        Whether it is a distance to the plain output, which the plain output itself lacks.
     """
 
     key: str
@@ -58,7 +58,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Shown:
-    """An output as a person sees it.
+    """An output in a form that people can see.
 
     Attributes
     ----------
@@ -67,9 +67,9 @@ class Shown:
     texts
         Answers of each row.
     names
-        What the rows are called; none where there is nothing to tell them apart by.
+        Names of the rows; empty if nothing tells them apart.
     rate
-        Frames a second.
+        Frames per second.
     """
 
     clips: list[list[Image.Image]] = field(default_factory=list)
@@ -79,22 +79,22 @@ class Shown:
 
 
 class Workload(ABC):
-    """What every entry of a :class:`~mmaccel.comparison.runner.Runner` does, once for each seed.
+    """The call that every entry of a :class:`~mmaccel.comparison.runner.Runner` makes once per seed.
 
     Class attributes
     ----------------
     unit
-        What the simple alternative has fewer of, such as ``"steps"``.
+        The unit that the simple alternative reduces, such as ``"steps"``.
     remembers
         Whether a session begins with what the one before learned. Not where that is the output itself, such as the
         words of a recording that is written down again.
     timer
-        Gives seconds: of the clock on the wall (default), or of the processor.
+        Returns seconds of wall time (default) or of processor time.
 
     Attributes
     ----------
     target
-        What is run plainly, and accelerated by entries with a plan.
+        The model or pipeline that runs, accelerated in entries with a plan.
     metrics
         The first one is the quality of the table, and finds the worst seed.
     """
@@ -116,7 +116,7 @@ class Workload(ABC):
         return accelerate(self.target, plan)
 
     def report(self, session: Session, output: Any) -> dict[str, Any]:
-        """What a session tells of the run that gave `output`; a run of several calls adds them up."""
+        """The session's report of the run that gave `output`; a run of several calls adds them up."""
         return {**session.report.to_dict(), "warnings": list(session.report.warnings)}
 
     def equal(self, one: Any, other: Any) -> bool:
@@ -124,7 +124,7 @@ class Workload(ABC):
         return False
 
     def judge(self, plain: Any, other: Any) -> dict[str, Any]:
-        """Figures of an output beside that of the plain entry with the same seed."""
+        """Figures of an output compared with that of the plain entry with the same seed."""
         return {}
 
 
@@ -134,19 +134,19 @@ class BaseTrial(Workload):
     Attributes
     ----------
     count
-        How many of the `unit` the call has; where it is not above `least` there is no simple alternative.
+        How many of the `unit` the call has; with `least` or fewer there is no simple alternative.
     least
         The fewest of them that anyone would choose; default 1.
     no_simple
         Why there is none.
     model
-        What the target is called, where its own name is not that.
+        Name of the target, if it differs from the target's own.
     draws
         Whether an output is a sample, so that a method that keeps the distribution gives another one.
     seedless
         Why all seeds give the same output; empty where they do not.
     about
-        What the plain run does, where its name does not say it.
+        A description of the plain run, if its name does not say it.
     """
 
     count: int = 0
@@ -163,7 +163,7 @@ class BaseTrial(Workload):
             raise SettingError("leave out generator=: compare makes one for every seed, such as seeds=range(4)")
 
     def visual_share(self, fewer: int) -> float | None:
-        """Of the visual tokens, those of so many units; None where there are none or nobody knows."""
+        """Share of the visual tokens in this many units; None if there are none or it is unknown."""
         return None
 
     @abstractmethod
@@ -172,11 +172,11 @@ class BaseTrial(Workload):
 
     @abstractmethod
     def judge(self, plain: Any, other: Any) -> dict[str, float]:
-        """The metrics of an output beside that of the plain target with the same seed."""
+        """The metrics of an output compared with that of the plain target with the same seed."""
 
     @abstractmethod
     def show(self, output: Any) -> Shown:
-        """An output for people; only called for those that are shown."""
+        """An output in visible form; called only for outputs that are shown."""
 
 
 def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTrial:
@@ -186,7 +186,7 @@ def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTr
 
 @contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Generator]:
-    """The global random state at a seed inside the block, and as it was after it; with a generator of that seed."""
+    """Seed the global random state inside the block, and restore it after; yields a generator of the same seed."""
     import torch
 
     device = torch.device(device)

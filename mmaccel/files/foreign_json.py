@@ -40,7 +40,7 @@ def read_json(path: str | Path, most_bytes: int, advice: str) -> Any:
         found = json.loads(data)
         check_plain(found)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{path} is no JSON ({error}): {advice}") from error
+        raise WeightsError(f"{path} is not JSON ({error}): {advice}") from error
     except RecursionError as error:
         raise WeightsError(f"{path} is nested too deeply: {advice}") from error
     except WeightsError as error:

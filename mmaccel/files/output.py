@@ -69,9 +69,9 @@ def _temporary(path: Path, option: str) -> Path:
     if path.is_dir():
         raise OSError(f"{path} is a folder: give a file name")
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no ordinary file, and would be replaced: write elsewhere with {option}")
+        raise OSError(f"{path} is not a regular file, and would be replaced: write elsewhere with {option}")
     if not path.parent.is_dir():
-        raise OSError(f"there is no folder {path.parent}: make it first, or write elsewhere with {option}")
+        raise OSError(f"there is no folder {path.parent}: create it first, or write elsewhere with {option}")
     try:
         handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".mmaccel-", dir=path.parent)
     except OSError as error:

@@ -160,7 +160,7 @@ class StepReuse:
     def too_short(self) -> str:
         """Why no step of this run could be reused, if it has no more than warm-up and cool-down."""
         window, steps = self.warmup + self.cooldown, self.run.steps - (self.first_step or 0)
-        return f"warmup and cooldown are {window} steps and the run has {steps}: lower them" if window >= steps else ""
+        return f"warmup and cooldown take {window} steps and the run has {steps}: lower them" if window >= steps else ""
 
     def advice(self) -> str:
         """Why no error was small enough, and what to try."""

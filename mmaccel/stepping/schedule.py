@@ -68,7 +68,7 @@ def inner(steps: int, warmup: int | None, cooldown: int | None, least: int) -> r
     cooldown = min(max(0, steps - warmup), 1) if cooldown is None else cooldown
     if warmup + cooldown > steps:
         raise SettingError(
-            f"{steps} steps are too few for a warm-up of {warmup} and a cool-down of {cooldown}: take at least"
+            f"{steps} steps are too few for a warm-up of {warmup} and a cool-down of {cooldown}: run at least"
             f" {warmup + cooldown} steps, or lower warmup= or cooldown="
         )
     return range(warmup, steps - cooldown)

@@ -131,7 +131,7 @@ def check_settings(method: type[Method]) -> None:
     except UnknownNameError as error:
         assert repr(key) in str(error), f"no suggestion in {error}"
     else:
-        raise AssertionError("an unknown setting was taken")
+        raise AssertionError("an unknown setting was accepted")
 
 
 def engaged_and_clean(method: type[Method], example: Example) -> None:
@@ -214,7 +214,7 @@ def two_instances(method: type[Method], example: Example) -> None:
     with accelerate(one, alone) as first, accelerate(two, alone) as second:
         example.run(first, arguments)
         out = example.run(second, arguments)
-        assert torch.equal(out, expected) or not method.repeatable, "another session was felt"
+        assert torch.equal(out, expected) or not method.repeatable, "another session had an effect"
         try:
             accelerate(one, alone)
         except ActiveSessionError as error:

@@ -1,1 +1,1 @@
-"""Quality against time of a method on the user's own model, and the plan that is enough."""
+"""Quality against time of a method on the user's own model, and the plan that reaches a goal."""

@@ -11,7 +11,7 @@ from ..errors import SettingError
 from ..method import Method, is_number
 from ..registry import is_saved
 
-NEAR = 0.97  # of the speed-up that was asked for: timings are noisy
+NEAR = 0.97  # of the target speed-up: timings are noisy
 Point = dict[str, Any]
 
 
@@ -23,11 +23,11 @@ def point(
     Parameters
     ----------
     speedup
-        Plain time over its own.
+        Plain time divided by its time.
     metric, title
-        Name of the figure of quality, and how people write it, with the unit.
+        Key of the quality metric, and its title with the unit.
     quality, worst
-        Mean over seeds, and that of the worst seed; None where nothing was measured.
+        Mean over seeds, and value of the worst seed; None if not measured.
     """
     found = {"name": method.name, "settings": method.settings(), "exact": method.exact, "speedup": speedup}
     return {**found, "metric": metric, "title": title, metric: quality, "worst": quality if worst is None else worst}
@@ -65,14 +65,14 @@ def describe(found: Point) -> str:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a point has to reach.
+    """The goal that a point has to reach.
 
     Parameters
     ----------
     target_speedup
         Speed-up above 1; within 3 % of it counts, since timings are noisy.
     floor
-        Quality that the worst seed has to keep; with a metric that is better lower, a ceiling.
+        Quality that the worst seed has to keep; an upper bound if lower is better.
     higher_is_better
         Of the metric.
 
@@ -97,7 +97,7 @@ class Goal:
         return self.target_speedup is None or found["speedup"] >= NEAR * self.target_speedup
 
     def is_good(self, found: Point) -> bool:
-        """Whether it keeps the floor; what is exact does by promise."""
+        """Whether it keeps the floor; exact settings do by definition."""
         if self.floor is None or found["exact"]:
             return True
         worst = found["worst"]
@@ -114,6 +114,6 @@ class Goal:
         return (speedup, quality) if self.floor is not None or self.target_speedup is None else (quality, speedup)
 
     def pick(self, points: Sequence[Point]) -> int | None:
-        """Number of the best point that reaches all of it; None if none does."""
+        """Index of the best point that reaches the whole goal; None if none does."""
         good = [number for number, found in enumerate(points) if self.is_fast(found) and self.is_good(found)]
         return max(good, key=lambda number: self.order(points[number]), default=None)

@@ -13,7 +13,7 @@ from ..plan import plan
 
 Grid = Mapping[str, Iterable[Any]] | Iterable[Method]
 
-# The setting that is varied if none is named, the first of these that a method has. Shares of the work are tried at
+# The default setting to vary is the first of these that a method has. Shares of the work are tried at
 # these values, or around a default that lies above them; everything else at multiples of its default.
 KNOBS = ("budget", "keep", "threshold", "window", "interval", "block", "spatial")
 SHARES = {"budget": (0.2, 0.35, 0.5, 0.7), "keep": (0.1, 0.15, 0.25, 0.5)}
@@ -23,9 +23,9 @@ WINDOWS = (8, 16, 32, 64)  # where the default is "auto"
 
 
 def settings_of(target: Any, method: Method | type[Method], grid: Grid | None) -> list[Method]:
-    """The methods that are measured.
+    """The methods to measure.
 
-    Values of our own that the method or the target refuses are left out.
+    Default values that the method or the target refuses are left out.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def _changed(base: Method, changes: dict[str, Any]) -> Method:
 
 
 def _knob(base: Method) -> str:
-    """The setting that decides how much is saved."""
+    """The setting that decides how much a method saves."""
     names = [each.name for each in fields(base)]
     found = next((name for name in KNOBS if name in names), None)
     if found is None:
@@ -86,7 +86,7 @@ def _default(base: Method) -> tuple[str, Sequence[Any]]:
 
 
 def _fitting(target: Any, base: Method, name: str, values: Sequence[Any]) -> list[Method]:
-    """Those of our own values that the method and the target take."""
+    """The default values that the method and the target accept."""
     found, refused = [], None
     for value in values:
         try:

@@ -54,7 +54,7 @@ def _mark(row: dict[str, Any], label: str) -> Mark:
 
 
 def _varied(settings: list[dict[str, Any]]) -> list[str]:
-    """The settings that are not the same in all."""
+    """The settings that differ among the points."""
     return (
         [name for name in settings[0] if any(each[name] != settings[0][name] for each in settings)] if settings else []
     )

@@ -1,4 +1,4 @@
-"""Tune: quality against time of a method on the user's own model and input, and the plan that is enough."""
+"""Tune: quality against time of a method on the user's own model and input, and the plan that reaches a goal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..registry import saved_method
 from .curve import Goal, Point, describe, point, quality_of
 from .grid import Grid, settings_of
 
-BUSY = 1.5  # slowest plain run over the fastest
+BUSY = 1.5  # slowest plain run divided by the fastest
 FORMATS = (".json", ".png", ".html")
 
 
@@ -32,9 +32,9 @@ class Tuning:
     curve
         A point for each setting that engaged, from the slowest to the fastest.
     plan
-        The setting that reaches what was asked, with the curve; None if none does.
+        The setting that reaches the goal, with the curve; None if none does.
     notes
-        What must be known before the plan is used.
+        Remarks to read before using the plan.
     """
 
     comparison: Comparison
@@ -109,9 +109,8 @@ def tune(
     """Measure settings of a method on a target's own call, and pick the one that reaches a speed-up or keeps a quality.
 
     All settings, the plain run and the simple alternative take turns in one :func:`mmaccel.compare`. With
-    `target_speedup` the setting of the best quality that reaches it is picked, with `floor` the fastest that keeps it;
-    with both the fastest that does both. If every setting is exact, none of the two is needed, and the fastest is
-    picked.
+    `target_speedup` the best quality that reaches it is picked, with `floor` the fastest setting that keeps it, with
+    both the fastest that meets both. If every setting is exact, neither is needed, and the fastest is picked.
 
     Parameters
     ----------
@@ -128,7 +127,7 @@ def tune(
         Quality that the worst seed has to keep, in the first metric of the comparison: PSNR in dB for video, the share
         of equal answers for vision-language models; for images the surprise in nats, at most.
     seeds, rounds, simple, processor, **inputs
-        As of :func:`mmaccel.compare`.
+        As in :func:`mmaccel.compare`.
 
     Raises
     ------
@@ -148,7 +147,7 @@ def tune(
     goal = Goal(target_speedup, floor)
     settings = settings_of(target, method, grid)
     if target_speedup is None and floor is None and not all(each.exact for each in settings):
-        raise SettingError("say what is enough: target_speedup=1.8, or floor= with the least quality (or both)")
+        raise SettingError("set a goal: target_speedup=1.8, or floor= with the lowest quality (or both)")
     made = compare(target, *settings, seeds=seeds, rounds=rounds, simple=simple, processor=processor, **inputs)
     metric = made.metrics[0]
     goal = replace(goal, higher_is_better=metric.higher_is_better)
@@ -170,15 +169,15 @@ def tune(
 
 
 def check_format(path: str | Path) -> None:
-    """Raise a `SettingError` for a file name that nothing goes with, before any work is done."""
+    """Raise a `SettingError` for an unknown file ending, before any work is done."""
     if Path(path).suffix.lower() not in FORMATS:
         raise SettingError(f"cannot write {Path(path).name!r}: end it with .json (plan), .png (curve) or .html (page)")
 
 
 def _reach(goal: Goal, curve: list[Point], number: int | None) -> list[str]:
-    """Whether what was asked lies within what was observed."""
+    """Notes on whether the goal lies within the observed range."""
     if not curve:
-        return ["no setting engaged, so that there is nothing to pick: see the reasons above"]
+        return ["no setting engaged, so there is nothing to pick: see the reasons above"]
     if number is None:
         return [_missed(goal, curve)]
     best = curve[number]
@@ -205,7 +204,7 @@ def _missed(goal: Goal, curve: list[Point]) -> str:
 
 
 def _simpler(goal: Goal, picked: Point, rows: list[dict[str, Any]]) -> list[str]:
-    """Whether anyone can have the same without a method."""
+    """Whether the simple alternative is as good without a method."""
     quality = quality_of(picked)
     if quality is None or picked["exact"]:
         return []
@@ -214,9 +213,7 @@ def _simpler(goal: Goal, picked: Point, rows: list[dict[str, Any]]) -> list[str]
     best = max(found, key=lambda row: goal.sign * float(row["quality"]), default=None)
     if best is None:
         return []
-    return [
-        f"{best['label']} is no slower and no worse than what was picked: {best['speedup']:.2f}x, {best['quality']:.4g}"
-    ]
+    return [f"{best['label']} is no slower and no worse than the pick: {best['speedup']:.2f}x, {best['quality']:.4g}"]
 
 
 def _noise(goal: Goal, rows: list[dict[str, Any]], number: int | None, plain: dict[str, Any]) -> list[str]:
@@ -228,7 +225,7 @@ def _noise(goal: Goal, rows: list[dict[str, Any]], number: int | None, plain: di
         apart = rows[-1]["speedup"] - rows[0]["speedup"]
         if _spread(widest) > apart:
             found.append(
-                f"the clock says little here: rounds of {widest['label']} differ by {_spread(widest):.2f}x,"
+                f"the timings are too noisy: rounds of {widest['label']} differ by {_spread(widest):.2f}x,"
                 f" the settings by {apart:.2f}x; give more rounds= or a quieter machine"
             )
     if number is not None and goal.target_speedup is not None:

@@ -63,7 +63,7 @@ def _array(chunk: Any, channels: int | None) -> np.ndarray:
     if isinstance(chunk, bytes | bytearray | memoryview):
         data = bytes(chunk)
         if len(data) % (2 * (channels or 1)):
-            raise AudioError(f"{len(data)} bytes are no whole number of 16-bit samples: pass all bytes of each")
+            raise AudioError(f"{len(data)} bytes are not a whole number of 16-bit samples: pass both bytes of each")
         values = np.frombuffer(data, "<i2")
         return values if channels is None else values.reshape(-1, channels)
     if isinstance(chunk, torch.Tensor):
@@ -72,7 +72,7 @@ def _array(chunk: Any, channels: int | None) -> np.ndarray:
     try:
         return np.asarray(chunk, np.float64) if isinstance(chunk, list | tuple) else np.asarray(chunk)
     except (ValueError, TypeError) as error:
-        raise AudioError(f"a chunk of {type(chunk).__name__} that is no array of numbers: {error}") from error
+        raise AudioError(f"a chunk of {type(chunk).__name__} that is not an array of numbers: {error}") from error
 
 
 def _check_floats(values: np.ndarray) -> None:
@@ -119,7 +119,7 @@ def _channel_side(first: int, second: int, channels: int | None) -> int:
 def _checked_rate(rate: Any) -> float:
     # numpy's integers are no int, and other libraries tell a rate in them
     if isinstance(rate, bool) or not isinstance(rate, Real) or not RATES[0] <= float(rate) <= RATES[1]:
-        raise SettingError(f"sample_rate={rate!r}: pass samples a second, such as sample_rate=48_000")
+        raise SettingError(f"sample_rate={rate!r}: pass samples per second, such as sample_rate=48_000")
     return float(rate)
 
 

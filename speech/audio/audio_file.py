@@ -39,7 +39,9 @@ class AudioFile:
         try:
             container = self.av.open(str(self.file), options=self.options)
         except (self.av.FFmpegError, ValueError) as error:
-            raise AudioError(f"{self.file} is no audio file that FFmpeg knows ({error}): convert it first") from error
+            raise AudioError(
+                f"{self.file} is not an audio file that FFmpeg knows ({error}): convert it first"
+            ) from error
         with container:
             if not container.streams.audio:
                 raise AudioError(f"{self.file} holds no sound: pass a file with an audio track")

@@ -48,7 +48,7 @@ class SampleBuffer:
     def read(self, start: int, end: int) -> torch.Tensor:
         """A copy of the samples from position `start` to `end`."""
         if start < self.start or end > self.end:
-            raise IndexError(f"samples {start} to {end} asked of a buffer that holds {self.start} to {self.end}")
+            raise IndexError(f"samples {start} to {end} requested from a buffer that holds {self.start} to {self.end}")
         shift = self._first - self.start
         return self._samples[start + shift : end + shift].clone()
 

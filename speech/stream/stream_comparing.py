@@ -36,7 +36,7 @@ CHUNK = RATE // 10  # samples of a push
 LAG = Metric(
     "lag",
     "word lag s",
-    "seconds from the end of a word until it is shown for good, computing included, median",
+    "median seconds from the end of a word until it is shown for good, computing included",
     ".2f",
     higher_is_better=False,
 )

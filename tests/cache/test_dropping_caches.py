@@ -70,7 +70,7 @@ def test_crop_takes_back_new_tokens_only():
     cache.crop(-2)
     assert cache.get_seq_length() == 7
     assert cache.update(*states(1, 7.0), 0)[0][0, 0, :, 0].tolist() == [0, 5, 6, 7]
-    with pytest.raises(ValueError, match="cannot take back 3 tokens: 2 are new"):
+    with pytest.raises(ValueError, match="cannot remove 3 tokens: only 2 were added"):
         layer.crop(-3)
     layer.keep(torch.tensor([[[0, 2, 3], [1, 2, 3]]]))  # the newest two are kept in both heads
     cache.crop(-2)

@@ -102,7 +102,7 @@ def test_what_is_no_result_is_said(tmp_path, change, hint):
 
 def test_a_file_that_is_no_json_is_said(tmp_path):
     (tmp_path / "x.json").write_text("| method |")
-    with pytest.raises(WeightsError, match="no JSON"):
+    with pytest.raises(WeightsError, match="not JSON"):
         results.load(tmp_path / "x.json")
 
 

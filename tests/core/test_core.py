@@ -182,7 +182,7 @@ def test_broken_plan_file(janus, damage, tmp_path):
 def test_binary_plan_file(tmp_path):
     path = tmp_path / "plan.json"
     path.write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(WeightsError, match="no JSON"):
+    with pytest.raises(WeightsError, match="not JSON"):
         Plan.load(path)
 
 

@@ -48,7 +48,7 @@ FILES = {
     "200,000 brackets": ("[" * 200_000, "nested too deeply"),
     "100 brackets": (text(versions=nested(100)), "nested too deeply"),
     "too large": (text(why="x" * MOST_BYTES), "larger than 1 MiB"),
-    "cut off": (text()[:-9], "no JSON"),
+    "cut off": (text()[:-9], "not JSON"),
 }
 METHODS, POINTS = "methods=.*not a list of methods", "measured=.*not a list of measured settings"
 # Parts of the plan -> a word of the error.

@@ -95,7 +95,7 @@ def test_all_take_turns_after_one_run_that_is_discarded(ran):
     assert [len(each.samples) for each in made.entries] == [4, 4, 4]
     assert [sample.seed for sample in made.entries[0].samples] == [5, 6, 5, 6]
     assert {sample.seconds for sample in made.entries[1].samples} == {4.0}
-    assert made.no_simple == "it was not asked for"
+    assert made.no_simple == "it was not requested"
 
 
 def test_each_seed_is_judged_once_beside_the_plain_output_of_that_seed(ran):

@@ -256,7 +256,7 @@ def test_a_full_disk_is_noticed_before_the_work(tmp_path, capsys, monkeypatch, f
 
 
 def test_a_device_file_is_not_replaced():
-    with pytest.raises(OSError, match="no ordinary file"):
+    with pytest.raises(OSError, match="not a regular file"):
         check_writable(Path("/dev/null"))
 
 

@@ -62,12 +62,12 @@ def test_a_chunk_is_copied():
         (np.array([1j]), "complex128: pass float32"),
         ("talk.wav", "pass float32"),
         (None, "pass float32"),
-        ([[0.1, 0.2], [0.3]], "a chunk of list that is no array"),
+        ([[0.1, 0.2], [0.3]], "a chunk of list that is not an array"),
         (np.float32(0.5), r"shape \(\): pass \[samples\]"),
         (np.zeros((2, 3, 100)), r"shape \(2, 3, 100\)"),
         (np.zeros((3, 2)), r"shape \(3, 2\): pass \[samples, channels\]"),
         (np.zeros((100, 100)), r"shape \(100, 100\): pass"),
-        (b"\x00\x00\x01", "3 bytes are no whole number"),
+        (b"\x00\x00\x01", "3 bytes are not a whole number"),
     ],
 )
 def test_what_cannot_be_sound(chunk, message):

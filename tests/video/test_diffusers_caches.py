@@ -120,7 +120,7 @@ def test_nothing_reused_is_said():
         assert "PyramidAttentionBroadcast reused nothing" in str(fast.report)
     with mmaccel.accelerate(pipe, video.FirstBlockCache(1e6, warmup=4, cooldown=2)) as fast:
         fast(start, call)
-        assert "warmup and cooldown are 6 steps and the run has 6" in str(fast.report)
+        assert "warmup and cooldown take 6 steps and the run has 6" in str(fast.report)
 
 
 def test_mag_cache_measures_the_ratios_that_diffusers_prints(capsys):

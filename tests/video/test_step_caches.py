@@ -260,7 +260,7 @@ def test_advice_can_be_followed(method):
         assert fast.report.engaged and not fast.report.warnings
     with mmaccel.accelerate(pipe, method(warmup=5, cooldown=1)) as fast:
         fast(start, call, steps=6)
-        assert "warmup and cooldown are 6 steps and the run has 6" in str(fast.report)
+        assert "warmup and cooldown take 6 steps and the run has 6" in str(fast.report)
 
 
 def test_memory_is_what_is_kept():

@@ -242,7 +242,7 @@ def test_budget_is_kept_or_the_report_says_why_not():
         fast(start, call, steps=6)
         assert "67% of the work is computed instead of 50%: take a longer interval" in str(fast.report)
         fast(start, call, steps=4)
-        assert "reused nothing: warmup and cooldown are 4 steps and the run has 4" in str(fast.report)
+        assert "reused nothing: warmup and cooldown take 4 steps and the run has 4" in str(fast.report)
 
 
 def test_errors_are_those_of_the_tokens_that_change_least():

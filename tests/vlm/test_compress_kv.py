@@ -151,7 +151,7 @@ def test_uneven_heads_take_back_what_all_of_them_have(llama):
     assert (layer.length, layer.total, layer.appended) == (3, 6, 1)
     cache.update(*states(1, 2)[1:], 0)
     assert (layer.length, layer.total, layer.appended) == (5, 8, 3)
-    with pytest.raises(ValueError, match="cannot take back 4 tokens: 3 are new"):
+    with pytest.raises(ValueError, match="cannot remove 4 tokens: only 3 were added"):
         cache.crop(-4)
 
 
@@ -161,7 +161,7 @@ def test_a_cache_of_uneven_heads_takes_tokens_and_rows_back(llama):
     cache.update(*states(1, 3)[1:], 0)
     cache.crop(-2)
     assert cache.get_seq_length() == LENGTH + 1 and [head.length for head in layer.heads] == [n + 1 for n in lengths]
-    with pytest.raises(ValueError, match="cannot take back 60 tokens"):
+    with pytest.raises(ValueError, match="cannot remove 60 tokens"):
         cache.crop(-60)
     cache.batch_repeat_interleave(2)
     cache.reorder_cache(torch.tensor([1, 0]))

@@ -259,14 +259,14 @@ def test_errors(parts):
     with pytest.raises(UnknownNameError, match="peak_end"):
         vlm.VideoStream(model, processor, policy="peak_and")
     stream = vlm.VideoStream(model, processor)
-    with pytest.raises(PromptError, match="nothing was seen"):
+    with pytest.raises(PromptError, match="the stream has no frames"):
         stream.ask("what moves up?")
     stream.push([])
     stream.push(frames(1))
     with pytest.raises(PromptError, match="question is empty"):
         stream.ask(" ")
     stream.close()
-    with pytest.raises(PromptError, match="nothing was seen"):
+    with pytest.raises(PromptError, match="the stream has no frames"):
         stream.ask("what moves up?")
 
 

@@ -1,4 +1,4 @@
-"""The middle blocks of a transformer reuse what they added, while the first ones hardly change."""
+"""Middle blocks of a transformer reuse their last residual while the first blocks hardly change."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .reuse import BlockStepper, Streams, check_families
 class BlockCache(StepCache):
     """The first blocks always run and decide by their own change whether the middle blocks' residual is reused.
 
-    What the first blocks added to the tokens is compared with what they added in the last computed step: under
-    `threshold` the middle blocks are replaced by what they added then, and the last blocks run on top. Reads the
+    The residual of the first blocks is compared with that of the last computed step: under `threshold` the middle
+    blocks are replaced by their residual of that step, and the last blocks run on top. Reads the
     blocks of Wan, LTX-Video, LTX-2, HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt, Qwen-Image and Z-Image.
     Lossy.
 
@@ -33,7 +33,7 @@ class BlockCache(StepCache):
         Default 0.08, as in DBCache.
     first, last
         How many blocks at the two ends always run; default 1 and 0, as in First Block Cache. DBCache takes 8 and 0
-        for large transformers: a later decision is a better one, and saves less.
+        for large transformers: a later decision is better, but saves less.
     warmup, cooldown
         First and last steps that are always computed; default 5, at least 1, and 1.
 
@@ -42,7 +42,7 @@ class BlockCache(StepCache):
     SettingError
         If a setting is outside its range, or `first` and `last` leave no block between them.
     UnsupportedTargetError
-        If the transformer's family is not known; lists those that are.
+        If the transformer's family is not supported; lists those that are.
 
     Examples
     --------

@@ -21,21 +21,21 @@ Streams = dict[str, Any]
 
 
 class Reuse(Exception):  # noqa: N818  no error: it ends the first block's forward as soon as the decision is made
-    """Raised within a block that need not be finished, since the whole range is reused."""
+    """Raised within a block to end it early, since the whole range is reused."""
 
 
 def added(before: Streams, after: Streams) -> Streams:
-    """What blocks added to each stream; None for one that ends there."""
+    """The residual of blocks in each stream; None for a stream that ends there."""
     return {name: None if x is None else plus(x, before[name], -1) for name, x in after.items()}
 
 
 def added_again(residuals: Streams, streams: Streams) -> Streams:
-    """The streams behind blocks that are not run: what these added before is added again."""
+    """The streams after skipped blocks: their earlier residual is added again."""
     return {name: None if x is None else plus(x, streams[name]) for name, x in residuals.items()}
 
 
 class BlockStepper(CacheStepper):
-    """One run in which the blocks from `first` on, but for the `last` ones, are run or replaced by their residual.
+    """One run in which the blocks between the `first` and the `last` ones run, or are replaced by their residual.
 
     The blocks' forwards are replaced on the instances for the time of the run. Subclasses set `skips` in
     :meth:`before`, or raise :class:`Reuse` from within the range's first block.
@@ -96,7 +96,7 @@ class BlockStepper(CacheStepper):
         return output
 
     def remember(self, streams: Streams) -> None:
-        """Keep what the range added."""
+        """Keep the residual of the range."""
         self.cache.computed(added(self.entry, streams))
 
     def close(self) -> None:

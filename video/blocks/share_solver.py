@@ -1,4 +1,4 @@
-"""Which share of its tokens each layer is to recompute, solved from what the layers of a plain run add to them."""
+"""The share of its tokens that each layer recomputes, solved from the residuals of a plain run."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ PARTS = 8  # shares are multiples of an eighth
 
 
 def best_shares(errors: Array | Sequence[Sequence[float]], total: int) -> tuple[int, ...]:
-    """Parts for each layer, at most `total` in all, whose errors add up to least, by dynamic programming.
+    """Parts for each layer, at most `total` in all, with the least sum of errors, by dynamic programming.
 
     With F(l, r) the least error of the first l layers and r parts, F(l, r) = min over s of F(l-1, r-s) + C(l, s).
 
     Parameters
     ----------
     errors
-        Error `[L, G]` that is left in layer l if it gets s = 0, 1, ..., G - 1 parts.
+        Remaining error `[L, G]` of layer l with s = 0, 1, ..., G - 1 parts.
     total
-        Parts to hand out.
+        Parts to distribute.
 
     Returns
     -------
@@ -84,10 +84,10 @@ def calibrate_token_cache(
 ) -> TokenCache:
     """Run a pipeline plainly, and solve which share of its tokens each layer recomputes within a budget.
 
-    The error of a share is what the tokens whose input changes least between neighbouring steps lose by reusing what
-    the layer added to them: the squared change of that, relative to the layer's own over all tokens, averaged over
-    steps, branches and runs. The run keeps the input and the residual of every layer and branch: where the memory is
-    short, calibrate with a smaller size, since shares do not depend on it.
+    The error of a share is the loss from reusing the layer's residual for the tokens whose input changes least between
+    neighbouring steps: the squared change of their residual, relative to that of all tokens, averaged over steps,
+    branches and runs. The run keeps the input and the residual of every layer and branch: if memory is
+    short, calibrate at a smaller size, since shares do not depend on it.
 
     Less of this error is not always a better picture: on the untrained two-layer models of the tests, uniform shares
     came closer to the plain output. Compare both on your pipeline.
@@ -99,9 +99,9 @@ def calibrate_token_cache(
     prompts
         One run for each; None if `call` holds embeddings instead.
     budget, interval, warmup, cooldown
-        For the method that is returned.
+        Settings of the returned method.
     **call
-        Further arguments of the pipeline; its number of steps is what the result is for.
+        Further arguments of the pipeline; the result is for its number of steps.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def calibrate_token_cache(
 
 
 class _Recorder(Stepper):
-    """Sums the errors of every layer's shares over the steps that are not at the ends."""
+    """Sums the errors of every layer's shares over the steps between warm-up and cool-down."""
 
     def __init__(self, session: PipelineSession, run: SamplerRun, method: TokenCache) -> None:
         super().__init__(session, run)
@@ -161,7 +161,7 @@ class _Recorder(Stepper):
 def share_errors(
     before: torch.Tensor, added: torch.Tensor, last_before: torch.Tensor, last_added: torch.Tensor
 ) -> Array:
-    """Error `[PARTS + 1]` that is left in a layer if it recomputes 0, 1, ... eighths of its tokens.
+    """Remaining error `[PARTS + 1]` of a layer that recomputes 0, 1, ... eighths of its tokens.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ class SparseAttention(DiffusionMethod):
     SettingError
         If a setting is outside its range.
     UnsupportedTargetError
-        If a policy by place is asked of a model whose token grid is not known.
+        If a policy by place is used on a model with an unknown token grid.
 
     Examples
     --------
@@ -112,7 +112,7 @@ class SparseAttention(DiffusionMethod):
 
 
 class _Attention:
-    """What stands in for `scaled_dot_product_attention` within one denoiser."""
+    """Replaces `scaled_dot_product_attention` within one denoiser."""
 
     def __init__(self, method: SparseAttention, session: PipelineSession) -> None:
         self.method, self.session = method, session

@@ -32,10 +32,10 @@ ADVICE = "use video.BlockCache, which chooses among blocks and steps"
 class TokenCache(StepCache):
     """Between full steps, every layer recomputes only the share of its tokens whose input changed most.
 
-    The other tokens get what the layer added to them when they were last computed. The chosen tokens attend to the
+    The other tokens reuse the layer's residual from when they were last computed. The chosen tokens attend to the
     kept keys and values of all; text in joint attention is always computed. A layer whose share is 0 is skipped, and
-    one whose share is 1 keeps nothing. The shares are the same in all layers, or those that
-    :func:`calibrate_token_cache` finds for a pipeline in one plain run: the paper learns them, by the same dynamic
+    one whose share is 1 keeps nothing. All layers have the same share, or those that
+    :func:`calibrate_token_cache` finds for a pipeline in one plain run; the paper learns them, with the same dynamic
     program. Works on Wan, LTX-Video, HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt and Qwen-Image. The
     report counts work in tokens times layers. Lossy.
 
@@ -44,19 +44,19 @@ class TokenCache(StepCache):
     budget
         Share of the computation to spend, above 0 and at most 1 (exact); default 0.5.
     interval
-        A full step every so many steps; 1 is exact. Default 4.
+        Distance between full steps; 1 is exact. Default 4.
     fractions
         Share of the tokens that each layer recomputes in the other steps, 0 to 1, in the order of the layers. None
         (default) gives all layers the share that the budget leaves.
     warmup, cooldown
-        First and last steps that are full; default 2, at least 1, and 2: there a velocity changes most.
+        First and last steps that are full; default 2, at least 1, and 2, because velocities change most there.
 
     Raises
     ------
     SettingError
         If a setting is outside its range, or there are not as many fractions as layers.
     UnsupportedTargetError
-        If the tokens of the transformer cannot be computed apart; lists the families whose can.
+        If the tokens of the transformer cannot be computed apart; lists the families that allow it.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class TokenCache(StepCache):
         return 1.0 if full == steps else min(1.0, max(0.0, (self.budget * steps - full) / (steps - full)))
 
     def cost(self, steps: int) -> float:
-        """Share of the computation of a run of `steps`: more than the budget, if the full steps take more."""
+        """Share of the computation in a run of `steps`; above the budget if the full steps alone exceed it."""
         full = sum(self.is_full(step, steps) for step in range(steps))
         share = self.share(steps) if self.fractions is None else sum(self.fractions) / len(self.fractions)
         return (full + (steps - full) * share) / steps
@@ -177,7 +177,7 @@ class _Stepper(CacheStepper):
         cache.reuse = cache.may_reuse and run.step - cache.state.step < self.method.interval
 
     def begin(self) -> None:
-        """Solve the share of all layers, and warn where the budget cannot be kept."""
+        """Solve the shares of all layers, and warn if the budget cannot be kept."""
         method, steps = self.method, self.run.steps - self.run.step
         self.uniform = method.share(steps)
         cost = method.cost(steps)
@@ -194,7 +194,7 @@ class _Stepper(CacheStepper):
         return share
 
     def count(self, layer: int, total: int) -> int:
-        """How many of `total` tokens that are: 0 only for a share of 0."""
+        """The number of tokens for a share of `total`: 0 only for a share of 0."""
         share = self.share(layer)
         return min(total, max(round(share * total), share > 0))
 
@@ -218,13 +218,13 @@ class _Stepper(CacheStepper):
         return output
 
     def remember(self, family: Family, layer: int, count: int, before: Streams, after: Streams) -> None:
-        """Keep what a whole layer added; the leading branch keeps the input as well, where tokens will be ranked."""
+        """Keep the residual of a full layer; the leading branch also keeps the input, if tokens will be ranked."""
         self.cache.state.residuals[layer] = added(before, after)
         if self.cache.leads and count:
             self.cache.state.inputs[layer] = before[family.hidden].clone()
 
     def renewed(self, family: Family, layer: int, count: int, call: inspect.BoundArguments, forward: Forward) -> Any:
-        """What a layer returns of which some tokens, and all text, are computed; what they add is remembered."""
+        """The output of a layer that computes some tokens and all text; their residual is kept."""
         given, name = call.arguments, family.hidden
         hidden = given[name]
         tokens = self.chosen(layer, count, hidden)

@@ -1,4 +1,4 @@
-"""Some of the tokens of a transformer: what belongs to them, and their attention to the kept keys and values of all."""
+"""A subset of a transformer's tokens: their arguments, and their attention to the kept keys and values of all."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class TokenSubset:
     tokens
         Sorted indices `[A]` among the latents' tokens.
     total
-        How many tokens the latents have.
+        Number of tokens of the latents.
     text
-        How many tokens of text share attention with them.
+        Number of text tokens that share attention with them.
     order
-        Where these lie, ``"first"`` or ``"last"``.
+        Position of the text, ``"first"`` or ``"last"``.
     """
 
     tokens: torch.Tensor
@@ -60,7 +60,7 @@ class TokenSubset:
                 given[name] = self.of(given[name])
 
     def of(self, value: Any) -> Any:
-        """What belongs to the tokens: of a tensor that has one entry per token, or per token of text and picture."""
+        """The subset's entries of a tensor with one entry per token, or per token of text and picture."""
         if isinstance(value, tuple | list):
             return type(value)(self.of(part) for part in value)
         if not isinstance(value, torch.Tensor) or value.ndim < 2:
@@ -79,7 +79,7 @@ class KeysValues:
     Parameters
     ----------
     layers
-        How many self-attentions there are.
+        Number of self-attentions.
     kv
         How they are kept: ``"native"``, ``"fp8"`` (a half or a quarter of the bytes) or ``"cpu"``.
     """

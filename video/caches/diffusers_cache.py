@@ -1,9 +1,9 @@
-"""Base of the methods that run diffusers' own caches, and make them safe.
+"""Base of the methods that run diffusers' own caches safely.
 
-The hooks are on only while steps may be reused: they come with nothing remembered in the last step of the warm-up and
-go before the cool-down, after the last step and after an exception. So no state is stale, whatever the size of the
-next run. Guidance branches are kept apart, also where the cache itself does not know of them, and in pipelines that
-never say which branch they run.
+The hooks are attached only while steps may be reused: they are attached, without state, in the last step of the warm-up
+and removed before the cool-down, after the last step and after an exception. So no state is ever stale, whatever the
+size of the next run. Guidance branches are kept apart, also where the cache itself does not know of them, and in
+pipelines that never say which branch they run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class DiffusersCache(StepCache):
     Class attributes
     ----------------
     unfit
-        Families that it does not work with, by the name of the transformer, and why.
+        Families that it does not work with, by transformer name, with the reason.
     skips_blocks
-        Whether it leaves out whole blocks; otherwise the report tells of the share of attention that was computed.
+        Whether it skips whole blocks; otherwise the report gives the share of attention that was computed.
     """
 
     unfit: ClassVar[dict[str, str]] = {}
@@ -125,7 +125,7 @@ class HookStepper(CacheStepper):
         self.is_first = hooks.select(f"expert {key[0]} branch {key[1]} pauses {pauses}")
 
     def watch(self, denoiser: torch.nn.Module) -> None:
-        """Count the calls of attention that are really made: below the hooks of the cache."""
+        """Count the attention calls that really run, below the hooks of the cache."""
         if self.run.expert not in self.watched:
             self.watched.add(self.run.expert)
             for block in family_of(denoiser, self.method.name).block_list(denoiser):

@@ -22,8 +22,8 @@ from .step_cache import CacheStepper, StepCache
 class EasyCache(StepCache):
     """Whole steps reuse what the transformer last added to its input, while its predicted change stays small.
 
-    No calibration: the ratio of output change to input change is measured online in the last two computed steps, and
-    with it every step's input change predicts the output change. Predictions add up until `threshold`; then a step is
+    It needs no calibration: the ratio of output change to input change is measured in the last two computed steps, and
+    predicts the output change from every step's input change. Predictions add up until `threshold`; then a step is
     computed. Works on every pipeline with a transformer, and with guidance in one pass or two. Lossy.
 
     Parameters
@@ -32,7 +32,7 @@ class EasyCache(StepCache):
         Predicted relative change of the output, added up since the last computed step, below which a step is reused;
         0 is exact. Default 0.05, as in the paper.
     warmup
-        First steps that are always computed, at least 1; default 5. The ratio is known after two.
+        First steps that are always computed, at least 1; default 5. The ratio is known after two steps.
     cooldown
         Last steps that are always computed; default 1.
 

@@ -1,4 +1,4 @@
-"""The encoder of a UNet runs in a few key steps only."""
+"""Run the encoder of a UNet in a few key steps only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EncoderReuse(StepCache):
 
     For pipelines with a UNet, such as Stable Diffusion and SDXL. The decoder sees every step's time; the encoder's
     features, with the middle block's, change slowest in the middle of the run. The work in the report is counted in
-    parameters that ran. The authors' added noise against lost texture is left out. Lossy.
+    parameters that ran. The noise that the authors add against lost texture is left out. Lossy.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class _Stepper(CacheStepper):
         return output, 1.0
 
     def part(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
-        """One part of the encoder. Copies are kept and given: FreeU and adapters change features in place."""
+        """One part of the encoder. Features are copied, because FreeU and adapters change them in place."""
         outputs = self.cache.state.outputs
         if self.skips:
             return map_tensors(torch.clone, outputs[index])
@@ -123,7 +123,7 @@ class _Stepper(CacheStepper):
         return output
 
     def advice(self) -> str:
-        return "every step of this run was a key step: take fewer keys or more steps"
+        return "every step of this run was a key step: set fewer keys or more steps"
 
 
 def _encoder(unet: Any) -> list[torch.nn.Module]:

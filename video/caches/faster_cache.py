@@ -22,15 +22,15 @@ class FasterCache(DiffusersCache):
     """diffusers' FasterCache: attention is extrapolated in every other step, and the second guidance branch estimated.
 
     The second branch is estimated from the first by its frequencies where the pipeline batches both and the hook knows
-    the latents' layout, that is in CogVideoX; elsewhere only attention is extrapolated, for each branch by itself
-    (diffusers' hook would take halves of a batch for guidance branches). Lossy.
+    the latents' layout, that is in CogVideoX; elsewhere only attention is extrapolated, separately for each branch
+    (diffusers' hook would mistake halves of a batch for guidance branches). Lossy.
 
     Parameters
     ----------
     spatial
         Self-attention is computed every so many steps; 1 is never reused. Default 2, as in diffusers.
     unconditional
-        The second branch is computed every so many steps; default 5, as in diffusers.
+        Distance between steps that compute the second branch; default 5, as in diffusers.
     weight
         Share of the last change that is added to the last output; default 0.5, as in diffusers.
     timesteps

@@ -18,7 +18,7 @@ class FirstBlockCache(DiffusersCache):
 
     The same idea as :class:`mmaccel.video.BlockCache`, which has more settings, decides once per step for all guidance
     branches, and works on more families; this is diffusers' own implementation, with a warm-up and a cool-down, and
-    without what it leaves behind. Each guidance branch decides for itself. Lossy.
+    with complete removal. Each guidance branch decides for itself. Lossy.
 
     Parameters
     ----------

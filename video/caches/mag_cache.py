@@ -36,7 +36,7 @@ class MagCache(DiffusersCache):
     ratios
         One per step, the first 1; None (default) measures them in the first run.
     max_skips
-        Longest row of reused steps; default 3, as in diffusers.
+        Most reused steps in a row; default 3, as in diffusers.
     warmup
         First steps that are always computed, at least 1; default 5. diffusers takes a fifth of the run.
     cooldown
@@ -78,7 +78,7 @@ class MagCache(DiffusersCache):
         self._require(is_count(self.max_skips), "max_skips", "an integer of at least 1")
 
     def stretched(self, steps: int, ratios: Sequence[float] | None = None) -> list[float]:
-        """The ratios for a run of so many steps: of the nearest step of the calibration."""
+        """The ratios for a run of this many steps, each from the nearest step of the calibration."""
         return stretched(ratios or self.ratios or (1.0,), steps)
 
     def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
@@ -131,7 +131,7 @@ def calibrate_mag_cache(
     prompts
         One run for each, of which the mean is taken; None makes a single run with the arguments as they are.
     threshold
-        For the method that is returned.
+        Setting of the returned method.
     **call
         Further arguments of the pipeline's call, best those of later use.
 

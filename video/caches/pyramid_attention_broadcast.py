@@ -24,8 +24,8 @@ class PyramidAttentionBroadcast(DiffusersCache):
     Parameters
     ----------
     spatial, temporal, cross
-        Self-attention, attention over frames (in models that have it apart) and cross-attention are computed every so
-        many steps; 1 is never reused. Defaults 2, 1 and 1, as in diffusers; the paper takes 2, 4 and 6.
+        Self-attention, attention over frames (in models with a separate one) and cross-attention: distances between
+        computed steps; with 1 nothing is reused. Defaults 2, 1 and 1, as in diffusers; the paper takes 2, 4 and 6.
     timesteps
         Timesteps between which outputs are reused, of 1000; default (100, 800), as in diffusers.
     warmup, cooldown

@@ -1,4 +1,4 @@
-"""What the caches across steps have in common: their settings, and how a run of theirs follows a pipeline."""
+"""Common parts of the caches across steps: their settings, and how their runs follow a pipeline."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StepCache(DiffusionMethod):
         follow(session, stack, lambda run: self.stepper(session, run))
 
     def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
-        """What follows one run."""
+        """The stepper of one run."""
         raise NotImplementedError  # pragma: no cover
 
     def _check_steps(self) -> None:
@@ -81,14 +81,14 @@ class StepCache(DiffusionMethod):
 
 
 class CacheStepper(Stepper):
-    """One run with a cache: asks `cache` which steps are reused; subclasses say what is remembered.
+    """One run with a cache: `cache` decides which steps are reused; subclasses define what is kept.
 
     Attributes
     ----------
     branch_state
-        What one branch remembers; see :class:`mmaccel.stepping.reuse.StepReuse`.
+        State of one branch; see :class:`mmaccel.stepping.reuse.StepReuse`.
     stack
-        Takes off what was put on the denoisers for this run.
+        Removes at the end what this run attached to the denoisers.
     """
 
     branch_state: ClassVar[Callable[[], Any]] = BranchState
@@ -100,7 +100,7 @@ class CacheStepper(Stepper):
         self.cache = self.make_cache()
 
     def make_cache(self) -> StepReuse:
-        """What decides in this run."""
+        """The rule that decides in this run."""
         method = self.method
         threshold = getattr(method, "threshold", 0.0)
         return StepReuse(self.run, threshold, method.warmup, method.cooldown, type(self).branch_state)
@@ -137,7 +137,7 @@ class CacheStepper(Stepper):
             self.warn(f"{type(self.method).__name__} reused nothing: {reason}")
 
     def advice(self) -> str:
-        """Why nothing was reused in a run that is long enough, and what to try."""
+        """Why nothing was reused in a long enough run, and what to try."""
         return self.cache.advice()
 
     def close(self) -> None:

@@ -18,13 +18,13 @@ from .diffusers_cache import DiffusersCache, HookStepper
 class TaylorSeer(DiffusersCache):
     """diffusers' TaylorSeer: between computed steps, the output of every attention is extrapolated from earlier ones.
 
-    diffusers' own list of modules finds no attention that is called `attn1` or `attn2`, that is none in Wan, LTX and
-    CogVideoX; here the family's blocks are searched. Forecasts are kept in the model's precision. Lossy.
+    diffusers' own list of modules misses attention named `attn1` or `attn2`, as in Wan, LTX and CogVideoX; here the
+    family's blocks are searched. Forecasts are kept in the model's precision. Lossy.
 
     Parameters
     ----------
     interval
-        A step is computed every so many steps; 1 is exact. Default 5, as in diffusers.
+        Distance between computed steps; 1 is exact. Default 5, as in diffusers.
     order
         Order of the expansion; 0 reuses as it is. Default 1, as in diffusers.
     warmup

@@ -34,8 +34,8 @@ class TeaCache(StepCache):
 
     Every step's relative change of the input of the first self-attention, behind norm and time modulation, goes
     through a polynomial that estimates the change of the output, and adds up until `threshold`; then the blocks run.
-    In between, the tokens get what the blocks added then. Reads the blocks of Wan, LTX-Video, LTX-2, HunyuanVideo,
-    CogVideoX, Flux, Stable Diffusion 3, PixArt, Qwen-Image and Z-Image. Lossy.
+    In between, the tokens get the blocks' residual of the last run. Reads the blocks of Wan, LTX-Video, LTX-2,
+    HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt, Qwen-Image and Z-Image. Lossy.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class TeaCache(StepCache):
     SettingError
         If a setting is outside its range.
     UnsupportedTargetError
-        If the transformer's family is not known; lists those that are.
+        If the transformer's family is not supported; lists those that are.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class TeaCache(StepCache):
         self._check_list("coefficients", allowed, lambda c: is_number(c, float("-inf")), least=1)
 
     def rescaled(self, change: float) -> float:
-        """The output's change that this change of the modulated input stands for; never below 0."""
+        """The output's change that is estimated from a change of the modulated input; never below 0."""
         if self.coefficients is None:
             return change
         return max(0.0, float(numpy.polyval(self.coefficients, change)))
@@ -111,7 +111,7 @@ class _Stepper(BlockStepper):
 
 
 class _Recorder(_Stepper):
-    """A plain run that notes the changes of modulated input and output in every step."""
+    """A plain run that records the changes of modulated input and output in every step."""
 
     last_outputs: Any = None
 
@@ -144,7 +144,7 @@ def calibrate_tea_cache(
     prompts
         One run for each; None makes a single run with the arguments as they are, such as `prompt_embeds`.
     threshold
-        For the method that is returned.
+        Setting of the returned method.
     **call
         Further arguments of the pipeline's call, best those of later use: size, steps, guidance.
 

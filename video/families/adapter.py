@@ -1,4 +1,4 @@
-"""Where the denoiser is in a diffusers pipeline, and how its tokens lie in space and time."""
+"""The denoiser of a diffusers pipeline, and the layout of its tokens in space and time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRAMEWISE = "DiffusionForcing"
 
 @register_adapter
 class DiffusionTransformerAdapter(Adapter):
-    """Any diffusers pipeline with a transformer or UNet, or a diffusers transformer by itself."""
+    """Any diffusers pipeline with a transformer or UNet, or a single diffusers transformer."""
 
     family = "diffusion transformer"  # or, for an instance, "diffusion unet"
     classes = ("DiffusionPipeline", "ModelMixin")
@@ -40,7 +40,7 @@ class DiffusionTransformerAdapter(Adapter):
         return [part for part in found if isinstance(part, torch.nn.Module)]
 
     def check(self, method: Method) -> None:
-        """Refuse what the method cannot work on, and a transformer that is wrapped by `torch.compile`.
+        """Refuse targets that the method cannot work on, and transformers wrapped by `torch.compile`.
 
         That is another object than the one that runs.
         """
@@ -61,14 +61,14 @@ PipelineSession = Session[DiffusionTransformerAdapter]
 
 
 class DiffusionMethod(Method[PipelineSession]):
-    """Base of the methods that ask something of a pipeline or its transformers."""
+    """Base of the methods with requirements on a pipeline or its transformers."""
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
-        """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work there; called by every plan."""
+        """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work on a target; every plan calls it."""
 
 
 def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
-    """Raise an `UnsupportedTargetError` where there are no steps of a pipeline to follow."""
+    """Raise an `UnsupportedTargetError` if the target has no pipeline steps to follow."""
     name = type(adapter.target).__name__
     if not hasattr(adapter.target, "scheduler"):
         raise UnsupportedTargetError(

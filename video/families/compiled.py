@@ -1,4 +1,4 @@
-"""Compiled transformers: their calls can be followed from outside; what goes on inside is fixed."""
+"""Compiled transformers: their calls can be followed from outside, but their inside is fixed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCKS = "compile its blocks instead, with compile_repeated_blocks()"
 
 
 def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None:
-    """Raise where a method would have to work inside compiled code.
+    """Raise if a method would have to work inside compiled code.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None
     advice
         What to do instead.
     *modules
-        Those inside of which the method works.
+        Modules that the method works inside.
 
     Raises
     ------

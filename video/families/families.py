@@ -1,7 +1,7 @@
-"""Where things are in the transformers of each family: latents, blocks, streams of tokens, attention.
+"""Latents, blocks, token streams and attention in the transformers of each family.
 
-One row per class of diffusers. Methods that only see whole forward passes need none of this but the names of the
-latents; methods that skip blocks or tokens work on the families that have a row, and refuse others by name.
+One row per class of diffusers. Methods that only see whole forward passes need the names of the latents alone; methods
+that skip blocks or tokens work on the families that have a row, and refuse others by name.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Family:
     blocks
         Attributes that hold the blocks, in the order in which they run.
     outputs
-        The streams of tokens that a block returns, in this order, by the names of the arguments they came in as. One
-        name stands for a bare tensor.
+        The token streams that a block returns, in order, named like its arguments. A single name stands for a bare
+        tensor.
     hidden
         The stream that becomes the sample.
     attention
@@ -41,7 +41,7 @@ class Family:
     latents
         Arguments of the transformer that its outputs belong to, in the order of the outputs.
     text
-        Where text lies in joint attention, ``"first"`` or ``"last"``; None where self-attention is over the latents'
+        Position of the text in joint attention, ``"first"`` or ``"last"``; None if self-attention covers the latents'
         tokens alone.
     is_divisible
         Whether some of the tokens can be computed apart from the others, given their keys and values.
@@ -122,7 +122,7 @@ def divisible_family(denoiser: torch.nn.Module) -> Family | None:
 
 
 def layout_of(denoiser: torch.nn.Module, latents: torch.Tensor) -> LatentLayout:
-    """How the tokens of a transformer lie in these latents."""
+    """The layout of a transformer's tokens in these latents."""
     family = divisible_family(denoiser)
     config: Any = denoiser.config
     if family is None:
@@ -156,7 +156,7 @@ def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def latents_of(denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that the outputs belong to; in a family that is not known here, the first argument."""
+    """The tensors that the outputs belong to; in an unknown family the first argument."""
     given, family = arguments(denoiser, args, kwargs), find_family(denoiser)
     names = family.latents if family else (next(iter(given)),)
     return list(tensors([given[name] for name in names]))

@@ -1,4 +1,4 @@
-"""One knob: how much faster, or how near."""
+"""One setting: how much faster, or how faithful."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Auto(DiffusionMethod):
     """Measures the pipeline on the first prompt, and picks the method that reaches a speed-up or keeps a quality.
 
     The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, which takes about
-    six times the plain time. From then on every call uses the setting that was picked. `session.plan` holds it with the
+    six times the plain time. From then on every call uses the picked setting. `session.plan` holds it with the
     measured curve; a saved plan repeats it in another process without measuring. Lossy.
 
     Parameters
@@ -49,8 +49,8 @@ class Auto(DiffusionMethod):
     target_speedup
         Measured speed-up to reach, above 1; the most faithful setting that reaches it is picked.
     min_psnr
-        PSNR in dB to the plain output to keep, above 0; the fastest setting that keeps it is picked, or none. The
-        default, if neither is given, is a speed-up of 2.
+        PSNR in dB to the plain output to keep, above 0; the fastest setting that keeps it is picked, or none. If
+        neither is given, the goal is a speed-up of 2.
 
     Raises
     ------
@@ -144,7 +144,7 @@ class _Curve:
             self.points.append(point(candidate, self.plain_seconds / seconds, "psnr", "PSNR dB", quality))
 
     def _candidates(self, method: Auto) -> Iterator[Method]:
-        """Settings by bisection: the next depends on what the last one gave."""
+        """Settings by bisection: each depends on the last result."""
         low, high = SMALLEST_BUDGET, 1.0
         budget = 1 / (method.target_speedup or 2.0)
         for _ in range(ROUNDS):
@@ -155,7 +155,7 @@ class _Curve:
             yield EasyCache(threshold=threshold)
 
     def _may_be_faster(self, method: Auto) -> bool:
-        """Whether the last point leaves room for a faster one: it kept the quality, or is slower than asked for."""
+        """Whether a faster setting may still meet the goal: the last one kept the quality, or was too slow."""
         if not self.points:
             return False
         last = self.points[-1]

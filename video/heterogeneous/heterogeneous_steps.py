@@ -32,10 +32,10 @@ class HeterogeneousSteps(DiffusionMethod):
     """Spends a budget of computation on the steps whose velocity changes most, and forecasts the rest.
 
     Some steps, denser at both ends of a run, compute all tokens. In the others every token moves by a forecast: its
-    last velocity and half its slope. When a token is computed again, the steps that were forecast meanwhile are
-    corrected: the sampler makes them again, with velocities on the line between the two that were computed. A few
+    last velocity and half its slope. When a token is computed again, the forecast steps since then are
+    corrected: the sampler repeats them, with velocities on the line between the two computed ones. A few
     steps may compute only the hottest tokens, which attend to the kept keys and values of all; no measurement found
-    that better than computing none, so it is off by default. Lossy below a budget of 1.
+    this better than computing none, so it is off by default. Lossy below a budget of 1.
 
     Parameters
     ----------
@@ -45,25 +45,25 @@ class HeterogeneousSteps(DiffusionMethod):
         ``"refresh"`` (default, measured to be better), or ``"groups"``: the paper's step divisors 1, 2, 4 and 8 for
         groups of tokens by the heat of their velocity.
     forecast
-        Share of the velocity's slope that forecasts use, 0 to 1; default 0.5, which was measured to be the safest: as
-        good as 0 or better where no prompt tips over (docs/benchmarks/video.md), and better than 1 over long gaps.
+        Share of the velocity's slope that forecasts use, 0 to 1; default 0.5, measured to be the safest: as good as 0
+        or better unless a prompt becomes another clip (docs/benchmarks/video.md), and better than 1 over long gaps.
     correct
-        Correct the sample once forecasts turn out wrong (default). This takes a sampler that draws no noise: flow
-        matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others nothing is corrected, and the
+        Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: flow
+        matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the
         report says so.
     warmup, cooldown
-        Full steps at the beginning and the end; default 1 each. With samplers that go by several past steps, such as
-        UniPC, the default warm-up is four tenths of the computed steps. Where fewer than 8 steps are computed, such a
-        sampler does as well with fewer steps, and the report says so.
+        Full steps at the beginning and the end; default 1 each. With multistep samplers, such as UniPC,
+        the default warm-up is four tenths of the computed steps. If fewer than 8 steps are computed, such a sampler
+        does as well with fewer steps, and the report says so.
     interval
-        Distance between full steps in the middle of the run; None (default) to spread as many as the budget pays for,
+        Distance between full steps in the middle of the run; None (default) spreads as many as the budget allows,
         denser towards both ends.
     fraction
         Share of the tokens that partial steps compute; None (default) or 0 for no partial steps. Otherwise every
-        fourth of the skipped steps is partial, or with an `interval` as many as the budget pays for. The budget counts
+        fourth of the skipped steps is partial, or with an `interval` as many as the budget allows. The budget counts
         tokens: a partial step takes more time than its share. Partial steps do not work in a compiled transformer.
     tokens
-        Which tokens partial steps compute: ``"hottest"`` (default), or ``"random"`` to see what the choice is worth.
+        Which tokens partial steps compute: ``"hottest"`` (default), or ``"random"`` to measure the value of the choice.
     steps
         Indices of the full steps, as :func:`calibrate_steps` finds them for a number of steps; None (default) for the
         general schedule.
@@ -78,8 +78,8 @@ class HeterogeneousSteps(DiffusionMethod):
     MemoryLimitError
         Before the run, if its keys and values do not fit.
     UnsupportedTargetError
-        If the target is no pipeline, has a sampler for every frame, or if partial steps are asked for in a family
-        whose blocks are not known.
+        If the target is not a pipeline, has a sampler for every frame, or partial steps are requested for a family
+        with unknown blocks.
 
     Examples
     --------

@@ -21,14 +21,14 @@ class PartialForward:
 
     :meth:`keeping` makes a full pass and keeps the keys and values of every self-attention. :meth:`only` computes
     hidden states, queries, keys and values for its tokens alone, overwrites the kept keys and values of these tokens
-    and attends to those of all. What the transformer then returns is valid at those tokens only.
+    and attends to those of all. The transformer's output is then valid at those tokens only.
 
     Parameters
     ----------
     denoiser
         A transformer of a divisible family.
     stack
-        Takes the hooks off again.
+        Removes the hooks at its end.
     kv
         How keys and values are kept: ``"native"``, ``"fp8"`` (a half or a quarter of the bytes) or ``"cpu"``.
 

@@ -59,11 +59,11 @@ class HeterogeneousRun(Stepper):
         return refresh(steps, budget, *given, fraction=method.fraction or 0.0)
 
     def _warn_of_limits(self, scheduler: Any) -> None:
-        """Say what this sampler or number of steps keeps the method from."""
+        """Warn about the limits of this sampler or number of steps."""
         method, steps, sampler = self.method, self.run.steps, type(scheduler).__name__
         if method.correct and self.allocation.replay is None:
             self.warn(
-                f"forecasts are not corrected with {sampler}, whose steps cannot be made again: fewer steps may do"
+                f"forecasts are not corrected with {sampler}, whose steps cannot be repeated: fewer steps may do"
                 " better, see mmaccel.compare()"
             )
         fewer = max(1, round(method.budget * steps))
@@ -98,7 +98,7 @@ class HeterogeneousRun(Stepper):
         return output
 
     def _begin_step(self) -> None:
-        """Have the allocation decide; another expert begins with a full step, and shares what is left of the budget."""
+        """Let the allocation decide; another expert begins with a full step, and shares the remaining budget."""
         run, method, allocation = self.run, self.method, self.allocation
         if self.expert not in (None, run.expert):
             allocation.restart()

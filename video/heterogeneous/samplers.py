@@ -1,4 +1,4 @@
-"""What the samplers of diffusers do in a step."""
+"""Properties of the steps of diffusers' samplers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPEATABLE = (
 
 
 def is_repeatable(scheduler: Any) -> bool:
-    """Whether steps of this sampler can be made again from the state before them."""
+    """Whether steps of this sampler can be repeated from the state before them."""
     config = scheduler.config
     draws = config.get("stochastic_sampling") or "sde" in str(config.get("algorithm_type"))
     draws = draws or config.get("scheduler_type") == "dmd"

@@ -27,11 +27,11 @@ def calibrate_steps(
     pipe
         A diffusers pipeline.
     prompts
-        What to run; None if `call` holds embeddings instead.
+        One run for each; None if `call` holds embeddings instead.
     budget
         Share of the steps to compute.
     **call
-        Further arguments of the pipeline; its number of steps is what the result is for.
+        Further arguments of the pipeline; the result is for its number of steps.
 
     Raises
     ------

@@ -62,13 +62,13 @@ class DecoderAdapter(Adapter):
         return sorted(found, key=lambda module: int(module.layer_idx))
 
     def check(self, method: Any) -> None:
-        """Refuse what would be computed wrongly, with the reason."""
+        """Raise, with the reason, for models that would be computed wrongly."""
         name = type(self.target).__name__
         if self.target.config.is_encoder_decoder:
             raise UnsupportedTargetError(f"{name} is an encoder-decoder; the vlm methods work on decoders")
         text = self.text_config
         if getattr(text, "attn_logit_softcapping", None) is not None:
-            raise UnsupportedTargetError(f"{name} caps its attention scores (softcap), which no vlm method can do")
+            raise UnsupportedTargetError(f"{name} caps its attention scores (softcap), which no vlm method supports")
         modules = self.attention_modules()
         if not modules:
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
@@ -77,7 +77,7 @@ class DecoderAdapter(Adapter):
                 f"{name} attends in both directions; the vlm methods work on decoders: load it with is_decoder=True"
             )
         if any(getattr(module, "sinks", None) is not None for module in modules):
-            raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which no vlm method can do")
+            raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which no vlm method supports")
         asked = private.attention_name(text)
         if asked != "sdpa":
             raise UnsupportedTargetError(
@@ -87,10 +87,10 @@ class DecoderAdapter(Adapter):
         self._check_layers(method, name)
 
     def _check_keys(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
-        """Keys must be those of the cache, as long as values, and of this layer."""
+        """Raise unless keys come from this layer's cache and have the size of the values."""
         if any(_widths_differ(module) for module in modules) and method.attends:
             raise UnsupportedTargetError(
-                f"the heads of {name} have keys and values of different sizes, which no method here can attend to"
+                f"the heads of {name} have keys and values of different sizes, which no vlm method supports"
             )
         if any(private.makes_keys_after_cache(module) for module in modules) and method.replaces_cache:
             raise UnsupportedTargetError(
@@ -115,7 +115,7 @@ class DecoderAdapter(Adapter):
             )
 
     def attach(self, method: DecoderMethod, session: Session, stack: ExitStack) -> None:
-        """Add a method; the first one brings attention and `generate` of the session."""
+        """Add a method; the first one also installs the session's attention and `generate`."""
         if self.attention is not None:
             return
         methods = [m for m in session.plan.methods if isinstance(m, DecoderMethod)]
@@ -129,7 +129,7 @@ class DecoderAdapter(Adapter):
     def _generate(
         self, attention: SessionAttention, report: Report, original: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
-        """What stands in for `generate` of the model."""
+        """Replaces `generate` of the model."""
         attention.run = run = GenerateRun()
         given = kwargs.get("past_key_values") is not None
         try:
@@ -147,11 +147,11 @@ class DecoderAdapter(Adapter):
         return result
 
     def begin(self, methods: Sequence[DecoderMethod], run: GenerateRun, kwargs: dict[str, Any]) -> Prompt | None:
-        """Before a call of `generate`: what the prompt becomes, put into its arguments; None leaves it as it is."""
+        """Before a call of `generate`: replaces the prompt in its arguments; None leaves it as it is."""
         return None
 
     def end(self, prompt: Prompt, report: Report, result: Any, kwargs: dict[str, Any]) -> Any:
-        """After it: the result with the prompt as it was given, and what the report says of it."""
+        """After it: returns the result with the original prompt, and fills the report."""
         return result
 
     def _detach(self, attention: SessionAttention) -> None:
@@ -160,7 +160,7 @@ class DecoderAdapter(Adapter):
 
 
 def _widths_differ(module: torch.nn.Module) -> bool:
-    """Whether keys and values of an attention module have different numbers in a head."""
+    """Whether the heads of an attention module have keys and values of different sizes."""
     key = getattr(module, "qk_head_dim", getattr(module, "head_dim", None))
     value = getattr(module, "v_head_dim", key)
     return isinstance(key, int) and value != key

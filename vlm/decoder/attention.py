@@ -42,7 +42,7 @@ class SessionAttention:
         return self  # copies of a cache are read by the same attention
 
     def updated(self, layer: Any) -> None:
-        """A cache layer of ours returned new views: the next call gets them."""
+        """Note the views that one of our cache layers returned, which the next call receives."""
         self._updated = weakref.ref(layer)
 
     def __call__(
@@ -87,7 +87,7 @@ class SessionAttention:
         return result, None
 
     def _cached(self, key: torch.Tensor) -> Any:
-        """The layer of our cache that these keys are the views of."""
+        """The layer of our cache whose views these keys are."""
         layer = None if self._updated is None else self._updated()
         self._updated = None
         if layer is not None and layer.current is not key:
@@ -115,7 +115,7 @@ class SessionAttention:
 def _unsuited(
     module: torch.nn.Module, call: Call, dropout: float, is_causal: bool | None, kwargs: dict[str, Any]
 ) -> str | None:
-    """Why no method can have this call, or None."""
+    """Why no method can take this call, or None."""
     unknown = [name for name in UNKNOWN_ARGUMENTS if kwargs.get(name) is not None]
     if unknown:
         return f"its attention has {', '.join(unknown)}"

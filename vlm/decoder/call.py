@@ -36,7 +36,7 @@ class Sum:
 
 @dataclass
 class GenerateRun:
-    """What one call of `generate` does, for the report, and what is known of its prompt.
+    """The work of one call of `generate`, for the report, and the layout of its prompt.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class GenerateRun:
         Called after each layer has attended, or None.
     visual
         A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
-        padding; None where that is not known.
+        padding; None if unknown.
     """
 
     engaged: set[str] = field(default_factory=set)
@@ -73,11 +73,11 @@ class Call:
     mask
         As transformers made it.
     scaling
-        Of the scores, None for ``D ** -0.5``.
+        Factor of the scores, None for ``D ** -0.5``.
     cached
         Our cache layer that the keys came from, or None.
     starts
-        The first key of each row that is no padding, None where the mask is more than causal with padding
+        The first key of each row that is not padding; None where the mask is more than causal with padding
         on the left, or heads differ.
     plain
         Runs transformers' own attention.
@@ -110,7 +110,7 @@ class Call:
         return self.cached if isinstance(self.cached, EvictingLayer) and self.cached.evicted else None
 
     def by_heads(self) -> list[Call]:
-        """One call for each key head where the cache layer holds these apart, else this one."""
+        """One call for each key head if the cache layer stores heads separately, else this one."""
         if not isinstance(self.cached, RaggedLayer) or not self.cached.heads:
             return [self]
         calls = []
@@ -121,7 +121,7 @@ class Call:
         return calls
 
     def pieces(self) -> list[tuple[tuple[int, int], int, int]]:
-        """Runs of rows of equal padding: rows, their first key and their first query that are no padding."""
+        """Runs of rows with equal padding: rows, and their first key and first query that are not padding."""
         assert self.starts is not None
         return [
             ((first, last), self.starts[first], max(0, self.starts[first] - self.keys + self.queries))
@@ -129,7 +129,7 @@ class Call:
         ]
 
     def by_rows(self, attend: Attend) -> torch.Tensor:
-        """Attention of each run of rows by itself, so that padding changes nothing; `[B, Hq, M, D]`."""
+        """Attention of each run of rows on its own, so that padding has no effect; `[B, Hq, M, D]`."""
         pieces = self.pieces()
         if len(pieces) == 1 and pieces[0][2] == 0:
             return attend(*self.part(*pieces[0]), pieces[0][0])

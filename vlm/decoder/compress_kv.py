@@ -24,16 +24,16 @@ VOTERS = ("snap_kv", "fast_kv", "st_lite")  # policies by the attention of the e
 @register("vlm")
 @dataclass(frozen=True)
 class CompressKV(DecoderMethod):
-    """Run the prompt exactly, then keep only the tokens of it that a policy chooses; lossy.
+    """Run the prompt exactly, then keep only those of its tokens that a policy chooses; lossy.
 
-    SnapKV (Li et al., 2024): what the end of a prompt attends to is what the answer will need, per key head.
+    SnapKV (Li et al., 2024): the answer will need the tokens that the end of the prompt attends to, per key head.
     The cache shrinks, so that decoding is faster and longer contexts fit.
 
     Parameters
     ----------
     policy
         How tokens are chosen: ``"snap_kv"`` (default), ``"fast_kv"``, ``"streaming"``, or ``"st_lite"`` for agents
-        that are shown screenshots; see :mod:`mmaccel.kernels.policies`. Where the layout of the pictures is not
+        that look at screenshots; see :mod:`mmaccel.kernels.policies`. Where the layout of the pictures is not
         known, and after the first prompt, ``"st_lite"`` is ``"snap_kv"``.
     budget
         Share of the context to keep, above 0 and up to 1 (plain), default 0.2; None where `tokens` is given.
@@ -42,25 +42,25 @@ class CompressKV(DecoderMethod):
     window
         Queries at the end of the prompt that vote on what is kept, and whose own tokens are kept; at most half of
         what is kept. None (default) for those of the policy: 32, or 8 for ``"fast_kv"``. A later pass of more queries
-        than this, or than 32 (another turn, or a chunk of the prompt), brings the cache back to the budget; tokens of
-        shorter passes are all kept.
+        than this, or than 32 (another turn, or a chunk of the prompt), reduces the cache to the budget again; shorter
+        passes keep all their tokens.
     kernel
         Width of the pooling of votes over neighbouring tokens, odd, 1 for none. None (default) for that of the
         policies, 7; ``"streaming"`` has no votes.
     head_budgets
-        Let the key heads of a layer share one budget, so that those that look at more of the prompt keep more
+        Let the key heads of a layer share one budget, so that heads that attend to more of the prompt keep more
         (Ada-KV, 2024; no head less than a fifth of its part); with ``"snap_kv"`` only, default False. Each head
-        takes the memory of what it keeps, and is attended to by itself, which costs some time where heads are many.
+        uses memory for its own tokens and is computed separately, which costs some time if there are many heads.
 
     Notes
     -----
-    Lossy: tokens that were dropped are gone. Positions go on as if they were there. Each row of a padded batch
-    has its own budget and gives what it gives alone. In assisted decoding the first drafts count as prompt.
+    Lossy: dropped tokens are gone. Positions continue as if they were still there. Each row of a padded batch
+    has its own budget and gives the same output as alone. In assisted decoding the first drafts count as prompt.
 
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `budget` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `budget` and `tokens` is given.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class CompressKV(DecoderMethod):
         return torch.cat([_attend(part) for part in call.by_heads()], 1)
 
     def after(self, call: Call) -> None:
-        """Bring the layer to the budget, if that was a prompt."""
+        """Reduce the layer to the budget, if this call was a prompt."""
         layer = call.cached
         if not isinstance(layer, EvictingLayer) or call.queries == 1:
             return
@@ -115,7 +115,7 @@ class CompressKV(DecoderMethod):
             layer.follow()
 
     def _settle(self, call: Call, shares: list[float]) -> None:
-        """After a prompt or another turn bring some heads to the budget, so many times it for each row."""
+        """After a prompt or another turn, reduce some heads to the budget, times a factor for each row."""
         layer = call.cached
         if layer.evicted and layer.starts is None and any(layer.hidden):
             layer.align()
@@ -153,7 +153,7 @@ class CompressKV(DecoderMethod):
         return torch.where(token_idx < 0, -1, token_idx + start)
 
     def _votes(self, heads: int) -> dict[str, Any]:
-        """Arguments of a policy beyond its defaults; a head by itself shares its budget with no other."""
+        """Arguments of a policy beyond its defaults; a single head shares its budget with no other."""
         if self.policy not in VOTERS:
             return {}
         asked = {"window": self.window, "kernel": self.kernel, "head_budgets": self.head_budgets and heads > 1}
@@ -176,7 +176,7 @@ def _attend(call: Call) -> torch.Tensor:
 
 
 def _shares(parts: list[Call]) -> list[list[float]]:
-    """For each head that is held apart how many times the mean of them it holds of each row."""
+    """For each separately stored head, its number of tokens in each row, relative to the mean of all heads."""
     held = [[part.keys - start for start in part.starts or [0] * len(part.key)] for part in parts]
     means = [max(1.0, sum(row) / len(parts)) for row in zip(*held, strict=True)]
     return [[count / mean for count, mean in zip(row, means, strict=True)] for row in held]

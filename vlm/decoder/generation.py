@@ -18,7 +18,7 @@ DEFAULT_NEW = 20  # new tokens that transformers generates by default
 
 
 def bring_cache(model: Any, config: Any, attention: SessionAttention, run: GenerateRun, kwargs: dict[str, Any]) -> Any:
-    """The cache of this call if it is ours, put into its arguments where there is none.
+    """The cache of this call if it is ours; if the call has none, a new one is put into its arguments.
 
     `config` is that of the decoder.
     """
@@ -29,7 +29,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     if given is not None:
         if getattr(given, "reader", None) is attention:
             return given
-        run.warn(f"{method} ran plainly: past_key_values was given, and is not from this session")
+        run.warn(f"{method} ran plainly: past_key_values is not from this session")
         return None
     for name, plain in (("use_cache", False), ("cache_implementation", None)):
         value = setting(model, kwargs, name)
@@ -46,7 +46,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
 
 
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
-    """An argument of `generate`, wherever it was set."""
+    """An argument of `generate`, from the call or its generation config."""
     sources = (kwargs.get("generation_config"), model.generation_config)
     values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
     return next((value for value in values if value is not None), None)
@@ -60,7 +60,7 @@ def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def copies(model: Any, kwargs: dict[str, Any]) -> int:
-    """Rows that go through the model for one prompt."""
+    """Rows in the model per prompt."""
     return max(setting(model, kwargs, "num_beams") or 1, setting(model, kwargs, "num_return_sequences") or 1)
 
 
@@ -87,7 +87,7 @@ def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
 
 
 def plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
-    """Keys that plain attention attends to from the prompt as it was given, all layers and heads counted."""
+    """Keys that plain attention attends to from the original prompt, over all layers and heads."""
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
     new = sequences.shape[1] - prompt.input_ids.shape[1]
     pairs = sum(causal_pairs(length - seen + new - 1, length + new - 1) for length, seen in prompt.full_lengths)

@@ -19,14 +19,14 @@ from .call import Call, GenerateRun
 
 @dataclass(frozen=True)
 class DecoderMethod(Method):
-    """A way to attend to less in the layers of a decoder.
+    """A method that attends to fewer keys in the layers of a decoder.
 
     Class attributes
     ----------------
     replaces_cache
         Whether `generate` gets a cache from :meth:`make_cache`.
     drops_keys
-        Whether keys go from that cache.
+        Whether keys are dropped from that cache.
     attends
         Whether it computes attention itself.
     """
@@ -41,7 +41,7 @@ class DecoderMethod(Method):
 
     @property
     def is_neutral(self) -> bool:
-        """Whether the settings amount to plain attention."""
+        """Whether these settings are plain attention."""
         return getattr(self, "budget", None) == 1.0
 
     def attend(self, call: Call) -> torch.Tensor | None:
@@ -49,10 +49,10 @@ class DecoderMethod(Method):
         return None
 
     def after(self, call: Call) -> None:  # noqa: B027  optional
-        """What is to be done once a layer has attended."""
+        """Called after a layer has attended."""
 
     def make_cache(self, config: Any, prompt: int, new: int) -> Cache:
-        """A cache for so many tokens of prompt and so many new ones."""
+        """A cache for the given numbers of prompt tokens and new tokens."""
         raise TypeError(f"{type(self).__name__} replaces no cache")  # pragma: no cover
 
     def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
@@ -64,11 +64,11 @@ class DecoderMethod(Method):
         raise NotImplementedError  # pragma: no cover
 
     def _check_budget(self) -> None:
-        """`budget` or `tokens`, one of the two, each in its range."""
+        """Check that exactly one of `budget` and `tokens` is given, and in its range."""
         self._check_share("budget", of="the context", least=2, example=1024)
 
     def _check_share(self, setting: str, of: str, least: int, example: int) -> None:
-        """The setting of that name, a share of something, or `tokens`: one of the two, each in its range."""
+        """Check that exactly one of a share and `tokens` is given, and in its range."""
         share, tokens = getattr(self, setting), getattr(self, "tokens")  # noqa: B009  fields of subclasses
         name = type(self).__name__
         if (share is None) == (tokens is None):

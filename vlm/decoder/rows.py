@@ -8,12 +8,12 @@ import torch
 
 
 def left_padding(mask: torch.Tensor | None, batch: int, queries: int, keys: int) -> list[int] | None:
-    """The first key of each row that is no padding, if the mask is causal with padding on the left.
+    """The first key of each row that is not padding, if the mask is causal with padding on the left.
 
     Parameters
     ----------
     mask : bool `[B, 1, M, N]`
-        True where a query sees a key, or None where transformers leaves it to the kernel.
+        True where a query sees a key; None if transformers leaves masking to the kernel.
 
     Returns
     -------

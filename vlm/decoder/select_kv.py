@@ -30,8 +30,8 @@ SAMPLE = 64  # queries at the end of a prompt to learn it from
 class SelectKV(DecoderMethod):
     """Keep the whole cache, and let every decoding step read only the tokens that a policy chooses; lossy.
 
-    TokenSelect (Wu et al., 2024) and its like: a step needs few of the tokens, but which ones
-    changes from step to step, so nothing is thrown away. The prompt is computed in full.
+    TokenSelect (Wu et al., 2024) and similar methods: a step needs few of the tokens, but different ones in each step,
+    so nothing is thrown away. The prompt is computed in full.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ class SelectKV(DecoderMethod):
 
     Notes
     -----
-    Lossy: tokens that are left out may matter. Each row of a padded batch has its own budget and gives what it
-    gives alone.
+    Lossy: tokens that are left out may matter. Each row of a padded batch has its own budget and gives the same
+    output as alone.
 
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `budget` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `budget` and `tokens` is given.
 
     Examples
     --------
@@ -123,7 +123,7 @@ class SelectKV(DecoderMethod):
         return call.verify(query, key, value, token_idx)
 
     def after(self, call: Call) -> None:
-        """Learn from a prompt what the policy wants to know of it."""
+        """Compute from a prompt the state that the policy needs."""
         if self.policy not in LEARNED or call.queries <= FEW_QUERIES or call.starts is None:
             return
         if isinstance(call.cached, SelectingLayer) and call.layer_idx >= self.dense_layers:

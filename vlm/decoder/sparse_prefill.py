@@ -26,8 +26,8 @@ Plans = dict[tuple[int, int], BlockPlan | None]
 class SparsePrefill(DecoderMethod):
     """Let the queries of a long prompt read only the blocks of keys that a policy chooses; lossy.
 
-    MInference (Jiang et al., 2024) and the block policies after it: attention of long prompts is sparse, and
-    a cheap estimate finds where. Decoding steps are not touched.
+    MInference (Jiang et al., 2024) and later block policies: attention of long prompts is sparse, and a cheap estimate
+    finds where. Decoding steps do not change.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class SparsePrefill(DecoderMethod):
     budget
         Share of the blocks that causal attention sees, above 0 and up to 1 (plain); default 0.25.
     min_length
-        Queries from which on a pass is a prompt, default 256: below, dense attention is faster everywhere.
+        Fewest queries for a sparse pass, default 256: below, dense attention is always faster.
     block_m, block_n
         Queries and keys in a block, powers of two of at least 16, default 64.
     always
@@ -46,7 +46,7 @@ class SparsePrefill(DecoderMethod):
     Notes
     -----
     Lossy: blocks that are left out may matter. Rows with padding on the left are computed one by one and give
-    what they give alone; other masks run densely.
+    the same output as alone; other masks run densely.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""SuffixDecoding: what followed the same words before is verified at once, for answers that repeat their prompt."""
+"""SuffixDecoding: drafts from earlier repetitions, verified in one pass, for answers that repeat their prompt."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ PLACEHOLDERS = ("image", "video", "audio", "vision")
 @register("vlm")
 @dataclass(frozen=True)
 class SuffixDecoding(SuffixMethod):
-    """Draft what followed the same tokens before, and verify it in one pass of the decoder (SuffixDecoding, 2024).
+    """Draft what followed the same tokens before, and verify it in one decoder pass (SuffixDecoding, 2024).
 
-    For answers that repeat what the prompt or an earlier answer says: rewriting, reading of documents, code. `generate`
-    of one text at a time, greedy or sampled, of any decoder of transformers with a full cache; all arguments that work
-    on logits or on stopping keep working. Exact in float32: the tokens of the model itself, where it samples those of
-    the same random state. With beams, a batch, a streamer, an assistant or a cache of another kind (those of `SelectKV`
-    and `CompressKV` too) the model's own loop runs, and the report says so. Tokens that stand for pictures are never
-    drafted.
+    For answers that repeat parts of the prompt or of an earlier answer: rewriting, reading documents, code. It
+    accelerates `generate` for one text at a time, greedy or sampled, on any decoder of transformers with a full cache;
+    all arguments that act on logits or on stopping keep working. Exact in float32: the tokens of the model itself, and
+    with sampling those of the same random state. With beams, a batch, a streamer, an assistant or another kind of cache
+    (also those of `SelectKV` and `CompressKV`) the model's own loop runs, and the report says so. Placeholder tokens of
+    pictures are never drafted.
 
     Parameters
     ----------
     block
         Most tokens of a draft; default 16. 0 turns drafts off.
     longest
-        Most tokens that are looked up; default 8.
+        Longest match that is looked up, in tokens; default 8.
     shortest
         Fewest tokens that must match; default 2.
     remember
-        Tokens of earlier texts of the session that are looked up too; default 4096. 0 keeps to the current one.
+        Tokens of the session's earlier texts that are searched too; default 4096. 0 searches the current text only.
 
     Raises
     ------

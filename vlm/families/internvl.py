@@ -16,7 +16,7 @@ from .visual_adapter import VisualAdapter
 
 
 class TilesAdapter(VisualAdapter):
-    """Every prompt's tiles count as the frames of one video: all are of one size, and stand in its order."""
+    """The tiles of each prompt count as the frames of one video: all have one size, in the order of the prompt."""
 
     skip = 0
 

@@ -97,7 +97,7 @@ class LlavaOnevisionAdapter(VisualAdapter):
 
     @torch.no_grad()
     def encode_merged(self, method: Compressor, layers: Any, kwargs: dict[str, Any]) -> list[Visual]:
-        """Run the tower with frames that merge on the way, and project and pool what is left."""
+        """Run the tower with frames that merge on the way; project and pool the remaining ones."""
         pixels = kwargs["pixel_values_videos"]
         videos, frames = pixels.shape[:2]
         with (
@@ -127,7 +127,7 @@ class LlavaOnevisionAdapter(VisualAdapter):
         return pooled
 
     def _spread(self, features: torch.Tensor, present: torch.Tensor, frames: int) -> Visual:
-        """The visual of a video of which only some frames are there."""
+        """The visual of a video that has only some of its frames left."""
         full = features.new_zeros(frames, *features.shape[1:])
         full[present] = features
         flat = full.flatten(0, 1)

@@ -18,7 +18,7 @@ from .visual_adapter import KINDS, VisualAdapter
 
 
 class QwenAdapter(VisualAdapter):
-    """What the three have in common."""
+    """Base of the three families."""
 
     @property
     def tower(self) -> Any:
@@ -53,7 +53,7 @@ class QwenAdapter(VisualAdapter):
         return (scores, keys) if order is None else (scores[order], keys[order])
 
     def _order(self, grid_thw: torch.Tensor) -> torch.Tensor | None:
-        """Where each merged token is in the tower's own order, None if that is no other."""
+        """Place of each merged token in the tower's own order; None if the orders agree."""
         return None
 
     def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -91,7 +91,7 @@ class Qwen25VLAdapter(QwenAdapter):
 
 @register_adapter
 class Qwen3VLAdapter(QwenAdapter):
-    """`Qwen3VLForConditionalGeneration`, whose first decoder layers get features of their own."""
+    """`Qwen3VLForConditionalGeneration`, whose first decoder layers receive additional features."""
 
     family = "qwen3_vl"
     classes = ("Qwen3VLForConditionalGeneration",)

@@ -13,12 +13,12 @@ from mmaccel.patching import intercept_attention
 
 
 class Probe:
-    """What one attention layer of a tower did in one pass.
+    """Record of one attention layer of a tower in one pass.
 
     Attributes
     ----------
     received : list of `[B, N]`
-        For each call of the layer the attention that each token received, mean over heads and queries.
+        The attention that each token received in each call of the layer, a mean over heads and queries.
     keys : list of `[B, N, E]`
         Its keys, all heads side by side.
     """
@@ -50,7 +50,7 @@ class Probe:
 def _received(query: torch.Tensor, key: torch.Tensor, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
     """Column means of the attention of one frame, heads `[H, N, D]`; float32 `[N]`.
 
-    In place, since fresh memory for each step of each frame takes five times as long.
+    In place, since new memory for each step of each frame takes five times as long.
     """
     scores = (query @ key.transpose(1, 2)).float().mul_(scale)
     if mask is not None:
@@ -95,7 +95,7 @@ def frame_scores(probe: Probe | None, skip: int, size: tuple[int, int], pool: An
     size
         Rows and columns of patches in the tower.
     pool
-        Takes `[F, E, rows, columns]` to fewer rows and columns.
+        Pools `[F, E, rows, columns]` to fewer rows and columns.
     """
     if probe is None:
         return None, None

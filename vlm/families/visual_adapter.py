@@ -1,4 +1,4 @@
-"""Vision-language models: where their visual tokens come from, and how a prompt goes on with fewer of them."""
+"""Vision-language models: where their visual tokens come from, and how a prompt continues with fewer of them."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 class VisualAdapter(DecoderAdapter):
     """A vision-language model whose visual tokens stand at placeholders of the prompt.
 
-    Subclasses say how the features of one call lie, in :meth:`visuals`.
+    Subclasses split the features of one call into visuals, in :meth:`visuals`.
 
     Class attributes
     ----------------
     pixel_arguments
-        Arguments of `generate` that describe pictures and videos, and are used up when these are encoded.
+        Arguments of `generate` that describe pictures and videos, and are removed once these are encoded.
 
     Attributes
     ----------
     first_cut
         The first layer of the decoder before which visual tokens may be dropped.
     cuts
-        What is dropped inside the decoder in the call under way.
+        Tokens dropped inside the decoder in the current call.
     last
-        The prompt of the last call, and what was cut from it inside the decoder.
+        The prompt of the last call, and the tokens cut from it inside the decoder.
     """
 
     pixel_arguments: ClassVar[tuple[str, ...]] = (
@@ -97,11 +97,11 @@ class VisualAdapter(DecoderAdapter):
         """The visuals of one kind in the order of the prompt, from what the tower and the projector returned."""
 
     def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
-        """Frames, rows and columns of the visuals of a call, None where that is not known before they are encoded."""
+        """Frames, rows and columns of a call's visuals; None if unknown before they are encoded."""
         return None
 
     def spans(self, kwargs: dict[str, Any]) -> list[list[Span]] | None:
-        """Where the frames of a call stand in its prompt, None where that is not known."""
+        """Positions of the frames of a call in its prompt; None if unknown."""
         ids = kwargs.get("input_ids", kwargs.get("inputs"))
         kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
         found = {kind: self.grids(kind, kwargs) for kind in kinds}
@@ -111,7 +111,7 @@ class VisualAdapter(DecoderAdapter):
         return spans(ids, {kind: self.token_id(kind) for kind in kinds}, grids)
 
     def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
-        """Positions of the whole prompt `[..., B, L]` where they are more than a count, else None."""
+        """Positions of the whole prompt `[..., B, L]`; None if they simply count up."""
         return None
 
     def attach(self, method: Any, session: Session, stack: ExitStack) -> None:
@@ -123,7 +123,7 @@ class VisualAdapter(DecoderAdapter):
             install(self.decoder.layers, lambda: None if attention.run is None else self.cuts, stack)
 
     def _cuts(self, method: Any) -> dict[int, Cut]:
-        """What a method drops inside the decoder, by layer."""
+        """The tokens that a method drops inside the decoder, by layer."""
         return method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
 
     @property
@@ -149,7 +149,7 @@ class VisualAdapter(DecoderAdapter):
         if kwargs.get("inputs") is not None:
             kwargs["input_ids"] = kwargs.pop("inputs")
         if kwargs.get("input_ids") is None or kwargs.get("inputs_embeds") is not None:
-            run.warn(f"{method} ran plainly: it needs input_ids, and no inputs_embeds")
+            run.warn(f"{method} ran plainly: it needs input_ids, not inputs_embeds")
             return None
         if setting(self.target, kwargs, "prefill_chunk_size") is not None:  # transformers cuts up token ids only
             run.warn(f"{method} ran plainly: prefill_chunk_size was given")
@@ -157,7 +157,7 @@ class VisualAdapter(DecoderAdapter):
         cache = kwargs.get("past_key_values")
         turn = None if cache is None else recalled(cache, self)
         if turn is None and cache is not None and cache.get_seq_length():
-            run.warn(f"{method} ran plainly: past_key_values was given, and is not from this session")
+            run.warn(f"{method} ran plainly: past_key_values is not from this session")
             return None
         before = None if turn is None else turn.cuts
         prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
@@ -182,7 +182,7 @@ class VisualAdapter(DecoderAdapter):
                 run.warn(f"{method}: {reason}")
 
     def _new_cuts(self, method: Compressor, prompt: Prompt, run: GenerateRun, kwargs: dict[str, Any]) -> Cuts | None:
-        """What a method drops inside the decoder, where the cache may differ in length from layer to layer."""
+        """The tokens that a method drops inside the decoder, if the cache may differ in length between layers."""
         chosen, cache = self._cuts(method), kwargs.get("past_key_values")
         if not chosen:
             return None
@@ -197,7 +197,7 @@ class VisualAdapter(DecoderAdapter):
         return Cuts(method.name, chosen, prompt, run)
 
     def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
-        """Put a prompt into the arguments of `generate`; as many new tokens as before."""
+        """Put a prompt into the arguments of `generate`; the number of new tokens stays the same."""
         length = prompt.full_ids.shape[1]
         limit = setting(self.target, kwargs, "max_length")
         if limit is not None and limit <= length and setting(self.target, kwargs, "max_new_tokens") is None:
@@ -234,7 +234,7 @@ class VisualAdapter(DecoderAdapter):
         return result
 
     def shorten(self, method: Compressor, kwargs: dict[str, Any], before: Prompt | None = None) -> Prompt | None:
-        """The prompt of a call of `generate` with the visual tokens that a method leaves; None if it has none.
+        """The prompt of a call of `generate` with the visual tokens that a method keeps; None without visual tokens.
 
         `before` is the prompt and the answer that the given cache already holds.
         """
@@ -248,7 +248,7 @@ class VisualAdapter(DecoderAdapter):
 
     @property
     def pad_token(self) -> int:
-        """What pads shorter prompts of a batch on the left."""
+        """The token that pads shorter prompts of a batch on the left."""
         return getattr(self.target.generation_config, "pad_token_id", None) or 0
 
     @torch.no_grad()
@@ -263,14 +263,14 @@ class VisualAdapter(DecoderAdapter):
         return self.visuals(kind, output, kwargs, probe, seen)
 
     def scoring_layer(self, kwargs: dict[str, Any]) -> torch.nn.Module:
-        """The attention layer of the tower whose scores tell what matters: the last one that is used."""
+        """The attention layer of the tower that scores tokens: the last one that is used."""
         layers = attention_layers(self.tower)
         if not layers:
             raise UnsupportedTargetError(f"the vision tower of {type(self.target).__name__} has no attention to read")
         return layer_of(layers, self.feature_layer(kwargs))
 
     def feature_layer(self, kwargs: dict[str, Any]) -> Any:
-        """Which hidden states of the tower a call takes, or a list of them."""
+        """The index of the tower's hidden states that a call uses, or a list of them."""
         chosen = kwargs.get("vision_feature_layer")
         return getattr(self.target.config, "vision_feature_layer", -1) if chosen is None else chosen
 

@@ -1,4 +1,4 @@
-"""A prompt with fewer visual tokens: which columns stay, and what the session must remember of it."""
+"""A prompt with fewer visual tokens: the columns that stay, and the session's memory of it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ NO_PLACE = -1
 
 @dataclass
 class Prompt:
-    """What `generate` gets instead of a prompt.
+    """The shortened prompt that `generate` receives.
 
     Attributes
     ----------
     full_ids : `[B, L]`
-        The prompt as it was given.
+        The original prompt.
     input_ids, attention_mask : `[B, K]`
         With fewer placeholders, padded on the left.
     position_ids
-        `[4, B, K]` where positions are more than a count: a count, and time, row and column as they were before.
+        `[4, B, K]` if positions do not simply count up: a count, and the original time, row and column.
     visuals
         For each kind of placeholder the visuals that are new in this call.
     number, anchor : int64 `[B, K]`
-        For each token that shows something, to which visual it belongs, and which of the ``frames * cells`` it
-        stands at; -1 elsewhere.
+        For each token that shows something, the visual that it belongs to, and its place among the
+        ``frames * cells``; -1 elsewhere.
     cells
-        Tokens of a frame, of each visual.
+        Tokens per frame of each visual.
     sizes : list of `[F, rows, columns]`
-        For each visual that is new in this call, how many tokens each is the mean of; 0 for those that are gone.
+        For each visual that is new in this call, the number of tokens that each is the mean of; 0 for dropped ones.
     starts
-        Row and first column of each of these visuals in the prompt as it was given.
+        Row and first column of each of these visuals in the original prompt.
     kept, total
-        Tokens that show something, and how many of them there were.
+        Tokens that show something, kept and originally.
     cached
         Columns that an earlier call has seen.
     full_lengths
-        Tokens of each prompt as it was given, and how many of them an earlier call has seen.
+        Tokens of each original prompt, and the number of them that an earlier call has seen.
     answered
         Columns of the last answer, at the end.
     """
@@ -66,7 +66,7 @@ class Prompt:
     answered: int = 0
 
     def continued(self, sequences: torch.Tensor) -> Prompt:
-        """What the cache holds after a call that returned `sequences`, which begin with `input_ids`."""
+        """The cache's content after a call that returned `sequences`, which begin with `input_ids`."""
         new = sequences[:, self.input_ids.shape[1] :]
         position_ids = self.position_ids
         if position_ids is not None:
@@ -84,7 +84,7 @@ class Prompt:
         )
 
     def restored(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Sequences of `generate` with the prompt as it was given."""
+        """Sequences of `generate` with the original prompt."""
         new = sequences[:, self.input_ids.shape[1] :]
         rows = len(sequences) // len(self.full_ids)
         return torch.cat([self.full_ids.repeat_interleave(rows, 0), new], 1)
@@ -155,7 +155,7 @@ def _positions(
 
 
 def _as_told(before: Prompt, mask: torch.Tensor) -> Prompt:
-    """What the cache holds with the mask of the last answer: rows that ended early are padded there."""
+    """The cache's content with the mask of the last answer, where rows that ended early are padded."""
     if not before.answered:
         return before
     known = before.attention_mask.clone()
@@ -164,7 +164,7 @@ def _as_told(before: Prompt, mask: torch.Tensor) -> Prompt:
 
 
 class _Left:
-    """Collects what is left of each visual of a batch."""
+    """Collects the remaining tokens of each visual of a batch."""
 
     def __init__(self, ids: torch.Tensor, mask: torch.Tensor, first: int) -> None:
         self.ids, self.stays = ids, mask.clone()
@@ -240,7 +240,7 @@ def _placed(kind: str, visuals: list[Visual], ids: torch.Tensor, token_id: int, 
 
 
 def _after(before: Prompt, prompt: Prompt) -> Prompt:
-    """The prompt with what an earlier call has seen in front."""
+    """The prompt, preceded by the columns that an earlier call has seen."""
     position_ids = prompt.position_ids
     if position_ids is not None and before.position_ids is not None:
         position_ids[0] += before.position_ids[0, :, -1:] + 1

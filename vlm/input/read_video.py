@@ -1,4 +1,4 @@
-"""Frames of a video file as a model wants to see them, with the times that they are shown at."""
+"""Frames of a video file, chosen as a model expects them, with their presentation times."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class VideoFrames:
     frames : uint8 `[F, H, W, 3]`
         RGB, upright.
     indices : int64 `[F]`
-        Which frames of the file they are.
+        Indices of the frames in the file.
     times : float64 `[F]`
-        When each is shown, in seconds from the first frame of the file.
+        Presentation time of each, in seconds from the first frame of the file.
     fps
         Frames per second of the file: its header's, or the mean where the header is wrong.
     total_frames
         Frames in the file.
     duration
-        Of the file in seconds, the last frame shown for ``1 / fps``.
+        Length of the file in seconds, with ``1 / fps`` for the last frame.
     path
         The file.
     backend
-        What read it.
+        The library that read it.
     """
 
     frames: np.ndarray
@@ -71,7 +71,7 @@ class VideoFrames:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What transformers' processors take as `video_metadata`, for models that are told the times."""
+        """`video_metadata` for transformers' processors, for models that use the times."""
         return {
             "total_num_frames": self.total_frames,
             "fps": self.fps,
@@ -97,26 +97,26 @@ def read_video(
     backend: str | None = None,
     progress: bool | None = None,
 ) -> VideoFrames:
-    """Read some frames of a video file; only these are ever held.
+    """Read some frames of a video file; only these are kept in memory.
 
     Parameters
     ----------
     path
         Any file that FFmpeg reads; animated GIF, WebP and PNG need nothing but PIL.
     frames
-        How many frames to take.
+        Number of frames to take.
     fps
-        How many to take of each second instead.
+        Frames to take per second instead.
     sampling
-        Which ones: ``"llava"`` (default), ``"qwen"``, ``"qwen3"``, ``"internvl"`` or ``"uniform"``, each as that
-        family does; see :func:`mmaccel.vlm.input.sampling.sample_frames`. Rules go by the numbers of frames, as all
-        references do; where the frame rate varies, `times` says when each is shown.
+        The rule of a model family: ``"llava"`` (default), ``"qwen"``, ``"qwen3"``, ``"internvl"`` or ``"uniform"``; see
+        :func:`mmaccel.vlm.input.sampling.sample_frames`. Rules count frames, as all references do; if the frame rate
+        varies, `times` has the time of each.
     start, end
         Part of the video to take them from, in seconds from its first frame, `end` excluded; None (default) for all.
     min_frames, max_frames
-        Bounds of the number that `fps` leads to, default 4 and 768 as in the Qwen processors.
+        Bounds of the number that results from `fps`, default 4 and 768 as in the Qwen processors.
     max_side
-        Longest side in pixels, larger frames are scaled down (PIL's bicubic); None (default) leaves them alone.
+        Longest side in pixels, larger frames are scaled down (PIL's bicubic); None (default) keeps their size.
     backend
         ``"av"`` (PyAV), ``"decord"`` (the wheel `decord2`) or ``"pil"``; None (default) for PIL where the name ends
         in .gif, .webp or .apng, else PyAV, or decord where PyAV is not installed. Both give the same
@@ -134,9 +134,9 @@ def read_video(
     VideoFileError
         If the file is missing, a folder, cut off, damaged, without frames, or holds audio only.
     SettingError
-        If a setting is out of range, or more frames are asked for than there are.
+        If a setting is out of range, or the file has fewer frames than requested.
     MemoryLimitError
-        If the frames asked for do not fit in the memory that is free.
+        If the requested frames do not fit into free memory.
     MissingExtraError
         If neither PyAV nor decord is installed.
 
@@ -188,7 +188,7 @@ def _file(path: str | PathLike[str]) -> Path:
 
 
 def _backend(file: Path, backend: str | None) -> str:
-    """What to read a file with."""
+    """The backend for a file."""
     if backend is not None:
         if backend not in READERS:
             raise unknown_name("backend", backend, READERS)
@@ -202,7 +202,7 @@ def _backend(file: Path, backend: str | None) -> str:
 
 
 def _rate(reader: Reader) -> float:
-    """Frames per second: what the header says, unless the times say otherwise."""
+    """Frames per second from the header, unless the times contradict it."""
     span = float(reader.times[-1])
     mean = (len(reader.times) - 1) / span if span > 0 else None
     if mean is None:
@@ -213,7 +213,7 @@ def _rate(reader: Reader) -> float:
 
 
 def _part(reader: Reader, start: float | None, end: float | None, file: Path) -> range:
-    """Numbers of the frames from `start` to `end`."""
+    """Indices of the frames from `start` to `end`."""
     times = reader.times
     if reader.cut_off is not None and (end is None or end > times[-1] + SLACK):
         raise VideoFileError(

@@ -1,4 +1,4 @@
-"""Which frames of a video a model gets to see: the rules that its family was trained with."""
+"""The rules by which each model family chooses frames of a video."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sample_frames(
     max_frames: int = MAX_FRAMES,
     name: str = "the video",
 ) -> np.ndarray:
-    """The numbers of the frames that a family of models would take.
+    """The indices of the frames that a family of models would take.
 
     Parameters
     ----------
@@ -67,16 +67,16 @@ def sample_frames(
     total
         Frames to choose from.
     frames
-        How many to take; ``"qwen"`` takes the nearest even number, at least 2.
+        Number of frames to take; ``"qwen"`` takes the nearest even number, at least 2.
     fps
-        How many to take of each second instead. ``"llava"`` then takes every n-th frame.
+        Frames to take per second instead. ``"llava"`` then takes every n-th frame.
     rate
         Frames per second of the video, needed with `fps`.
     min_frames, max_frames
-        Bounds of the number that `fps` leads to, default 4 and 768 as in the Qwen processors. A shorter video gives
-        all its frames; ``"llava"`` knows no lower bound.
+        Bounds of the number that results from `fps`, default 4 and 768 as in the Qwen processors. A shorter video gives
+        all its frames; ``"llava"`` has no lower bound.
     name
-        What errors call the video.
+        Name of the video in errors.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def sample_frames(
     UnknownNameError
         If there is no such rule.
     SettingError
-        If not just one of `frames` and `fps` is given, or one is out of range, or there are not so many frames.
+        If not exactly one of `frames` and `fps` is given, one is out of range, or there are too few frames.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def sample_frames(
     if frames is not None:
         count = max(2, round(frames / 2) * 2) if sampling == "qwen" else frames
         if count > total:
-            raise SettingError(f"{count} frames asked, and {name} has {total}: pass frames={total} or fewer")
+            raise SettingError(f"{count} frames requested, but {name} has {total}: pass frames={total} or fewer")
         return RULES[sampling](total, count)
     assert fps is not None and rate is not None
     if sampling == "llava":
@@ -117,7 +117,7 @@ def _count(sampling: str, total: int, asked: float, min_frames: int, max_frames:
 
 
 def check_sampling(sampling: str, frames: int | None, fps: float | None, min_frames: int, max_frames: int) -> None:
-    """Raise for settings that no video could satisfy."""
+    """Raise for settings that no video can satisfy."""
     if sampling not in RULES:
         raise unknown_name("sampling", sampling, RULES)
     if (frames is None) == (fps is None):

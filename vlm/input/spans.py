@@ -1,4 +1,4 @@
-"""Where the frames of videos and pictures stand in a prompt that nobody shortened."""
+"""Positions of the frames of videos and pictures in an unshortened prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cache holds of the turns of a conversation whose prompts were shortened."""
+"""The content of a cache over the turns of a conversation with shortened prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATTRIBUTE = "_mmaccel_turn"  # on the cache itself, so that its copies have it t
 
 @dataclass
 class Turn:
-    """What a cache holds after a call.
+    """The content of a cache after a call.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class Turn:
     prompt
         The prompt and the answer.
     cuts
-        What was dropped of it inside the decoder.
+        The tokens dropped from it inside the decoder.
     length
         Tokens in the cache.
     """
@@ -36,17 +36,17 @@ class Turn:
 
 
 def remember(cache: Any, adapter: Any, prompt: Prompt, cuts: Cuts | None) -> None:
-    """Note on a cache what it holds."""
+    """Attach its content to a cache."""
     setattr(cache, ATTRIBUTE, Turn(id(adapter), prompt, cuts, cache.get_seq_length()))
 
 
 def recalled(cache: Any, adapter: Any) -> Turn | None:
-    """What a cache holds, None if no session has shortened it.
+    """The content of a cache; None if no session has shortened it.
 
     Raises
     ------
     PromptError
-        If it is from another session, or was used elsewhere since: its tokens cannot be told apart any more.
+        If it is from another session or was used elsewhere since, so that its tokens are unknown.
     """
     turn: Turn | None = getattr(cache, ATTRIBUTE, None)
     if turn is None:

@@ -27,7 +27,7 @@ class Reader(Protocol):
     rate
         Frames per second by the header, None where it does not say.
     cut_off
-        Where clearly fewer frames are there than the header says, the seconds up to which all surely are; else None.
+        Seconds up to which the file is complete, if it has clearly fewer frames than its header says; else None.
     """
 
     times: np.ndarray
@@ -41,7 +41,7 @@ class Reader(Protocol):
 
 
 class AvReader:
-    """PyAV: packets are counted without decoding, and frames decoded from the keyframe before each that is wanted.
+    """PyAV: counts packets without decoding, and decodes from the keyframe before each wanted frame.
 
     `options` are FFmpeg's own, such as which formats the file may be in.
     """
@@ -78,7 +78,7 @@ class AvReader:
         self._decoded: Any = None
 
     def _list(self) -> tuple[list[int], list[int], int | None]:
-        """Presentation times of all frames and of keyframes, ascending, and how many the header promises."""
+        """Presentation times of all frames and of keyframes, ascending, and the header's number of frames."""
         shown, keys, hidden, plain = [], [], 0, self.stream.codec_context.name != "vp8"
         try:
             for packet in self.container.demux(self.stream):

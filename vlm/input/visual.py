@@ -1,4 +1,4 @@
-"""Visual tokens of a prompt: what a vision tower made, and what a method left of it."""
+"""Visual tokens of a prompt: those of the vision tower, and those that a method kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Visual:
     Attributes
     ----------
     features : `[L, D]`
-        What the language model gets, in the order of the placeholders.
+        Features for the language model, in the order of the placeholders.
     grid
         Frames, rows and columns of the tokens that show something.
     shows : bool `[L]`
@@ -26,7 +26,7 @@ class Visual:
     key : `[F, N, E]` or None
         Its keys there.
     present : int64 `[F']` or None
-        The frames that are there; the features of others mean nothing. None for all.
+        The frames that are present; features of others have no meaning. None for all.
     extra
         Further features of each token `[L, D]`, such as those that Qwen3-VL adds in its first layers.
     """
@@ -41,14 +41,14 @@ class Visual:
 
     @classmethod
     def of_frames(cls, features: torch.Tensor, grid: tuple[int, int, int], ends: int = 0) -> Visual:
-        """Of features `[F * N + ends, D]`, the last `ends` of which show nothing."""
+        """The visual of features `[F * N + ends, D]`, of which the last `ends` show nothing."""
         shows = torch.ones(len(features), dtype=torch.bool, device=features.device)
         shows[len(features) - ends :] = False
         return cls(features, grid, shows)
 
     @property
     def frames(self) -> torch.Tensor:
-        """The tokens that show something, `[F, N, D]`; of the frames that are there."""
+        """The tokens that show something, `[F, N, D]`, of the frames that are present."""
         frames = self.features[self.shows].unflatten(0, (self.grid[0], -1))
         return frames if self.present is None else frames[self.present]
 
@@ -58,7 +58,7 @@ class Visual:
         return self.grid[1] * self.grid[2]
 
     def shortened(self, left: Compressed) -> tuple[Visual, torch.Tensor]:
-        """The visual with the tokens that a method left, and the placeholders that stay, in its order."""
+        """The visual with the tokens that a method kept, and the remaining placeholders, in its order."""
         anchor = left.anchor_index
         if self.present is not None:
             anchor = self.present[anchor // self.cells] * self.cells + anchor % self.cells

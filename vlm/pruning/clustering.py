@@ -1,4 +1,4 @@
-"""Which tokens stand for the others (density peaks), and what becomes of the others (merging)."""
+"""Clusters of tokens: centres by density peaks, and merging of the other tokens into them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def peak_scores(distance: torch.Tensor, neighbours: int) -> torch.Tensor:
     ----------
     distance : `[M, M]`
     neighbours
-        The density is ``exp(-mean squared distance)`` over so many nearest, the token itself among them.
+        The density is ``exp(-mean squared distance)`` over this many nearest tokens, itself included.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def peak_scores(distance: torch.Tensor, neighbours: int) -> torch.Tensor:
 
 
 def means(features: torch.Tensor, owner: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean of the tokens of each owner, and how many there are; 0 where there are none.
+    """Mean and number of the tokens of each owner; 0 for an owner without tokens.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def means(features: torch.Tensor, owner: torch.Tensor, count: int) -> tuple[torc
 
     Returns
     -------
-    float32 `[count, D]` and int64 `[count]`. Summed in a fixed order, so that a GPU repeats itself.
+    float32 `[count, D]` and int64 `[count]`. Summed in a fixed order, so that a GPU gives the same result again.
 
     Examples
     --------

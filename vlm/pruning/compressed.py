@@ -1,4 +1,4 @@
-"""What is left of the visual tokens of one video, and how methods choose it."""
+"""The remaining visual tokens of one video, and how methods choose them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 
 class Compressed(NamedTuple):
-    """What is left of the `F` frames of `N` tokens of one video, `K` tokens in all.
+    """The `K` tokens that remain of one video with `F` frames of `N` tokens.
 
     Attributes
     ----------
     tokens : `[K, D]`
         Kept or merged features, in the order in which the language model reads them: frames never go back.
     anchor_index : int64 `[K]`
-        Which of the ``F * N`` input tokens each stands at, all different. Positions, newline tokens and pictures
+        Position of each among the ``F * N`` input tokens, all different. Rotary positions, newline tokens and pictures
         follow from it.
     size : `[K]`
-        How many input tokens each is the mean of; 1 for a kept one.
+        Number of input tokens that each is the mean of; 1 for a kept token.
     """
 
     tokens: torch.Tensor
@@ -28,9 +28,9 @@ class Compressed(NamedTuple):
 
 
 def attention(scores: torch.Tensor | None) -> torch.Tensor:
-    """The scores `[F, N]` in float32; a `ValueError` where a method needs them and has none."""
+    """The scores `[F, N]` in float32; raises a `ValueError` if a method needs them and has none."""
     if scores is None:
-        raise ValueError("this method goes by attention: give scores `[F, N]`, such as torch.rand(F, N)")
+        raise ValueError("this method ranks tokens by attention: give scores `[F, N]`, such as torch.rand(F, N)")
     return scores.float()
 
 
@@ -40,13 +40,13 @@ def everything(features: torch.Tensor) -> Compressed:
 
 
 def in_order(tokens: torch.Tensor, index: torch.Tensor, size: torch.Tensor) -> Compressed:
-    """Tokens `[K, D]` sorted by where they stand."""
+    """Tokens `[K, D]` sorted by position."""
     order = index.argsort()
     return Compressed(tokens[order], index[order], size[order])
 
 
 def joined(parts: Sequence[Compressed]) -> Compressed:
-    """What is left of consecutive parts of a video."""
+    """Join the remaining tokens of consecutive parts of a video."""
     return Compressed(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""Base of the methods that shorten what a vision tower hands to the language model."""
+"""Base of the methods that shorten the visual tokens before or inside the language model."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class Compressor(DecoderMethod):
         Parameters
         ----------
         features : `[F, N, D]`
-            Projected and pooled, as the language model would get them. A picture is one frame.
+            Features after projection and pooling, as the language model would receive them. A picture is one frame.
         scores : `[F, N]`
             Attention that each token receives in the vision tower, mean over heads and queries; methods with
             `needs_attention` only.
         grid
             Rows and columns of a frame, ``rows * columns == N``; None takes a square.
         key : `[F, N, E]`
-            Keys of the vision tower's last layer, pooled alike; methods with `needs_key` only.
+            Keys of the vision tower's last layer, pooled the same way; methods with `needs_key` only.
 
         Raises
         ------
@@ -107,15 +107,15 @@ class Compressor(DecoderMethod):
         return self.shorten(features, scores, key)
 
     def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
-        """:meth:`compress`, as the method does it; this one leaves all tokens to the language model."""
+        """The method's own implementation of :meth:`compress`; by default all tokens are kept."""
         return everything(features)
 
     def lacks(self, frames: int, cells: int) -> str | None:
-        """What a video of so many frames and tokens a frame loses at these settings that the method is for, or None."""
+        """A warning if these settings are too small for a video of this many frames and tokens per frame, or None."""
         return None
 
     def merges_after(self, layers: int) -> tuple[int, ...]:
-        """After which of so many layers of the vision tower frames merge."""
+        """The layers of the vision tower after which frames merge."""
         return ()
 
     def merge(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,11 +123,11 @@ class Compressor(DecoderMethod):
         raise NotImplementedError  # pragma: no cover
 
     def cuts(self, layers: int) -> dict[int, Cut]:
-        """For each layer of a decoder of so many before which more visual tokens go, what stays of them."""
+        """For each decoder layer before which visual tokens are dropped, the tokens that stay."""
         return {}
 
     def after(self, call: Call) -> None:
-        """The layers before such a layer tell what to keep."""
+        """The attention of the layers before it decides which ones."""
         if call.run.watch is not None:
             call.run.watch(call)
 

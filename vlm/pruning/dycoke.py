@@ -1,4 +1,4 @@
-"""DyCoke: of a window of frames the first is kept whole, of the others what has changed; lossy."""
+"""DyCoke: keep the first frame of each window, and of the others the tokens that changed; lossy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DyCoke(Compressor):
     """Keep the first of every few frames whole, and of the others the tokens that changed most; lossy.
 
     DyCoke: Dynamic Compression of Tokens for Fast Video Large Language Models (Tao et al., 2024), its temporal
-    token merging. Needs no attention, so that the vision tower runs as it is.
+    token merging. It needs no attention, so the vision tower runs unchanged.
 
     Parameters
     ----------
@@ -37,17 +37,17 @@ class DyCoke(Compressor):
 
     Notes
     -----
-    Lossy: what was dropped is gone; tokens are dropped in favour of their like in an earlier frame, none are
-    averaged. Every second frame of a window goes by its cosine with the one before, every fourth by the one two
-    before, and so on. Where the first frames alone exceed the budget, the window is doubled until they do not; where
-    even one frame does, tokens of the first are taken at even distances. A budget that does not hold one frame and a
-    token of each other one is a warning of the report. The paper's second stage, which prunes the cache while decoding,
+    Lossy: dropped tokens are gone; a token is dropped if an earlier frame has a similar one, and none are
+    averaged. Every second frame of a window is compared by cosine with the one before, every fourth with the one two
+    before, and so on. If the first frames alone exceed the budget, the window is doubled until they fit; if even
+    one frame exceeds it, tokens of the first are taken at even distances. The report warns if the budget is below one
+    frame and a token of each other one. The paper's second stage, which prunes the cache while decoding,
     is not here.
 
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `keep` and `tokens` is given.
 
     Examples
     --------
@@ -92,7 +92,7 @@ class DyCoke(Compressor):
 
 
 def reference(offset: int) -> int:
-    """The frame of a window that a later one is compared with: its number without the lowest binary digit that is set.
+    """The frame with which a later one of a window is compared: its index without the lowest set bit.
 
     Examples
     --------

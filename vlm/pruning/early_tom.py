@@ -22,12 +22,12 @@ from .segments import Segment, cut_after
 @register("vlm")
 @dataclass(frozen=True)
 class EarlyTom(Compressor):
-    """Merge like frames inside the vision tower, and keep fewer tokens of those that are left; lossy.
+    """Merge similar frames inside the vision tower, and keep fewer tokens of the remaining ones; lossy.
 
     EarlyTom: Early Token Compression Completes Fast Video Understanding (Wang et al., 2026). Inside the tower,
     :func:`merge_frames` after a few layers; at its end, :meth:`compress`: the frames at both ends of a segment keep
-    the tokens that receive most attention, those between the one that does in each of evenly cut stretches, so that
-    they cover the frame.
+    the tokens with the most attention; the frames between keep the best token of each of several even stretches, so
+    that they cover the frame.
 
     Parameters
     ----------
@@ -44,20 +44,20 @@ class EarlyTom(Compressor):
     ema
         Share of the newest cosine in the running one, above 0 and up to 1, default 0.9 as the reference code.
     merge_after
-        After how many layers of the tower frames merge, and again after as many; 0 for never, None (default) for a
-        third of its depth.
+        Number of tower layers after which frames merge, and merge again after as many more; 0 for never, None (default)
+        for a third of the depth.
     inner_layer, inner_keep
         Merging inside the language model, as in :class:`HoliTom`.
 
     Notes
     -----
-    Lossy: what was dropped is gone. The number kept is exact, even over the frames, ends of segments first where it
-    does not come out even; in the reference code ends round up and the rest to the nearest.
+    Lossy: dropped tokens are gone. The number kept is exact and spread evenly over the frames; a remainder goes to the
+    ends of segments first. The reference code rounds the ends up and the rest to the nearest.
 
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `keep` and `tokens` is given.
 
     Examples
     --------
@@ -113,12 +113,12 @@ class EarlyTom(Compressor):
 
 
 class FrameMerges(NamedTuple):
-    """Which frames become one: frame `i` of what is left is ``weight * first + (1 - weight) * second``.
+    """A plan of merged frames: the remaining frame `i` is ``weight * first + (1 - weight) * second``.
 
     Attributes
     ----------
     first, second : int64 `[F']`
-        Frames that went in, ascending; the same one twice where nothing merged.
+        The two input frames, ascending; the same one twice if nothing merged.
     weight : float32 `[F']`
     """
 
@@ -136,7 +136,7 @@ class FrameMerges(NamedTuple):
 
 
 class Likeness:
-    """Mean cosine of two frames of `[F, N, D]` over their tokens, computed where it is asked for."""
+    """Mean cosine of two frames of `[F, N, D]` over their tokens, computed on demand."""
 
     def __init__(self, frames: torch.Tensor) -> None:
         self.unit, self.tokens = normalize(frames.float(), dim=-1).flatten(1), frames.shape[1]
@@ -210,7 +210,7 @@ def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: fl
 def merge_frames(
     frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9
 ) -> tuple[torch.Tensor, FrameMerges]:
-    """Merge like frames of `[F, N, D]`: what is left `[F', N, D]`, and how to do the same to their attention.
+    """Merge similar frames of `[F, N, D]` into `[F', N, D]`; also returns the plan, to merge their attention alike.
 
     Lossy; see :func:`plan_merges`.
 

@@ -16,9 +16,9 @@ from .row import Cut
 @register("vlm")
 @dataclass(frozen=True)
 class FastV(Compressor):
-    """Keep, from an early layer of the language model on, the visual tokens that the prompt's end attends to; lossy.
+    """From an early layer of the language model on, keep the visual tokens that the prompt's end attends to; lossy.
 
-    FastV (Chen et al., 2024). The vision tower, and the layers before, see everything.
+    FastV (Chen et al., 2024). The vision tower and the earlier layers see everything.
 
     Parameters
     ----------
@@ -26,18 +26,18 @@ class FastV(Compressor):
         Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.5 as the paper's; None where
         `tokens` is given.
     tokens
-        Number of them to keep in each prompt instead; None (default) to go by `keep`.
+        Number of visual tokens to keep in each prompt instead; None (default) to go by `keep`.
     layer
         The first layer that has fewer tokens, default 2 as the paper's.
 
     Notes
     -----
-    Positions of the tokens that stay are those that they had.
+    The kept tokens keep their positions.
 
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `keep` and `tokens` is given.
 
     Examples
     --------

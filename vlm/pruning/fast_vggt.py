@@ -1,4 +1,4 @@
-"""FastVGGT: global attention over many views with most of their tokens merged, and unmerged after it; lossy."""
+"""FastVGGT: merge most tokens of many views for global attention, and unmerge them after it; lossy."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ CHUNK = 4096  # merged tokens to compare at once, which bounds the memory that s
 
 
 class Match(NamedTuple):
-    """Which tokens go through attention, and for whom.
+    """The tokens that go through attention, and the tokens that each represents.
 
     Attributes
     ----------
     kept : int64 `[B, K]`
         Tokens that stay, ascending.
     owner : int64 `[B, L]`
-        The row of `kept` that stands for each token; for a kept one its own.
+        The row of `kept` that represents each token; a kept token represents itself.
     """
 
     kept: torch.Tensor
     owner: torch.Tensor
 
     def merge(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The mean of the tokens that each kept one stands for, itself among them, `[B, L, D]` to `[B, K, D]`."""
+        """The mean of the tokens that each kept one represents, itself included, `[B, L, D]` to `[B, K, D]`."""
         size = torch.zeros_like(self.kept).scatter_add_(1, self.owner, torch.ones_like(self.owner))
         starts = pad(size.cumsum(1), (1, 0))
         return segment_mean(tokens, None, self.owner.argsort(dim=1, stable=True), starts)
 
     def unmerge(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Give each token what stands for it, `[B, K, D]` to `[B, L, D]`."""
+        """Give each token the value of its representative, `[B, K, D]` to `[B, L, D]`."""
         return tokens.gather(1, self.owner[..., None].expand(-1, -1, tokens.shape[2]))
 
 
@@ -49,18 +49,19 @@ class Match(NamedTuple):
 class FastVGGT:
     """Merge tokens for the global attention of an encoder of many views, and unmerge them after it; lossy.
 
-    FastVGGT: Training-Free Acceleration of Visual Geometry Transformer (Shen et al., 2025). Into: all of the first
-    view, the special tokens of every view, and the top left token of each cell of 2 x 2. All others may merge, each
-    into the one of the highest cosine, the most alike first.
+    FastVGGT: Training-Free Acceleration of Visual Geometry Transformer (Shen et al., 2025). Merge targets are all
+    tokens of the first view, the special tokens of every view, and the top left token of each cell of 2 x 2. All others
+    may merge, each into the target with the highest cosine, the most similar first.
 
     Parameters
     ----------
     frames
         Views in the sequence, at least 1; its length is ``frames * (special + rows * columns)``.
     special
-        Tokens without a place at the beginning of each view, such as camera and register tokens, default 0.
+        Tokens without a position in the picture at the beginning of each view, such as camera and register tokens,
+        default 0.
     merge
-        Share of all tokens to merge, from 0 (plain) to 1, as far as there are others; default 0.9 as the paper.
+        Share of all tokens to merge, from 0 (plain) to 1, limited to those that may merge; default 0.9 as the paper.
     grid
         Rows and columns of a view; None (default) takes a square.
 
@@ -117,7 +118,7 @@ class FastVGGT:
         Raises
         ------
         SettingError
-            By the modules, if the sequence does not fit, or there is an attention mask.
+            Raised by the modules, if the sequence does not fit or has an attention mask.
         """
         with ExitStack() as stack:
             for module in modules if self.merge else ():
@@ -126,7 +127,7 @@ class FastVGGT:
             yield
 
     def targets(self, length: int) -> torch.Tensor:
-        """Which of so many tokens others may merge into, bool `[L]`."""
+        """The tokens into which others may merge, bool `[L]`."""
         places = length // self.frames - self.special
         rows, columns = self.grid or (math.isqrt(max(0, places)),) * 2
         if self.frames * (self.special + rows * columns) != length or not rows:
@@ -155,7 +156,7 @@ class FastVGGT:
 
 
 def _nearest(unit: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Highest cosine of each source with a target, and which target that is, `[B, S]`."""
+    """Highest cosine of each source with a target, and the index of that target, `[B, S]`."""
     into = unit[:, target].mT
     index = [(unit[:, chunk] @ into).argmax(2) for chunk in source.split(CHUNK)]
     likeness = [
@@ -171,7 +172,9 @@ def _hooks(merger: FastVGGT, positions: tuple[str, ...]) -> tuple[Callable[..., 
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if kwargs.get("attention_mask") is not None:
-            raise SettingError("FastVGGT merges tokens of any place, a mask would fit no more: call without a mask")
+            raise SettingError(
+                "FastVGGT merges tokens from any position, so a mask no longer fits: call without a mask"
+            )
         tokens = args[0] if args else kwargs["hidden_states"]
         now[:] = [merger.match(tokens)]
         merged = now[0].merge(tokens)

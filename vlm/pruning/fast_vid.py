@@ -35,28 +35,28 @@ class FastVID(Compressor):
     tokens
         Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
     segments
-        Scenes at least (as far as there are frames), default 8 as in the paper.
+        Fewest scenes (at most one per frame), default 8 as in the paper.
     tau
-        Cosine of adjacent frames below which there is a cut in any case, from -1 to 1, default 0.9 as in the paper.
+        Cosine of adjacent frames below which the video is always cut, from -1 to 1, default 0.9 as in the paper.
     context
         Share of the kept tokens that are anchors, from 0 to 1, default 0.4 as in the paper.
     stride
-        Anchors lie in the last frame of a scene and every so many before it, default 4 as in the paper.
+        Anchors lie in the last frame of a scene and in every stride-th before it, default 4 as in the paper.
     beta
-        Weight of an anchor at least against the mean of the tokens that join it, from 0 to 1, default 0.6 as in
+        Lowest weight of an anchor against the mean of the tokens that join it, from 0 to 1, default 0.6 as in
         the reference code.
 
     Notes
     -----
-    Lossy. The number kept is exact. A frame's feature is the mean of its tokens, and attention is what they receive;
-    the reference code has both from the vision tower's pooling head. A token joins one anchor, the most similar of
-    its scene; in the reference code it joins one in each frame with anchors. Anchors that find no room become
-    attended-to tokens of other frames.
+    Lossy. The number kept is exact. A frame's feature is the mean of its tokens, and its attention is what they
+    receive; the reference code has both from the vision tower's pooling head. A token joins one anchor, the most
+    similar of its scene; in the reference code it joins one in each frame with anchors. Anchors that find no room
+    become attended-to tokens of other frames.
 
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `keep` and `tokens` is given.
 
     Examples
     --------

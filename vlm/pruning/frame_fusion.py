@@ -1,4 +1,4 @@
-"""FrameFusion: a token that looks like the one before it in time joins it, inside the language model."""
+"""FrameFusion: inside the language model, tokens merge with similar ones of the frame before; lossy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .row import Cut, Row
 class FrameFusion(Compressor):
     """Merge tokens that stay alike from frame to frame, then drop those that the prompt's end attends to least; lossy.
 
-    FrameFusion (Fu et al., 2024), both inside the language model: merging before layer `layer`, dropping before the
-    next one. The vision tower, and the layers before, see everything.
+    FrameFusion (Fu et al., 2024). Both happen inside the language model: merging before layer `layer`, dropping before
+    the next one. The vision tower and the earlier layers see everything.
 
     Parameters
     ----------
@@ -31,21 +31,21 @@ class FrameFusion(Compressor):
         Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.3 as the paper's; None where
         `tokens` is given.
     tokens
-        Number of them to keep in each prompt instead; None (default) to go by `keep`.
+        Number of visual tokens to keep in each prompt instead; None (default) to go by `keep`.
     threshold
-        Cosine of hidden states from which two tokens at one place in consecutive frames become one, their mean;
-        default 0.6 as the paper's. Never more merge than have to go.
+        Cosine of hidden states above which two tokens at one place in consecutive frames merge into their mean;
+        default 0.6 as the paper's. No more tokens merge than the budget requires.
     layer
         The first layer that has fewer tokens, default 1.
 
     Notes
     -----
-    Positions of the tokens that stay are those that they had.
+    The kept tokens keep their positions.
 
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `keep` and `tokens` is given.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""HoliTom: what stands still over a segment is stored once, the rest by attention; lossy."""
+"""HoliTom: store still tokens of a segment once, and choose the others by attention; lossy."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NEIGHBOURS = 7
 @register("vlm")
 @dataclass(frozen=True)
 class HoliTom(Compressor):
-    """Merge what stands still over a segment of frames, keep of the rest what the vision tower attends to; lossy.
+    """Merge tokens that stand still over a segment, and keep of the others those that the tower attends to; lossy.
 
     HoliTom: Holistic Token Merging for Fast Video Large Language Models (Shao et al., 2025). The outer stage cuts
-    the video where storing still positions once saves the most tokens, clusters the still ones, and prunes the
-    moving ones; the inner stage merges visual tokens once more inside the language model.
+    the video into segments so that storing still positions once saves the most tokens, clusters the still tokens, and
+    prunes the moving ones; the inner stage merges visual tokens once more inside the language model.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class HoliTom(Compressor):
         Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
     tau
         Cosine above which a position stands still from a frame to the next, from -1 to 1; None (default) takes the
-        paper's 0.80, and 0.65 where at most a tenth is kept.
+        paper's values: 0.80, or 0.65 if at most a tenth is kept.
     inner_layer
         Decoder layer before which the inner stage merges, at least 1; None (default) takes 18/28 of the depth, as
         the paper's 18 of 28 layers.
@@ -53,14 +53,14 @@ class HoliTom(Compressor):
     Lossy. The budget is met up to rounding: with ``r = min(1, keep * F * N / (F * N - saved))``, each frame of a
     segment keeps ``ceil(moving * r)`` tokens and the segment ``round(still * r)`` merged ones, at least one where
     nothing moves. A merged token is 0.6 of its centre and 0.4 of the mean of those that join it. The order is
-    still tokens, then the moving ones frame by frame, for each segment. Centres of clusters go by ``exp(-d^2)`` of
-    distances between tokens, so by their size: a model whose visual tokens have a root mean square far above 1 keeps
-    centres on what there is most of, such as an empty background, and loses more.
+    still tokens, then the moving ones frame by frame, for each segment. Cluster centres depend on ``exp(-d^2)`` of
+    distances between tokens, and so on their scale: a model whose visual tokens have a root mean square far above 1
+    gets centres in the most frequent content, such as an empty background, and loses more.
 
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `keep` and `tokens` is given.
 
     Examples
     --------

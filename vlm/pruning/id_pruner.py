@@ -1,4 +1,4 @@
-"""IDPruner: important tokens that are unlike those chosen before; lossy."""
+"""IDPruner: important tokens that differ from those chosen before; lossy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .compressor import Compressor
 @register("vlm")
 @dataclass(frozen=True)
 class IDPruner(Compressor):
-    """Choose token after token by importance less similarity to those chosen before; lossy.
+    """Choose tokens one by one by importance minus similarity to those chosen before; lossy.
 
     IDPruner: Harmonizing Importance and Diversity in Visual Token Pruning for MLLMs (2026), by maximal marginal
-    relevance: the next token is the one of the highest
+    relevance: the next token has the highest
     ``balance * importance - (1 - balance) * max cosine with the chosen``; the first goes by importance alone.
 
     Parameters
@@ -31,9 +31,9 @@ class IDPruner(Compressor):
     tokens
         Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
     balance
-        From 0, only unlike tokens, to 1, only important ones; default 0.5 as the reference code.
+        From 0 (diversity alone) to 1 (importance alone); default 0.5 as the reference code.
     step
-        Tokens to choose at once, at least 1, default 1 as the reference code; more is faster and less choosy.
+        Tokens to choose at once, at least 1, default 1 as the reference code; more is faster and less selective.
 
     Notes
     -----
@@ -43,7 +43,7 @@ class IDPruner(Compressor):
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `keep` and `tokens` is given.
 
     Examples
     --------

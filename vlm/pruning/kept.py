@@ -54,7 +54,9 @@ class Kept:
             If the number of frames does not fit.
         """
         if not len(frames) or len(frames) % len(self.sizes):
-            raise SettingError(f"{len(frames)} frames for {len(self.sizes)} of tokens: give those the model was given")
+            raise SettingError(
+                f"{len(frames)} frames for {len(self.sizes)} of tokens: give the frames that the model was given"
+            )
         step = len(frames) // len(self.sizes)
         shown = [_marked(frame, sizes) for frame, sizes in zip(frames[::step], self.sizes, strict=True)]
         return sheet([headed(f, f"frame {n * step}") for n, f in enumerate(shown)], min(len(shown), FRAMES_A_ROW))

@@ -48,7 +48,7 @@ class VidCom2(Compressor):
     Raises
     ------
     SettingError
-        If a setting is out of range, or not just one of `keep` and `tokens` is given.
+        If a setting is out of range, or not exactly one of `keep` and `tokens` is given.
 
     Examples
     --------

@@ -172,7 +172,7 @@ class VideoStream:
         Raises
         ------
         PromptError
-            If nothing was seen yet, or the question is empty.
+            If the stream has no frames yet, or the question is empty.
         """
         ids, embeds, end = self._prompt(question)
         cache, length = self._prefix(embeds[:, :end])
@@ -219,7 +219,7 @@ class VideoStream:
     def _prompt(self, question: str) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Token ids `[1, L]` of the conversation, their embeddings with the memory as video, and where that ends."""
         if not self.memory.frames:
-            raise PromptError("nothing was seen yet: push a frame before you ask")
+            raise PromptError("the stream has no frames yet: push one before you ask")
         if not question.strip():
             raise PromptError("the question is empty: ask something about the video, such as 'what moves up?'")
         content = [{"type": "video"}, {"type": "text", "text": question}]

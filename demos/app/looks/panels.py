@@ -19,10 +19,10 @@ from .race import ACCELERATED, PLAIN, Scoreboard, ratio
 
 Parts = Sequence[gr.components.Component]
 
-PRESET_NOTE = "exact changes nothing about what the model makes; the others trade a little quality, measured, for speed"
+PRESET_NOTE = "exact leaves the output of the model as it is; the others trade a little quality, as measured, for speed"
 NOT_MEASURED = "No speed-up is claimed without a plain run beside it: press Compare."
 ONE_RUN_EACH = (
-    "One run of each on this machine, one after the other, since two at once would slow each other;"
+    "One run of each on this machine, in sequence, since two at once would slow each other;"
     " mmaccel compare takes medians of several."
 )
 
@@ -89,8 +89,8 @@ def advanced(frame: Frame, kind: str, example: str, seeded: bool = True) -> Adva
     seed = optional_number("Seed", "random", seeded)
     model = gr.Dropdown(names, value=names[0], label="Model", allow_custom_value=frame.models.any_model)
     method = gr.Textbox(
-        label="Own methods instead of the preset",
-        info="as on the command line, one a line; mmaccel methods lists them",
+        label="Methods of your own choice, instead of the preset",
+        info="as on the command line, one per line; mmaccel methods lists them",
         placeholder=example,
         lines=1,
         max_lines=4,

@@ -20,7 +20,7 @@ SAID = {
     "load": "Loading the model, once for all visitors.",
     "warm up": "Warming up with a run that is not counted.",
     PLAIN: "First the plain model, alone: two runs at once would slow each other.",
-    ACCELERATED: "Now the accelerated one. The plain one runs beside it at the pace it just had.",
+    ACCELERATED: "Now the accelerated one. The plain one is shown beside it, at the pace it just had.",
     "measure": "Measuring what the speed costs in quality.",
 }
 MOST_CELLS = 1024  # of a picture that appears token by token

@@ -137,5 +137,5 @@ def _cost(exact: bool, same: float, likely: str) -> str:
     if same == 1:
         return "The very same picture, token for token: nothing is lost."
     if exact:
-        return "Exact: another picture, as likely as the plain one, as if of another seed. Nothing is lost."
+        return "Exact: another picture, as likely as the plain one, like that of another seed. Nothing is lost."
     return f"Lossy: {same:.0%} of its tokens are those of the plain picture{likely and f'; {likely}'}."

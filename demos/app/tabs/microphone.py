@@ -155,7 +155,9 @@ class Microphone:
 
     def _make_room(self) -> None:
         if sum(not one.over for one in self.speakers.values()) >= MICROPHONES:
-            raise SettingError(f"{MICROPHONES} visitors speak at this moment, which is the most: try again in a minute")
+            raise SettingError(
+                f"{MICROPHONES} visitors are speaking, and the demo takes no more: try again in a minute"
+            )
 
     def _recognizer(self, request: SpeechRequest) -> speech.StreamingRecognizer:
         return recognizer(self.frame.models, Run(), request)
@@ -171,7 +173,7 @@ class Microphone:
             listening.close()
             return _refused(error), listening.words.page(over=True)
         if listening.seconds >= listening.most and not listening.over:
-            gr.Info(f"This is the most that is heard in one go: {listening.most:g} s. Speak again to go on.")
+            gr.Info(f"One recording ends after {listening.most:g} s. Speak again to go on.")
             return {**_answer(listening), "over": True}, gr.skip()
         return _answer(listening), gr.skip() if listening.stats is None else listening.words.page()
 
@@ -199,7 +201,7 @@ def _decoded(message: Any) -> tuple[float, np.ndarray]:
             raise ValueError("out of range")
         return rate, np.frombuffer(sound, "<i2")
     except (TypeError, KeyError, ValueError) as error:
-        raise AudioError("this is no sound of a microphone: reload the page, and speak again") from error
+        raise AudioError("this is not the sound of a microphone: reload the page, and speak again") from error
 
 
 def _answer(listening: Listening) -> dict[str, Any]:

@@ -29,10 +29,10 @@ from .question_run import Answered, QuestionRequest, Turn, answer
 
 EXAMPLES, QUESTIONS_A_CLIP, EXAMPLE_SEED = 4, 4, 3
 QUESTION = "what moves up?"
-KEPT_NOTE = "What the language model got: what is under white was left out, orange stands for several tokens in one."
+KEPT_NOTE = "What the language model saw: white areas were left out, orange marks several tokens merged into one."
 FRAMES, NEW_TOKENS, MOST_NEW_TOKENS = 32, 32, 512
 MOST_TURNS = 20
-TOLD = "For models that were trained on conversations. tiny-onevision was not: it answers best one by one."
+TOLD = "For models that were trained on conversations. tiny-onevision was not: ask it one question at a time."
 
 
 @dataclass

@@ -23,7 +23,7 @@ RATE = 16_000
 PUSH = RATE // 2  # samples of a file that are heard at a time
 COSTS = {
     True: "Exact: the same words at the same moments as without drafts. Nothing is lost.",
-    False: "The words differ from those without drafts, which they should not: please report it.",
+    False: "The words differ from those without drafts, but should not: please report it.",
 }
 
 

@@ -32,11 +32,11 @@ from .microphone import Microphone, component
 from .speech_run import Saved, SpeechRequest, compared, transcribed
 
 PACKAGES = ("av", "soxr")  # a model whose weights are missing says so when it is asked for
-MISSING = 'Speech needs packages that are not here: `pip install "mmaccel[speech]"`, then start the demo again.'
+MISSING = 'Speech needs packages that are not installed: `pip install "mmaccel[speech]"`, then start the demo again.'
 ENDPOINTS = ("auto", "silero", "energy")
 UPDATE, SILENCE, LONGEST = 0.5, 0.5, 15.0
 OTHERS = 6  # outputs after the words
-POLICY_NOTE = "which words stay: those that two looks agree on, or those far enough from the end of the sound"
+POLICY_NOTE = "which words stay: those that two decodings agree on, or those far enough from the end of the sound"
 ONE_RUN_EACH = "One run of each on this machine, without drafts first; seconds of all cores, for the whole process."
 FILE_NOTE = "Transcribed as fast as possible; lags are those of speech that arrives in real time."
 TITLES = {"beckett.wav": "Beckett, 10 s", "two_cities.wav": "A Tale of Two Cities, 44 s"}

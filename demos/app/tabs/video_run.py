@@ -70,7 +70,7 @@ class Shot:
 def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
     """Do what a visitor asked for; everything is off the pipeline again afterwards."""
     if not request.prompt:
-        raise PromptError("the prompt is empty: say what to film, such as 'rocket moves up'")
+        raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
     with models.borrow("video", request.choice.model, run) as shared:
         pipe = shared.loaded
         pipe.set_progress_bar_config(disable=True)

@@ -108,7 +108,7 @@ class DecoderProcess:
         self.run.check()
         if self._late:
             return self.error(
-                f"{self.file} takes longer than {self.limits.read_seconds:g} s to read, which is the most here:"
+                f"{self.file} takes longer than {self.limits.read_seconds:g} s to read, the limit of this demo:"
                 " upload a shorter or a smaller one"
             )
         log.warning("the decoder of an upload ended with %s", self._process.returncode)

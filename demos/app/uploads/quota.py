@@ -19,7 +19,7 @@ from ..limits import Limits
 UPLOAD = "/upload"
 OVERHEAD = 2**20  # bytes of a request beside its file
 LEAST = 2**16  # bytes that every file counts for at least: many small ones fill a disk too
-FULL = "the demo keeps no more files at this moment: try again later"
+FULL = "the demo cannot store more files now: try again later"
 TOO_LARGE = "this is larger than the maximum allowed size of {:.0f} MiB: send less"
 
 
