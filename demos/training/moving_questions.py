@@ -43,7 +43,11 @@ def questions(clip: Clip) -> list[Question]:
 
 def choose(clip: Clip, rng: np.random.Generator, count: int) -> list[Question]:
     """`count` questions about a clip (or all, if there are fewer), in random order, the kinds in turn."""
-    pool = questions(clip)
+    return draw(questions(clip), rng, count)
+
+
+def draw(pool: list[Question], rng: np.random.Generator, count: int) -> list[Question]:
+    """`count` of some questions (or all, if there are fewer), in random order, the kinds in turn."""
     drawn = [pool[i] for i in rng.permutation(len(pool))]
     lot = dict(zip(KINDS, rng.random(len(KINDS)), strict=True))
     seen = dict.fromkeys(KINDS, 0)

@@ -83,10 +83,15 @@ class Actor:
     name: str
     motion: str
     appears: int = field(default=0, repr=False)  # its first frame; not in `repr`: what is held out ignores it
+    gone: int | None = field(default=None, repr=False)  # the frame from which it is gone; None if it stays to the end
 
     @property
     def moving(self) -> bool:
         return MOTIONS[self.motion] != (0, 0)
+
+    def is_seen(self, time: int) -> bool:
+        """Whether the frame with this number shows it."""
+        return self.appears <= time and (self.gone is None or time < self.gone)
 
 
 @dataclass(frozen=True)
@@ -198,14 +203,24 @@ def render(
     ground, places = paper(scene.background, rng), _places(scene, rng, footage)
     if places is None:
         return None
-    times = range(footage.frames) if times is None else times
+    return paint(scene, ground, places, sprites, range(footage.frames) if times is None else times), places
+
+
+def paint(
+    scene: MovingScene,
+    ground: np.ndarray,
+    places: np.ndarray,
+    sprites: Callable[[str, int], np.ndarray],
+    times: Sequence[int],
+) -> np.ndarray:
+    """Frames of a scene whose things are at `places`, as uint8 `[times, IMAGE_SIZE, IMAGE_SIZE, 3]`."""
     frames = np.repeat(ground[None], len(times), 0)
     for actor, path in zip(scene.actors, places, strict=True):
         picture = sprites(actor.name, SPRITE_SIZE)
         for frame, time in zip(frames, times, strict=True):
-            if time >= actor.appears:
+            if actor.is_seen(time):
                 paste(frame, picture, *path[time])
-    return (frames.clip(0, 1) * 255).round().astype(np.uint8), places
+    return (frames.clip(0, 1) * 255).round().astype(np.uint8)
 
 
 def _places(scene: MovingScene, rng: np.random.Generator, footage: Footage) -> np.ndarray | None:
@@ -215,9 +230,14 @@ def _places(scene: MovingScene, rng: np.random.Generator, footage: Footage) -> n
     while len(scene.actors) < 3 or tries < TRIES:
         tries += 1
         places = np.stack([_path(actor, rng, footage) for actor in scene.actors])
-        if (np.abs(places[first] - places[second]).max(-1) >= SPRITE_SIZE - TOUCH).all():
+        if apart(places[first], places[second]).all():
             return places
     return None
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether things with their boxes at these places `[..., 2]` are beside each other."""
+    return np.abs(one - other).max(-1) >= SPRITE_SIZE - TOUCH
 
 
 def _path(actor: Actor, rng: np.random.Generator, footage: Footage) -> np.ndarray:

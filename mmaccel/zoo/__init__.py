@@ -93,10 +93,11 @@ def prompts(name: str, count: int, seed: int = 0, **choice: Any) -> list[str]:
     return list(_module(name).prompts(path(name), count, seed, **choice))
 
 
-def questions(name: str, count: int, seed: int = 0) -> list[Any]:
+def questions(name: str, count: int, seed: int = 0, **choice: Any) -> list[Any]:
     """`count` questions about clips that the model was not trained on, with their answers; four questions a clip.
 
-    A pure function of the seed. Each is a named tuple ``(frames, question, answer, kind)``.
+    A pure function of the seed. Each is a named tuple ``(frames, question, answer, kind)``. `choice` says which clips,
+    where a model offers it: `zoo.questions("tiny-onevision", 8, brief=True)` are about things seen for a moment.
 
     Raises
     ------
@@ -107,7 +108,7 @@ def questions(name: str, count: int, seed: int = 0) -> list[Any]:
     if ask is None:
         answering = [other for other in names() if hasattr(_module(other), "questions")]
         raise SettingError(f"{name} answers no questions: {', '.join(answering)} does")
-    return list(ask(path(name), count, seed))
+    return list(ask(path(name), count, seed, **choice))
 
 
 def reference(name: str) -> tuple[list[str], torch.Tensor]:

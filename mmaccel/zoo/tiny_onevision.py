@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
+from ..errors import SettingError
 from .frames import OnevisionProcessor
 from .weights import load_pretrained
 
@@ -59,22 +61,44 @@ def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
             yield row.question
 
 
-def questions(folder: Path, count: int, seed: int) -> Iterator[VideoQuestion]:
-    """Questions about clips of scenes that the model was never trained on, four a clip, kinds in turn."""
-    endless = _endless(folder, seed)
-    for _ in range(count):
-        yield next(endless)
+def questions(
+    folder: Path, count: int, seed: int, brief: bool = False, frames: int | None = None
+) -> Iterator[VideoQuestion]:
+    """Questions about clips of scenes that the model was never trained on, four a clip, kinds in turn.
+
+    Parameters
+    ----------
+    brief
+        Clips in which things are seen for 2 to 8 frames, and questions about these: frames cannot be skipped.
+    frames
+        Length of brief clips, 32 by default; the model was trained on 32 at most.
+
+    Raises
+    ------
+    SettingError
+        If other clips than brief ones, or these with less than 16 frames, are to have another length.
+    """
+    from mmaccel.demos.training import brief_events
+
+    if frames is not None and (not brief or frames < brief_events.SHORTEST):
+        raise SettingError(f"frames={frames}: only brief clips (brief=True) have a length, of 16 frames or more")
+    return itertools.islice(_endless(folder, seed, brief, frames), count)
 
 
-def _endless(folder: Path, seed: int) -> Iterator[VideoQuestion]:
-    from mmaccel.demos.training import moving_questions, moving_world
+def _endless(folder: Path, seed: int, brief: bool = False, frames: int | None = None) -> Iterator[VideoQuestion]:
+    from mmaccel.demos.training import brief_events, moving_questions, moving_world
 
-    sprites, clips = _sprites(folder), 0
-    while True:
-        clip = moving_world.draw_clip([seed, clips, 1], held_out=True, footage=moving_world.ONEVISION, sprites=sprites)
-        for asked in moving_questions.choose(clip, np.random.default_rng([seed, clips, 2]), QUESTIONS_A_CLIP):
+    sprites = _sprites(folder)
+    for number in itertools.count():
+        of_clip, of_choice = [seed, number, 1], np.random.default_rng([seed, number, 2])
+        if brief:
+            clip = brief_events.draw_clip(of_clip, frames=frames or brief_events.FRAMES, sprites=sprites)
+            chosen = brief_events.choose(clip, of_choice, QUESTIONS_A_CLIP)
+        else:
+            clip = moving_world.draw_clip(of_clip, True, footage=moving_world.ONEVISION, sprites=sprites)
+            chosen = moving_questions.choose(clip, of_choice, QUESTIONS_A_CLIP)
+        for asked in chosen:
             yield VideoQuestion(clip.frames, asked.text, asked.answer, asked.kind)
-        clips += 1
 
 
 def _sprites(folder: Path) -> Callable[[str, int], np.ndarray]:
