@@ -109,7 +109,8 @@ class MovingScene:
     @property
     def held_out(self) -> bool:
         """About one scene in forty is never trained on."""
-        digest = hashlib.sha256(repr(self).encode()).digest()
+        facts = repr(self).partition("(")[2]  # without the name of the class, which may change
+        digest = hashlib.sha256(f"Scene({facts}".encode()).digest()
         return digest[0] < 6
 
 

@@ -53,8 +53,8 @@ def path(name: str) -> Path:
         raise unknown_name("zoo model", name, names())
     if not _folder(name).is_dir():
         raise WeightsError(
-            f"{name} is not trained yet: python -m mmaccel.demos.training.train_{_module_name(name)} --output FOLDER"
-            " trains it, and FOLDER/model can stand for its name"
+            f"{name} is not trained yet: python -m mmaccel.demos.training.{name.removeprefix('tiny-')}.train"
+            " --output FOLDER trains it, and FOLDER/model can stand for its name"
         )
     return _folder(name)
 

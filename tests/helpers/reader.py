@@ -24,6 +24,7 @@ import yaml
 
 from mmaccel import zoo
 from mmaccel.cli import main as cli
+from mmaccel.cli.model_arguments import chosen_methods
 from mmaccel.registry import get_method
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +141,7 @@ def understood(words):
     if isinstance(named, str):  # `tune` takes one
         assert get_method(named), words
     elif named:
-        assert cli.chosen_methods(arguments), words
+        assert chosen_methods(arguments), words
     return arguments
 
 

@@ -3,11 +3,13 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 import mmaccel
 from mmaccel import image, zoo
+from mmaccel.demos.training import emoji_world, moving_world
 from mmaccel.errors import PromptError, UnknownNameError, WeightsError
 from mmaccel.image import quality
 from mmaccel.zoo import tiny_janus
@@ -118,3 +120,14 @@ def test_foreign_weights(tmp_path):
     save_file({"weight": torch.zeros(2)}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(WeightsError, match="missing"):
         tiny_janus.load(folder)
+
+
+def test_what_is_held_out_stays_held_out():
+    """Trained weights know the other scenes, so that no renaming may move the line between the two."""
+    asked = [(question.question, question.answer) for question in zoo.questions("tiny-onevision", 5)]
+    assert asked[0] == ("what stays?", "christmas tree")
+    assert asked[4] == ("where is the star at the start?", "bottom right")
+    moving = [moving_world.random_scene(np.random.default_rng(i)) for i in range(200)]
+    assert [i for i, scene in enumerate(moving) if scene.held_out] == [40, 45, 192]
+    still = [emoji_world.random_scene(np.random.default_rng(i), ("heart", "pizza", "star")) for i in range(200)]
+    assert [i for i, scene in enumerate(still) if scene.held_out] == [155]
