@@ -46,7 +46,7 @@ SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_se
 
 @dataclass(frozen=True)
 class Transcription:
-    """What one run made of all recordings.
+    """The output of one run on all recordings.
 
     Attributes
     ----------
@@ -61,14 +61,14 @@ class Transcription:
 
 
 class RecognizerTrial(BaseTrial):
-    """Recordings that are written down: `audio` for the processor to prepare, or the arguments of one `generate`.
+    """Transcribes recordings: `audio` for the processor to prepare, or the arguments of one `generate`.
 
     Recordings are cut at pauses first, as :func:`~mmaccel.speech.transcribe` does, and `generate` writes down one
     segment after the other; cutting and preparing are not timed. One session hears all recordings, and the next run
     begins without what that one remembers: the same words would come again, as they do in no other recording.
 
-    Its own inputs are `audio` (samples `[n]` at 16 kHz, a path, or a list of these), `reference` (what was said, for
-    each recording) and `endpoint` (as of :class:`~mmaccel.speech.StreamingRecognizer`; None leaves recordings whole).
+    Its own inputs are `audio` (samples `[n]` at 16 kHz, a path, or a list of these), `reference` (the words of
+    each recording) and `endpoint` (as in :class:`~mmaccel.speech.StreamingRecognizer`; None leaves recordings whole).
     """
 
     unit: ClassVar[str] = "window seconds"
@@ -133,7 +133,7 @@ class RecognizerTrial(BaseTrial):
         return {**made, "do_sample": False, **self._limit(seconds), **self.inputs}
 
     def _limit(self, seconds: float) -> dict[str, Any]:
-        """The most tokens that so much speech can hold, unless the user says how many."""
+        """The most tokens that this much speech can hold, unless the user gives a limit."""
         if {"max_new_tokens", "max_length", "generation_config"} & self.inputs.keys():
             return {}
         start = 0 if isinstance(self.recogniser, WhisperAdapter) else 1  # Whisper does not count its prompt
@@ -143,7 +143,7 @@ class RecognizerTrial(BaseTrial):
         return None if reference is None else checked_texts(reference, len(self.names))
 
     def _allow_simple(self) -> None:
-        """Whisper's encoder hears 30 s however little is said, which can be cut; others hear no more than there is."""
+        """Whisper's encoder always processes 30 s, which can be cut; others process only the given audio."""
         self.no_simple = "every token of a text has to be decoded, and no audio can be left out"
         if not isinstance(self.recogniser, WhisperAdapter):
             return
@@ -173,7 +173,7 @@ class RecognizerTrial(BaseTrial):
 
     @torch.no_grad()
     def _shorter(self, call: dict[str, Any], seconds: int) -> dict[str, Any]:
-        """The same call with an encoder that hears so many seconds of its window."""
+        """The same call with an encoder window of this many seconds."""
         assert isinstance(self.recogniser, WhisperAdapter)
         positions = round(seconds / self.recogniser.frame_seconds)
         encoder = self.target.get_encoder()

@@ -1,4 +1,4 @@
-"""What recognisers are to the rest of mmaccel."""
+"""The descriptor of recognisers."""
 
 from __future__ import annotations
 

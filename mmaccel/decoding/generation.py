@@ -35,8 +35,8 @@ class TextDrafter(Drafter[Draft, Verdict], Protocol):
 
 
 @dataclass
-class Run:
-    """What one call of `generate` did, in one text or in the segments of one recording."""
+class DraftedRun:
+    """The work of one call of `generate`, on one text or on the segments of one recording."""
 
     drafter: TextDrafter
     block: int
@@ -55,7 +55,7 @@ def verify_drafts(session: Session, stack: ExitStack, block: int, drafter: Calla
     model = session.target
 
     def generate(original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        run = Run(drafter(session), block)
+        run = DraftedRun(drafter(session), block)
         reason = _reason(model, kwargs) if block else "drafts of 0 tokens"
         if reason is None:
             kwargs["custom_generate"] = functools.partial(_decode, run)
@@ -106,7 +106,7 @@ def _unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
 
 
 def _decode(
-    run: Run,
+    run: DraftedRun,
     model: Any,
     input_ids: torch.Tensor,
     logits_processor: Any,
@@ -216,7 +216,7 @@ class GeneratedText:
         return [accepted]
 
 
-def _fill(report: Report, run: Run) -> None:
+def _fill(report: Report, run: DraftedRun) -> None:
     stats = run.stats
     report.tokens, report.forwards, report.plain_forwards = run.tokens, stats.forwards, stats.emitted
     report.engaged |= stats.accepted > 0  # a method beside it may have

@@ -34,7 +34,7 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
         uint8, int16 or int32; or bytes of 16-bit samples, low byte first. Several channels, `[samples, channels]`
         or `[channels, samples]`, are averaged.
     channels
-        How many there are; None (default) for what the shape says. Bytes are then of one channel.
+        Number of channels; None (default) to read it from the shape, or 1 for bytes.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def _checked_rate(rate: Any) -> float:
 
 
 class Resampler:
-    """Brings a stream to 16,000 samples a second; what comes out does not depend on how it was cut up.
+    """Resamples a stream to 16,000 samples per second; the output does not depend on how it was cut into chunks.
 
     The work is libsoxr's at its high quality, and the end of the stream comes out with :meth:`finish`; until then
     the last few hundredths of a second are held back. At 16,000 samples a second chunks pass as they are.
@@ -132,12 +132,12 @@ class Resampler:
     Parameters
     ----------
     rate
-        Samples a second of the stream.
+        Samples per second of the stream.
 
     Raises
     ------
     SettingError
-        If no one records at such a rate.
+        If the rate is not a usual one.
     MissingExtraError
         If `soxr` is needed and not installed.
 
@@ -154,7 +154,7 @@ class Resampler:
         self._inner = None if rate == SAMPLE_RATE else _soxr().ResampleStream(rate, SAMPLE_RATE, 1, "float32", "HQ")
 
     def push(self, samples: torch.Tensor) -> torch.Tensor:
-        """The next samples `[n]` at `rate`, as float32 `[m]` at 16,000 a second, as far as they are settled."""
+        """Push samples `[n]` at `rate`; returns the float32 samples `[m]` at 16,000 per second that are complete."""
         if self._finished:
             raise AudioError("the stream is finished: make a new one for more sound")
         if self._inner is None:
@@ -162,7 +162,7 @@ class Resampler:
         return torch.from_numpy(self._inner.resample_chunk(samples.numpy()))
 
     def finish(self) -> torch.Tensor:
-        """What was held back, `[m]`; nothing the second time."""
+        """The samples held back until now, `[m]`; empty the second time."""
         held = torch.empty(0)
         if self._inner is not None and not self._finished:
             held = torch.from_numpy(self._inner.resample_chunk(np.empty(0, np.float32), last=True))
@@ -186,7 +186,7 @@ def read_audio(path: str | PathLike[str], *, skip_damaged: bool = False) -> torc
     path
         Any file that FFmpeg reads. Several channels are averaged; of several tracks the first is taken.
     skip_damaged
-        Whether to take what can be read of a damaged or cut-off file, default False.
+        Whether to use the readable part of a damaged or cut-off file, default False.
 
     Raises
     ------

@@ -22,7 +22,7 @@ class AudioFile:
     file
         Any file that FFmpeg reads.
     skip_damaged
-        Whether to take what can be read of a damaged or cut-off one.
+        Whether to use the readable part of a damaged or cut-off file.
     options
         FFmpeg's own, such as which formats it may be in.
     """
@@ -89,7 +89,7 @@ def _mixed(av: Any, frame: Any) -> np.ndarray:
 
 
 def _missing_bytes(file: Path) -> int:
-    """How many bytes a WAV file lacks of what its header announces, which FFmpeg does not mind."""
+    """Bytes that a WAV file lacks compared with its header, which FFmpeg ignores."""
     with file.open("rb") as stream:
         header = stream.read(12)
     if header[:4] != b"RIFF" or header[8:] != b"WAVE":

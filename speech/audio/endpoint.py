@@ -1,4 +1,4 @@
-"""Where speech is: how likely each 32 ms of audio hold speech, by a small network or by energy."""
+"""Voice activity: the likelihood of speech in each 32 ms of audio, by a small network or by energy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RATE = SAMPLE_RATE
 
 
 class VoiceActivityDetector(Protocol):
-    """Judges the frames of one stream, in order; it keeps what it has to remember of the past."""
+    """Judges the frames of one stream, in order, and keeps its own state."""
 
     def __call__(self, frame: torch.Tensor) -> float:
         """Between 0 and 1: how likely `[512]` samples at 16 kHz hold speech."""
@@ -39,9 +39,10 @@ class EndpointPolicy(ABC):
     silence
         Seconds without speech that end a segment; default 0.5.
     longest
-        Seconds after which a segment is cut where it is quietest; default 15.
+        Seconds after which a segment is cut at its quietest place; default 15.
     threshold
-        Of a frame's likelihood of speech; 0.15 less ends it, so that it does not flicker. Default 0.5, Silero's own.
+        Likelihood from which a frame is speech; speech ends 0.15 below it, so that it does not flicker. Default 0.5, as
+        in Silero.
     padding
         Seconds of audio around the speech that belong to the segment, 0.3 by default; no longer than `silence`.
 
@@ -138,9 +139,9 @@ class EnergyEndpoint(EndpointPolicy):
     """Speech as what is louder than the background, with no network; for quiet rooms and where Silero is absent.
 
     The background is the quietest 96 ms of the last `memory` seconds (minimum statistics, 2001): steady noise is
-    taken for background from the start, noise that grows louder after at most `memory` seconds. What is much
-    quieter than the loudest of that time is taken for breath. Music and other people's speech count as speech, and
-    somebody far quieter who falls in at once is heard late.
+    taken for background from the start, noise that grows louder after at most `memory` seconds. Sound much
+    quieter than the loudest of that time counts as breath. Music and other people's speech count as speech, and
+    a far quieter speaker who follows at once is noticed late.
 
     Parameters
     ----------
@@ -151,8 +152,8 @@ class EnergyEndpoint(EndpointPolicy):
     floor
         Decibels below full scale under which nothing is speech; -55 by default.
     memory
-        Seconds over which the background and the loudest are looked for; 4 by default, longer than one goes without
-        a breath.
+        Seconds over which the background and the loudest are looked for; 4 by default, longer than people speak
+        without a breath.
 
     Notes
     -----
@@ -224,9 +225,9 @@ def decibels(samples: torch.Tensor) -> float:
 
 
 def find_endpoint(endpoint: str | EndpointPolicy) -> EndpointPolicy:
-    """An endpoint policy by name: ``"auto"``, ``"silero"`` or ``"energy"``; a policy is handed back.
+    """An endpoint policy by name: ``"auto"``, ``"silero"`` or ``"energy"``; a policy is returned unchanged.
 
-    ``"auto"`` is Silero where its package is installed, and energy where not.
+    ``"auto"`` is Silero if its package is installed, else energy.
     """
     if isinstance(endpoint, EndpointPolicy):
         return endpoint

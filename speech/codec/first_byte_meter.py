@@ -39,14 +39,14 @@ class FirstByteMeter:
     Parameters
     ----------
     sample_rate
-        Samples a second of the audio.
+        Samples per second of the audio.
     clock
         Gives seconds; default `time.perf_counter`, as a listener feels it. `time.process_time` counts work only.
 
     Raises
     ------
     SettingError
-        If `sample_rate` is no integer of at least 1.
+        If `sample_rate` is not an integer of at least 1.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class FirstByteMeter:
         pass
 
     def restart(self) -> None:
-        """Forget all blocks; the time from which all is counted is now."""
+        """Forget all blocks, and start counting now."""
         self.blocks.clear()
         self._began, self._plays_until = self._clock(), 0.0
 

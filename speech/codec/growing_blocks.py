@@ -1,4 +1,4 @@
-"""Sizes of blocks for synthesis that is heard while it is made."""
+"""Sizes of blocks for synthesis that plays while it is generated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def growing_blocks(first: int = 1, factor: int = 2, largest: int = 8) -> Iterato
     Raises
     ------
     SettingError
-        If one is no integer of at least 1, or `first` is above `largest`.
+        If one is not an integer of at least 1, or `first` is above `largest`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Speech from codec tokens block by block, sample for sample what decoding all of them at once gives."""
+"""Speech from codec tokens block by block, sample for sample equal to decoding all of them at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAD_MODES = ("constant", "replicate")
 
 @dataclass
 class CodecState:
-    """What a stream carries from block to block; bounded, however long the stream."""
+    """State that a stream carries from block to block; bounded, however long the stream."""
 
     cache: DynamicCache
     carries: dict[int, torch.Tensor | None] = field(default_factory=dict)
@@ -41,8 +41,8 @@ class StreamingCodecDecoder:
     Mimi (Moshi: a speech-text foundation model for real-time dialogue, 2024) is causal, so each block needs only what
     its layers saw last: every convolution carries its left context, and the transformer its keys and values within the
     sliding window. `model.decode` carries the last of these only, and is wrong at each seam. Exact to float32
-    rounding; the model is not changed, and serves any number of streams, taken in turns. On a CPU in float32 the
-    weights of the matrix products are held a second time, as oneDNN wants them (150 MB for Mimi).
+    rounding; the model is not changed, and serves any number of streams, taken in turns. On a CPU in float32 it
+    keeps a second copy of the matrix weights in oneDNN's layout (150 MB for Mimi).
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class StreamingCodecDecoder:
     Raises
     ------
     UnsupportedTargetError
-        If the model is no `MimiModel`, has no decoder, or is not causal.
+        If the model is not a `MimiModel`, has no decoder, or is not causal.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class StreamingCodecDecoder:
             How many signals, default 1.
         blocks
             Sizes in frames of the blocks to decode, such as :func:`~mmaccel.speech.growing_blocks`; codes wait
-            until a block is full. By default what is pushed is decoded at once.
+            until a block is full. By default pushed codes are decoded at once.
         """
         if not is_count(batch):
             raise SettingError(f"stream(batch={batch!r}): batch must be an integer of at least 1")
@@ -164,7 +164,7 @@ class CodecStream:
         return 0 if self._state is None else self._state.nbytes()
 
     def push(self, codes: torch.Tensor) -> torch.Tensor:
-        """Take in codes, and give the audio of the blocks that are full.
+        """Push codes; returns the audio of the blocks that are full.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class CodecStream:
         Raises
         ------
         SettingError
-            If the codes have another shape or type, or are none of the codebooks'; the stream stays as it was.
+            If the codes have another shape or type, or are not in the codebooks; the stream does not change.
         MmaccelError
             If the stream is finished.
         """
@@ -256,7 +256,7 @@ def _convolution(layer: Any) -> BlockwiseConvolution:
 
 
 def _check_family(model: Any) -> None:
-    """Refuse what is no causal Mimi decoder."""
+    """Refuse models without a causal Mimi decoder."""
     if not any(cls.__name__ == "MimiModel" for cls in type(model).__mro__):
         raise UnsupportedTargetError(
             f"no block-wise decoding for {type(model).__name__}: give a MimiModel, such as MimiModel.from_pretrained"

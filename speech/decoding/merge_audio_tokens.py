@@ -28,7 +28,7 @@ _merged: weakref.WeakSet[Any] = weakref.WeakSet()
 @register("speech")
 @dataclass(frozen=True)
 class MergeAudioTokens(Method):
-    """SA-MAP: what an encoder made of neighbours that sound alike becomes one token; of those the telling ones stay.
+    """SA-MAP: similar neighbouring audio tokens merge into one, and the most informative ones stay.
 
     The decoder attends to fewer tokens, and each of its steps costs less; the encoder does what it did, and merging
     adds to that. Importance is the attention that a token receives in the encoder's last layer, mean over heads and
@@ -43,9 +43,9 @@ class MergeAudioTokens(Method):
     Parameters
     ----------
     keep
-        Share of the tokens that may stay, above 0 and at most 1; default 0.6, as published. 1 does nothing.
+        Largest share of the tokens to keep, above 0 and at most 1; default 0.6, as published. 1 does nothing.
     threshold
-        Mean cosine similarity to all of a run from which a token joins it, -1 to 1; default 0.85, as published.
+        Mean cosine similarity to all tokens of a run above which a token joins it, -1 to 1; default 0.85, as published.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A draft that finds its place again behind a word that was changed, put in or left out."""
+"""A draft that realigns after a word was changed, inserted or deleted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE = 2  # blocks without a single hit before only longer matches are belie
 
 
 class RealignedDraft:
-    """Propose the tokens of an older hypothesis, and after a mismatch those that go on from it.
+    """Propose the tokens of an older hypothesis, and realign after a mismatch.
 
     At first all tokens are proposed at once. After a mismatch the longest suffix of what was decoded is looked up in
     the draft (as in prompt lookup decoding, 2023), nearest to where the mismatch was. Where nothing matches, one

@@ -1,4 +1,4 @@
-"""Greedy decoding of a recogniser that verifies a draft, such as what it heard before the last words came."""
+"""Greedy decoding of a recogniser that verifies a draft, such as its last hypothesis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .realigned_draft import RealignedDraft
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What a decoder made of a piece of audio.
+    """A decoder's output for a piece of audio.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""SuffixDraft: what followed the same words before is verified at once, for texts that repeat themselves."""
+"""SuffixDraft: drafts from earlier repetitions, verified in one pass, for texts that repeat themselves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mmaccel.registry import register
 @register("speech")
 @dataclass(frozen=True)
 class SuffixDraft(SuffixMethod):
-    """Draft what followed the same tokens before, and verify it in one pass of the decoder (SuffixDecoding, 2024).
+    """Draft what followed the same tokens before, and verify it in one decoder pass (SuffixDecoding, 2024).
 
-    For long recordings in which phrases come back, and for loops of a model, which cost next to nothing then.
+    For long recordings with recurring phrases, and for loops of a model, which then cost next to nothing.
     `generate` of one recording at a time, greedy or sampled; all arguments that work on logits or on stopping keep
     working, and so do Whisper's segments with times. Exact in float32: the tokens of the model itself, where it samples
     those of the same random state. With beams, a batch, a streamer or an assistant the model's own loop runs, and the
@@ -25,11 +25,11 @@ class SuffixDraft(SuffixMethod):
     block
         Most tokens of a draft; default 16, which costs Moonshine tiny twice a plain pass. 0 turns drafts off.
     longest
-        Most tokens that are looked up; default 8.
+        Longest match that is looked up, in tokens; default 8.
     shortest
         Fewest tokens that must match; default 2.
     remember
-        Tokens of earlier texts of the session that are looked up too; default 4096. 0 keeps to the current one.
+        Tokens of the session's earlier texts that are searched too; default 4096. 0 searches the current text only.
 
     Raises
     ------

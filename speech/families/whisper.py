@@ -26,7 +26,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
     """Robust Speech Recognition via Large-Scale Weak Supervision (Radford et al., 2022).
 
     Whisper's encoder always takes 30 seconds, of which short speech fills only a little. With a short context it gets
-    the speech and some silence, at the first of its positions. That is lossy: on 10 clips of LibriSpeech 10.4 % of the
+    only the speech and some silence, in its first positions. That is lossy: on 10 clips of LibriSpeech 10.4 % of the
     words were wrong instead of 9.1 %, for a quarter of the encoder's work (tiny.en, measured with at least 4 s of
     context; here it is at least 8 s, which prevents loops). The model itself is not changed.
 
@@ -36,7 +36,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         Frames of 10 ms of silence behind the speech, at least 8 s in all; default 200, None for the full 30 s, which
         is exact.
     language
-        Of multilingual models, such as ``"de"``; default ``"en"``. :meth:`detect_language` finds out.
+        Language for multilingual models, such as ``"de"``; default ``"en"``. :meth:`detect_language` detects it.
     """
 
     family = "whisper"

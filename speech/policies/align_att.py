@@ -1,4 +1,4 @@
-"""AlignAtt: a word stays once the decoder, to draw it, looked at audio that is far enough from the end."""
+"""AlignAtt: a word stays once the decoder's attention for it is far enough from the end of the audio."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Attentive(Protocol):
 
 @dataclass(frozen=True)
 class AlignAtt(StreamingPolicy):
-    """Commit the words before the first one for which the decoder looks at the end of the audio (Papi et al., 2023).
+    """Commit the words before the first one that attends to the end of the audio (Papi et al., 2023).
 
     One hypothesis suffices, so that words come half an update earlier than with two that must agree; each update
     takes one more pass of the decoder. Scores are those of the heads that follow the speech, each relative to its
@@ -37,11 +37,11 @@ class AlignAtt(StreamingPolicy):
     Parameters
     ----------
     margin
-        Seconds before the end of the audio; a token that looks there, and all behind it, may still change. Default
+        Seconds before the end of the audio; a token that attends there, and all after it, may still change. Default
         0.5, SimulStreaming's 25 frames of 20 ms.
     rewind
-        Seconds; a token that looks so much further back than the one before begins a loop, and nothing from it on
-        stays. Default 4, SimulStreaming's 200 frames.
+        Seconds; a token that attends this much further back than the one before begins a loop, and nothing from it
+        on stays. Default 4, SimulStreaming's 200 frames.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""AppendOnly: a word stays once the next one has begun, for encoders that never change what they made of the past."""
+"""AppendOnly: a word stays once the next one has begun, for encoders that never change their past output."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .policy import Commitment, SegmentHypothesis, StreamingPolicy
 
 @dataclass(frozen=True)
 class AppendOnly(StreamingPolicy):
-    """Commit all words of each hypothesis but the last ones, which more audio may complete.
+    """Commit all words of each hypothesis except the last ones, which more audio may complete.
 
-    For streaming encoders, such as those of Moonshine v2: what they made of past audio stays, so that little but the
-    word that is being spoken can change. Commits earlier than :class:`~mmaccel.speech.LocalAgreement`.
+    For streaming encoders, such as those of Moonshine v2: their output for past audio stays, so that little except
+    the current word can change. Commits earlier than :class:`~mmaccel.speech.LocalAgreement`.
 
     Parameters
     ----------

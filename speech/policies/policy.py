@@ -1,4 +1,4 @@
-"""What policies have in common: they say which words of a hypothesis stay, while the speaker goes on."""
+"""Base of the policies, which decide which words of a hypothesis stay while the speaker goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..stream.units import covered, units
 
 @dataclass(frozen=True)
 class SegmentHypothesis:
-    """A hypothesis of a segment up to now, and what it was decoded from.
+    """A hypothesis of a segment so far, and its inputs.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class SegmentHypothesis:
     tokens
         Of the hypothesis, without prompt and end.
     ended
-        Whether the model ended it; a hypothesis that went on to the limit is in a loop.
+        Whether the model ended it; a hypothesis that reached the limit is in a loop.
     """
 
     adapter: SpeechAdapter
@@ -40,7 +40,7 @@ class SegmentHypothesis:
 
 
 class Commitment(ABC):
-    """What is committed of one segment; units are only ever added.
+    """The committed units of one segment; units are only ever added.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Commitment(ABC):
         self.tail: list[str] = []
 
     def update(self, hypothesis: SegmentHypothesis) -> list[str]:
-        """Take in a hypothesis; returns the units that are newly committed."""
+        """Add a hypothesis; returns the newly committed units."""
         said = hypothesis.units
         rest = said[covered(self.committed, said) :]
         # What is in a loop must not be promised.

@@ -1,4 +1,4 @@
-"""How late a recogniser shows its words: PR50, PR90 and the delay of each word."""
+"""Latency of a recogniser's words: PR50, PR90 and the delay of each word."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Utterance:
     emissions
         The words that were shown, in order.
     reference
-        The words that were said, with times, as of a forced alignment.
+        The words that were said, with times, such as from a forced alignment.
     speech_end
         Seconds at which the speaker stopped; default the end of the last word.
     """
@@ -63,11 +63,11 @@ class EmissionLatency:
     delay50, delay90, delay_mean
         The same over words, from the end of a word to its emission. None if none was recognised.
     matched, words
-        Words that were recognised, of all that were said.
+        Recognised words, and all spoken words.
     silent
         Utterances with speech for which nothing was shown; they have no partial recognition latency.
     utterances
-        How many there were.
+        Number of utterances.
     """
 
     pr50: float | None

@@ -18,10 +18,9 @@ class Partial:
     unstable
         Text behind it that may change with more audio.
     delta
-        What `stable` has grown by since the partial before, so that putting the deltas of a segment together gives
-        `stable`.
+        Text added to `stable` since the partial before; the deltas of a segment together give `stable`.
     time
-        Seconds of the stream that were heard.
+        Seconds of the stream so far.
     """
 
     stable: str
@@ -32,12 +31,12 @@ class Partial:
 
 @dataclass(frozen=True)
 class Final:
-    """The text of a segment, which nothing changes any more.
+    """The final text of a segment.
 
     Attributes
     ----------
     text
-        Equal to what one plain decode of the same audio gives.
+        Equal to one plain decode of the same audio.
     words
         Its words with times in seconds of the stream.
     start, end

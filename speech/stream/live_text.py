@@ -14,8 +14,8 @@ CLEAR, DIM, PLAIN = "\r\x1b[2K", "\x1b[2m", "\x1b[0m"
 class LiveText:
     """Writes events as they come, one line for each segment.
 
-    On a terminal the line that is spoken is redrawn, with what may still change in grey. In a pipe words are only
-    ever added; where the final of a segment takes some back, it follows on a line of its own behind ``= ``.
+    On a terminal the current line is redrawn, with unstable words in grey. In a pipe words are only ever added; if the
+    final of a segment corrects some, it follows on its own line after ``= ``.
 
     Examples
     --------
@@ -31,7 +31,7 @@ class LiveText:
         self._shown = ""
 
     def show(self, events: list[Event]) -> None:
-        """Write what these events tell."""
+        """Write these events."""
         for event in events:
             if isinstance(event, Partial):
                 self._redraw(event) if self.redraws else self._add(event)

@@ -28,19 +28,18 @@ from .stream import SpeechStream
 
 
 class StreamingRecognizer:
-    """Words while they are spoken, by a model that was made for whole recordings or by a streaming one.
+    """Recognise words while they are spoken, with a model for whole recordings or a streaming one.
 
-    Speech is cut into segments at pauses, and silence is never decoded. A segment that goes on is decoded again every
-    `update_interval` seconds with the last hypothesis as a verified draft, and the policy says which words stay. The
-    final of a segment is equal to one plain greedy decode of its audio, token for token; what comes before is an
-    early guess of it. Encoders that only append, as that of Moonshine v2, hear each frame once, which is equal up to
-    rounding.
+    Speech is cut into segments at pauses, and silence is never decoded. A running segment is decoded again every
+    `update_interval` seconds with the last hypothesis as a verified draft, and the policy decides which words stay. The
+    final of a segment equals one plain greedy decode of its audio, token for token; partials are early guesses of it.
+    Encoders that only append, such as that of Moonshine v2, process each frame once, which is equal up to rounding.
 
     Parameters
     ----------
     model
         A recogniser that mmaccel has an adapter for, its adapter, or a session of it. It is not changed. Words need
-        times, so that it is refused while a session merges its audio tokens.
+        times, so it is refused while a session merges its audio tokens.
     processor
         Its processor: tokenizer and feature extractor.
     policy
@@ -49,19 +48,19 @@ class StreamingRecognizer:
         When segments end: ``"auto"`` (default: Silero where its package is installed), ``"silero"``, ``"energy"``,
         or an :class:`~mmaccel.speech.EndpointPolicy` with other settings.
     context
-        Characters of the text before that a model is given, if it takes any, where speech that was longer than a
-        segment is cut without a pause; default 200, as Whisper-Streaming. 0 keeps segments apart.
+        Characters of earlier text that the model gets, if it accepts any, after speech longer than a segment was cut
+        without a pause; default 200, as Whisper-Streaming. 0 keeps segments apart.
     packed
-        Whether weights of matrix products are held a second time, as oneDNN wants them; default False. On a CPU in
+        Whether to keep a second copy of the matrix weights in oneDNN's layout; default False. On a CPU in
         float32 a stream of Moonshine tiny takes a quarter less time with it on an AMD EPYC, for 100 MB more. Scores
         are equal up to rounding, and so are the tokens where no two are as likely as each other.
     timer
-        What measures the time for computing; default `time.perf_counter`. `time.process_time` gives CPU seconds.
+        The clock for computing time; default `time.perf_counter`. `time.process_time` gives CPU seconds.
 
     Raises
     ------
     UnsupportedTargetError
-        If the model is no recogniser that mmaccel knows, or does not suit the policy.
+        If mmaccel has no adapter for the model, or it does not suit the policy.
     SettingError
         If a setting is out of range, or segments would be longer than what the model takes.
 
@@ -116,11 +115,11 @@ class StreamingRecognizer:
         Parameters
         ----------
         sample_rate
-            Samples a second of what will be pushed.
+            Samples per second of the pushed audio.
         update_interval
             Seconds of speech between two hypotheses, at least 0.1; default 0.5. None for finals only.
         channels
-            Of what will be pushed; None (default) for what the shape of a chunk says.
+            Channels of the pushed audio; None (default) to read them from the shape of a chunk.
 
         Raises
         ------

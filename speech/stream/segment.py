@@ -1,4 +1,4 @@
-"""What a stream knows of the segment that goes on."""
+"""The state of a stream's current segment."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Segment:
     prompt
         Tokens that its decoder starts from.
     commitment
-        Which words stay.
+        The committed words.
     audio
-        What the encoder made of it so far, where that stays.
+        The encoder's output so far, if it stays.
     draft
         Tokens of the last hypothesis.
     span, heard
-        Samples that the last hypothesis is of, and what came out.
+        Samples of the last hypothesis, and its result.
     times
         When each committed unit was committed, on both clocks.
     began

@@ -1,4 +1,4 @@
-"""From how likely frames hold speech to segments of speech: when to look again, and where a text is final."""
+"""Segments of speech from the likelihood of frames: when to decode again, and where a text is final."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Segmenter:
         return max(self.position - (self._onset + 1) * FRAME - self.padding, self._taken)
 
     def feed(self, likelihood: float, level: float) -> list[Look | Cut]:
-        """Take in a frame: how likely it holds speech, and its level in decibels."""
+        """Add a frame: its likelihood of speech, and its level in decibels."""
         self._levels.append(level)
         self.position += FRAME
         if self.start is None:

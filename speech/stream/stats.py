@@ -1,4 +1,4 @@
-"""What a stream measured: how late text came, how much of it was taken back, and what it cost."""
+"""Statistics of a stream: latency of the text, retracted words, and cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lags:
     Attributes
     ----------
     heard
-        By how much audio had come, as if computing took no time (the compute-unaware clock).
+        Measured in received audio, as if computing took no time (the compute-unaware clock).
     ready
         With the time for computing, and for what still waited to be computed (the compute-aware clock): what a
         listener notices when the audio comes in real time.
@@ -53,7 +53,7 @@ class Lags:
 
 
 def quantile(values: Sequence[float] | deque[float], share: float) -> float | None:
-    """The value below which `share` of the values are, between two neighbours by their distance.
+    """The quantile at `share`, interpolated between the two nearest values.
 
     Examples
     --------
@@ -69,17 +69,17 @@ def quantile(values: Sequence[float] | deque[float], share: float) -> float | No
 
 @dataclass
 class StreamStats:
-    """What a stream has heard and done.
+    """Statistics of a stream.
 
     Attributes
     ----------
     audio_seconds, decoded_seconds, compute_seconds
-        Heard; of these, in segments with a final; spent in `push` and `finish`.
+        Seconds of audio received; of these, in segments with a final; seconds spent in `push` and `finish`.
     partial_decodes, finals
         Hypotheses on the way, and segments.
     decoder_calls, tokens, accepted
-        Passes of the decoder for hypotheses, tokens that came out, and how many of them a draft had guessed. The
-        passes that look for times of words, one for each final, come on top.
+        Passes of the decoder for hypotheses, their tokens, and those of them from drafts. One more pass for each
+        final finds the times of its words.
     words, committed, retracted
         Words of finals, words promised in partials, and promised words that their final does not have.
     first_partial
@@ -112,7 +112,7 @@ class StreamStats:
 
     @property
     def retracted_share(self) -> float:
-        """Of the promised words, how many their finals do not have."""
+        """Share of the promised words that their finals do not have."""
         return self.retracted / self.committed if self.committed else 0.0
 
     def to_dict(self) -> dict[str, Any]:

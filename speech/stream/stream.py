@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class SpeechStream:
     """Audio in, events out; made by :meth:`mmaccel.speech.StreamingRecognizer.stream`.
 
-    What is decoded, and when, follows from the audio alone: chunks of 10 ms and of 5 s give the same events. Memory
-    is bounded by the longest segment, however long the stream. If the model raises in the middle of a push, no audio
-    is lost: the next push goes on where this one stopped.
+    The decoded segments and their times follow from the audio alone: chunks of 10 ms and of 5 s give the same events.
+    Memory is bounded by the longest segment, however long the stream. If the model raises in the middle of a push, no
+    audio is lost: the next push continues where this one stopped.
 
     Attributes
     ----------
     stats
-        What was measured up to now.
+        Statistics so far.
 
     Examples
     --------
