@@ -69,7 +69,8 @@ def test_a_row_of_the_benchmark_has_the_share_of_its_run():
     (question,) = zoo.questions("tiny-onevision", 1, seed=0)
     layers = model.config.text_config.num_hidden_layers
     plain, *others = benchmark.cases(model, (0.25,))
-    fewer, fast_v = others[0], next(entry for entry in others if entry.label == "vlm.FastV(keep=0.25)")
+    fewer = next(entry for entry in others if entry.fewer == 4)
+    fast_v = next(entry for entry in others if entry.label == "vlm.FastV(keep=0.25)")
     benchmark.measure(model, processor, [plain, fewer, fast_v], [question])
     for entry, share in ((plain, 1.0), (fewer, 0.25), (fast_v, (2 + 0.25 * (layers - 2)) / layers)):
         row = benchmark.row(entry, plain, [True], [True])

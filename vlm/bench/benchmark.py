@@ -1,7 +1,8 @@
 """`mmaccel bench vlm`: accuracy and time of every way to leave out visual tokens, on tiny-onevision.
 
-Questions are about clips of scenes that the model never saw. Beside the methods stands what anyone can do: look at
-fewer frames. Accuracy is over all questions; times are of a few clips, in one alternation with the plain model.
+Questions are about clips of scenes that the model never saw: first about things that are seen for a moment, so that
+frames cannot be skipped, then about slow clips. Beside the methods stands what anyone can do: look at fewer frames.
+Accuracy is over all questions; times are of a few clips, in one alternation with the plain model.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel import zoo
-from mmaccel.bench.benchmark import Benchmark, Row, Section, by
+from mmaccel.bench.benchmark import Benchmark, Row, Section
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -26,22 +27,26 @@ from ..input.visual import Visual
 from ..pruning.compressor import Compressor
 from ..pruning.holitom import HoliTom
 from . import page
-from .cases import SHARES, cases
+from .cases import FULL, QUICK, cases
 from .timing import NEW, Timed, Timing
 
 MODEL = "tiny-onevision"
+SEED = 0
+ENOUGH = 8  # questions of a kind, so that its share says something
 
 
 def rows(full: bool = False) -> Iterator[Row]:
-    """One row for each entry; `full` asks 520 questions about 130 clips, else 80 about 20."""
+    """One row for each entry on each kind of clip; `full` has more clips, more shares and clips of 64 frames."""
     model, processor = zoo.load(MODEL)
-    questions = zoo.questions(MODEL, 520 if full else 80, seed=0)
-    clips = [list(group) for _, group in groupby(questions, key=lambda q: id(q.frames))]
-    shares = SHARES if full else (0.15, 0.1)
-    answered = answer(model, processor, cases(model, shares), clips)
-    timed = measure(model, processor, cases(model, shares), [clip[0] for clip in clips[: 24 if full else 3]])
-    for one, other in zip(timed, answered, strict=True):
-        yield row(one, timed[0], right(other), right(answered[0]))
+    for grid in FULL if full else QUICK:
+        asked = zoo.questions(MODEL, 4 * grid.clips, seed=SEED, **grid.choice)
+        clips = [list(group) for _, group in groupby(asked, key=lambda q: id(q.frames))]
+        answered = answer(model, processor, cases(model, grid.shares), clips)
+        timed = measure(model, processor, cases(model, grid.shares), [clip[0] for clip in clips[: grid.timed]])
+        kinds = [question.kind for question in asked]
+        for one, other in zip(timed, answered, strict=True):
+            found = row(one, timed[0], right(other), right(answered[0]), kinds)
+            yield {**found, "table": grid.table, "frames": len(clips[0][0].frames)}
 
 
 def answer(model: Any, processor: Any, entries: list[Entry], clips: list[Any]) -> list[Entry]:
@@ -104,8 +109,19 @@ class Answering(Workload):
         adapter.encode = once  # type: ignore[method-assign]
 
 
-def row(entry: Entry, plain: Entry, answers: list[bool], plain_answers: list[bool]) -> Row:
-    """The row of an entry that was timed, with what it answered right."""
+def by_kind(answers: list[bool], kinds: list[str]) -> dict[str, float]:
+    """The share of right answers to each kind of question, of kinds that were asked often enough to tell."""
+    found: dict[str, list[bool]] = {}
+    for kind, is_right in zip(kinds, answers, strict=True):
+        found.setdefault(kind, []).append(is_right)
+    return {kind: sum(each) / len(each) for kind, each in found.items() if len(each) >= ENOUGH}
+
+
+def row(
+    entry: Entry, plain: Entry, answers: list[bool], plain_answers: list[bool], kinds: list[str] | None = None
+) -> Row:
+    """The row of an entry that was timed, with what it answered right; of each kind where `kinds` of all are given."""
+    shares = by_kind(answers, kinds) if kinds else {}
     times, base = ([figures["timed"] for figures in each.metrics.values()] for each in (entry, plain))
 
     def middle(figure: Callable[[Timed], float], of: list[Timed] = times) -> float:
@@ -135,21 +151,21 @@ def row(entry: Entry, plain: Entry, answers: list[bool], plain_answers: list[boo
         tokens_per_second=1 / middle(lambda t: t.token),
         quality_metric=f"share of {len(answers)} questions answered right",
         quality=sum(answers) / len(answers),
+        quality_worst=min(shares.values(), default=None),
+        by_kind=shares,
         baseline_quality=sum(plain_answers) / len(plain_answers),
     )
 
 
-def _by_share(rows: list[Row]) -> dict[str, list[Row]]:
-    fewer = sorted((row for row in rows if row["share"] < 1), key=lambda row: -row["share"])
-    return by("share", "{:.0%} of the visual tokens", fewer)
-
-
 SECTION = Section(
-    _by_share,
+    page.groups,
     "fewer frames.",
-    plot="questions answered right against time, for each share of the visual tokens",
+    plot="questions answered right against time",
     quality="questions answered right",
     form=".1%",
-    series=page.label,
+    series=page.series,
+    one_group=True,
 )
-BENCHMARK = Benchmark("vlm", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, plot=page.plot)
+BENCHMARK = Benchmark(
+    "vlm", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot
+)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
 from mmaccel.comparison.results import called
 
 TITLE = "Video questions"
 INTRO = """
 Measured by `mmaccel bench vlm` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
-`mmaccel.demos.training.onevision.train` and `mmaccel.demos.training.onevision.thin`), clips of 32 frames,
-2,048 visual tokens, greedy answers. *right* is the share of held-out questions answered word for word, *kept* that
-share against all tokens'. *tokens* is the share of the visual tokens that the language model got, a mean over its
-layers: where a method drops some of them inside it, `keep` says another share, and methods are to be compared by this
-one. *first token* is the time from the end of the vision tower to the first token, compression included; *end to end*
-has the tower too; both are ratios to the plain model in one alternation. *fewer frames* is the plain model on every
-n-th frame. The raw rows are in [{json}]({json}).
+`mmaccel.demos.training.onevision.train` and `mmaccel.demos.training.onevision.thin`), 64 visual tokens a frame, greedy
+answers. {clips}
+
+*right* is the share of held-out questions answered word for word, *worst kind* that of the kind of question with the
+fewest right answers, *of plain* the mean against all tokens'. *keep* is the setting of that name. *tokens* is the share
+of the visual tokens that the language model got, a mean over its layers: where a method drops some of them inside it,
+`keep` says another share, and methods are to be compared by this one. *first token* is the time from the end of the
+vision tower to the first token, compression included; *end to end* has the tower too; both are ratios to the plain
+model in one alternation. *every n-th frame* is the plain model on fewer frames. The raw rows are in [{json}]({json}).
 
 ![accuracy against time]({png})
 """
 
 LIMITS = """
-- **Fewer frames** of clips as slow as these lose nothing, and save the tower's time too: no method that begins behind
-  the tower can be as fast. Clips in which more happens between two frames are what methods are for.
+- **Fewer frames** save the tower's time too: no method that begins behind the tower can be as fast. They miss what
+  happens between two of them, and lose nothing where nothing does.
 - **`HoliTom`** stores what stands still once, in the first frame of a segment. The tower of this small model finds
   adjacent frames more alike than large ones do, so that the paper's tau takes moving things for still ones, and 0.9
   fewer. Still tokens are clustered by `exp(-d^2)` of their distances, and so by the size of tokens: with tokens as
@@ -36,11 +38,20 @@ LIMITS = """
   ones do.
 - **Methods by attention** compute the tower's last attention once more to read it, which costs a part of the tower.
 """
+TITLES = {"brief": "Brief events", "slow": "Slow clips", "long": "Brief events in 64 frames"}
+ABOUT = {
+    "brief": "In clips of *brief events*, 32 frames long, a thing is seen for 2 to 4 frames, or crosses the picture in"
+    " 5 to 8 and is gone, and questions are about it.",
+    "slow": "In *slow clips* of 32 frames what comes stays, and moves a pixel a frame.",
+    "long": "Clips of *64 frames* are twice as long as those that the model was trained on.",
+}
 HEADINGS = (
     "method",
     "right",
-    "kept",
+    "keep",
     "tokens",
+    "worst kind",
+    "of plain",
     "first token",
     "speed-up",
     "tower",
@@ -50,61 +61,110 @@ HEADINGS = (
 )
 
 
-def tables(found: list[dict[str, Any]]) -> dict[str, str]:
-    """For each share of the tokens a table of all entries."""
-    shares = sorted({r["share"] for r in found if r["share"] < 1}, reverse=True)
-    return {f"{share:.0%} of the tokens": _table([r for r in found if r["share"] in (1.0, share)]) for share in shares}
+def groups(found: list[Row]) -> dict[str, list[Row]]:
+    """Rows by the kind of their clips, without the plain model."""
+    names = dict.fromkeys(_table_of(row) for row in found)
+    return {TITLES[name]: [r for r in found if _table_of(r) == name and r["method"] != "plain"] for name in names}
 
 
-def _table(group: list[dict[str, Any]]) -> str:
-    lines = []
-    for r in sorted(group, key=lambda r: (r["share"] < 1, -r["quality"])):
-        lines.append(
-            [
-                label(r),
-                f"{r['quality']:.1%}",
-                f"{r['quality'] / max(r['baseline_quality'], 1e-9):.1%}",
-                f"{r['visual_share']:.1%}",
-                f"{1000 * r['first_token_seconds']:.0f} ms",
-                f"{r['first_token_speedup']:.2f}x",
-                f"{r['tower_speedup']:.2f}x",
-                f"{r['speedup']:.2f}x",
-                f"{r['tokens_per_second']:.0f}",
-                f"{r['cache_bytes'] / 2**20:.1f} MiB",
-            ]
-        )
-    return markdown(HEADINGS, lines)
+def facts(found: list[Row]) -> dict[str, str]:
+    """What the introduction says of the clips that were measured."""
+    return {"clips": "\n".join(ABOUT[name] for name in dict.fromkeys(map(_table_of, found)))}
 
 
-def label(row: dict[str, Any]) -> str:
-    """The method with the settings that are not its defaults, but for how much it keeps, which the tables tell."""
-    if row.get("kind") in ("plain", "simple"):
+def tables(found: list[Row]) -> dict[str, str]:
+    """For each kind of clips and each share of the tokens a table of all entries, and what it says."""
+    pages = {}
+    for name in dict.fromkeys(map(_table_of, found)):
+        rows = [row for row in found if _table_of(row) == name]
+        for share in sorted({r["share"] for r in rows if _is_method(r)}, reverse=True):
+            group = [r for r in rows if not _is_method(r) or r["share"] == share]
+            pages[f"{TITLES[name]}: {share:.0%} of the tokens"] = f"{_table(group)}\n\n{_summary(group, share)}"
+    return pages
+
+
+def _table_of(row: Row) -> str:
+    """The kind of a row's clips; older results do not tell it, and have slow clips only."""
+    return str(row.get("table", "slow"))
+
+
+def _is_method(row: Row) -> bool:
+    return row.get("kind") not in ("plain", "simple")
+
+
+def _summary(group: list[Row], share: float) -> str:
+    """The best method beside the plain model, and beside fewer frames with about as many tokens."""
+    plain = next(r for r in group if r["kind"] == "plain")
+    fewer = min((r for r in group if r["kind"] == "simple"), key=lambda r: abs(r["visual_share"] - share))
+    best = max((r for r in group if _is_method(r)), key=lambda r: (r["quality"], r["speedup"]))
+    told = (f"{label(r)} {r['quality']:.1%} ({r['visual_share']:.1%} of the tokens)" for r in (fewer, best))
+    return f"Answered right: plain {plain['quality']:.1%}, {', '.join(told)}."
+
+
+def _table(group: list[Row]) -> str:
+    return markdown(
+        HEADINGS,
+        map(_line, sorted(group, key=lambda r: (_is_method(r), -r["share"] * (not _is_method(r)), -r["quality"]))),
+    )
+
+
+def _line(r: Row) -> list[str]:
+    keep, worst = r["settings"].get("keep"), r.get("quality_worst")
+    return [
+        label(r),
+        f"{r['quality']:.1%}",
+        "" if keep is None else f"{keep:.0%}",
+        f"{r['visual_share']:.1%}",
+        "" if worst is None else f"{worst:.1%}",
+        f"{r['quality'] / max(r['baseline_quality'], 1e-9):.1%}",
+        f"{1000 * r['first_token_seconds']:.0f} ms",
+        f"{r['first_token_speedup']:.2f}x",
+        f"{r['tower_speedup']:.2f}x",
+        f"{r['speedup']:.2f}x",
+        f"{r['tokens_per_second']:.0f}",
+        f"{r['cache_bytes'] / 2**20:.1f} MiB",
+    ]
+
+
+def series(row: Row) -> str:
+    """The line that a row lies on in a picture: a method with its settings, but for how much it keeps."""
+    if row["method"] in ("plain", "fewer frames"):
         return str(row["method"])
     settings = {name: value for name, value in row["settings"].items() if name != "keep"}
     return called({**row, "settings": settings}).removeprefix("vlm.").removesuffix("()")
 
 
-def plot(found: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy against the time to the first token, one line a method."""
+def label(row: Row) -> str:
+    """What a row is called in a table that tells how much is kept."""
+    if row.get("kind") != "simple":
+        return series(row)
+    step = row["settings"]["step"]
+    return f"every {step}{'nd' if step == 2 else 'th'} frame"
+
+
+def plot(found: list[Row], path: Path) -> None:
+    """Accuracy on the first kind of clips against time, one line a method."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
+    first = _table_of(found[0])
+    found = [row for row in found if _table_of(row) == first]
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     plain = next(r for r in found if r["share"] == 1.0)
     axes.axhline(100 * plain["quality"], color="0.6", linewidth=1)
     axes.annotate("all tokens", (1.0, 100 * plain["quality"]), fontsize=9, va="bottom")
-    shares = ", ".join(f"{share:.0%}" for share in sorted({r["share"] for r in found if r["share"] < 1}, reverse=True))
-    names = sorted({label(r) for r in found if r["share"] < 1}, key=lambda n: (n == "fewer frames", n))
+    shares = ", ".join(f"{share:.0%}" for share in sorted({r["share"] for r in found if _is_method(r)}, reverse=True))
+    names = sorted({series(r) for r in found if r["share"] < 1}, key=lambda n: (n == "fewer frames", n))
     colors = colormaps["tab20"]
     for number, name in enumerate(names):
-        line = sorted((r for r in found if label(r) == name), key=lambda r: r["share"])
+        line = sorted((r for r in found if series(r) == name), key=lambda r: r["share"])
         x, y = [r["speedup"] for r in line], [100 * r["quality"] for r in line]
         style = {"color": "black", "linestyle": "--"} if name == "fewer frames" else {"color": colors(number % 20)}
         axes.plot(x, y, marker="o", label=name, **style)
     axes.set_xlabel("speed-up to the first token, vision tower included")
     axes.set_ylabel("questions answered right (%)")
-    axes.set_title(f"{shares} of the visual tokens")
+    axes.set_title(f"{TITLES[first]}: {shares} of the visual tokens")
     axes.legend(fontsize=8, loc="lower right")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
