@@ -59,6 +59,8 @@ def test_words_missed_wrong_and_too_many():
 def test_words_compare_without_case_and_punctuation():
     assert word_delays(Utterance(shown("Don't STOP, -- 'now'"), said("don't stop now"))) == [0.25, 0.25, 1.25]
     assert word_delays(Utterance(shown("A"), said("a")), normalize=str) == [None]
+    utterances = [Utterance(shown("A"), said("a"))]
+    assert emission_latency(utterances).matched == 1 and emission_latency(utterances, normalize=str).matched == 0
 
 
 def test_nothing_at_all():
