@@ -48,9 +48,9 @@ def test_both_commands_make_the_same_call(kind, compared, capsys):
     ("words", "hint"),
     (
         (["vlm", "--method", "DyCoke"], "--example"),
-        (["vlm", "clip.mp4", "what?", "--example", "--method", "DyCoke"], "leave one of the two out"),
+        (["vlm", "clip.mp4", "what?", "--example", "--method", "DyCoke"], "give one of the two"),
         (["speech", "--method", "SuffixDraft"], "--example"),
-        (["speech", "talk.wav", "--example", "--method", "SuffixDraft"], "leave one of the two out"),
+        (["speech", "talk.wav", "--example", "--method", "SuffixDraft"], "give one of the two"),
         (["image", "pizza", "--seeds", "0", "--method", "ZipAR"], "--seeds 0"),
     ),
 )

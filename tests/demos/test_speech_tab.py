@@ -99,7 +99,7 @@ def test_a_difference_would_be_told(frame, short):
     assert "Exact" in saved.cost
     other = PartialTranscript(heard.words, heard.stats, heard.events[:-1])
     saved = _report(other, 1.0, heard, 1.0)
-    assert "NOT the same" in saved.report and "which they should not" in saved.cost
+    assert "NOT the same" in saved.report and "but should not" in saved.cost
 
 
 def test_subtitles_are_offered_from_where_they_are_deleted_by_age(frame, short, tmp_path):

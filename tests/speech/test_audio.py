@@ -165,9 +165,9 @@ def test_bad_files(tmp_path):
         ".": "is a folder",
         "missing.wav": "does not exist",
         "empty.wav": "is empty",
-        "text.wav": "no audio file that FFmpeg knows",
-        "noise.mp3": "no audio file that FFmpeg knows|holds no s|is damaged",
-        "nothing.wav": "holds no samples|no audio file",
+        "text.wav": "not an audio file that FFmpeg knows",
+        "noise.mp3": "not an audio file that FFmpeg knows|holds no s|is damaged",
+        "nothing.wav": "holds no samples|not an audio file",
     }.items():
         with pytest.raises(AudioError, match=message):
             read_audio(tmp_path / name)

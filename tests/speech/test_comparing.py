@@ -287,7 +287,7 @@ def test_the_command_line(files, loaded, capsys):
     (
         (["missing.wav"], "missing.wav does not exist"),
         (["empty.wav"], "empty.wav is empty"),
-        (["text.wav"], "no audio file"),
+        (["text.wav"], "not an audio file"),
         (["silence.wav"], "no speech in silence.wav, 2.0 s"),
         (["talk.wav", "--reference", "one", "--reference", "two"], "each of 1 recordings"),
         (["talk.wav", "--method", "video.EasyCache"], "does not work on moonshine"),

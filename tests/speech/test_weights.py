@@ -152,7 +152,7 @@ def test_a_checkpoint_that_recognises_nothing(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     from transformers import AutoConfig
 
-    with pytest.raises(WeightsError, match="bert, which is no recogniser"):
+    with pytest.raises(WeightsError, match="bert, which is not a speech recogniser"):
         weights._class_of("there", AutoConfig.from_pretrained(tmp_path))
 
 
