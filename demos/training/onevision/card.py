@@ -35,7 +35,8 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Use**: `model, processor = zoo.load("tiny-onevision")`, then
   `model.generate(**processor(videos=[frames], text="what moves up?", return_tensors="pt"))`. The processor needs no
   torchvision; `zoo.questions("tiny-onevision", 500)` gives clips of scenes never trained on, with what to ask and the
-  right answers.
+  right answers; with `brief=True` the questions are about a thing that is seen for 2 to 8 frames only, which no clip
+  of the training had.
 - **Held-out accuracy**: {accuracy[all]:.1%} of lone questions, all tokens kept, bfloat16 matrix products:
   {kinds}.
 - **Names**: {names}. **Motions**: {motions}. **Backgrounds**: {backgrounds}.
