@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,8 @@ from .families.adapter import ImageAdapter
 @dataclass(frozen=True)
 class ImageMethod(Method[Session[ImageAdapter]]):
     """A way to decode image tokens. All of them exclude each other: a picture is decoded once."""
+
+    role: ClassVar[str] = "image decoding"
 
     def attach(self, session: Session[ImageAdapter], stack: ExitStack) -> None:
         session.adapter.attach(self, session, stack)

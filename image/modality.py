@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.modality import Modality
 
-from .advice import ADVICE, EXAMPLE
-
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
     from mmaccel.presets import Preset
@@ -16,6 +14,15 @@ if TYPE_CHECKING:
 
     from .command import ImageCommand
     from .generation import Painter
+
+EXAMPLE = """import mmaccel
+from mmaccel import image, zoo
+
+model, processor = zoo.load("tiny-janus")
+inputs = processor(text="big red heart on yellow", generation_mode="image", return_tensors="pt")
+with mmaccel.accelerate(model, {method}) as fast:
+    tokens = fast.generate(**inputs, generation_mode="image")
+    print(fast.report)"""
 
 
 class Image(Modality):
@@ -28,7 +35,6 @@ class Image(Modality):
         " image.HeterogeneousSteps is video.HeterogeneousSteps."
     )
     example = EXAMPLE
-    advice = ADVICE
     tab = "mmaccel.demos.app.tabs.image_tab"
     tab_title = "Image"
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.errors import SettingError
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
 
@@ -59,7 +59,10 @@ class ZipAR(ImageMethod):
     draft_window: int = 8
 
     paper: ClassVar[str] = "ZipAR: Accelerating Auto-regressive Image Generation through Spatial Locality, 2024"
-    excludes: ClassVar[frozenset[str]] = frozenset({"image.SpeculativeJacobi", "image.GroupedSpeculative"})
+    advice: ClassVar[Advice] = Advice(
+        "When time matters more than the last bit of quality: the number of passes is fixed, whatever the picture.",
+        "Tokens are drawn without the right part of the row above, and pictures get worse as the window narrows.",
+    )
     neutral: ClassVar[dict[str, Any]] = {"window": "columns"}
     engaging: ClassVar[dict[str, Any]] = {"window": 2}
 

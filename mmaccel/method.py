@@ -16,6 +16,26 @@ S = TypeVar("S", default=Any)  # the session that a method is applied to, such a
 
 
 @dataclasses.dataclass(frozen=True)
+class Advice:
+    """What the documentation says of a method beyond its docstring.
+
+    Attributes
+    ----------
+    helps, costs
+        When it helps, and what it costs.
+    settings
+        Arguments of the method in its example, where the defaults make a poor example.
+    example
+        Its own code instead of the modality's; see :attr:`mmaccel.modality.Modality.example`.
+    """
+
+    helps: str = ""
+    costs: str = ""
+    settings: str = ""
+    example: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Method(Generic[S]):
     """Base of all methods; subclasses are frozen dataclasses registered with :func:`mmaccel.registry.register`.
 
@@ -32,8 +52,12 @@ class Method(Generic[S]):
         instance.
     savings
         ``"real"`` where work is skipped, ``"simulated"`` where it is only masked.
+    advice
+        When it helps and what it costs, for the documentation.
+    role
+        What only one method of a session can do, such as ``"step cache"``; empty where several can.
     excludes
-        Names of methods that this one cannot be combined with.
+        Names or roles of methods that this one cannot be combined with, beside those of its own role.
     families
         Names of the adapters' families that it works on; None stands for all of its modality.
     repeatable
@@ -48,8 +72,10 @@ class Method(Generic[S]):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    advice: ClassVar[Advice] = Advice()
     lossless: ClassVar[bool] = False
     savings: ClassVar[str] = "real"
+    role: ClassVar[str] = ""
     excludes: ClassVar[frozenset[str]] = frozenset()
     families: ClassVar[frozenset[str] | None] = None
     repeatable: ClassVar[bool] = True
@@ -98,6 +124,12 @@ class Method(Generic[S]):
     def summary(cls) -> str:
         """First sentence of the docstring."""
         return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+    @classmethod
+    def conflicts(cls, other: type[Method]) -> bool:
+        """Whether the two cannot work in one session."""
+        mine, theirs = {cls.name, cls.role}, {other.name, other.role}
+        return bool((mine & theirs | mine & other.excludes | theirs & cls.excludes) - {""})
 
     def __str__(self) -> str:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}

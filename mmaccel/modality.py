@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -26,26 +25,6 @@ if TYPE_CHECKING:
     from .testing.contract import Example
 
 ENTRY_POINTS = "mmaccel.modalities"
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What the documentation says of a method beyond its docstring.
-
-    Attributes
-    ----------
-    helps, costs
-        When it helps, and what it costs.
-    settings
-        Arguments of the method in its example, where the defaults make a poor example.
-    example
-        Its own code instead of the modality's; see :attr:`Modality.example`.
-    """
-
-    helps: str
-    costs: str
-    settings: str = ""
-    example: str = ""
 
 
 class Modality(ABC):
@@ -69,8 +48,6 @@ class Modality(ABC):
         Modules and packages below :attr:`package` whose import registers the adapters.
     example
         Python that runs ``{method}`` on a model, for the documentation.
-    advice
-        What the documentation says of each method, by full name.
     tab
         Module of the demo's tab, which has a `build(frame)`; empty without one.
     tab_title
@@ -84,7 +61,6 @@ class Modality(ABC):
     note: ClassVar[str] = ""
     adapters: ClassVar[tuple[str, ...]] = ("families",)
     example: ClassVar[str] = ""
-    advice: ClassVar[Mapping[str, Advice]] = {}
     tab: ClassVar[str] = ""
     tab_title: ClassVar[str] = ""
 

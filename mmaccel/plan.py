@@ -226,5 +226,5 @@ def _check(chosen: list[Method], adapter: Adapter) -> None:
             )
         adapter.check(method)
         for other in chosen[:i]:
-            if other.name in method.excludes or method.name in other.excludes or other.name == method.name:
+            if type(method).conflicts(type(other)):
                 raise ConflictError(f"{other} and {method} cannot be combined: keep one of them")

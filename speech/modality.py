@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.modality import Modality
 
-from .advice import ADVICE, EXAMPLE
-
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
     from mmaccel.testing.contract import Example
 
     from .command import SpeechCommand
+
+EXAMPLE = """import mmaccel
+from mmaccel import speech
+
+model, processor = speech.load("moonshine-tiny")
+samples = speech.read_audio("talk.wav")
+inputs = processor(samples.numpy(), sampling_rate=16_000, return_tensors="pt")
+with mmaccel.accelerate(model, {method}) as fast:
+    tokens = fast.generate(**inputs)
+    print(processor.batch_decode(tokens, skip_special_tokens=True)[0])
+    print(fast.report)"""
 
 
 class Speech(Modality):
@@ -22,7 +31,6 @@ class Speech(Modality):
     rank = 4
     model = "moonshine-tiny"
     example = EXAMPLE
-    advice = ADVICE
     tab = "mmaccel.demos.app.tabs.speech_tab"
     tab_title = "Speech"
 

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.modality import Modality
 
-from .advice import ADVICE, EXAMPLE
-
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
     from mmaccel.presets import Preset
     from mmaccel.testing.contract import Example
 
     from .command import VideoCommand
+
+EXAMPLE = """import mmaccel
+from mmaccel import video, zoo
+
+pipe = zoo.load("tiny-wan")
+with mmaccel.accelerate(pipe, {method}) as fast:
+    frames = fast("rocket moves up, blue background", num_inference_steps=20).frames[0]
+    print(fast.report)"""
 
 
 class Video(Modality):
@@ -24,7 +30,6 @@ class Video(Modality):
     rank = 2
     model = "tiny-wan"
     example = EXAMPLE
-    advice = ADVICE
     tab = "mmaccel.demos.app.tabs.video_tab"
     tab_title = "Video"
 

@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.modality import Modality
 
-from .advice import ADVICE, EXAMPLE
-
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
     from mmaccel.presets import Preset
     from mmaccel.testing.contract import Example
 
     from .command import VlmCommand
+
+EXAMPLE = """import mmaccel
+from mmaccel import vlm, zoo
+
+model, processor = zoo.load("tiny-onevision")
+asked = zoo.questions("tiny-onevision", 1)[0]
+inputs = processor(videos=[asked.frames], text=asked.question, return_tensors="pt")
+with mmaccel.accelerate(model, {method}) as fast:
+    tokens = fast.generate(**inputs, max_new_tokens=8)
+    print(processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True), asked.answer)
+    print(fast.report)"""
 
 
 class Vlm(Modality):
@@ -24,7 +33,6 @@ class Vlm(Modality):
     model = "tiny-onevision"
     adapters = ("families", "decoder.adapter")
     example = EXAMPLE
-    advice = ADVICE
     tab = "mmaccel.demos.app.tabs.question_tab"
     tab_title = "Video chat"
 

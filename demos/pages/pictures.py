@@ -26,8 +26,11 @@ from mmaccel.demos.pages.module_trace import ModuleTrace, transformer_parts, une
 from mmaccel.demos.pages.recorded_calls import Recorded, recorded
 from mmaccel.image import generation
 from mmaccel.image.decoding.grid_decoder import GridDecoder
-from mmaccel.registry import saved_method
+from mmaccel.method import Method
+from mmaccel.registry import methods, saved_method
+from mmaccel.video.caches.step_cache import StepCache
 from mmaccel.video.examples import unet_pipeline
+from mmaccel.vlm.pruning.compressor import Compressor
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 WIDTH = 1040  # pixels, at most
@@ -37,31 +40,6 @@ STEPS = 40
 
 IMAGES = (image.SpeculativeJacobi(window=16, init="repeat_left"), image.GroupedSpeculative(), image.ZipAR())
 VIDEOS = (video.HeterogeneousSteps(budget=0.5),)  # keeps a trace of its own
-CACHES = (
-    video.BlockCache(),
-    video.EasyCache(),
-    video.EncoderReuse(),
-    video.FasterCache(),
-    video.FirstBlockCache(),
-    video.MagCache(),
-    video.PyramidAttentionBroadcast(),
-    video.TaylorSeer(),
-    video.TeaCache(),
-    video.TokenCache(),
-)
-COMPRESSORS = (
-    vlm.DyCoke,
-    vlm.EarlyTom,
-    vlm.FastV,
-    vlm.FastVID,
-    vlm.FrameFusion,
-    vlm.HoliTom,
-    vlm.IDPruner,
-    vlm.StreamingCompression,
-    vlm.VidCom2,
-    vlm.VisionZip,
-)
-
 UNET = video.EncoderReuse
 Made = tuple[Image.Image, str]
 
@@ -82,13 +60,18 @@ def _jobs() -> Iterator[tuple[str, Callable[[], Made]]]:
         yield method.name, lambda method=method: painted(method)
     for method in VIDEOS:
         yield method.name, lambda method=method: filmed(method)
-    for method in CACHES:
-        yield method.name, lambda method=method: reused(method)
+    for cls in _below(StepCache):
+        yield cls.name, lambda cls=cls: reused(cls())
     yield "video.Auto", searched
-    for cls in COMPRESSORS:
+    for cls in _below(Compressor):
         yield cls.name, lambda cls=cls: asked(cls(keep=KEEP))
     yield from docs_attention.JOBS.items()
     yield from docs_speech.JOBS.items()
+
+
+def _below(base: type[Method]) -> list[type[Any]]:
+    """The registered methods of a kind."""
+    return [cls for cls in methods().values() if issubclass(cls, base)]
 
 
 def painted(method: Any) -> Made:

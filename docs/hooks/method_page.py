@@ -9,16 +9,16 @@ from typing import Any
 
 import griffe
 import measured
-from advice import advice, example
 from included import ROOT
 
 from mmaccel import presets
 from mmaccel.bench import pages
 from mmaccel.method import Method
-from mmaccel.modality import modalities
+from mmaccel.modality import get_modality, modalities
 from mmaccel.registry import methods
 
 PICTURES = ROOT / "docs" / "pictures"
+HUB = "from_pretrained("  # in code that downloads
 ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 
 
@@ -31,10 +31,10 @@ def method_page(method: type[Method]) -> str:
     """The whole page."""
     docs = _docstring(method)
     parts = [f"# {method.__name__}", _facts(method), sentence(method), _picture(method), docs["text"]]
-    parts += ["## Use", example(method.name), "## Settings", _settings(method, docs["parameters"])]
+    parts += ["## Use", _example(method), "## Settings", _settings(method, docs["parameters"])]
     parts += [docs["notes"], _errors(docs["raises"])]
-    told = advice()[method.name]
-    parts += ["## When it helps, and what it costs", f"**Helps**: {told.helps}", f"**Costs**: {told.costs}"]
+    parts += ["## When it helps, and what it costs"]
+    parts += [f"**Helps**: {method.advice.helps}", f"**Costs**: {method.advice.costs}"]
     parts += [_presets(method)]
     parts += ["## Measured", *_measured(method), "## Together with others", _together(method)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -61,6 +61,13 @@ def sentence(method: type[Method]) -> str:
 
 def _kind(method: type[Method]) -> str:
     return "exact" if method.lossless else "lossy"
+
+
+def _example(method: type[Method]) -> str:
+    """Code that runs it on a small model, in a fenced block whose title says if it downloads anything."""
+    code = method.advice.example or get_modality(method.name.split(".")[0]).example
+    title = ' title="downloads weights from the hub"' if HUB in code else ""
+    return f"```python{title}\n{code.format(method=f'{method.name}({method.advice.settings})')}\n```"
 
 
 def _facts(method: type[Method]) -> str:
@@ -127,8 +134,7 @@ def _measured(method: type[Method]) -> list[str]:
 
 def _together(method: type[Method]) -> str:
     table = methods()
-    others = sorted(name for name, cls in table.items() if name in method.excludes or method.name in cls.excludes)
-    others = [name for name in others if name != method.name]
+    others = [name for name, cls in table.items() if cls is not method and method.conflicts(cls)]
     if not others:
         return "It can be combined with every other method of its modality."
     return f"It cannot be combined with {', '.join(_link(table[name], address(method)) for name in others)}."

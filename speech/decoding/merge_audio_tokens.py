@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
-from mmaccel.method import Method, is_number
+from mmaccel.method import Advice, Method, is_number
 from mmaccel.patching import hook, wrap_generate
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -60,6 +60,10 @@ class MergeAudioTokens(Method):
     """
 
     paper: ClassVar[str] = "AngelSlim: SA-MAP, similarity-attention merging and MAP pruning of audio tokens, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Long audio with still stretches, and decoders that are large beside their encoder.",
+        "Words change. On the small recogniser merging costs more time than it saves.",
+    )
     families: ClassVar[frozenset[str] | None] = frozenset({"moonshine", "whisper"})
     neutral: ClassVar[dict[str, Any]] = {"keep": 1.0}
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.5}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mmaccel.decoding.suffix_method import SuffixMethod
+from mmaccel.method import Advice
 from mmaccel.registry import register
 
 
@@ -43,4 +44,8 @@ class SuffixDraft(SuffixMethod):
     ...     print(fast.report)
     """
 
+    advice: ClassVar[Advice] = Advice(
+        "Long recordings in which phrases come back, and models that fall into loops.",
+        "Nothing in quality; a little time where nothing repeats, as in the recording below.",
+    )
     families: ClassVar[frozenset[str] | None] = frozenset({"whisper", "moonshine", "moonshine_streaming"})

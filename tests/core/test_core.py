@@ -26,7 +26,9 @@ from mmaccel.method import Method, is_count, is_number
 from mmaccel.plan import Plan
 from mmaccel.report import Report
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
+from mmaccel.video import EasyCache
 from mmaccel.video import examples as video_examples
+from mmaccel.vlm import SparsePrefill
 
 FAST = SpeculativeJacobi(window=8)
 
@@ -42,11 +44,12 @@ def janus():
 def test_methods_are_sorted_and_named():
     table = mmaccel.methods()
     assert list(table) == sorted(table) and {"image.ZipAR", "image.SpeculativeJacobi"} <= set(table)
+    names = {*table, *(cls.role for cls in table.values() if cls.role)}
     for name, cls in table.items():
         assert cls.name == name and mmaccel.get_method(name) is cls
         assert cls.paper[-4:].isdigit(), f"{name}: the paper needs a year"
         assert cls.summary().endswith("."), f"{name}: {cls.summary()!r}"
-        assert set(cls.excludes) <= set(table), f"{name} excludes a method that is not there"
+        assert cls.excludes <= names, f"{name} excludes a method that is not there"
         assert isinstance(cls(), Method)
         assert cls.savings in ("real", "simulated")
 
@@ -238,10 +241,20 @@ def test_conflicts_name_both_in_any_order(janus, pair):
 
 @pytest.mark.parametrize("silent", (ZipAR, GroupedSpeculative))
 def test_one_of_two_methods_is_enough_to_name_a_conflict(janus, silent, monkeypatch):
-    monkeypatch.setattr(silent, "excludes", frozenset())
+    monkeypatch.setattr(silent, "role", "")
+    other = GroupedSpeculative if silent is ZipAR else ZipAR
+    monkeypatch.setattr(other, "excludes", frozenset({silent.name}))
     for methods in ((ZipAR(window=2), GroupedSpeculative()), (GroupedSpeculative(), ZipAR(window=2))):
         with pytest.raises(ConflictError, match="cannot be combined"):
             mmaccel.plan(janus[0], *methods)
+
+
+def test_a_role_can_be_excluded_too(monkeypatch):
+    assert SpeculativeJacobi.conflicts(ZipAR) and not EasyCache.conflicts(ZipAR)
+    monkeypatch.setattr(EasyCache, "excludes", frozenset({"image decoding"}))
+    assert EasyCache.conflicts(ZipAR) and ZipAR.conflicts(EasyCache)
+    monkeypatch.setattr(ZipAR, "role", "")
+    assert not EasyCache.conflicts(ZipAR) and not EasyCache.conflicts(SparsePrefill)  # no role is not one role
 
 
 def test_what_is_no_method(janus):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import advice
 import method_page
 import pages
 import preset_page
@@ -95,7 +94,7 @@ def test_the_contract_runs_on_it(toy, monkeypatch):
 def test_the_documentation_has_pages_of_it(toy):
     page = method_page.method_page(toy.Stride)
     assert "Walkers that are late." in page and "toy.Stride(stride=4)" in page and "No row of the committed" in page
-    assert "toy.Stride" in advice.advice() and "## Toys" in method_page.index_page()
+    assert "**Costs**: Where they arrive." in page and "## Toys" in method_page.index_page()
     assert "nobody walked far enough" in preset_page.preset_page() and {"Toys": ["methods/toy/toy_modality.md"]} in (
         pages._methods()
     )

@@ -12,8 +12,8 @@ from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import told
 from mmaccel.comparison.results import row
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown
-from mmaccel.method import Method, is_count
-from mmaccel.modality import Advice, Modality, register_modality
+from mmaccel.method import Advice, Method, is_count
+from mmaccel.modality import Modality, register_modality
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.session import accelerate
@@ -55,6 +55,7 @@ class Stride(Method):
     """
 
     paper: ClassVar[str] = "A toy of the tests, 2026"
+    advice: ClassVar[Advice] = Advice("Walkers that are late.", "Where they arrive.", "stride=4")
     neutral: ClassVar[dict] = {"stride": 1}
     engaging: ClassVar[dict] = {"stride": 2}
     stride: int = 2
@@ -115,7 +116,6 @@ class Toy(Modality):
     name, title, model = "toy", "Toys", "tiny-toy"
     adapters = ()
     example = "import mmaccel\n# {method}"
-    advice: ClassVar[dict] = {"toy.Stride": Advice("Walkers that are late.", "Where they arrive.", "stride=4")}
     tab, tab_title = __name__, "Toy walk"
 
     def open(self, model, device="cpu", dtype=None):

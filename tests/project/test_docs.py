@@ -4,7 +4,6 @@ import re
 
 import pages as site
 import pytest
-from advice import advice
 from included import relinked
 from measured import method_of
 from reader import DOCS, ROOT, all_pages
@@ -15,8 +14,8 @@ from mmaccel.registry import methods
 
 
 def test_every_method_has_a_page_with_what_it_must_say():
-    assert set(advice()) == set(methods()), "the modalities' advice and the registry differ"
     for name, method in methods().items():
+        assert method.advice.helps and method.advice.costs, f"{name} does not say when it helps and what it costs"
         page = all_pages()[site.address(method)]
         for setting, default in method().settings().items():
             assert f"`{setting}`" in page and f"`{getattr(method(), setting)!r}`" in page, (
@@ -24,8 +23,10 @@ def test_every_method_has_a_page_with_what_it_must_say():
             )
         assert method.paper in page and method.summary().split(";")[0].rstrip(".")[:40] in page
         assert ("**exact**" in page) == method.lossless and f"{name}(" in page
-        for other in method.excludes - {name}:
-            assert f"[{other.split('.')[1]}](" in page
+        assert f"**Helps**: {method.advice.helps}" in page and f"**Costs**: {method.advice.costs}" in page
+        for other in methods().values():
+            together = page.rpartition("## Together with others")[2]
+            assert (f"[{other.__name__}](" in together) == (method.conflicts(other) and other is not method)
 
 
 def test_the_measured_rows_are_those_of_the_benchmarks():

@@ -7,12 +7,13 @@ import torch
 
 from mmaccel.errors import SettingError
 from mmaccel.registry import methods
-from mmaccel.vlm import DyCoke, EarlyTom, FastVID, HoliTom, IDPruner, VidCom2, VisionZip
-from mmaccel.vlm.pruning.compressor import COMPRESSORS, VISUAL_FAMILIES, Compressor
+from mmaccel.vlm import CompressKV, DyCoke, EarlyTom, FastVID, HoliTom, IDPruner, SelectKV, VidCom2, VisionZip
+from mmaccel.vlm.pruning.compressor import VISUAL_FAMILIES, Compressor
 from mmaccel.vlm.pruning.early_tom import merge_frames, plan_merges, running_segments, top_of_stretches
 from mmaccel.vlm.pruning.segments import apportion
 
-ALL = [DyCoke, EarlyTom, FastVID, HoliTom, IDPruner, VidCom2, VisionZip]
+REGISTERED = [cls for cls in methods().values() if issubclass(cls, Compressor)]
+ALL = [cls for cls in REGISTERED if cls.shorten is not Compressor.shorten]
 SHAPES = [(1, 1), (1, 9), (2, 1), (2, 4), (3, 7), (5, 16), (9, 5), (13, 9)]
 
 
@@ -80,7 +81,7 @@ def test_keeping_everything_changes_nothing(cls):
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
 def test_what_a_method_says_of_itself(cls):
-    assert methods()[f"vlm.{cls.__name__}"] is cls and cls.name in COMPRESSORS and cls.families <= VISUAL_FAMILIES
+    assert methods()[f"vlm.{cls.__name__}"] is cls and cls.families <= VISUAL_FAMILIES
     assert cls(**cls.neutral).is_neutral and not cls().is_neutral and not cls(**cls.engaging).is_neutral
     assert cls.from_settings(cls().settings()) == cls() and cls.paper[-4:].isdigit()
     for bad in (
@@ -132,9 +133,12 @@ def test_bad_settings(cls, bad):
         cls(**bad)
 
 
-def test_the_base_covers_all_of_them():
-    listed = {name for name, cls in methods().items() if issubclass(cls, Compressor)}
-    assert listed == COMPRESSORS
+def test_only_one_of_them_shortens_a_prompt():
+    assert {DyCoke, EarlyTom, FastVID, HoliTom, IDPruner, VidCom2, VisionZip} <= set(ALL)
+    for cls in REGISTERED:
+        assert {other for other in REGISTERED if cls.conflicts(other)} == set(REGISTERED), cls
+        drops_inside = cls.cuts is not Compressor.cuts
+        assert cls.conflicts(CompressKV) == SelectKV.conflicts(cls) == drops_inside, cls
 
 
 def test_apportion():

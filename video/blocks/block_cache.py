@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mmaccel.errors import SettingError
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 from mmaccel.stepping.run import SamplerRun
 
@@ -51,6 +51,11 @@ class BlockCache(StepCache):
     """
 
     paper = "DBCache in cache-dit and First Block Cache in ParaAttention, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Pipelines that change unevenly from step to step, and transformers with many blocks.",
+        "At half the time it is behind fewer steps on the small model.",
+        "threshold=0.15",
+    )
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6, "warmup": 2}
 

@@ -6,14 +6,14 @@ import functools
 import itertools
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from mmaccel import kernels
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import BlockPlan, policies
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.patching import intercept_sdpa
 from mmaccel.registry import register
 
@@ -70,6 +70,10 @@ class SparseAttention(DiffusionMethod):
     """
 
     paper = "SpargeAttn, Sliding Tile Attention and Radial Attention, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Long clips and large pictures, where attention is most of the time.",
+        "Below some thousand tokens dense attention is faster, and is taken unless always=True.",
+    )
     families = TRANSFORMERS
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.3, "min_length": 64, "always": True}

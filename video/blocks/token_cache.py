@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from mmaccel.errors import SettingError
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.stepping.reuse import BranchState
@@ -68,6 +68,10 @@ class TokenCache(StepCache):
     """
 
     paper = "DiffSparse: Accelerating Diffusion Transformers with Learned Token Sparsity, 2026"
+    advice: ClassVar[Advice] = Advice(
+        "Clips of which large parts stand still.",
+        "Every layer's last output is kept in memory; on a CPU small passes cost more than their share.",
+    )
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.5, "warmup": 1, "cooldown": 0}
 

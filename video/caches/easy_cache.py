@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.stepping.easy_reuse import EasyReuse
 from mmaccel.stepping.run import SamplerRun
@@ -50,6 +51,10 @@ class EasyCache(StepCache):
     """
 
     paper = "Less is Enough: Training-Free Video Diffusion Acceleration via Runtime-Adaptive Caching, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Any pipeline with a transformer, without calibration: of the step caches it keeps the worst prompt best.",
+        "Little on the worst prompt; on the mean it is level with fewer steps at half the time.",
+    )
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6, "warmup": 2}
 

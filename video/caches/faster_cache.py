@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
 from ..families.families import family_of
@@ -55,6 +55,10 @@ class FasterCache(DiffusersCache):
     """
 
     paper = "FasterCache: Training-Free Video Diffusion Model Acceleration with High Quality, 2024"
+    advice: ClassVar[Advice] = Advice(
+        "CogVideoX, where it estimates the second guidance branch too; elsewhere attention alone.",
+        "Attention outputs of two past steps are kept in memory.",
+    )
     neutral = {"spatial": 1, "unconditional": 1}
     engaging = {"timesteps": (-1, 1000)}
     unfit = {"ZImageTransformer2DModel": "diffusers does not look for attention in `layers`"}

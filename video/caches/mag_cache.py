@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 from mmaccel.stepping.ratios import growth, stretched
 from mmaccel.stepping.run import SamplerRun
@@ -58,6 +58,10 @@ class MagCache(DiffusersCache):
     """
 
     paper = "MagCache: Fast Video Generation with Magnitude-Aware Cache, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Pipelines that are run often with the same number of steps: the first run measures its ratios.",
+        "The first run is a plain one, unless ratios are given.",
+    )
     neutral = {"threshold": 0.0}
     engaging = {"ratios": (1.0, 1.01), "warmup": 2}
     skips_blocks = True

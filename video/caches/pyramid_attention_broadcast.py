@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from .diffusers_cache import DiffusersCache, HookStepper, check_range
@@ -47,6 +47,10 @@ class PyramidAttentionBroadcast(DiffusersCache):
     """
 
     paper = "Real-Time Video Generation with Pyramid Attention Broadcast, 2024"
+    advice: ClassVar[Advice] = Advice(
+        "Long runs, whose attention changes little in the middle.",
+        "Every layer's attention output is kept in memory.",
+    )
     neutral = {"spatial": 1}
     engaging = {"timesteps": (0, 1000)}
 

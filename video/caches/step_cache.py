@@ -22,26 +22,11 @@ from ..families.adapter import (
 )
 from ..steps import Forward, Stepper, count_forwards, follow
 
-NAMES = (
-    "BlockCache",
-    "EasyCache",
-    "EncoderReuse",
-    "FasterCache",
-    "FirstBlockCache",
-    "HeterogeneousSteps",
-    "MagCache",
-    "PyramidAttentionBroadcast",
-    "TaylorSeer",
-    "TeaCache",
-    "TokenCache",
-)
-STEP_CACHES = frozenset(f"video.{name}" for name in NAMES)
-
 
 class StepCache(DiffusionMethod):
     """Base of the methods that reuse results of earlier steps; only one of them at a time."""
 
-    excludes: ClassVar[frozenset[str]] = STEP_CACHES
+    role: ClassVar[str] = "step cache"
     families: ClassVar[frozenset[str] | None] = TRANSFORMERS
     threshold: float
     warmup: int

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from ..families.families import family_of
@@ -48,6 +49,11 @@ class TaylorSeer(DiffusersCache):
     """
 
     paper = "From Reusing to Forecasting: Accelerating Diffusion Models with TaylorSeers, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Short intervals on models whose attention moves smoothly from step to step.",
+        "At long intervals its extrapolation goes astray; twice the memory of other caches.",
+        "interval=2, warmup=2",
+    )
     neutral = {"interval": 1}
     engaging = {"interval": 3, "warmup": 2}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
 
 from mmaccel.errors import SettingError
-from mmaccel.method import is_number
+from mmaccel.method import Advice, is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.stepping.reuse import StepReuse
@@ -62,6 +62,11 @@ class TeaCache(StepCache):
     """
 
     paper = "Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Families whose published coefficients are known, or pipelines that you calibrate once.",
+        "About as much as fewer steps, on the small model.",
+        "threshold=0.2",
+    )
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6, "warmup": 2}
 

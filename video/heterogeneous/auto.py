@@ -6,20 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
 from tqdm import tqdm
 
-from mmaccel.method import Method, is_number
+from mmaccel.method import Advice, Method, is_number
 from mmaccel.registry import register
 from mmaccel.stepping.tensors import tensors
 from mmaccel.tuning.curve import Goal, point
 
 from ..caches.easy_cache import EasyCache
-from ..caches.step_cache import STEP_CACHES
 from ..families.adapter import (
     TRANSFORMERS,
     DiffusionMethod,
@@ -64,7 +63,11 @@ class Auto(DiffusionMethod):
     """
 
     paper = "no paper: a search over the measured curve of speed-up and quality, 2026"
-    excludes = STEP_CACHES
+    advice: ClassVar[Advice] = Advice(
+        "A pipeline of your own, when you know the speed-up or the quality that you want and not the settings.",
+        "The first call takes about six times the plain time; a saved plan spares that.",
+    )
+    role = "step cache"
     repeatable = False
     families = TRANSFORMERS
     neutral = {"min_psnr": 1000.0}

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from mmaccel.cache import EvictingCache, EvictingLayer, RaggedLayer, estimate_bytes
 from mmaccel.kernels.policies import COMPRESS, Visual
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from .call import FEW_QUERIES, Call, GenerateRun
@@ -76,7 +76,11 @@ class CompressKV(DecoderMethod):
     head_budgets: bool = False
 
     paper: ClassVar[str] = "SnapKV: LLM Knows What You are Looking for Before Generation, 2024"
-    excludes: ClassVar[frozenset[str]] = frozenset({"vlm.SelectKV"})
+    advice: ClassVar[Advice] = Advice(
+        "Long answers to long prompts: every decoding step reads a small cache.",
+        "What the end of the prompt does not ask for is gone, also for the next turn.",
+    )
+    role: ClassVar[str] = "decoding cache"
     engaging: ClassVar[dict[str, Any]] = {"budget": 0.2}
     replaces_cache: ClassVar[bool] = True
     drops_keys: ClassVar[bool] = True

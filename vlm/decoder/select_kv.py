@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from mmaccel.cache import SelectingCache, SelectingLayer, estimate_bytes
 from mmaccel.kernels.policies import DECODE, dominant_pairs, label_channels
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from .call import FEW_QUERIES, Call, GenerateRun
@@ -67,7 +67,11 @@ class SelectKV(DecoderMethod):
     dense_layers: int = 2
 
     paper: ClassVar[str] = "TokenSelect: Efficient Long-Context Inference via Dynamic Token-Level KV Selection, 2024"
-    excludes: ClassVar[frozenset[str]] = frozenset({"vlm.CompressKV"})
+    advice: ClassVar[Advice] = Advice(
+        "Very long contexts, from which every step needs something else.",
+        "The whole cache stays in memory; at 2,000 tokens choosing costs more than reading all.",
+    )
+    role: ClassVar[str] = "decoding cache"
     engaging: ClassVar[dict[str, Any]] = {"budget": 0.2, "dense_layers": 1}
     replaces_cache: ClassVar[bool] = True
 

@@ -11,7 +11,7 @@ from mmaccel import kernels
 from mmaccel.cache.layers import tensor_bytes
 from mmaccel.kernels.plan import BlockPlan
 from mmaccel.kernels.policies import PREFILL
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from .call import Call, GenerateRun
@@ -68,6 +68,10 @@ class SparsePrefill(DecoderMethod):
 
     paper: ClassVar[str] = (
         "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse Attention, 2024"
+    )
+    advice: ClassVar[Advice] = Advice(
+        "Prompts of many thousand tokens: the longer, the more.",
+        "Nearly nothing at 8,000 tokens; at 2,000 there is little to gain.",
     )
     engaging: ClassVar[dict[str, Any]] = {
         "budget": 0.3,

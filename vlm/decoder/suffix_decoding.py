@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mmaccel.decoding.suffix_method import SuffixMethod
+from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.session import Session
 
@@ -48,6 +49,10 @@ class SuffixDecoding(SuffixMethod):
     ...     print(fast.report)
     """
 
+    advice: ClassVar[Advice] = Advice(
+        "Answers that repeat the prompt or an earlier answer: rewriting, reading of documents, code.",
+        "Nothing in quality; a little time where nothing repeats, as in a short answer.",
+    )
     engaging: ClassVar[dict[str, Any]] = {"block": 1}
     learns: ClassVar[bool] = True  # the contract's answers are too short to repeat themselves
     # what the adapters ask every method of a decoder

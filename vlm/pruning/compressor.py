@@ -16,26 +16,8 @@ from .row import Cut
 VISUAL_FAMILIES = frozenset(
     {"internvl", "llava_next_video", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"}
 )
-# Each of them shortens the prompt: one is enough.
-COMPRESSORS = frozenset(
-    f"vlm.{name}"
-    for name in (
-        "DyCoke",
-        "EarlyTom",
-        "FastV",
-        "FastVID",
-        "FrameFusion",
-        "HoliTom",
-        "IDPruner",
-        "StreamingCompression",
-        "VidCom2",
-        "VisionZip",
-    )
-)
-
-
-# Those that drop tokens inside the language model leave caches of different lengths behind, which these cannot have.
-CACHE_METHODS = frozenset({"vlm.CompressKV", "vlm.SelectKV"})
+# Dropping tokens inside the language model leaves keys of different lengths, which these cannot have.
+CACHE_METHODS = frozenset({"decoding cache"})
 
 
 @dataclass(frozen=True)
@@ -64,7 +46,7 @@ class Compressor(DecoderMethod):
     tokens: int | None = None
 
     families: ClassVar[frozenset[str] | None] = VISUAL_FAMILIES
-    excludes: ClassVar[frozenset[str]] = COMPRESSORS
+    role: ClassVar[str] = "visual tokens"
     neutral: ClassVar[dict[str, Any]] = {"keep": 1.0}
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
     attends: ClassVar[bool] = False

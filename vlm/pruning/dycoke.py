@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from .compressed import Compressed, chosen, top
@@ -60,6 +60,11 @@ class DyCoke(Compressor):
     window: int = 4
 
     paper: ClassVar[str] = "DyCoke: Dynamic Compression of Tokens for Fast Video Large Language Models, 2024"
+    advice: ClassVar[Advice] = Advice(
+        "Video that changes slowly, on any of the families; it asks nothing of the tower.",
+        "The tower still sees everything, which is most of the time in a small model.",
+        "keep=0.15",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

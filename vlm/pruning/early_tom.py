@@ -8,12 +8,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
 from ..decoder.method import is_share
 from .compressed import Compressed, attention, chosen, top
-from .compressor import CACHE_METHODS, COMPRESSORS, Compressor
+from .compressor import CACHE_METHODS, Compressor
 from .inner import late_merging
 from .row import Cut
 from .segments import Segment, cut_after
@@ -74,8 +74,13 @@ class EarlyTom(Compressor):
     inner_keep: float = 0.5
 
     paper: ClassVar[str] = "EarlyTom: Early Token Compression Completes Fast Video Understanding, 2026"
+    advice: ClassVar[Advice] = Advice(
+        "LLaVA models that are shown many frames: the vision tower has less to do as well.",
+        "Frames that were merged before the tower had read them can lose what told them apart.",
+        "keep=0.15",
+    )
     families = frozenset({"llava_onevision", "llava_next_video"})
-    excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
+    excludes: ClassVar[frozenset[str]] = CACHE_METHODS
     needs_attention: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

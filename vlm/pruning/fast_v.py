@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.method import is_count
+from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
-from .compressor import CACHE_METHODS, COMPRESSORS, Compressor
+from .compressor import CACHE_METHODS, Compressor
 from .inner import by_attention
 from .row import Cut
 
@@ -49,7 +49,12 @@ class FastV(Compressor):
     layer: int = 2
 
     paper: ClassVar[str] = "An Image is Worth 1/2 Tokens After Layer 2 (FastV), 2024"
-    excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
+    advice: ClassVar[Advice] = Advice(
+        "When which tokens matter depends on the question.",
+        "The first layers still see everything, so that the first token gains least of all.",
+        "keep=0.15",
+    )
+    excludes: ClassVar[frozenset[str]] = CACHE_METHODS
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
 from .clustering import distances, means, others, peak_scores
@@ -72,6 +72,10 @@ class FastVID(Compressor):
     beta: float = 0.6
 
     paper: ClassVar[str] = "FastVID: Dynamic Density Pruning for Fast Video Large Language Models, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Video that is cut into scenes.",
+        "Small things between its anchors, which the questions of the small model ask for.",
+    )
     needs_attention: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

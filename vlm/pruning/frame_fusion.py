@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import cosine_similarity
 
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
 from .clustering import means
-from .compressor import CACHE_METHODS, COMPRESSORS, Compressor
+from .compressor import CACHE_METHODS, Compressor
 from .inner import by_attention
 from .row import Cut, Row
 
@@ -58,7 +58,11 @@ class FrameFusion(Compressor):
     layer: int = 1
 
     paper: ClassVar[str] = "FrameFusion: Combining Similarity and Importance for Video Token Reduction, 2024"
-    excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
+    advice: ClassVar[Advice] = Advice(
+        "Video that stands still, and models whose tower must not be touched.",
+        "The layers before see everything, and only the others gain.",
+    )
+    excludes: ClassVar[frozenset[str]] = CACHE_METHODS
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25, "layer": 2}
 
     def __post_init__(self) -> None:

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import torch
 
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
 from ..decoder.method import is_share
 from .clustering import distances, means, others, peak_scores
 from .compressed import Compressed, attention, everything, joined, top
-from .compressor import CACHE_METHODS, COMPRESSORS, Compressor
+from .compressor import CACHE_METHODS, Compressor
 from .inner import late_merging
 from .row import Cut
 from .segments import Segment, adjacent_cosine, best_segments, static_gains
@@ -75,7 +75,12 @@ class HoliTom(Compressor):
     inner_keep: float = 0.5
 
     paper: ClassVar[str] = "HoliTom: Holistic Token Merging for Fast Video Large Language Models, 2025"
-    excludes: ClassVar[frozenset[str]] = COMPRESSORS | CACHE_METHODS
+    advice: ClassVar[Advice] = Advice(
+        "Long video of which much stands still, on models whose attention says what matters.",
+        "Where few tokens are left, answers about small things; compare it with DyCoke on your own clips.",
+        "keep=0.25",
+    )
+    excludes: ClassVar[frozenset[str]] = CACHE_METHODS
     needs_attention: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

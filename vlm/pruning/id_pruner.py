@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
 from .compressed import Compressed, attention, chosen
@@ -55,6 +55,10 @@ class IDPruner(Compressor):
     step: int = 1
 
     paper: ClassVar[str] = "IDPruner: Harmonizing Importance and Diversity in Visual Token Pruning for MLLMs, 2026"
+    advice: ClassVar[Advice] = Advice(
+        "Few tokens of varied content: what it keeps is important and unlike the rest.",
+        "Choosing token after token takes time; raise step= to choose several at once.",
+    )
     needs_attention: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import is_number
+from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
 
 from ..decoder.method import is_share
@@ -61,6 +61,10 @@ class VidCom2(Compressor):
 
     paper: ClassVar[str] = (
         "Video Compression Commander: Plug-and-Play Inference Acceleration for Video Large Language Models, 2025"
+    )
+    advice: ClassVar[Advice] = Advice(
+        "Models whose tower gives no attention, or runs compiled.",
+        "It goes by what is unusual, and that need not be what is asked for.",
     )
 
     def __post_init__(self) -> None:

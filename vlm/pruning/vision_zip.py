@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import is_number
+from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
 
 from .clustering import means, others
@@ -56,6 +56,10 @@ class VisionZip(Compressor):
     dominant: float = 54 / 64
 
     paper: ClassVar[str] = "VisionZip: Longer is Better but Not Necessary in Vision Language Models, 2024"
+    advice: ClassVar[Advice] = Advice(
+        "Single pictures, and clips in which every frame is looked at by itself.",
+        "What stands still is kept again in every frame, which leaves less room for what changes.",
+    )
     needs_attention: ClassVar[bool] = True
     needs_key: ClassVar[bool] = True
 

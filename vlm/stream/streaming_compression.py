@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
 from ..pruning.compressed import Compressed, chosen, top
@@ -53,6 +53,10 @@ class StreamingCompression(Compressor):
     interval: int = 2
 
     paper: ClassVar[str] = "Accelerating Streaming Video Large Language Models via Hierarchical Token Compression, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "Frames that come one by one, in a VideoStream with bounded memory.",
+        "It knows no later frame, and can keep what a look at the whole clip would have dropped.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
