@@ -1,0 +1,100 @@
+"""The figures of README.md, written from the committed rows of the benchmarks; nothing is measured::
+
+python -m mmaccel.demos.pages.readme_figures
+
+Each stands between two comments, which name the sentence: `<!-- figures: wan -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mmaccel.bench.pages import markdown
+from mmaccel.comparison import results
+from mmaccel.presets import presets_of
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+Row = dict[str, Any]
+
+
+def main() -> None:
+    README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def rewritten(text: str) -> str:
+    """A text whose figures are those of the committed rows."""
+    figures = {"wan": _wan, "qwen": _qwen, "machine": _machine, "others": _others}
+    return BLOCK.sub(lambda found: f"{found[1]}{figures[found[2]]()}{found[3]}", text)
+
+
+def _wan() -> str:
+    ours, steps = presets_of("video", "diffusion transformer")["balanced"].row, _row("video", label="20 steps")
+    assert ours["model"] == steps["model"]
+    return (
+        f"**{ours['speedup']:.1f}x** on `tiny-wan` at 40 steps: {_psnr(_row('video', kind='ours', budget=0.5))} to the"
+        f" plain clip over {len(steps['seeds'])} prompts.\n20 steps take as long and have {_psnr(steps)}."
+    )
+
+
+def _psnr(row: Row) -> str:
+    return f"{row['quality']:.0f} dB ({row['psnr_worst']:.0f} dB for the worst)"
+
+
+def _qwen() -> str:
+    ours = presets_of("vlm", "qwen2_5_vl")["balanced"].row
+    row = _row("vlm", method="vlm.DyCoke", share=0.15)
+    fewer = _row("vlm", method="fewer frames", share=0.15)
+    questions = re.search(r"\d+", row["quality_metric"])
+    assert questions and ours["speedup"] == row["speedup"]
+    return (
+        f"**{row['first_token_speedup']:.1f}x** to the first token after the vision tower and **{row['speedup']:.1f}x**"
+        f" end to end on `tiny-onevision`,\nwhich then answers {row['quality']:.1%} of {questions[0]} questions right"
+        f" instead of {row['baseline_quality']:.0%}. Its clips are slow: every 7th frame alone answers\n"
+        f"{fewer['quality']:.0%}, {fewer['speedup']:.1f}x as fast, so try fewer frames first."
+    )
+
+
+def _machine() -> str:
+    machines = {results.load(ROOT / f"docs/benchmarks/{name}.json")["header"]["machine"]["processor"] for name in NAMES}
+    threads = {name: results.load(ROOT / f"docs/benchmarks/{name}.json")["header"]["threads"] for name in NAMES}
+    assert len(machines) == 1 and threads.pop("speech") == 1 and set(threads.values()) == {2}
+    return (
+        "**Not measured yet: anything on a GPU, and the checkpoints above.** All figures are of the small models of the"
+        f" same classes\nthat come with mmaccel, on 2 threads of an {machines.pop()}; speech on 1."
+        " `mmaccel.compare` measures your model on your machine."
+    )
+
+
+NAMES = ("image", "video", "vlm", "speech")
+
+
+def _others() -> str:
+    """One line for each thing that the snippets do not show."""
+    exact, balanced = (presets_of("image", "janus")[name].row for name in ("exact", "balanced"))
+    drafts = _row("speech", method="drafts in the stream, packed weights")
+    distance = f"distance to real pictures {balanced['quality']:.1f}, plain {balanced['baseline_quality']:.1f}"
+    lines = [
+        ("`tiny-janus` draws", '`preset="exact"`', f"{exact['speedup']:.1f}x", "the very picture of a seed"),
+        ("`tiny-janus` draws", '`preset="balanced"`', f"{balanced['speedup']:.1f}x", distance),
+        (
+            "Moonshine tiny hears a stream",
+            "`speech.StreamingRecognizer(..., packed=True)`",
+            f"{drafts['speedup']:.1f}x",
+            "the events of the same stream without drafts",
+        ),
+    ]
+    return markdown(("what", "how", "speed-up", "quality"), lines)
+
+
+def _row(name: str, **columns: Any) -> Row:
+    """The first row of a benchmark with these columns."""
+    rows = results.load(ROOT / f"docs/benchmarks/{name}.json")["rows"]
+    return dict(next(row for row in rows if all(row.get(key) == value for key, value in columns.items())))
+
+
+if __name__ == "__main__":
+    main()
