@@ -6,7 +6,6 @@ from pathlib import Path
 import pages as site
 import pytest
 import reader
-import torch
 
 from mmaccel import image, session, zoo
 from mmaccel.errors import MmaccelError
