@@ -125,7 +125,7 @@ def test_tokens_are_counted_as_they_come_and_go():
     assert counts() == (5, 8, 4, [3, 3]) and cache.get_mask_sizes(2, 0) == (7, 3)
     layer.keep(torch.tensor([[[0, 4], [0, 1]], [[0, 4], [0, 1]]]))
     assert counts() == (2, 8, 0, [3, 3]), "not all heads have the newest"
-    with pytest.raises(ValueError, match="0 are new since"):
+    with pytest.raises(ValueError, match="only 0 were added since"):
         cache.crop(-1)
 
 

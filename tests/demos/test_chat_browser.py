@@ -52,7 +52,7 @@ def test_the_speech_tab_shows_words_compares_and_survives_a_wrong_upload(browser
     page, panel = opened(browser, url, "Speech", width=390)
     upload(page, panel, wrong, 0)
     press(panel, "Accelerated")
-    page.get_by_text("wrong.wav is not an audio file").wait_for()
+    page.get_by_text("wrong.wav is no audio file").wait_for()
     panel.get_by_label("Clear").or_(panel.get_by_label("Remove")).first.click()
     panel.get_by_role("button", name="Beckett").click()  # starts the comparison too
     panel.get_by_text("0:10", exact=True).wait_for()

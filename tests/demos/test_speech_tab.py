@@ -240,7 +240,7 @@ def test_messages_that_are_no_sound_end_a_recording(frame, recording, monkeypatc
     monkeypatch.setattr(gr, "Warning", lambda text, **_: told.append(text))
     browser = Browser(frame)
     answer, _ = browser.microphone.hear(message, browser.listening)
-    assert answer["over"] and browser.listening.over and "no sound of a microphone" in told[0]
+    assert answer["over"] and browser.listening.over and "not the sound of a microphone" in told[0]
 
 
 def test_an_error_of_the_model_is_said_once(frame, monkeypatch, recording):

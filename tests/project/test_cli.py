@@ -121,7 +121,7 @@ def test_a_clip_is_filmed_and_asked_about(tmp_path, capsys, monkeypatch):
         (["pizza", "-o", "{}/x.png", "--method", "ZipAR:window"], "KEY=VALUE"),
         (["pizza", "-o", "{}/x.png", "--method", "ZipRA"], "ZipAR"),
         (["pizza", "-o", "{}/x.png", "--preset", "fest"], "fast"),
-        (["pizza", "-o", "{}/x.png", "--model", "/nowhere"], "no model"),
+        (["pizza", "-o", "{}/x.png", "--model", "/nowhere"], "is not a model"),
         (["pizza", "-o", "{}/x.png", "--plan", "{}/none.json"], "none.json"),
         (["pizza", "-o", "{}/x.png", "--count", "0"], "at least 1"),
         (["pizza", "-o", "{}/x.png", "--temperature", "0"], "temperature"),

@@ -243,7 +243,7 @@ def test_a_damaged_clip_names_the_frame(tmp_path):
 
 
 BAD = (
-    ({"frames": 31}, SettingError, "31 frames requested, and .* has 30: pass frames=30 or fewer"),
+    ({"frames": 31}, SettingError, "31 frames requested, but .* has 30: pass frames=30 or fewer"),
     ({"frames": 31, "sampling": "qwen"}, SettingError, "32 frames requested"),
     ({}, SettingError, "frames=None, fps=None: give one of the two"),
     ({"frames": 8, "fps": 2}, SettingError, "frames=8, fps=2: give one of the two"),

@@ -89,7 +89,7 @@ def advanced(frame: Frame, kind: str, example: str, seeded: bool = True) -> Adva
     seed = optional_number("Seed", "random", seeded)
     model = gr.Dropdown(names, value=names[0], label="Model", allow_custom_value=frame.models.any_model)
     method = gr.Textbox(
-        label="Methods of your own choice, instead of the preset",
+        label="Own methods, instead of the preset",
         info="as on the command line, one per line; mmaccel methods lists them",
         placeholder=example,
         lines=1,
