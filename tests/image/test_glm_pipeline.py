@@ -19,8 +19,10 @@ from transformers import (
 from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
 
 import mmaccel
+from mmaccel.adapter import find_adapter
 from mmaccel.errors import ActiveSessionError, SettingError
 from mmaccel.image import SpeculativeJacobi, ZipAR, examples
+from mmaccel.image.comparing import ImageTrial
 from mmaccel.testing.contract import snapshot
 
 CODES = examples.CODES
@@ -156,3 +158,12 @@ def test_error_in_the_middle_of_a_pipeline_call(pipe):
     with pytest.raises(SettingError, match="window"), mmaccel.accelerate(pipe, ZipAR(window=99)) as fast:
         priors(fast, "a fox")
     assert trace(pipe) == before
+
+
+def test_a_comparison_of_pipelines_draws_with_every_seed(pipe):
+    """Whatever `do_sample` its language model has: the diffusion behind it begins with noise."""
+    call = {"height": SIZE, "width": SIZE, "num_inference_steps": 1, "prompt": "a red heart", "output_type": "np"}
+    trial = ImageTrial(find_adapter(pipe), call)
+    assert trial.draws and not trial.seedless
+    one, again, other = (trial.run(pipe, seed) for seed in (0, 0, 1))
+    assert trial.equal(one, again) and not trial.equal(one, other)

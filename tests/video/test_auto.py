@@ -82,6 +82,18 @@ def test_generators_and_the_global_state_are_left_as_one_run_leaves_them(wan):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_what_a_pipeline_draws_from_the_global_state_is_the_same_in_every_run(wan):
+    """Without a generator, noise comes from the global state: measured from one state, which then is as before."""
+    pipe, call = wan
+    del call["latents"]
+    torch.manual_seed(5)
+    plain = pipe(**call)[0]
+    torch.manual_seed(5)
+    with mmaccel.accelerate(pipe, auto(min_psnr=1000)) as fast:
+        assert torch.equal(fast(**call)[0], plain), "measuring drew nothing that the call itself then lacks"
+        assert all(point["psnr"] > 15 for point in fast.plan.measured), "all from the same noise"
+
+
 def test_outputs_of_every_kind_are_compared():
     from PIL import Image
 

@@ -18,6 +18,7 @@ from mmaccel.stepping.forecast import Velocities
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.replay import Replay
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
+from mmaccel.video.heterogeneous import partial
 from mmaccel.video.heterogeneous import run as module
 
 ONLY_STEPS = {"fraction": 0.0}
@@ -286,6 +287,30 @@ def test_two_transformers_share_one_budget(sampler, settings):
         assert fast.report.work_ratio == pytest.approx(0.5, abs=0.1 if "interval" in settings else 0.04), shares
         boundary = next(k for k, level in enumerate(trace_of(fast).levels) if level < 0.8)
     assert shares[0] == shares[boundary] == shares[-1] == 1.0
+
+
+def test_keys_and_values_are_let_go_after_each_run(wan, monkeypatch):
+    pipe, call = wan
+    made = []
+
+    class Noted(partial.PartialForward):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(HeterogeneousSteps, "forward", Noted)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, fraction=0.2)) as fast:
+        run(fast, call)
+        assert fast.report.peak_extra_bytes > 0 and [part.cache.nbytes() for part in made] == [0]
+        with pytest.raises(RuntimeError, match="stop"):
+            run(fast, call, callback_on_step_end=stop)
+        assert [part.cache.nbytes() for part in made] == [0], "of a run that broke off too"
+
+
+def stop(pipe, step, timestep, kwargs):
+    if step == 6:
+        raise RuntimeError("stop")
+    return kwargs
 
 
 def test_a_few_steps_of_a_multistep_sampler_are_said(wan):

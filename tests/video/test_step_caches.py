@@ -368,6 +368,31 @@ def test_calibration_fits_the_changes_of_the_run():
         video.calibrate_tea_cache(pipe, start=start, call=call, steps=4)
 
 
+def test_calibration_takes_the_changes_of_every_prompt(monkeypatch):
+    pipe, arguments = examples.wan_pipeline()
+    call = {name: value for name, value in arguments(1, steps=6).items() if name not in ("prompt", "prompt_embeds")}
+    embeds = arguments(1, steps=6)["prompt_embeds"]
+    scales = iter((1.0, 2.0))
+    monkeypatch.setattr(pipe, "check_inputs", lambda *args, **kwargs: None)
+    monkeypatch.setattr(
+        pipe, "encode_prompt", lambda **kwargs: (next(scales) * embeds, kwargs.get("negative_prompt_embeds"))
+    )
+    taken = []
+    fit = numpy.polyfit
+    monkeypatch.setattr(numpy, "polyfit", lambda x, y, degree: taken.append(len(x)) or fit(x, y, degree))
+    video.calibrate_tea_cache(pipe, ["a fox", "a hen"], **call)
+    assert taken == [2 * 5], "five changes between the six steps of each prompt"
+
+
+def test_calibration_leaves_out_where_a_second_expert_begins():
+    """There is no change since its last step, for it had none."""
+    one, arguments = examples.wan_pipeline()
+    two, _ = examples.wan_pipeline(seed=1)
+    pipe = diffusers.WanPipeline(**{**one.components, "transformer_2": two.transformer}, boundary_ratio=0.8)
+    pipe.set_progress_bar_config(disable=True)
+    assert numpy.isfinite(video.calibrate_tea_cache(pipe, **arguments(1, steps=12)).coefficients).all()
+
+
 def test_tea_cache_polynomial():
     assert video.TeaCache(coefficients=[1, 0, 0]).rescaled(0.5) == 0.25
     assert video.TeaCache(coefficients=(-1.0, 0.0)).rescaled(0.5) == 0

@@ -343,6 +343,10 @@ def test_llava_takes_every_nth_frame():
     assert sampling.sample_frames("llava", 60, fps=2, rate=29.97).tolist() == [0, 15, 30, 45]
 
 
+def test_llava_spreads_the_most_frames_over_the_whole_clip():
+    assert sampling.sample_frames("llava", 100, fps=10, rate=10, max_frames=4).tolist() == [0, 33, 66, 99]
+
+
 def test_qwen_numbers_are_even():
     for frames, count in ((1, 2), (2, 2), (3, 4), (5, 4), (7, 8)):
         assert len(sampling.sample_frames("qwen", 100, frames=frames)) == count

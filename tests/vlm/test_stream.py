@@ -241,6 +241,42 @@ def test_an_exception_leaves_the_tower_as_it_was(parts):
     assert snapshot(model) == before
 
 
+def test_a_chunk_that_broke_off_does_not_count(parts):
+    """The next one is the full one that it would have been."""
+    model, processor = parts
+    cache = TowerCache(model.model.vision_tower.encoder.layers, refresh=0.1, interval=2)
+    clips = [frames(2, seed) for seed in range(3)]
+    tower_pass(model, processor, clips[0], cache)
+    tower_pass(model, processor, clips[1], cache)
+    with pytest.raises(RuntimeError), cache.chunk():
+        raise RuntimeError
+    computed, plain = cache.computed, cache.plain
+    tower_pass(model, processor, clips[2], cache)
+    assert cache.computed - computed == cache.plain - plain > 0
+
+
+def test_arguments_of_an_answer_reach_generate(parts):
+    model, processor = parts
+    with vlm.VideoStream(model, processor) as stream:
+        stream.push(frames(3))
+        drawn = set()
+        for seed in range(4):
+            torch.manual_seed(seed)
+            drawn.add(stream.ask("what moves up?", max_new_tokens=6, do_sample=True, temperature=5.0))
+        assert len(drawn) > 1 and len({stream.ask("what moves up?", max_new_tokens=6) for _ in range(2)}) == 1
+
+
+def test_memory_counts_the_keys_of_the_last_question(parts):
+    model, processor = parts
+    with vlm.VideoStream(model, processor) as stream:
+        stream.push(frames(3))
+        tokens = stream.stats.memory_bytes
+        stream.ask("what moves up?", max_new_tokens=2)
+        asked_bytes = stream.stats.memory_bytes
+        stream.push(frames(1))
+        assert stream.stats.memory_bytes < asked_bytes > tokens > 0, "which are let go with the next frame"
+
+
 def test_other_towers_are_refused():
     model, _ = visual_examples.qwen2_vl()
     with pytest.raises(UnsupportedTargetError, match=r"refresh=1\.0"):

@@ -44,6 +44,29 @@ def talk(session, ids, mask, question, answered):
     return tokens, cache, session.report
 
 
+def test_a_cache_of_the_user_survives_calls_that_return_tokens_alone(llama):
+    """Three turns over one cache, the second without `return_dict_in_generate`."""
+    model, _ = llama
+    ids, mask = examples.prompts(1, 60, pad=0)
+    question = examples.prompts(1, 5, seed=1, pad=0)[0]
+    last = []
+    for plainly in (False, True):
+        with mmaccel.accelerate(model, METHODS[0]) as session:
+            tokens, seen, cache = turn(session, ids, mask, None)
+            tokens, seen = torch.cat([tokens, question], 1), torch.cat([seen, torch.ones_like(question)], 1)
+            if plainly:
+                tokens = session.generate(
+                    input_ids=tokens, attention_mask=seen, past_key_values=cache, max_new_tokens=4, do_sample=False
+                )
+                seen = torch.ones_like(tokens)
+            else:
+                tokens, seen, cache = turn(session, tokens, seen, cache)
+            assert cache.get_seq_length() == 60 + 4 + 5 + 3
+            tokens, seen = torch.cat([tokens, question], 1), torch.cat([seen, torch.ones_like(question)], 1)
+            last.append(turn(session, tokens, seen, cache)[0])
+    assert torch.equal(*last)
+
+
 @pytest.mark.parametrize("length", (5, 40))
 @TURNS
 def test_rows_of_a_conversation_are_what_they_are_alone(llama, method, length):
