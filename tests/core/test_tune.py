@@ -324,6 +324,23 @@ def test_the_command_line(tmp_path, capsys, monkeypatch, wan):
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("option", "path", "says"),
+    (
+        ("--plot", "none/curve.png", "--plot"),
+        ("--plot", "curve.svg", "end it with .png"),
+        ("-o", "none/plan.json", "-o"),
+        ("-o", "plan.txt", "end it with .json"),
+    ),
+)
+def test_paths_are_checked_before_anything_is_measured(option, path, says, tmp_path, capsys, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(VideoCommand, "prepare", lambda *_: loaded.append("a model"))
+    words = ["tune", "video", "x", "--method", "HeterogeneousSteps", "--target-speedup", "1.8"]
+    assert cli.main([*words, option, str(tmp_path / path)]) == 2
+    assert says in capsys.readouterr().err and not loaded and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("higher_is_better", (True, False))
 def test_a_floor_is_kept_by_what_lies_on_it(higher_is_better):
     goal = Goal(floor=30.0, higher_is_better=higher_is_better)

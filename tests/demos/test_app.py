@@ -240,6 +240,13 @@ def test_unused_models_make_room():
     assert list(models._shared) == [("image", "c")]
 
 
+def test_the_model_that_was_used_longest_ago_makes_room():
+    models = Models(most=2)
+    for name in ("a", "b", "a", "c"):
+        models._find("image", name)
+    assert [name for _, name in models._shared] == ["a", "c"]
+
+
 def test_errors_for_the_browser_tell_nothing_and_are_no_markup(caplog):
     with pytest.raises(gr.Error) as shown, readable():
         raise PromptError("no <script>alert(1)</script>")

@@ -13,6 +13,7 @@ import gradio as gr
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.formparsers import MultiPartException
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
@@ -165,6 +166,23 @@ def test_uploads_on_their_way_count(tmp_path):
     inner.append(TestClient(Quota(slow, tmp_path, Limits(upload_bytes=MIB, disk_bytes=2 * MIB - 1))))
     assert inner[0].post("/upload", content=bytes(MIB)).status_code == 200
     assert told == [MIB, 507] and inner[0].app.coming == 0
+
+
+def test_an_upload_that_breaks_off_gives_its_room_back(tmp_path):
+    client = quota(tmp_path, disk_bytes=MIB)
+    scope = {"type": "http", "method": "POST", "path": "/upload", "query_string": b"", "root_path": ""}
+    scope["headers"] = [(b"content-length", str(MIB).encode())]
+    messages = [{"type": "http.request", "body": b"1", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        """Nobody is there to receive it."""
+
+    with pytest.raises(MultiPartException, match="broken off"):
+        asyncio.run(client.app(scope, receive, send))
+    assert client.app.coming == 0 and client.post("/upload", content=bytes(MIB)).status_code == 200
 
 
 def test_what_aborted_uploads_leave_is_removed(tmp_path):

@@ -184,6 +184,17 @@ def test_backends():
         kernels.block_sparse_attention(Q, K, K)
 
 
+def test_one_backend_entered_twice_leaves_twice():
+    cpu, reference = torch.device("cpu"), kernels.backend("reference")
+    with reference:
+        with kernels.backend("triton"):
+            with reference:
+                assert kernels.choose(cpu) == "reference"
+            assert kernels.choose(cpu) == "triton"
+        assert kernels.choose(cpu) == "reference"
+    assert kernels.choose(cpu) == "native"
+
+
 def test_ops_have_fakes():
     with FakeTensorMode():
         q, k = torch.empty(2, 4, 64, 16, dtype=torch.bfloat16), torch.empty(2, 2, 96, 16, dtype=torch.bfloat16)

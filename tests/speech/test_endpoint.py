@@ -158,6 +158,13 @@ def test_a_stream_that_ends_within_a_frame():
     assert segmenter.flush(5 * FRAME - 100) == [Cut(0, 5 * FRAME - 100, 5 * FRAME - 100, False)]
 
 
+def test_the_stream_ends_in_a_pause():
+    """The last segment has its padding, and no more of a silence that was too short to end it."""
+    segmenter = Segmenter(EnergyEndpoint(silence=1.0, padding=0.1), None)
+    feed(segmenter, [1] * 5 + [0] * 20)
+    assert segmenter.flush(25 * FRAME) == [Cut(0, 5 * FRAME + 1600, 5 * FRAME, False)]
+
+
 def test_looks_by_hand():
     """Every interval while there is new speech, once when a pause suffices for the final, and not in silence."""
     policy = EnergyEndpoint(silence=0.5, padding=0.2)

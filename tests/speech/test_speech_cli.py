@@ -73,6 +73,28 @@ def test_packed_weights_are_asked_for(model, wav, monkeypatch, options):
     assert asked == [bool(options)]
 
 
+@pytest.mark.parametrize(
+    ("options", "silence", "longest", "padding"),
+    (
+        ((), 0.5, 15.0, 0.3),
+        (("--silence", "2"), 2.0, 15.0, 0.3),
+        (("--silence", "0.2"), 0.2, 15.0, 0.2),  # a segment cannot hold more silence than ends it
+        (("--longest", "4"), 0.5, 4.0, 0.3),
+    ),
+)
+def test_options_of_the_endpoint_leave_each_other_alone(model, wav, monkeypatch, options, silence, longest, padding):
+    made = []
+
+    class Recognizer(speech.StreamingRecognizer):
+        def __init__(self, *args, endpoint, **settings):
+            made.append(endpoint)
+            super().__init__(*args, endpoint=endpoint, **settings)
+
+    monkeypatch.setattr("mmaccel.speech.stream.recognizer.StreamingRecognizer", Recognizer)
+    assert cli.main(["run", "speech", str(wav), "--endpoint", "energy", *options]) == 0
+    assert made == [speech.EnergyEndpoint(silence=silence, longest=longest, padding=padding)]
+
+
 def test_the_update_interval_says_how_often_it_is_decoded(model, wav, capsys):
     def calls(seconds):
         words = ["run", "speech", str(wav), "--live", "--endpoint", "energy", "--update-interval", seconds]

@@ -593,6 +593,16 @@ def test_a_thread_that_is_closed_stops():
         BackgroundStream(asr.stream(), print, waiting=0)
 
 
+@pytest.mark.parametrize("end", ("close", "finish"))
+def test_a_thread_that_has_ended_leaves_a_closed_stream(end):
+    stream = recognizer().stream()
+    background = BackgroundStream(stream, print)
+    getattr(background, end)()
+    for ended in (background, stream):
+        with pytest.raises(StreamFinishedError):
+            ended.push(silence(1))
+
+
 def test_the_buffer():
     buffer, chance = SampleBuffer(), random.Random(1)
     numbers = torch.arange(200_000.0)
