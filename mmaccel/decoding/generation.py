@@ -223,4 +223,6 @@ def _fill(report: Report, run: DraftedRun) -> None:
     report.warnings.extend(run.warnings)
     report.details.update(drafted=stats.drafted, accepted=stats.accepted)
     if stats.forwards and not stats.accepted:
-        report.warnings.append(f"none of {stats.drafted} drafted tokens was right: this text does not repeat itself")
+        wrong = f"none of {stats.drafted} drafted tokens was right: this text does not repeat itself"
+        nothing = "nothing was drafted: no repeat was found in the prompt or the answer"
+        report.warnings.append(wrong if stats.drafted else nothing)

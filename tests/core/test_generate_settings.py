@@ -39,6 +39,8 @@ class Streamer:
         self.tokens = []
 
     def put(self, value):
+        if not self.tokens:
+            self.first = value.tolist()
         self.tokens += value.flatten().tolist()
 
     def end(self):
@@ -91,7 +93,7 @@ def test_a_stopping_criterion(both):
 
 
 def test_a_streamer(both):
-    """The prompt comes first, of which methods that leave out visual tokens show what is left."""
+    """The prompt comes first, whole even where a method leaves out visual tokens."""
     streamers = []
 
     def more():
@@ -101,6 +103,8 @@ def test_a_streamer(both):
     for tokens, streamer in zip(both(more), streamers, strict=True):
         (*ids, end) = streamer.tokens
         assert end == "end" and ids[-4:] == tokens[0, -4:].tolist()
+    plain, fast = streamers
+    assert fast.first == plain.first
 
 
 def test_a_dictionary(both):

@@ -148,6 +148,16 @@ def test_a_cache_of_another_method_is_left_alone(case):
         assert any("no cache to take drafts back from" in text for text in session.report.warnings)
 
 
+def test_a_text_in_which_nothing_comes_back_says_so(case):
+    """Of a prompt of different tokens and one new token there is nothing to draft, and so nothing that was wrong."""
+    model, arguments = case
+    ids = torch.arange(4, 28)[None]
+    more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 1}
+    _, report = drafted(model, arguments, SuffixDecoding(longest=8, shortest=8), **more)
+    assert report.details["drafted"] == 0
+    assert report.warnings == ["nothing was drafted: no repeat was found in the prompt or the answer"]
+
+
 def test_tokens_that_stand_for_pictures_are_never_drafted():
     model, arguments = visual_examples.qwen2_5_vl()
     config = model.config

@@ -18,7 +18,7 @@ from mmaccel.session import Session
 
 from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
-from ..decoder.generation import copies, new_tokens, plain_keys, setting
+from ..decoder.generation import WholePrompt, copies, new_tokens, plain_keys, setting
 from ..decoder.method import DecoderMethod
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
@@ -208,6 +208,8 @@ class VisualAdapter(DecoderAdapter):
         for name in (*self.pixel_arguments, "max_length", "position_ids"):
             kwargs.pop(name, None)
         kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
+        if kwargs.get("streamer") is not None:
+            kwargs["streamer"] = WholePrompt(kwargs["streamer"], prompt)
         least = setting(self.target, kwargs, "min_length")
         if least:  # it counts the prompt as it was given
             fewest = setting(self.target, kwargs, "min_new_tokens") or 0
