@@ -182,6 +182,19 @@ def measured(monkeypatch, wan):
     return tune
 
 
+def test_what_a_comparison_is_given_is_handed_on(monkeypatch, wan):
+    given = []
+
+    def compare(target, *methods, **more):
+        given.append(more)
+        return made(methods, [(1.2, 40.0)])
+
+    monkeypatch.setattr(module, "compare", compare)
+    more = {"seeds": (1, 2), "rounds": 5, "simple": False, "processor": object(), "prompt": "x"}
+    mmaccel.tune(wan[0], HeterogeneousSteps, grid={"budget": (0.9,)}, floor=1, **more)
+    assert given == [more]
+
+
 def test_the_plan_holds_the_curve(measured, tmp_path):
     found = measured((1.2, 40.0), (2.0, 25.0), (1.6, 35.0), target_speedup=1.5)
     assert found.plan.methods == (HeterogeneousSteps(budget=0.7),) and not found.notes

@@ -548,6 +548,13 @@ def test_a_thread_calls_back():
         background.push(silence(1))
 
 
+def test_a_thread_is_told_the_rate():
+    events = []
+    with BackgroundStream(recognizer().stream(), events.append) as background:
+        background.push(talk().repeat_interleave(2), 2 * RATE)
+    assert background.stream.time == pytest.approx(talk().numel() / RATE, abs=0.01)
+
+
 def test_a_thread_leaves_out_partials_when_behind():
     """All chunks wait while the model is held: only finals are decoded, and they are the same."""
     asr, events = recognizer(), []
