@@ -118,6 +118,21 @@ def test_a_stream_that_was_closed_begins_anew(parts):
     assert torch.equal(asked(used), asked(fresh)) and torch.equal(used.memory.tokens(), fresh.memory.tokens())
 
 
+def test_a_stream_that_was_closed_holds_nothing_and_judges_no_old_answer(parts, monkeypatch):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor)
+    stream.push(frames(2))
+    likely = iter((1.0, 9.0, 9.0))
+    monkeypatch.setattr(stream, "perplexity", lambda question, answer: next(likely))
+    assert not stream.has_news("what moves?", "a star")
+    stream.close()
+    assert (stream.stats.memory_bytes, stream.stats.tokens, stream.stats.remembered) == (0, 0, 0)
+    assert stream.stats.frames == 2
+    stream.push(frames(1))
+    assert not stream.has_news("what moves?", "a star"), "its first question since"
+    assert not stream.has_news("what moves?", "a star"), "the answer fits as it did then"
+
+
 def test_frames_are_pruned_as_the_formula_says(parts):
     model, processor = parts
     clip = frames(4)

@@ -124,9 +124,12 @@ class VideoStream:
         self.close()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget all frames and answers; the counts of frames and seconds go on."""
         self.memory = TokenMemory(self.memory.limit, self.memory.policy)
         self.history, self._cache = History(), None
+        self._watched = "", ""
+        self.gate.reset()
+        self.stats.remembered = self.stats.tokens = self.stats.memory_bytes = 0
         if self._tower is not None:
             self._tower.references.clear()
 
