@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.method import Method, is_count
+from mmaccel.method import is_count
 from mmaccel.session import Session
 
-from .generation import verify_drafts
+from .draft_method import DraftMethod
 from .suffix_index import SuffixIndex
 
 
 @dataclass(frozen=True)
-class SuffixMethod(Method[Session]):
+class SuffixMethod(DraftMethod):
     """Settings of a :class:`SuffixIndex`, and a session's `generate` that verifies its drafts; exact.
 
     A modality registers a class of its own, with its own documentation.
     """
 
-    block: int = 16
     longest: int = 8
     shortest: int = 2
     remember: int = 4096
 
     paper: ClassVar[str] = "SuffixDecoding: A Model-Free Approach to Speeding Up LLM Inference by Oliaro et al., 2024"
-    lossless: ClassVar[bool] = True
-    neutral: ClassVar[dict[str, Any]] = {"block": 0}
     # short drafts, so that the contract's models, which say little, need some passes
     engaging: ClassVar[dict[str, Any]] = {"block": 2, "shortest": 1, "remember": 0}
 
     def __post_init__(self) -> None:
-        self._require(is_count(self.block, 0, 256), "block", "between 0 and 256 tokens")
+        super().__post_init__()
         self._require(is_count(self.longest, 1, 32), "longest", "between 1 and 32 tokens")
         self._require(is_count(self.shortest, 1, self.longest), "shortest", f"between 1 and longest={self.longest}")
         self._require(is_count(self.remember, 0), "remember", "a whole number of at least 0 tokens")
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        verify_drafts(session, stack, self.block, self._index)
-
-    def _index(self, session: Session) -> SuffixIndex:
+    def drafter(self, session: Session) -> SuffixIndex:
         """The texts of this session."""
         index = SuffixIndex(self.longest, self.shortest, self.remember, self._forbidden(session))
         found: SuffixIndex = session.memory.setdefault(self.name, index)

@@ -1,11 +1,15 @@
 """Drafts of decoders: the model's own tokens, greedy and sampled, whatever the prompt holds."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import mmaccel
 from mmaccel import vlm
+from mmaccel.decoding.draft_method import DraftMethod
+from mmaccel.errors import ConflictError
 from mmaccel.vlm import SuffixDecoding, examples, visual_examples
 
 NEW = 40
@@ -170,3 +174,12 @@ def test_tokens_that_stand_for_pictures_are_never_drafted():
         index = session.memory["vlm.SuffixDecoding"]
     assert {config.video_token_id, config.image_token_id} <= index.forbidden
     assert not index.forbidden & set(index._tokens)
+
+
+def test_one_session_has_one_drafter(case):
+    @dataclass(frozen=True)
+    class Other(DraftMethod):
+        name = "vlm.Other"
+
+    with pytest.raises(ConflictError, match="vlm.SuffixDecoding"):
+        mmaccel.plan(case[0], SuffixDecoding(), Other())

@@ -83,10 +83,11 @@ class DecoderAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"attn_implementation={asked!r}: load the model with attn_implementation='sdpa'"
             )
-        self._check_keys(method, name, modules)
+        if isinstance(method, DecoderMethod):
+            self._check_keys(method, name, modules)
         self._check_layers(method, name)
 
-    def _check_keys(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
+    def _check_keys(self, method: DecoderMethod, name: str, modules: list[torch.nn.Module]) -> None:
         """Raise unless keys come from this layer's cache and have the size of the values."""
         if any(_widths_differ(module) for module in modules) and method.attends:
             raise UnsupportedTargetError(
@@ -108,7 +109,7 @@ class DecoderAdapter(Adapter):
         if layers and not any(type(layer) is DynamicLayer for layer in layers):
             raise UnsupportedTargetError(f"{name} has no layer of full attention: there is nothing to gain")
         other = {type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
-        if other and getattr(method, "replaces_cache", False):
+        if other and isinstance(method, DecoderMethod) and method.replaces_cache:
             raise UnsupportedTargetError(
                 f"{name} has layers with states of their own ({', '.join(sorted(other))}):"
                 f" {method.name} cannot replace its cache; vlm.SparsePrefill leaves it alone"

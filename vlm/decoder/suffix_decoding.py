@@ -10,8 +10,7 @@ from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-# How configurations call the tokens that stand for what is no text
-PLACEHOLDERS = ("image", "video", "audio", "vision")
+from .placeholders import placeholders
 
 
 @register("vlm")
@@ -55,13 +54,6 @@ class SuffixDecoding(SuffixMethod):
     )
     engaging: ClassVar[dict[str, Any]] = {"block": 1}
     learns: ClassVar[bool] = True  # the contract's answers are too short to repeat themselves
-    # what the adapters ask every method of a decoder
-    attends: ClassVar[bool] = False
-    replaces_cache: ClassVar[bool] = False
-    drops_keys: ClassVar[bool] = False
 
     def _forbidden(self, session: Session) -> frozenset[int]:
-        config = session.target.config
-        names = [f"{kind}_token_{end}" for kind in PLACEHOLDERS for end in ("id", "index")]
-        found = (getattr(config, name, None) for name in names)
-        return frozenset(token for token in found if isinstance(token, int))
+        return placeholders(session.target.config)

@@ -1,0 +1,47 @@
+"""Base of the methods that draft text and let the model verify it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mmaccel.method import Method, is_count
+from mmaccel.session import Session
+
+from .generation import TextDrafter, verify_drafts
+
+
+@dataclass(frozen=True)
+class DraftMethod(Method[Session]):
+    """A session's `generate` with drafts that the model verifies; exact.
+
+    Subclasses say in :meth:`drafter` what drafts; what it learns from one text for the next it keeps in
+    `session.memory`.
+
+    Parameters
+    ----------
+    block
+        Most tokens of a draft; default 16. 0 turns drafts off.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range.
+    """
+
+    block: int = 16
+
+    lossless: ClassVar[bool] = True
+    role: ClassVar[str] = "text drafts"
+    neutral: ClassVar[dict[str, Any]] = {"block": 0}
+
+    def __post_init__(self) -> None:
+        self._require(is_count(self.block, 0, 256), "block", "between 0 and 256 tokens")
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        verify_drafts(session, stack, self.block, self.drafter)
+
+    def drafter(self, session: Session) -> TextDrafter:
+        """What drafts the next text of this session."""
+        raise TypeError(f"{type(self).__name__} does not say what drafts")  # pragma: no cover
