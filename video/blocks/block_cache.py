@@ -22,9 +22,8 @@ class BlockCache(StepCache):
     """The first blocks always run and decide by their own change whether the middle blocks' residual is reused.
 
     The residual of the first blocks is compared with that of the last computed step: under `threshold` the middle
-    blocks are replaced by their residual of that step, and the last blocks run on top. Reads the
-    blocks of Wan, LTX-Video, LTX-2, HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt, Qwen-Image and Z-Image.
-    Lossy.
+    blocks are replaced by their residual of that step, and the last blocks run on top. Works on every family whose
+    blocks are known, from Wan to Flux. Lossy.
 
     Parameters
     ----------

@@ -36,8 +36,8 @@ class TokenCache(StepCache):
     kept keys and values of all; text in joint attention is always computed. A layer whose share is 0 is skipped, and
     one whose share is 1 keeps nothing. All layers have the same share, or those that
     :func:`calibrate_token_cache` finds for a pipeline in one plain run; the paper learns them, with the same dynamic
-    program. Works on Wan, LTX-Video, HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt and Qwen-Image. The
-    report counts work in tokens times layers. Lossy.
+    program. Works on every family whose tokens can be computed apart, which LTX-2's and Z-Image's cannot. The report
+    counts work in tokens times layers. Lossy.
 
     Parameters
     ----------

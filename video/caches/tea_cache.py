@@ -34,8 +34,8 @@ class TeaCache(StepCache):
 
     Every step's relative change of the input of the first self-attention, behind norm and time modulation, goes
     through a polynomial that estimates the change of the output, and adds up until `threshold`; then the blocks run.
-    In between, the tokens get the blocks' residual of the last run. Reads the blocks of Wan, LTX-Video, LTX-2,
-    HunyuanVideo, CogVideoX, Flux, Stable Diffusion 3, PixArt, Qwen-Image and Z-Image. Lossy.
+    In between, the tokens get the blocks' residual of the last run. Works on every family whose blocks are known, from
+    Wan to Flux. Lossy.
 
     Parameters
     ----------
