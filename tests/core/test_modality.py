@@ -49,7 +49,7 @@ def run(capsys, *words):
 
 def test_packages_are_found_in_the_order_of_pages():
     assert NAMES[:4] == ("image", "video", "vlm", "speech")
-    assert set(NAMES) == {path.parent.name for path in ROOT.glob("*/modality.py")}
+    assert {"mmaccel", *NAMES} == {path.parent.name for path in ROOT.glob("*/modality.py")}
     with pytest.raises(UnknownNameError, match="'vidoe'.*'video'"):
         get_modality("vidoe")
 
