@@ -97,7 +97,7 @@ def wrap_generate(
 ) -> None:
     """Put ``function(original, kwargs)`` in place of `generate` of one model, as a run of the session.
 
-    The report starts anew with the outermost call, and the time of that call is measured. Of several methods on one
+    The report restarts with the outermost call, and the time of that call is measured. Of several methods on one
     model, the one attached last is outermost: the others run within its `original`. A `generate` that calls
     itself gets the model's own.
 

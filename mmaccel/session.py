@@ -141,7 +141,7 @@ class Session(Generic[A]):
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """One run: the report starts anew, :attr:`around` is entered, and the time is measured.
+        """One run: the report restarts, :attr:`around` is entered, and the time is measured.
 
         A run within a run belongs to the outer one.
         """

@@ -1,4 +1,4 @@
-"""What a benchmark is: its rows, its page, and how its rows stand in docs/benchmarks/index.md."""
+"""What a benchmark is: its rows, its page, and its section of docs/benchmarks/index.md."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark: what it measures, and what is said of it.
+    """One benchmark: what it measures, and the texts about it.
 
     Attributes
     ----------

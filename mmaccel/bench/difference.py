@@ -24,7 +24,7 @@ class RowPair:
     Attributes
     ----------
     same_settings
-        False where a benchmark tuned the settings anew, as that of video does with thresholds.
+        False where a benchmark tunes the settings itself, as that of video does with thresholds.
     """
 
     old: Row | None
@@ -39,13 +39,13 @@ class RowPair:
 
     @property
     def label(self) -> str:
-        """The method with what tells it from the other rows."""
+        """The method, and what distinguishes it from the other rows."""
         setup = [f"{name} {_short(self.row[name])}" for name in SETUP if self.row.get(name) is not None]
         return ", ".join([results.called(self.row), *(text for text in setup if not text.startswith("table"))])
 
     @property
     def speedup_share(self) -> float | None:
-        """New speed-up over old; 0 where it was measured once and is not any more."""
+        """New speed-up over old; 0 where only the old result has it."""
         if self.old is None or self.new is None or not self.old["speedup"]:
             return None
         return float((self.new["speedup"] or 0.0) / self.old["speedup"])
@@ -180,7 +180,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> Difference:
 
 
 def _match(old: list[Row], new: list[Row], settings: bool) -> tuple[list[RowPair], tuple[list[Row], list[Row]]]:
-    """Pairs, and the rows of both that have no other; a key that a side has twice is matched only with its settings."""
+    """Pairs, and the unmatched rows of both; a key that occurs twice on one side is matched only with its settings."""
     before, after = _by_key(old, settings), _by_key(new, settings)
     pairs, used = [], set()
     for key, rows in after.items():

@@ -52,7 +52,7 @@ def write(folder: Path, benchmarks: Sequence[Benchmark]) -> list[Path]:
 
 
 def read(folder: Path, benchmarks: Sequence[Benchmark]) -> Results:
-    """The benchmarks that have a result in a folder, each with it."""
+    """The benchmarks that have a result in a folder, with their results."""
     measured = [benchmark for benchmark in benchmarks if (folder / f"{benchmark.name}.json").is_file()]
     if not measured:
         raise SettingError(f"{folder} has no result: measure first with `mmaccel bench all --page {folder}`")
@@ -72,7 +72,7 @@ def _read(benchmark: Benchmark, folder: Path) -> dict[str, Any]:
 
 
 def has_plot(section: Section, result: dict[str, Any]) -> bool:
-    """Whether there is quality to draw: short runs of a benchmark can leave it out."""
+    """Whether the result has quality figures to draw; short runs of a benchmark can leave them out."""
     return bool(section.plot) and any(row["quality"] is not None for row in result["rows"])
 
 

@@ -9,7 +9,7 @@ from ..comparison.results import called
 
 
 def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str]) -> str:
-    """A Markdown page: title, what was measured on what, and one table a section.
+    """A Markdown page: title, what was measured on which machine, and one table per section.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
 
 
 def committed(header: dict[str, Any]) -> str:
-    """The commit that was measured, and whether anything in it had been changed.
+    """The commit that was measured, and whether the tree had uncommitted changes.
 
     Examples
     --------

@@ -46,7 +46,7 @@ def _is_drawn(section: Section, row: Row, group: Group) -> bool:
 
 
 def _series(section: Section, row: Row) -> str:
-    """Rows that are one line: settings of a method."""
+    """The rows of one line: the settings of a method."""
     return called(row) if row["quality"] is None else section.series(row)
 
 

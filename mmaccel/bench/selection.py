@@ -20,7 +20,7 @@ def verdict(section: Section, found: Found, group: Group) -> str:
 
 
 def select(section: Section, group: Group) -> Found:
-    """The rows that are shown of a table, fastest last within what is ours."""
+    """The rows of a table that are shown; our own are sorted, fastest last."""
     ours = [r for r in group if role_of(r) == "method"]
     if any(score(section, r, group) is not None for r in ours) and not section.is_mixed:
         ours = front(section, ours, group)
@@ -40,7 +40,7 @@ def role_of(row: Row) -> str:
 
 
 def front(section: Section, rows: Group, group: Group) -> Group:
-    """The rows that no other is as good as in both speed-up and quality."""
+    """The rows that no other row matches in both speed-up and quality."""
     told = [
         (row, found) for row in _in_time(rows) if _saves(row) and (found := _values(section, row, group)) is not None
     ]
@@ -51,7 +51,7 @@ def front(section: Section, rows: Group, group: Group) -> Group:
 
 
 def _values(section: Section, row: Row, group: Group) -> tuple[float, float] | None:
-    """Speed-up and quality, both with upwards better; None where one of them was not measured."""
+    """Speed-up and quality, both higher is better; None where one of them was not measured."""
     quality = score(section, row, group)
     return None if quality is None or row["speedup"] is None else (row["speedup"], quality)
 
@@ -63,17 +63,17 @@ def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def _saves(row: Row) -> bool:
-    """Whether a row is any use: a neutral setting that the clock calls faster is none."""
+    """Whether a row is of use; a neutral setting that happened to be faster is not."""
     return bool(row["speedup"] is not None and row["speedup"] > 1 and (row["work_ratio"] or 0) < 1)
 
 
 def _in_time(rows: Group) -> Group:
-    """Without rows that took much longer than the time they were tuned to."""
+    """The rows that did not take much longer than the time they were tuned to."""
     return [r for r in rows if r.get("wall_share") is None or r["wall_share"] <= 1.15 * r["budget"]]
 
 
 def score(section: Section, row: Row, group: Group) -> float | None:
-    """Quality with upwards better; an exact row has that of the plain run, whatever its sample says."""
+    """Quality, higher is better; an exact row has that of the plain run, whatever its sample says."""
     plain = next((r["baseline_quality"] for r in group if r["baseline_quality"] is not None), None)
     quality = plain if row["exact"] and plain is not None else row["quality"]
     return None if quality is None else quality if section.higher_is_better else -quality

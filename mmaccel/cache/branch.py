@@ -98,7 +98,7 @@ class BranchCache:
         return states if self.dtype is None and self.device is None else (key, value)
 
     def _converted(self, states: States, key: torch.Tensor, value: torch.Tensor, idx: torch.Tensor) -> States:
-        """Write tokens into states that are kept in another dtype or place; the new ones are returned as they came."""
+        """Write tokens into states of another dtype or device; the new tokens come back unchanged."""
         whole = []
         for state, exact in zip(states, (key, value), strict=True):
             new, table = exact.to(state.device, state.dtype), state.to(exact.device, exact.dtype)

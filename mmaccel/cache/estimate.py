@@ -85,7 +85,7 @@ def _size_of_layer(config: Any) -> tuple[int, int]:
 
 
 def free_memory(device: torch.device | str) -> int | None:
-    """Bytes that are free on a device, None where the system does not tell."""
+    """Bytes that are free on a device, None where the system does not say."""
     device = torch.device(device)
     if device.type == "cuda":
         # what torch holds and does not use is as good as free
@@ -100,7 +100,7 @@ def free_memory(device: torch.device | str) -> int | None:
 
 
 def _reclaimable() -> int:
-    """Memory that Linux holds as file cache and gives back when asked."""
+    """Memory that Linux uses as file cache and frees on demand."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
@@ -110,7 +110,7 @@ def _reclaimable() -> int:
 
 
 def require_memory(bytes_needed: int, device: torch.device | str, what: str = "this run") -> None:
-    """Raise if so many bytes are not free; where the system does not tell, nothing is refused.
+    """Raise if that many bytes are not free; refuse nothing where the system does not say.
 
     Raises
     ------

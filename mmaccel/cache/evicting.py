@@ -66,7 +66,7 @@ class EvictingLayer(CacheLayerMixin):
         self._note()
 
     def _note(self) -> None:
-        """Keep the count of bytes, and the most there were."""
+        """Update the count of bytes and its peak."""
         before, self.bytes = self.bytes, layer_bytes([self])
         self.shared.allocated += self.bytes - before
         self.shared.peak = max(self.shared.peak, self.shared.allocated)
@@ -282,7 +282,7 @@ class EvictingCache(Cache):
 
     @property
     def reader(self) -> AttentionReader | None:
-        """The attention that minds what was dropped, if any."""
+        """The attention that accounts for dropped tokens, if any."""
         return self.shared.reader
 
     @reader.setter

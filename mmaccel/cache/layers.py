@@ -1,4 +1,4 @@
-"""What the caches share: one layer for each of the model, and the bytes that tensors hold."""
+"""What the caches share: one cache layer per layer of the model, and counting bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 
 class AttentionReader(Protocol):
-    """Attention that reads these caches: it hears of every update, and asks the layer for more than keys and values."""
+    """Attention that reads these caches: it is told of every update, and asks layers for more than keys and values."""
 
     active: bool
 

@@ -1,4 +1,4 @@
-"""A layer of a cache whose heads keep different numbers of tokens, and that takes no more memory than they do."""
+"""A layer of a cache whose heads keep different numbers of tokens, and that takes no more memory than they need."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RaggedLayer(EvictingLayer):
         return head
 
     def follow(self) -> None:
-        """Take over what the heads have become."""
+        """Replace this layer's state by that of its heads."""
         first = self.heads[0]
         self.total, self.hidden = first.total, first.hidden
         self.length = max(head.length for head in self.heads)

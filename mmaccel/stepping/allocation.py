@@ -14,7 +14,7 @@ from .schedule import Schedule
 
 
 class StepAllocation:
-    """One run of a sampler: which tokens each step computes, and the velocities with which all of them go on.
+    """One run of a sampler: which tokens each step computes, and the velocities that all of them continue with.
 
     Before a step, :meth:`begin` decides whether all tokens (`share` 1), none (0) or those at the indices `active` are
     to be computed. :meth:`step` then takes what was computed, forecasts the rest, and has the sampler step. Once a

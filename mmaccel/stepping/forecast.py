@@ -45,7 +45,7 @@ class Velocities:
         return self.velocity + self.slope * (level - self.level)[:, None]
 
     def step(self, level: float, computed: torch.Tensor | None, active: torch.Tensor | None = None) -> torch.Tensor:
-        """The velocities `[B, S, C]` with which all tokens go on from a noise level.
+        """The velocities `[B, S, C]` that all tokens continue with from a noise level.
 
         Parameters
         ----------

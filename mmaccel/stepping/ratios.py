@@ -14,7 +14,7 @@ def growth(old: torch.Tensor, new: torch.Tensor) -> float:
 
 
 def stretched(ratios: Sequence[float], steps: int) -> list[float]:
-    """Ratios for a run of so many steps: those of the nearest step of the run that was measured.
+    """Ratios for a run with this number of steps: those of the nearest step of the run that was measured.
 
     Examples
     --------

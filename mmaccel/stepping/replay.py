@@ -17,7 +17,7 @@ Make = Callable[[torch.Tensor, torch.Tensor], Any]
 
 @dataclass
 class _Made:
-    """A step as it was made: where it stood, the velocities `[B, S, C]` it went with, and how to make it again."""
+    """A step that was made: its place, its velocities `[B, S, C]`, and how to repeat it."""
 
     level: float
     velocity: torch.Tensor
@@ -25,7 +25,7 @@ class _Made:
 
 
 class Replay:
-    """The sampler's steps since the last full one, made again when the velocities behind them become known.
+    """The sampler's steps since the last full one, repeated when their true velocities become known.
 
     Between two full steps the sampler moves by forecasts. At the second one a token's velocity is known at both ends,
     so the steps between are made again from the sampler's state at the first, each with the velocity on the line

@@ -12,10 +12,10 @@ from mmaccel.errors import SettingError
 # interpolation errs least. Measured on a small Wan model with 40 steps, where the best choices for known velocities
 # lie the same way; with 1, the second full step follows the first too soon.
 DENSER = 0.75
-# Where partial steps are asked for, every so many of the skipped steps is one. If all were, few full steps would be
+# Where partial steps are asked for, every n-th skipped step is one. If all were, few full steps would be
 # left, and the tokens that are never hot would hardly be computed: 13 dB worse and more, as measured.
 PARTIAL_EVERY = 4
-# Share of the computed steps that lies at the beginning where a sampler goes by several past steps, of which a forecast
+# Share of the computed steps that lies at the beginning where a sampler uses several past steps, of which a forecast
 # spoils more than one. Measured with UniPC on a small Wan model: with fewer, some prompts tip over into another clip.
 MULTISTEP_WARMUP = 0.4
 # Computed steps below which such a sampler does as well with fewer steps: measured with 5 of 20, and 10 of 40.

@@ -135,7 +135,7 @@ def check_settings(method: type[Method]) -> None:
 
 
 def engaged_and_clean(method: type[Method], example: Example) -> None:
-    """It runs, does less work or gives another output, and leaves nothing behind; a first plain run matters not."""
+    """It runs, does less work or gives another output, and leaves nothing behind, also after a plain run."""
     model, arguments = example.build()
     before = snapshot(model)
     plain = example.run(model, arguments)
