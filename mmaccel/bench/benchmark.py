@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ class Section:
         Whether the picture has the first table only.
     picture
         Lines and axes of a picture of its own kind, of the first table.
+    said
+        What is said below a table of its rows: who wins, and by how much.
+    more
+        What is said of all rows, below the tables.
     """
 
     groups: Callable[[Group], dict[str, Group]]
@@ -62,6 +66,8 @@ class Section:
     draws_exact: bool = True
     one_group: bool = False
     picture: Callable[[Group], tuple[list[Series], Axes]] | None = None
+    said: Callable[[Group], str] = lambda rows: ""
+    more: Callable[[Group], str] = lambda rows: ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,9 @@ class Benchmark:
         Draws the rows into a file beside the page.
     threads
         CPU threads that its figures are of.
+    parts
+        The same rows in parts by name, so that a benchmark that was stopped can go on where it was; None (default)
+        for one that begins again.
     """
 
     name: str
@@ -100,6 +109,7 @@ class Benchmark:
     facts: Callable[[list[Row]], dict[str, Any]] = lambda rows: {}
     plot: Callable[[list[Row], Path], Any] | None = None
     threads: int = 2
+    parts: Callable[[bool], Mapping[str, Callable[[], Iterable[Row]]]] | None = None
 
     def page(self, result: dict[str, Any], json: str, png: str) -> str:
         """The Markdown page of a result, with links to its raw rows and its plot."""

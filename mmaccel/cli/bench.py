@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   mmaccel bench difference before/image.json after/image.json --fail-below 0.9
   mmaccel bench index
 """
+GOES_ON = "the same command goes on where it was stopped, on the same commit and machine"
 
 
 def benchmarks() -> dict[str, str]:
@@ -60,7 +61,7 @@ def add_parser(commands: Any) -> None:
     for name in benchmarks():
         kind = kinds.add_parser(name, help=f"the benchmark of {name}", **looks)
         _add_common(kind, "up to an hour on 2 cores")
-        kind.add_argument("--page", type=Path, help="also write the Markdown page and its plots")
+        kind.add_argument("--page", type=Path, help=f"also write the Markdown page and its plots; {GOES_ON}")
         kind.set_defaults(run=run_benchmark)
     every = kinds.add_parser("all", help="all benchmarks, one after the other", **looks)
     _add_common(every, "hours on 2 cores")
@@ -68,7 +69,7 @@ def add_parser(commands: Any) -> None:
         "--page",
         type=Path,
         metavar="FOLDER",
-        help="write the pages, plots and JSON of each benchmark there when it ends",
+        help=f"write the pages, plots and JSON of each benchmark there when it ends; {GOES_ON}",
     )
     every.set_defaults(run=run_all)
     difference = kinds.add_parser("difference", help="compare two results, row by row", **looks)
@@ -102,15 +103,16 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
     import torch
 
     from ..bench import pages
-    from ..comparison import results
+    from ..bench.resume import measure
 
     benchmark = benchmark_of(arguments.kind)
     torch.set_num_threads(arguments.threads or benchmark.threads)
     with contextlib.redirect_stdout(sys.stderr):  # messages of other libraries are not part of the result
-        result = results.result(benchmark.rows(arguments.full))
+        result, kept = measure(benchmark, arguments.full, arguments.page)
     print(json.dumps(result, indent=1) if arguments.json else pages.table(result), flush=True)
     if arguments.page:  # last, so that an error in the page loses no figure
         benchmark.write_page(result, arguments.page)
+    kept.remove()
 
 
 def run_all(arguments: argparse.Namespace) -> None:
@@ -123,11 +125,19 @@ def run_all(arguments: argparse.Namespace) -> None:
     BenchmarksFailed
         At the end, if some benchmarks failed; the message names them.
     """
+    from ..bench.resume import SUFFIX, Unfinished
+    from ..comparison import results
+
     failed, found, kinds = [], 0, benchmarks()
+    path = arguments.page / f"all{SUFFIX}" if arguments.page else None
+    measured = Unfinished(path, results.result([])["header"], arguments.full)
     for number, kind in enumerate(kinds, 1):
         print(f"{number} of {len(kinds)}: {kind}", file=sys.stderr, flush=True)
         if arguments.page:
             arguments.page.mkdir(parents=True, exist_ok=True)
+        if kind in measured.parts:
+            found += 1
+            continue
         result, reason = _in_a_process(list(_words(kind, arguments)))
         if result is not None:
             _tell(kind, result, arguments)
@@ -135,6 +145,9 @@ def run_all(arguments: argparse.Namespace) -> None:
         if reason:
             print(f"{kind} failed: {reason}", file=sys.stderr, flush=True)
             failed.append(kind)
+        else:
+            measured.part(kind, list)
+    measured.remove()
     if arguments.page and found:
         from ..bench.index import write
 

@@ -1,6 +1,8 @@
 """The one format of results, several benchmarks in one go, two results beside each other, and the page over all."""
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from mmaccel import version
 from mmaccel.bench import index as bench_index
-from mmaccel.bench import pages, selection
+from mmaccel.bench import pages, resume, selection
 from mmaccel.bench.difference import difference
 from mmaccel.bench.plots import plot
 from mmaccel.cli import bench as bench_commands
@@ -324,6 +326,88 @@ def test_a_simple_alternative_that_wins_is_said():
 def test_a_folder_without_results_is_said(tmp_path, capsys):
     assert cli.main(["bench", "index", str(tmp_path)]) == 2
     assert "mmaccel bench all" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+# Stopped, and going on
+
+
+HEADER = {"clean": True, "commit": "36a45fe0c1d2"}
+
+
+def stopped(path, monkeypatch, **header):
+    """A benchmark of three parts whose third is interrupted, and what it had measured."""
+    monkeypatch.setattr(results, "commit", lambda: {**HEADER, **header})
+    made = []
+
+    def part(name, fails=False):
+        def make():
+            made.append(name)
+            if fails and made.count(name) == 1:
+                raise KeyboardInterrupt
+            return [row(name)]
+
+        return make
+
+    parts = {"a": part("a"), "b": part("b"), "c": part("c", fails=True)}
+    benchmark = dataclasses.replace(BENCHMARK, parts=lambda full: parts)
+    with pytest.raises(KeyboardInterrupt):
+        resume.measure(benchmark, True, path)
+    return benchmark, made
+
+
+def test_a_benchmark_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
+    benchmark, made = stopped(tmp_path / "x.md", monkeypatch)
+    found, kept = resume.measure(benchmark, True, tmp_path / "x.md")
+    assert made == ["a", "b", "c", "c"] and [r["method"] for r in found["rows"]] == ["a", "b", "c"]
+    assert not results.faults(found) and "2 parts" in capsys.readouterr().err
+    kept.remove()
+    assert not list(tmp_path.iterdir())
+    resume.measure(benchmark, True, None)
+    assert made[4:] == ["a", "b", "c"] and not list(tmp_path.iterdir()), "without a page nothing is kept"
+
+
+@pytest.mark.parametrize("change", ({"commit": "another"}, {"clean": False}))
+def test_rows_of_another_commit_are_never_mixed_in(tmp_path, monkeypatch, capsys, change):
+    benchmark, made = stopped(tmp_path / "x.md", monkeypatch)
+    monkeypatch.setattr(results, "commit", lambda: {**HEADER, **change})
+    found, _ = resume.measure(benchmark, True, tmp_path / "x.md")
+    assert made == ["a", "b", "c", "a", "b", "c"] and found["header"]["commit"] == {**HEADER, **change}["commit"]
+    assert "not used" in capsys.readouterr().err
+
+
+def test_rows_of_another_machine_or_of_changes_nobody_knows_are_never_mixed_in(tmp_path, monkeypatch):
+    benchmark, made = stopped(tmp_path / "x.md", monkeypatch)
+    monkeypatch.setattr(results, "machine", lambda: {**dict.fromkeys(results.MACHINE, "another")})
+    resume.measure(benchmark, True, tmp_path / "x.md")
+    resume.measure(benchmark, False, tmp_path / "x.md")
+    assert made[3:] == ["a", "b", "c"] * 2, "nor those of a short run"
+    (tmp_path / "x.unfinished.json").write_text("{")
+    resume.measure(benchmark, False, tmp_path / "x.md")
+    assert made[9:] == ["a", "b", "c"], "nor what is damaged"
+    benchmark, made = stopped(tmp_path / "y.md", monkeypatch, clean=False)
+    resume.measure(benchmark, True, tmp_path / "y.md")
+    assert made == ["a", "b", "c"] * 2
+
+
+def test_all_goes_on_after_the_benchmarks_that_are_measured(tmp_path, monkeypatch, capfd, stand_in):
+    monkeypatch.setattr(results, "commit", lambda: HEADER)
+    ran, once = [], bench_commands._in_a_process
+
+    def stop(words):
+        ran.append(words[1])
+        if words[1] == "kernels" and ran.count("kernels") == 1:
+            raise KeyboardInterrupt
+        return once(words)
+
+    monkeypatch.setattr(bench_commands, "_in_a_process", stop)
+    command = ["bench", "all", "--page", str(tmp_path)]
+    with contextlib.suppress(KeyboardInterrupt):
+        cli.main(command)
+    before = len(ran)
+    cli.main(command)
+    assert ran[before - 1] == "kernels" and "image" not in ran[before:] and "kernels" in ran[before:]
+    assert "speech" in ran[before:], "which failed"
+    assert not list(tmp_path.glob("*.unfinished.json"))
 
 
 # Plots
