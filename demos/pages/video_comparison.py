@@ -22,7 +22,8 @@ from mmaccel.comparison import results
 from mmaccel.files import clips
 from mmaccel.presets import presets_of
 from mmaccel.video import quality
-from mmaccel.video.bench.cases import STEPS, MotionPrompt, scenes
+from mmaccel.video.bench.cases import MotionPrompt, scenes
+from mmaccel.video.bench.sampling import STEPS
 
 from ..training.wan.train import contact_sheet
 

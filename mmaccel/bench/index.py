@@ -90,7 +90,8 @@ def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:
     yield f"## {benchmark.title}"
     if has_plot(section, result):
         yield f"![{benchmark.title}: {section.plot}]({_picture(benchmark)})"
-    groups = {heading: select(section, group) for heading, group in section.groups(result["rows"]).items()}
+    whole = section.groups(result["rows"])
+    groups = {heading: select(section, group) for heading, group in whole.items()}
     models = ", ".join(f"`{name}`" for name in dict.fromkeys(r["model"] for f in groups.values() for r, _ in f))
     metrics = list(dict.fromkeys(r["quality_metric"] for f in groups.values() for r, _ in f if r["quality_metric"]))
     where = f"All rows are in [{name}.md]({name}.md) and [{name}.json]({name}.json)."
@@ -103,9 +104,8 @@ def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:
                 yield f"### {heading}"
             lines = [_line(section, row, role, _plain(found)) for row, role in found]
             yield pages.markdown(("method", "exact", "time", "speed-up", "quality", "plain"), lines)
-            said = verdict(section, found, [row for row, _ in found])
-            if said:
-                yield said
+            yield from filter(None, (verdict(section, found, [row for row, _ in found]), section.said(whole[heading])))
+    yield from filter(None, (section.more(result["rows"]),))
     header = result["header"]
     made = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
     made += f", commit {pages.committed(header)}" if header.get("commit") else ""

@@ -1,15 +1,16 @@
 """`mmaccel bench video`: what each method keeps of a clip at a half and a quarter of the time.
 
-Every entry is tuned to the wall time that is asked for, on prompts of its own, and judged on others against the clips
-of the plain pipeline. The runs of a prompt follow each other, so that a busy machine is busy for all.
+Every entry is tuned to the wall time that is asked for, on a prompt of its own, and judged on others: against the clips
+of the plain pipeline, and against converged ones. The runs of a prompt follow each other, so that a busy machine is
+busy for all. A grid of samplers follows, where the settings are those of the methods' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from mmaccel import zoo
@@ -18,63 +19,85 @@ from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.results import called
 from mmaccel.comparison.runner import Runner
-from mmaccel.comparison.trial import Workload
-from mmaccel.files.clips import Clip
 
-from .. import quality
-from . import page
-from .cases import BUDGETS, MODEL, STEPS, MotionPrompt, VideoCase, cases, scenes
+from . import findings, page
+from .cases import BUDGETS, MODEL, MotionPrompt, VideoCase, cases, fewer_steps, ours, scenes
+from .filming import Filming
+from .rivals import masked, rivals, sea_cache_as_it_comes, spectral
+from .sampling import GRID, QUICK_GRID, Clips, Sampling, converged
 
-TUNING_SEED, TUNING_PROMPTS, TUNING_ROUNDS = 900, 2, 7
+TUNING_SEED, TUNING_PROMPTS, TUNING_ROUNDS = 900, 1, 7
 CLOSE = 0.02  # share of the plain time within which an entry is tuned
+JUDGED = {True: 6, False: 2}  # prompts, at full length and else
+JUDGED_IN_GRID = {True: 2, False: 2}
+METRIC = "PSNR in dB to the clip of the plain pipeline, mean over prompts"
 Row = dict[str, Any]
 
 
-class Filming(Workload):
-    """Latents of each prompt; a seed is the number of a prompt, and of its noise."""
+def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
+    """What is measured, by name: all entries with the default sampler, and the most telling ones with others."""
+    pipe = functools.cache(lambda: zoo.load(MODEL))
+    grid, judged = (GRID if full else QUICK_GRID), scenes(JUDGED[full])
+    clips: Clips = {}
+    some = sorted(judged, key=lambda scene: scene.motion, reverse=True)
+    some = [*some[: JUDGED_IN_GRID[full] // 2], *some[len(some) - JUDGED_IN_GRID[full] // 2 :]]
 
-    unit: ClassVar[str] = "steps"
+    def filming(sampling: Sampling) -> Filming:
+        prompts = [scene.prompt for scene in judged]
+        return Filming(prompts, pipe=pipe(), sampling=sampling, reference=converged(sampling, grid), clips=clips)
 
-    def __init__(self, prompts: Sequence[str], steps: int = STEPS, pipe: Any = None) -> None:
-        self.target: Any = zoo.load(MODEL) if pipe is None else pipe
-        self.target.set_progress_bar_config(disable=True)
-        self.prompts, self.steps = prompts, steps
-
-    def run(self, target: Any, seed: int, fewer: int | None = None) -> torch.Tensor:
-        call = {"num_inference_steps": fewer or self.steps, "output_type": "latent", "return_dict": False}
-        latents: torch.Tensor = target(self.prompts[seed], **call, generator=torch.Generator().manual_seed(seed))[0]
-        return latents
-
-    def judge(self, plain: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
-        reference, frames = self.frames(plain), self.frames(other)
-        return {"psnr": quality.psnr(reference, frames), "ssim": quality.ssim(reference, frames)}
-
-    @torch.no_grad()
-    def frames(self, latents: torch.Tensor) -> Clip:
-        """The decoded clip."""
-        vae = self.target.vae
-        mean, spread = (torch.tensor(x).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
-        video = vae.decode(latents * spread + mean, return_dict=False)[0]
-        frames: Clip = self.target.video_processor.postprocess_video(video, output_type="pil")[0]
-        return frames
+    found: dict[str, Callable[[], Iterable[Row]]] = {"all": lambda: all_entries(filming(Sampling()), judged, full)}
+    for sampling in grid:
+        found[str(sampling)] = functools.partial(lambda s: sampled(filming(s), some), sampling)
+    return found
 
 
 def rows(full: bool = False) -> Iterator[Row]:
-    """One row for each entry and budget; `full` judges on 16 prompts instead of 4."""
-    judged = scenes(16 if full else 4)
-    filming = Filming([scene.prompt for scene in judged])
+    """One row for each entry and budget, and for each sampler; `full` judges on six prompts instead of two."""
+    for make in parts(full).values():
+        yield from make()
+
+
+def all_entries(filming: Filming, judged: list[MotionPrompt], full: bool) -> Iterator[Row]:
+    """Rows of every entry at both budgets; in a short run of those that need no tuning."""
     tuning = Filming(zoo.prompts(MODEL, TUNING_PROMPTS, seed=TUNING_SEED), pipe=filming.target)
     for budget in BUDGETS:
-        made = cases(filming.target, STEPS, budget)
-        tuned = [tune(tuning, case, budget) for case in tqdm(made, desc=f"tune to {budget:.0%}")]
+        made = list(_cases(filming, budget, full))
+        plain = seconds_of(tuning, Entry(PLAIN, PLAIN)) if full else None
+        found = [case for case in made if not case.is_missing]
+        tuned = [tune(tuning, case, budget, plain) for case in tqdm(found, desc=f"tune to {budget:.0%}")]
         yield from judge(filming, budget, tuned, judged)
+        yield from (_missing_row(filming, budget, case) for case in made if case.is_missing)
 
 
-def tune(tuning: Filming, case: VideoCase, budget: float) -> Entry:
+def _cases(filming: Filming, budget: float, full: bool) -> Iterator[VideoCase]:
+    if full:
+        yield from cases(filming.target, filming.steps, budget)
+        yield from rivals(filming.target, filming.sampling, budget)
+    else:
+        yield from (ours(budget), fewer_steps(filming.steps, budget), *_untuned(filming, budget))
+
+
+def sampled(filming: Filming, judged: list[MotionPrompt]) -> Iterator[Row]:
+    """Rows of one sampler: ours and fewer steps at both budgets, and the best rivals at half of the steps."""
+    for budget in BUDGETS:
+        made = [ours(budget), fewer_steps(filming.steps, budget)]
+        made += _untuned(filming, budget) if budget == max(BUDGETS) else []
+        entries = [case.entry(filming.target, case.low) for case in made if not case.is_missing]
+        yield from judge(filming, budget, entries, judged, table="samplers", **filming.sampling.columns)
+        yield from (_missing_row(filming, budget, case, table="samplers") for case in made if case.is_missing)
+
+
+def _untuned(filming: Filming, budget: float) -> list[VideoCase]:
+    """The rivals that keep a budget themselves."""
+    return [masked(filming.sampling, budget, "TaylorSeer"), sea_cache_as_it_comes(), spectral(budget)]
+
+
+def tune(tuning: Filming, case: VideoCase, budget: float, plain: float | None = None) -> Entry:
     """The entry of a case that takes `budget` of the plain time, by bisection."""
     if case.low == case.high:
         return case.entry(tuning.target, case.low)
-    plain = seconds_of(tuning, Entry(PLAIN, PLAIN))
+    plain = seconds_of(tuning, Entry(PLAIN, PLAIN)) if plain is None else plain
     low, high = case.low, case.high  # the higher, the faster
     best, setting = float("inf"), low
     for _ in range(TUNING_ROUNDS):
@@ -94,27 +117,28 @@ def seconds_of(tuning: Filming, entry: Entry) -> float:
     return results.median(entry.seconds)
 
 
-def judge(filming: Filming, budget: float, entries: list[Entry], judged: list[MotionPrompt]) -> Iterator[Row]:
+def judge(
+    filming: Filming, budget: float, entries: list[Entry], judged: list[MotionPrompt], **columns: Any
+) -> Iterator[Row]:
     """Run all entries on all prompts beside the plain pipeline."""
     plain = Entry(PLAIN, PLAIN)
     seeds = [scene.seed for scene in judged]
-    Runner(filming, [plain, *entries], seeds, title=f"judge at {budget:.0%}").run()
+    Runner(filming, [plain, *entries], seeds, title=f"{filming.sampling} at {budget:.0%}").run(warm_up=False)
     for entry in entries:
-        yield _row(filming, budget, entry, plain, judged)
+        yield _row(filming, budget, entry, plain, judged, columns)
 
 
-def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: list[MotionPrompt]) -> Row:
+def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: list[MotionPrompt], columns: Row) -> Row:
     samples = [
         {**scene._asdict(), **figures, "seconds": seconds, "plain_seconds": base}
         for scene, figures, seconds, base in zip(
             judged, entry.metrics.values(), entry.seconds, plain.seconds, strict=True
         )
     ]
-    psnr, ssim = [sample["psnr"] for sample in samples], [sample["ssim"] for sample in samples]
     still, lively = ([sample["psnr"] for sample in samples if sample["motion"] == kind] for kind in ("still", "lively"))
     return results.row(
         modality="video",
-        model=f"{MODEL}, {filming.steps} steps",
+        model=_model(filming, columns),
         **{**entry.identity(filming.unit), "method": entry.label, "exact": False},
         seeds=[scene.seed for scene in judged],
         budget=budget,
@@ -123,24 +147,63 @@ def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: li
         **entry.timing(plain),
         wall_share=results.median(1 / ratio for ratio in entry.ratios(plain)),
         **entry.work(),
-        quality_metric="PSNR in dB to the clip of the plain pipeline, mean over prompts",
-        quality=sum(psnr) / len(psnr),
-        psnr_worst=min(psnr),
-        ssim=sum(ssim) / len(ssim),
-        ssim_worst=min(ssim),
-        psnr_still=sum(still) / len(still) if still else None,
-        psnr_lively=sum(lively) / len(lively) if lively else None,
+        quality_metric=METRIC,
+        **_figures(samples, plain),
+        psnr_still=_mean(still),
+        psnr_lively=_mean(lively),
         samples=samples,
+        **columns,
     )
 
 
+def _figures(samples: list[Row], plain: Entry) -> Row:
+    """Mean and worst over the prompts, also of the plain clips where they are not themselves the measure."""
+    figures = {"quality": "psnr", "ssim": "ssim", "psnr_converged": "psnr_converged"}
+    worst = {"psnr_worst": "psnr", "ssim_worst": "ssim", "psnr_converged_worst": "psnr_converged"}
+    to_converged = [found["psnr_converged"] for found in plain.metrics.values()]
+    return {
+        **{name: _mean([sample[key] for sample in samples]) for name, key in figures.items()},
+        **{name: min(sample[key] for sample in samples) for name, key in worst.items()},
+        "plain_converged": _mean(to_converged),
+        "plain_converged_worst": min(to_converged),
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _missing_row(filming: Filming, budget: float, case: VideoCase, **columns: Any) -> Row:
+    """What a rival has that is not installed."""
+    return results.row(
+        modality="video",
+        model=_model(filming, columns),
+        method=case.label,
+        settings={},
+        exact=False,
+        seeds=[],
+        budget=budget,
+        kind=case.kind,
+        label=f"{case.package} is not installed",
+        **columns,
+    )
+
+
+def _model(filming: Filming, columns: Row) -> str:
+    return f"{MODEL}, {filming.sampling if columns else f'{filming.steps} steps'}"
+
+
 SECTION = Section(
-    lambda rows: by("budget", "{:.0%} of the time", rows),
+    lambda rows: by("budget", "{:.0%} of the time", page.of_default(rows)),
     "fewer steps.",
     plot="mean PSNR to the plain clip against time, at a half and a quarter of it",
     quality="PSNR to the plain clip, dB",
     form=".1f",
     # of ours, with something left out or put in
     name=lambda row: f"HeterogeneousSteps, {called(row)}" if row["kind"] == "part" else called(row),
+    said=findings.of_budget,
+    more=lambda rows: findings.of_samplers(page.of_samplers(rows)),
 )
-BENCHMARK = Benchmark("video", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, plot=page.plot)
+BENCHMARK = Benchmark(
+    "video", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, plot=page.plot, parts=parts
+)

@@ -1,37 +1,28 @@
-"""Who runs in the video benchmark: our methods, their parts left out, the simple alternative and the rivals."""
+"""Who runs in the video benchmark: our methods, their parts left out, and the simple alternative."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from diffusers import WanPipeline
 
 from mmaccel import zoo
 from mmaccel.comparison.entry import Entry
 from mmaccel.method import Method
 from mmaccel.session import accelerate
 
-from ..blocks.block_cache import BlockCache
-from ..caches.easy_cache import EasyCache
-from ..caches.first_block_cache import FirstBlockCache
-from ..caches.taylor_seer import TaylorSeer
-from ..caches.tea_cache import calibrate_tea_cache
 from ..heterogeneous.heterogeneous_steps import HeterogeneousSteps
 from ..heterogeneous.partial import PartialForward
 from ..heterogeneous.step_solver import calibrate_steps
 
-MODEL, STEPS = "tiny-wan", 40
+MODEL = "tiny-wan"
 BUDGETS = (0.5, 0.25)
 # Partial steps of a twentieth of the tokens cost a fifth of a full step here: with a full step every so many steps they
-# fit in the budget.
-INTERVALS = {0.5: 3, 0.25: 40}
+# fit in half the time.
+INTERVAL = 3
 Setup = Any  # a method, a number of steps, or a function of the pipeline that gives a context manager
 
 
@@ -65,6 +56,10 @@ class VideoCase:
         The setup at a setting.
     low, high
         Settings between which it is tuned to the time, the higher the faster; equal where it keeps a budget itself.
+    told
+        Its setting in words, where it is not tuned.
+    package
+        What has to be installed for it; empty if nothing has.
     """
 
     label: str
@@ -72,6 +67,13 @@ class VideoCase:
     make: Callable[[float], Setup]
     low: float = 1.0
     high: float = 1.0
+    told: str = ""
+    package: str = ""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether its package is not installed."""
+        return bool(self.package) and importlib.util.find_spec(self.package) is None
 
     def entry(self, pipe: Any, setting: float) -> Entry:
         """Who runs at a setting; its row says what was tuned, in short."""
@@ -79,35 +81,55 @@ class VideoCase:
         if isinstance(setup, int):
             return Entry(self.label, self.kind, fewer=setup, columns={"label": f"{setup} steps"})
         if not isinstance(setup, Method):
-            return Entry(self.label, self.kind, setup=setup, columns={"label": ""})
+            told = self.told or (f"threshold {setting:.3g}" if self.low < self.high else "")
+            return Entry(self.label, self.kind, setup=setup, columns={"label": told})
         told = {k: v for k, v in setup.settings().items() if k in ("threshold", "interval", "fraction") and v}
         made = Entry.of(pipe, setup, self.label, self.kind)
         made.columns["label"] = ", ".join(f"{k} {v:.3g}" for k, v in told.items())
         return made
 
 
-def cases(pipe: Any, steps: int, budget: float) -> list[VideoCase]:
-    """All of them for a budget."""
-    simple = VideoCase("fewer steps", "simple", lambda _: round(steps * budget))
-    return [*_ours(budget), _calibrated(pipe, steps, budget), simple, *_rivals(pipe, steps)]
+def cases(pipe: Any, steps: int, budget: float) -> Iterator[VideoCase]:
+    """All of them for a budget, but for the rivals."""
+    yield ours(budget)
+    yield from _parts(budget)
+    if budget == max(BUDGETS):
+        yield from _partial_steps(budget)
+    yield _calibrated(pipe, steps, budget)
+    yield fewer_steps(steps, budget)
 
 
-def _ours(budget: float) -> Iterator[VideoCase]:
-    def fixed(label: str, kind: str, **settings: Any) -> VideoCase:
-        return VideoCase(label, kind, lambda _: HeterogeneousSteps(budget, **settings))
+def ours(budget: float) -> VideoCase:
+    """Our method as it comes."""
+    return _fixed(budget, "HeterogeneousSteps", "ours")
 
-    yield fixed("HeterogeneousSteps", "ours")
-    yield fixed("without forecast", "part", fraction=0.0, forecast=0.0)
-    yield fixed("whole forecast", "part", fraction=0.0, forecast=1.0)
-    yield fixed("without correction", "part", fraction=0.0, correct=False)
-    yield fixed("cached velocity", "part", fraction=0.0, forecast=0.0, correct=False)
-    partial: dict[str, Any] = {"fraction": 0.05, "interval": INTERVALS[budget]}
-    yield fixed("hottest tokens", "part", **partial)
-    yield fixed("random tokens", "part", **partial, tokens="random")
+
+def fewer_steps(steps: int, budget: float) -> VideoCase:
+    """What anyone can do."""
+    return VideoCase("fewer steps", "simple", lambda _: max(1, round(steps * budget)))
+
+
+def _fixed(budget: float, label: str, kind: str, **settings: Any) -> VideoCase:
+    return VideoCase(label, kind, lambda _: HeterogeneousSteps(budget, **settings))
+
+
+def _parts(budget: float) -> Iterator[VideoCase]:
+    """Ours with something left out or put in."""
+    yield _fixed(budget, "without forecast", "part", fraction=0.0, forecast=0.0)
+    yield _fixed(budget, "whole forecast", "part", fraction=0.0, forecast=1.0)
+    yield _fixed(budget, "without correction", "part", fraction=0.0, correct=False)
+    yield _fixed(budget, "cached velocity", "part", fraction=0.0, forecast=0.0, correct=False)
+
+
+def _partial_steps(budget: float) -> Iterator[VideoCase]:
+    """Ours with steps that compute some of the tokens, every skipped one."""
+    partial: dict[str, Any] = {"fraction": 0.05, "interval": INTERVAL}
+    yield _fixed(budget, "hottest tokens", "part", **partial)
+    yield _fixed(budget, "random tokens", "part", **partial, tokens="random")
     yield VideoCase(
         "hottest tokens, fresh keys", "part", lambda _: lambda pipe: accelerate(pipe, FreshKeys(budget, **partial))
     )
-    yield fixed("groups", "part", policy="groups")
+    yield _fixed(budget, "groups", "part", policy="groups")
 
 
 def _calibrated(pipe: Any, steps: int, budget: float) -> VideoCase:
@@ -127,37 +149,3 @@ class FreshKeys(HeterogeneousSteps):
     """Partial steps that compute all keys and values, which costs as much as a full step: only for its quality."""
 
     forward: ClassVar[type[PartialForward]] = WholeForward
-
-
-def _rivals(pipe: Any, steps: int) -> Iterator[VideoCase]:
-    yield VideoCase("EasyCache", "rival", lambda x: EasyCache(threshold=x), 1e-3, 3.0)
-    tea = calibrate_tea_cache(pipe, zoo.prompts(MODEL, 1, seed=901), num_inference_steps=steps)
-    yield VideoCase("TeaCache", "rival", lambda x: type(tea)(threshold=x, coefficients=tea.coefficients), 1e-3, 10.0)
-    yield VideoCase("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
-    yield VideoCase("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
-    yield VideoCase("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
-    if importlib.util.find_spec("cache_dit") is not None:
-        yield VideoCase("cache-dit", "rival", lambda x: functools.partial(_cache_dit, x), 1e-3, 3.0)
-        forecast = functools.partial(_cache_dit, order=1)
-        yield VideoCase("cache-dit, TaylorSeer", "rival", lambda x: functools.partial(forecast, x), 1e-3, 3.0)
-
-
-@contextmanager
-def _cache_dit(threshold: float, pipe: Any, order: int = 0) -> Iterator[Any]:
-    """The package's own cache, which forecasts with TaylorSeer where `order` is not 0."""
-    import cache_dit
-
-    config = cache_dit.DBCacheConfig(
-        Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=4, residual_diff_threshold=threshold
-    )
-    # It knows pipelines by the names of their classes, and replaces the call of the class: this one is thrown away.
-    plain: Any = type("WanPipeline", (WanPipeline,), {})(**pipe.components)
-    plain.set_progress_bar_config(disable=True)
-    given = inspect.signature(type(pipe).__call__).parameters.values()
-    sizes = {p.name: p.default for p in given if isinstance(p.default, int | float)}
-    forecast = cache_dit.TaylorSeerCalibratorConfig(taylorseer_order=order) if order else None
-    cache_dit.enable_cache(plain, cache_config=config, calibrator_config=forecast)
-    try:
-        yield functools.partial(plain, **sizes)
-    finally:
-        cache_dit.disable_cache(plain)

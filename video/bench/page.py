@@ -8,21 +8,32 @@ from typing import Any
 from mmaccel.bench.benchmark import by
 from mmaccel.bench.pages import markdown
 
+from . import findings
+
 TITLE = "Video diffusion transformers"
 HEADING = "{:.0%} of the time"
 INTRO = """
 Measured by `mmaccel bench video --full` on the shipped `tiny-wan` (a real diffusers `WanPipeline`, 40 steps, guidance
-3, float32). Every entry is tuned to a half and a quarter of the plain pipeline's denoising time on two prompts,
-and judged on others: PSNR and SSIM are to the clip that the plain pipeline makes of the same prompt and seed, the
-worst is that of the worst prompt. *time* is the measured share of the plain time beside it. *still* and *lively* are
-the mean PSNR of prompts in which little and much moves. *fresh keys* shows what stale keys and values cost in
-quality, and pays for it with a whole pass in every step. The raw rows, with every prompt, are in [{json}]({json}).
+3, float32). Every entry with a threshold is tuned to a half and a quarter of the plain pipeline's denoising time on
+other prompts than those that judge it: PSNR and SSIM are to the clip that the plain pipeline makes of the same prompt
+and seed, the worst is that of the worst prompt. *converged* is the PSNR to the clip that the same sampler makes from
+the same noise with at least four times the steps, from which the plain clip is some way off itself. *time* is the
+measured share of the plain time beside it. *still* and *lively* are the mean PSNR of prompts in which little and much
+moves. *fresh keys* shows what stale keys and values cost in quality, and pays for it with a whole pass in every step.
+cache-dit with *our steps* computes the same steps as ours and the first block in all the others, which is a sixth of
+this model and little of a large one. The raw rows, with every prompt, are in [{json}]({json}).
 
 ![PSNR of every entry]({png})
 
 Blue is ours, light blue ours with something left out or put in, orange the simple alternative, grey others; beside each
 name is its share of the time.
 """
+GRID = """
+The same noise and prompts, a few of them, with other settings of the sampler, one changed at a time from 20 steps with
+guidance 3 and shift 3, and some corners. Nothing is tuned to the time: ours and cache-dit compute the same steps, and
+SeaCache comes with its own threshold. A plain clip of few steps is far from the converged one, and being near to it is
+worth little there.
+""".strip()
 LIMITS = """
 - **What the steps are worth, and the tokens.** Nearly all of the gain is the forecast, its correction, and where the
   full steps lie. Choosing tokens (*hottest*, *random*) costs quality here: a partial pass of few tokens takes a large
@@ -45,23 +56,90 @@ KINDS = {
     "simple": "the simple alternative",
     "rival": "others",
 }
-CLOSE_ENOUGH = 1.15  # times the budget
-COLUMNS = ("entry", "setting", "time", "work", "PSNR", "worst", "SSIM", "worst", "still", "lively")
+COLUMNS = (
+    "entry",
+    "setting",
+    "time",
+    "work",
+    "PSNR",
+    "worst",
+    "converged",
+    "worst",
+    "SSIM",
+    "worst",
+    "still",
+    "lively",
+)
+PLAIN_CONVERGED = ("plain_converged", "plain_converged_worst")
+SAMPLERS = "Other samplers, steps, guidance and shifts"
+
+
+def of_default(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the default sampler, in which all entries are."""
+    return [row for row in rows if row.get("table") != "samplers"]
+
+
+def of_samplers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the grid of samplers."""
+    return [row for row in rows if row.get("table") == "samplers"]
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """For each budget what was found, and a table of all entries."""
-    return {heading: f"{_found(group)}\n\n{_table(group)}" for heading, group in by("budget", HEADING, rows).items()}
+    """For each budget what was found, and a table of all entries; then the samplers."""
+    budgets = by("budget", HEADING, of_default(rows)).items()
+    found = {heading: f"{_found(group)}\n\n{_table(group)}" for heading, group in budgets}
+    grid = of_samplers(rows)
+    if grid:
+        found[SAMPLERS] = f"{GRID}\n\n{findings.of_samplers(grid)}\n\n{sampler_tables(grid)}"
+    return found
 
 
 def _table(group: list[dict[str, Any]]) -> str:
-    order = sorted(group, key=lambda r: (list(KINDS).index(r["kind"]), -r["quality"]))
-    return markdown(COLUMNS, [_line(r) for r in order])
+    order = sorted(group, key=lambda r: (list(KINDS).index(r["kind"]), -_quality(r)))
+    return markdown(COLUMNS, [*_plain(group), *(_line(r) for r in order)])
+
+
+def _plain(group: list[dict[str, Any]]) -> list[list[str]]:
+    """The plain clips, where their distance to the converged ones is known."""
+    known = next((r for r in group if r.get("plain_converged") is not None), None)
+    if known is None:
+        return []
+    to_converged = [f"{known[name]:.1f}" for name in PLAIN_CONVERGED]
+    return [["plain", "", "100%", "100%", "", "", *to_converged, *[""] * 4]]
+
+
+def sampler_tables(grid: list[dict[str, Any]]) -> str:
+    """A line for each sampler and a column for each entry, to the plain and to the converged clips."""
+    plain = _sampler_table(grid, ("quality", "psnr_worst"), {})
+    converged = _sampler_table(grid, ("psnr_converged", "psnr_converged_worst"), {"plain": PLAIN_CONVERGED})
+    return (
+        f"PSNR to the plain clip, dB, mean (worst):\n\n{plain}\n\n"
+        f"PSNR to the converged clip, dB, mean (worst):\n\n{converged}"
+    )
+
+
+def _sampler_table(grid: list[dict[str, Any]], keys: tuple[str, str], more: dict[str, tuple[str, str]]) -> str:
+    entries = list(dict.fromkeys((r["budget"], r["method"]) for r in grid))
+    lines = []
+    for group in by("model", "{}", grid).values():
+        found = {(r["budget"], r["method"]): r for r in group}
+        cells = [_pair(group[0], names) for names in more.values()]
+        lines.append([findings.sampler(group[0]), *cells, *(_pair(found.get(entry), keys) for entry in entries)])
+    return markdown(["sampler", *more, *(f"{method}, {budget:.0%}" for budget, method in entries)], lines)
+
+
+def _pair(row: dict[str, Any] | None, keys: tuple[str, str]) -> str:
+    mean, worst = keys
+    if row is None:
+        return ""
+    if row.get(mean) is None:
+        return str(row["label"])
+    return f"{row[mean]:.1f} ({row[worst]:.1f})"
 
 
 def _found(group: list[dict[str, Any]]) -> str:
     """What a group of rows says, in words; of those that kept to the time."""
-    kept = [r for r in group if r["wall_share"] <= CLOSE_ENOUGH * r["budget"]] or group
+    kept = findings.in_time(group)
     best = {kind: max((r for r in kept if r["kind"] == kind), key=_quality, default=None) for kind in KINDS}
     ours = best["ours"] or next(r for r in group if r["kind"] == "ours")
     others = " and ".join(
@@ -73,21 +151,29 @@ def _found(group: list[dict[str, Any]]) -> str:
     return (
         f"`{ours['method']}` took {wall:.0%} of the time, {wall / budget - 1:+.0%} of the budget, and is {others}, the"
         f" best of the others. The best of its variants: {part['method']}, {part['quality'] - ours['quality']:+.1f} dB."
+        f"\n\n{findings.of_budget(group)}"
     )
 
 
 def _quality(r: dict[str, Any]) -> float:
-    return float(r["quality"])
+    return float("-inf") if r["quality"] is None else float(r["quality"])
 
 
 def _line(r: dict[str, Any]) -> list[str]:
     def number(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
 
-    figures = (r["quality"], r["psnr_worst"]), (r["ssim"], r["ssim_worst"]), (r["psnr_still"], r["psnr_lively"])
-    forms = (".1f", ".3f", ".1f")
-    psnr, ssim, kinds = ([number(x, form) for x in pair] for pair, form in zip(figures, forms, strict=True))
-    return [r["method"], r["label"], f"{r['wall_share']:.0%}", number(r["work_ratio"], ".0%"), *psnr, *ssim, *kinds]
+    names = ("quality", "psnr_worst", "psnr_converged", "psnr_converged_worst", "ssim", "ssim_worst")
+    figures = [number(r.get(name), ".3f" if name.startswith("ssim") else ".1f") for name in names]
+    kinds = [number(r.get(name), ".1f") for name in ("psnr_still", "psnr_lively")]
+    return [
+        r["method"],
+        r["label"],
+        number(r.get("wall_share"), ".0%"),
+        number(r["work_ratio"], ".0%"),
+        *figures,
+        *kinds,
+    ]
 
 
 COLOURS = {"ours": "#26547c", "part": "#8fb8de", "simple": "#e07a5f", "rival": "#888888"}
@@ -97,10 +183,11 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     """PSNR of every entry, mean and worst, one panel for each budget."""
     from matplotlib.figure import Figure
 
-    budgets = list(dict.fromkeys(r["budget"] for r in found))
+    drawn = [r for r in of_default(found) if r["quality"] is not None]
+    budgets = list(dict.fromkeys(r["budget"] for r in drawn))
     figure = Figure(figsize=(6 * len(budgets), 5.5), layout="constrained")
     for budget, axes in zip(budgets, figure.subplots(1, len(budgets), squeeze=False)[0], strict=True):
-        rows = sorted((r for r in found if r["budget"] == budget), key=_quality)
+        rows = sorted((r for r in drawn if r["budget"] == budget), key=_quality)
         for y, r in enumerate(rows):
             colour = COLOURS[r["kind"]]
             axes.plot([r["psnr_worst"], r["quality"]], [y, y], color=colour, linewidth=1.5, marker="|", zorder=2)

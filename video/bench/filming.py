@@ -1,0 +1,90 @@
+"""The call that the entries of the video benchmark make, and how their clips are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from mmaccel import zoo
+from mmaccel.comparison.trial import Workload
+from mmaccel.files.clips import Clip
+
+from .. import quality
+from .cases import MODEL
+from .sampling import STEPS, Clips, Sampling, converged
+
+
+class FilmedLatents(NamedTuple):
+    """What a run gave, and the seed that it began with."""
+
+    seed: int
+    latents: torch.Tensor
+
+
+class Filming(Workload):
+    """Latents of each prompt; a seed is the number of a prompt, and of its noise.
+
+    Parameters
+    ----------
+    prompts
+        A prompt for each seed.
+    steps
+        Of the plain run.
+    pipe
+        None (default) for the shipped pipeline.
+    sampling
+        Sampler, steps, guidance and shift; None (default) for the pipeline's own.
+    reference
+        Sampling of the converged clips; None (default) for four times the steps.
+    clips
+        Converged clips of these prompts that are known, to which others are added; None (default) for none.
+    """
+
+    unit: ClassVar[str] = "steps"
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        steps: int = STEPS,
+        pipe: Any = None,
+        sampling: Sampling | None = None,
+        reference: Sampling | None = None,
+        clips: Clips | None = None,
+    ) -> None:
+        self.sampling = sampling or Sampling(steps)
+        self.target: Any = self.sampling.on(zoo.load(MODEL) if pipe is None else pipe)
+        self.reference = reference or converged(self.sampling)
+        self.prompts, self.steps = prompts, self.sampling.steps
+        self.clips: Clips = {} if clips is None else clips
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> FilmedLatents:
+        call = {"num_inference_steps": fewer or self.steps, "output_type": "latent", "return_dict": False}
+        call["guidance_scale"] = self.sampling.guidance
+        latents: torch.Tensor = target(self.prompts[seed], **call, generator=torch.Generator().manual_seed(seed))[0]
+        return FilmedLatents(seed, latents)
+
+    def judge(self, plain: FilmedLatents, other: FilmedLatents) -> dict[str, Any]:
+        reference, frames = self.frames(plain.latents), self.frames(other.latents)
+        return {
+            "psnr": quality.psnr(reference, frames),
+            "ssim": quality.ssim(reference, frames),
+            "psnr_converged": quality.psnr(self.converged_clip(plain.seed), frames),
+        }
+
+    def converged_clip(self, seed: int) -> Clip:
+        """The clip of a seed with so many steps that more change little."""
+        key = self.reference, seed
+        if key not in self.clips:
+            self.clips[key] = self.frames(self.run(self.target, seed, self.reference.steps).latents)
+        return self.clips[key]
+
+    @torch.no_grad()
+    def frames(self, latents: torch.Tensor) -> Clip:
+        """The decoded clip."""
+        vae = self.target.vae
+        mean, spread = (torch.tensor(x).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
+        video = vae.decode(latents * spread + mean, return_dict=False)[0]
+        frames: Clip = self.target.video_processor.postprocess_video(video, output_type="pil")[0]
+        return frames

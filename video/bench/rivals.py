@@ -1,0 +1,82 @@
+"""The rivals of the video benchmark: methods of other papers as mmaccel has them, and other packages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mmaccel import zoo
+from mmaccel.stepping.schedule import multistep_warmup, refresh
+
+from ..blocks.block_cache import BlockCache
+from ..caches.easy_cache import EasyCache
+from ..caches.first_block_cache import FirstBlockCache
+from ..caches.taylor_seer import TaylorSeer
+from ..caches.tea_cache import calibrate_tea_cache
+from . import packages
+from .cases import MODEL, VideoCase
+from .sampling import Sampling
+from .spectrum import spectrum
+
+GROWTH = {0.5: 0.1, 0.25: 3.0}  # of Spectrum's distance between full steps, which comes to these shares of the steps
+SEA = 0.25  # diffusers' own threshold
+
+
+def rivals(pipe: Any, sampling: Sampling, budget: float) -> Iterator[VideoCase]:
+    """All of them for a budget."""
+    yield VideoCase("EasyCache", "rival", lambda x: EasyCache(threshold=x), 1e-3, 3.0)
+    tea = calibrate_tea_cache(pipe, zoo.prompts(MODEL, 1, seed=901), num_inference_steps=sampling.steps)
+    yield VideoCase("TeaCache", "rival", lambda x: type(tea)(threshold=x, coefficients=tea.coefficients), 1e-3, 10.0)
+    yield VideoCase("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
+    yield VideoCase("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
+    yield VideoCase("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
+    longest = round(1 / budget)
+    sea_cache = functools.partial(packages.sea_cache, longest=longest)
+    yield VideoCase("SeaCache of diffusers", "rival", lambda x: functools.partial(sea_cache, x), 1e-2, 3.0)
+    yield from (_dynamic(name, forecast) for name, forecast in FORECASTS.items())
+    yield from (masked(sampling, budget, name) for name in FORECASTS if name)
+    yield spectral(budget)
+
+
+# Calibrators of cache-dit by name.
+FORECASTS: dict[str, Callable[[], Any]] = {"": lambda: None, "TaylorSeer": packages.taylor, "DMD": packages.modes}
+
+
+def sea_cache_as_it_comes() -> VideoCase:
+    """SeaCache with diffusers' settings, whatever time it takes."""
+    told = f"threshold {SEA:g}"
+    return VideoCase("SeaCache of diffusers", "rival", lambda _: functools.partial(packages.sea_cache, SEA), told=told)
+
+
+def masked(sampling: Sampling, budget: float, calibrator: str) -> VideoCase:
+    """cache-dit with our full steps, of which it computes the first block in the others too."""
+
+    def setup(pipe: Any) -> Any:
+        separate = sampling.guidance > 1
+        return packages.masked(computed, pipe, FORECASTS[calibrator](), enable_separate_cfg=separate)
+
+    computed = our_steps(sampling, budget)
+    told = f"{computed.count(1.0)} full steps"
+    return VideoCase(f"cache-dit, our steps, {calibrator}", "rival", lambda _: setup, told=told, package="cache_dit")
+
+
+def our_steps(sampling: Sampling, budget: float) -> tuple[float, ...]:
+    """What `HeterogeneousSteps` computes of each step."""
+    warmup = None if sampling.sampler == "Euler" else multistep_warmup(sampling.steps, budget)
+    return refresh(sampling.steps, budget, warmup).fractions
+
+
+def spectral(budget: float) -> VideoCase:
+    """Spectrum, whose full steps come to about the budget."""
+    growth = GROWTH[budget]
+    told = f"window grows by {growth:g}"
+    return VideoCase("Spectrum", "rival", lambda _: functools.partial(spectrum, growth), told=told)
+
+
+def _dynamic(name: str, forecast: Callable[[], Any]) -> VideoCase:
+    def setup(threshold: float) -> Callable[[Any], Any]:
+        return lambda pipe: packages.dynamic(threshold, pipe, forecast())
+
+    label = f"cache-dit, {name}" if name else "cache-dit"
+    return VideoCase(label, "rival", setup, 1e-3, 3.0, package="cache_dit")
