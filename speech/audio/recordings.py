@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from mmaccel.errors import MissingExtraError
+from mmaccel.errors import MissingExtraError, SettingError
 
 from ..families.adapter import Word
 from .audio import SAMPLE_RATE, read_audio
 
+FOLDER = "MMACCEL_RECORDINGS"  # environment variable with a folder of more recordings
+PAUSE = 1.0  # seconds between sentences that are joined
 # What is said in the recordings of the package moonshine-voice: Beckett's Worstward Ho, Dickens's A Tale of Two Cities.
 TEXTS = {
     "beckett.wav": "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better.",
@@ -44,6 +50,61 @@ def load_recordings(names: list[str]) -> list[Recording]:
         raise MissingExtraError('the recordings come with the speech extra: pip install "mmaccel[speech]"')
     folder = Path(found.origin).parent / "assets"
     return [Recording(name, read_audio(folder / name), TEXTS[name]) for name in names]
+
+
+def load_folder(folder: Path) -> list[Recording]:
+    """The recordings of a folder whose `texts.json` says by file name what is said in each.
+
+    Single sentences make no stream: files whose names begin with the same letters, as those of one voice mostly do,
+    are joined, in the order of `texts.json` and with pauses of a second. The letters name the result.
+
+    Raises
+    ------
+    SettingError
+        If `texts.json` or a recording that it names is not there, or it is no object of names and texts.
+    """
+    voices = defaultdict(list)
+    for name, text in _texts(folder / "texts.json").items():
+        if not (folder / name).is_file():
+            raise SettingError(f"{folder / 'texts.json'} names {name}, which is not in {folder}")
+        voices[_letters(name)].append(Recording(name, read_audio(folder / name), text))
+    return [_joined(voice, said) for voice, said in voices.items()]
+
+
+def _texts(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f'{path} cannot be read ({error}): write {{"one.wav": "what is said in it"}} there'
+        ) from error
+    if not (isinstance(found, dict) and found and all(isinstance(text, str) for text in found.values())):
+        raise SettingError(f'{path} holds no texts by name: write {{"one.wav": "what is said in it"}} there')
+    return found
+
+
+def _letters(name: str) -> str:
+    """What a file name begins with.
+
+    Examples
+    --------
+    >>> _letters("ss0870.wav"), _letters("001.wav")
+    ('ss', '001')
+    """
+    found = re.match("[A-Za-z]+", name)
+    return found.group() if found else Path(name).stem
+
+
+def _joined(name: str, said: list[Recording]) -> Recording:
+    pause = torch.zeros(round(PAUSE * SAMPLE_RATE))
+    samples = torch.cat([part for one in said for part in (one.samples, pause)][:-1])
+    return Recording(name, samples, " ".join(one.text for one in said))
+
+
+def own_recordings() -> list[Recording]:
+    """Those of the folder that the environment variable `MMACCEL_RECORDINGS` names; none without it."""
+    folder = os.environ.get(FOLDER)
+    return load_folder(Path(folder)) if folder else []
 
 
 def example() -> Recording:

@@ -1,7 +1,8 @@
 """`mmaccel bench speech`: word error rate, lag and CPU seconds of streams on human speech, and of the parts.
 
 On one thread and in CPU seconds, which a busy machine does not change much. What promises equality is checked first;
-a row whose check fails has no figures and says why.
+a row whose check fails has no figures and says why. To hear more than the recordings of the speech extra, name a folder
+with a `texts.json` in the environment variable `MMACCEL_RECORDINGS`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mmaccel.bench.benchmark import Benchmark, Section
 from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE
-from ..audio.recordings import TEXTS, Recording, load_recordings, word_errors
+from ..audio.recordings import TEXTS, Recording, load_recordings, own_recordings, word_errors
 from ..families.adapter import SpeechAdapter
 from ..families.weights import load
 from ..families.whisper import WhisperAdapter
@@ -33,6 +34,7 @@ from ..stream.stats import Lags
 from ..stream.transcribe import Transcript, transcribe_samples
 from . import page
 from .drafts import draft_row, growing_row
+from .judged import described, judged
 from .listeners import (
     UPDATE,
     ChunkListener,
@@ -52,8 +54,8 @@ POLICIES = (LocalAgreement(2), AlignAtt())  # the default first
 
 
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
-    """One row for each way to listen and each part; `full` takes both recordings and more rounds."""
-    recordings = load_recordings(list(TEXTS) if full else ["beckett.wav"])
+    """One row for each way to listen and each part; `full` takes all recordings and more rounds."""
+    recordings = [*load_recordings(list(TEXTS)), *own_recordings()] if full else load_recordings(["beckett.wav"])
     for made in _all(recordings, full):
         _tell(made)
         yield made
@@ -147,12 +149,9 @@ def _offline_row(name: str, recordings: list[Recording], offline: list[Transcrip
         real_time_factor=seconds / audio,
         audio_seconds=audio,
         decoder_calls=sum(found.stats.decoder_calls for found in offline),
-        quality_metric="word error rate",
-        quality=baseline,
         baseline_quality=baseline,
-        recordings=[recording.name for recording in recordings],
-        said=sum(len(recording.text.split()) for recording in recordings),
-        texts=[found.text for found in offline],
+        **judged(recordings, [found.text for found in offline]),
+        **described(recordings),
     )
 
 
@@ -178,10 +177,8 @@ def stream_row(
         wall_seconds=sum(playback.wall_seconds for playback in played.playbacks),
         audio_seconds=audio,
         real_time_factor=played.cpu_seconds / audio,
-        quality_metric="word error rate",
-        quality=word_errors([recording.text for recording in recordings], texts),
+        **judged(recordings, texts),
         baseline_quality=baseline,
-        texts=texts,
         **{"retracted_share": None, "decoder_calls": None, **lags(recordings, played.playbacks), **more},
     )
 

@@ -10,26 +10,33 @@ from mmaccel.bench.pages import markdown
 from mmaccel.bench.selection import role_of
 from mmaccel.comparison.quality_plot import Axes, Mark, Series
 
+from ..audio.recordings import TEXTS
+from .judged import table as each_recording
 from .targets import both, name_of, points, targets
 
 TITLE = "Streaming speech"
 INTRO = """
-Measured by `mmaccel bench speech` on {seconds:.0f} s of human speech, {files} of the wheel `moonshine-voice`, whose
-text is known, with Moonshine tiny and Whisper tiny.en from the `[speech]` extra, in float32. One thread, and **CPU
-seconds** throughout, since the machine was shared: a ratio of them is what a quiet machine would show in time, up to
-the caches. Recordings are pushed in chunks of 0.1 s, with an update every 0.5 s. So little speech is a check and no
-leaderboard: one word is {word:.1f} points of the error rate. The raw rows, with every text, are in [{json}]({json}).
+Measured by `mmaccel bench speech` on {seconds:.0f} s of human speech, {words} words in {count} recordings whose text is
+known: {heard}. The models are Moonshine tiny and
+Whisper tiny.en from the `[speech]` extra, in float32. One thread, and **CPU seconds** throughout, since the machine was
+shared: a ratio of them is what a quiet machine would show in time, up to the caches. Recordings are pushed in chunks of
+0.1 s, with an update every 0.5 s. So little speech is a check and no leaderboard: one word is {word:.1f} points of the
+error rate over all words, and more of that of one recording. The raw rows, with every text, are in [{json}]({json}).
 
 ![lag of words against what is computed]({png})
 """
 STREAMS = """
-*WER* is by jiwer with transformers' `EnglishTextNormalizer`, *to offline* its difference to the same model's offline
-transcript, in points. *RTF* is CPU seconds for each second of audio. Lags are in seconds of audio that had to come,
+*WER* is by jiwer with transformers' `EnglishTextNormalizer`, over all words, and *to offline* its difference to
+the same model's offline transcript, in points; *worst* is the error rate of the worst recording. *RTF* is CPU seconds
+for each second of audio. Lags are in seconds of audio that had to come,
 and in brackets with the computing on top, as a listener notices them. *first text* counts from the first word; *final*
 from the end of speech to its final text; *promised* from the end of a word until it is shown as one that stays, and
 *shown* until it is shown at all, in both cases for good and after all the words before it. When a word ends is what
 Moonshine tiny's offline transcript says. *back* is the share of promised words that their final does not have, and
 *calls* are passes of the decoder.
+"""
+EACH = """
+Word error rates of each recording, and their mean, in which each counts alike whatever its length.
 """
 OWN = """
 What `stream.stats` says of each recording. *word lag* counts a promised word from its promise if its final has it;
@@ -74,8 +81,22 @@ GENERATE = """
 def facts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What was heard."""
     first = next(r for r in rows if r["method"] == "offline")
-    files = " and ".join(f"`{name}`" for name in first["recordings"])
-    return {"seconds": first["audio_seconds"], "files": files, "word": 100 / first["said"]}
+    names = [one["name"] for one in first["recordings"]]
+    packaged, own = [name for name in names if name in TEXTS], [name for name in names if name not in TEXTS]
+    joined = "sentences whose file names begin with the same letters are one recording, with pauses of a second"
+    heard = [f"{_listed(packaged)} of the wheel `moonshine-voice`"] if packaged else []
+    heard += [f"{_listed(own)} of a folder that is not shipped ({joined})"] if own else []
+    return {
+        "seconds": first["audio_seconds"],
+        "words": first["said"],
+        "count": len(names),
+        "heard": ", and ".join(heard),
+        "word": 100 / first["said"],
+    }
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(", ".join(f"`{name}`" for name in part) for part in (names[:-1], names[-1:]) if part)
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -86,6 +107,8 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
         if group:
             settings = {key: f"{value:.3g}" for r in group for key, value in r["settings"].items() if _is_number(value)}
             sections[heading] = f"{text.format_map(settings).strip()}\n\n{table(group)}"
+        if name == "streams" and group:
+            sections["Each recording"] = f"{EACH.strip()}\n\n{each_recording(group)}"
         if name == "streams" and any("stats" in r for r in group):
             sections["As the streams count"] = f"{OWN.strip()}\n\n{_own(group)}"
     return sections
@@ -102,6 +125,7 @@ def _streams(group: list[dict[str, Any]]) -> str:
         "audio",
         "WER",
         "to offline",
+        "worst",
         "RTF",
         "first text",
         "final p50",
@@ -117,8 +141,9 @@ def _streams(group: list[dict[str, Any]]) -> str:
 
 
 def _stream(r: dict[str, Any]) -> list[str]:
-    cells = [r["model"], name_of(r), f"{r['audio_seconds']:.0f} s", f"{r['quality']:.1%}"]
-    cells += ["" if r["method"] == "offline" else f"{points(r):+.1f}", f"{r['real_time_factor']:.3f}"]
+    cells = [r["model"], name_of(r), f"{r['audio_seconds']:.0f} s"]
+    cells += [f"{r['quality']:.1%}", "" if r["method"] == "offline" else f"{points(r):+.1f}"]
+    cells += [f"{r['quality_worst']:.1%}", f"{r['real_time_factor']:.3f}"]
     first = r.get("first_text") or {}
     cells.append(both(first.get("heard"), first.get("ready")))
     for lag in ("finalisation", "promised_lag", "shown_lag"):
@@ -201,11 +226,15 @@ def _generate(group: list[dict[str, Any]]) -> str:
             f"{r['cpu_seconds']:.2f}",
             f"{r['baseline_cpu_seconds']:.2f}",
             f"{r['speedup']:.2f}x",
-            f"{r['quality']:.1%} (plain {r['baseline_quality']:.1%})",
+            f"{r['quality']:.1%} (plain {r['baseline_quality']:.1%}{_worst(r)})",
         ]
         for r in group
     ]
     return markdown(("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER"), lines)
+
+
+def _worst(r: dict[str, Any]) -> str:
+    return f", worst recording {r['quality_worst']:.1%}" if "quality_worst" in r else ""
 
 
 TABLES: dict[str, tuple[str, str, Callable[[list[dict[str, Any]]], str]]] = {

@@ -179,7 +179,9 @@ def generate_rows(
         if row["refused"] is None:
             row |= {"decoder_calls": made.calls, "baseline_decoder_calls": base.calls}
             row |= {"work_ratio": made.calls / base.calls, "baseline_quality": errors(texts, writing.texts(base))}
-            row |= {"quality": errors(texts, writing.texts(made)), "quality_metric": "word error rate"}
+            heard = writing.texts(made)
+            row |= {"quality": errors(texts, heard), "quality_metric": "word error rate"}
+            row["quality_worst"] = max(errors([text], [found]) for text, found in zip(texts, heard, strict=True))
         yield row
 
 

@@ -10,12 +10,14 @@ from transformers import DynamicCache
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.errors import SettingError
 from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
-from mmaccel.speech.audio.recordings import Recording, word_errors
-from mmaccel.speech.bench import benchmark
+from mmaccel.speech.audio.recordings import Recording, own_recordings, word_errors
+from mmaccel.speech.bench import benchmark, page
 from mmaccel.speech.bench import drafts as benchmark_drafts
 from mmaccel.speech.bench import parts as benchmark_parts
+from mmaccel.speech.bench.judged import described, judged
 from mmaccel.speech.bench.listeners import (
     ChunkListener,
     Listener,
@@ -265,3 +267,40 @@ def test_the_page_says_what_was_measured_and_hides_nothing(result, tmp_path):
     assert "one word is 7.1 points" in text  # 14 words
     assert "## As the streams count" in text and "| 0 of " in text
     assert pages.table(result)  # the command line's own table takes the rows
+
+
+def test_a_folder_of_sentences_is_a_recording_for_each_voice(tmp_path, monkeypatch):
+    wavfile = pytest.importorskip("scipy.io.wavfile")
+    texts = {"ann1.wav": "one two", "bob.wav": "five", "ann2.wav": "three"}
+    for number, name in enumerate(texts, 1):
+        wavfile.write(tmp_path / name, 16_000, torch.full((1600 * number,), 0.1).numpy())
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    monkeypatch.setenv("MMACCEL_RECORDINGS", str(tmp_path))
+    ann, bob = own_recordings()
+    assert (ann.name, ann.text, bob.name, bob.text) == ("ann", "one two three", "bob", "five")
+    assert len(ann.samples) == 1600 + 16_000 + 4800 and not ann.samples[1600:17_600].any() and len(bob.samples) == 3200
+    for wrong, hint in (("[]", "no texts"), ("{", "cannot be read"), ('{"eve.wav": "x"}', "names eve.wav")):
+        (tmp_path / "texts.json").write_text(wrong)
+        with pytest.raises(SettingError, match=hint):
+            own_recordings()
+    monkeypatch.delenv("MMACCEL_RECORDINGS")
+    assert own_recordings() == []
+
+
+def test_a_short_recording_counts_in_the_mean_and_can_be_the_worst():
+    said = [Recording("long", torch.zeros(16_000), "a b c d e f g h"), Recording("short", torch.zeros(8000), "i j")]
+    row = judged(said, ["a b c d e f g h", "i k"])
+    assert (row["quality"], row["quality_mean"], row["quality_worst"]) == (0.1, 0.25, 0.5)
+    assert row["errors"] == {"long": 0.0, "short": 0.5}
+    lengths = [{"name": "long", "seconds": 1.0, "words": 8}, {"name": "short", "seconds": 0.5, "words": 2}]
+    assert described(said) == {"recordings": lengths, "said": 10}
+
+
+def test_the_page_says_how_much_was_heard_and_what_is_not_shipped(result):
+    text = benchmark.BENCHMARK.page(result, "speech.json", "speech.png")
+    assert "on 6 s of human speech, 14 words in 1 recordings" in text
+    assert "`talk` of a folder that is not shipped" in text
+    assert "| model | way | mean | talk, 6 s, 14 words |" in text
+    packaged = [{"name": name, "seconds": 1.0, "words": 7} for name in ("beckett.wav", "two_cities.wav")]
+    row = {**result["rows"][0], "recordings": packaged}
+    assert page.facts([row])["heard"] == "`beckett.wav` and `two_cities.wav` of the wheel `moonshine-voice`"
