@@ -39,6 +39,8 @@ class Section:
         Whether the models of the rows are told.
     name
         What a row is called in a table.
+    worst
+        What is said of the worst sample of a row where it has no `psnr_worst` or `quality_worst`.
     series
         What the line is called that a row lies on in the picture.
     draws_exact
@@ -62,6 +64,7 @@ class Section:
     is_mixed: bool = False
     names_models: bool = True
     name: Callable[[Row], str] = called
+    worst: Callable[[Row], str] = lambda row: ""
     series: Callable[[Row], str] = lambda row: str(row["method"]).split(".")[-1]
     draws_exact: bool = True
     one_group: bool = False

