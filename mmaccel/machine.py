@@ -16,7 +16,7 @@ def machine() -> dict[str, str]:
     """The system, processor, cores and accelerator that figures are measured on."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": str(os.cpu_count()),
         "accelerator": _accelerator(),
     }
@@ -41,7 +41,8 @@ def _accelerator() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the processor calls itself."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import MissingExtraError, WeightsError, unknown_name
+from mmaccel.files.user_cache import cache_folder
 from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
 CHECKSUMS = "checksums.json"
@@ -130,16 +131,6 @@ def load(
     else:
         model, processor = _load_checkpoint(name, dtype)
     return model.to(device), processor
-
-
-def cache_folder() -> Path:
-    """Where converted weights are kept: `$MMACCEL_CACHE`, or `mmaccel` in the platform's folder for caches."""
-    chosen = os.environ.get("MMACCEL_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("mmaccel", appauthor=False))
 
 
 def _load_wheel(name: str, dtype: torch.dtype | None) -> tuple[Any, Any]:

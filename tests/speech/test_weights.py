@@ -131,7 +131,6 @@ def test_a_misspelt_name():
 def test_the_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MMACCEL_CACHE", str(tmp_path / "here"))
     assert weights.cache_folder() == tmp_path / "here"
-    pytest.importorskip("platformdirs")
     monkeypatch.delenv("MMACCEL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert weights.cache_folder().name == "mmaccel"

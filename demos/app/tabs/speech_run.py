@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from mmaccel import speech
+from mmaccel.files.user_cache import cache_folder
 from mmaccel.speech.bench.listeners import MeasuredRecognizer
-from mmaccel.speech.families.weights import cache_folder, names
+from mmaccel.speech.families.weights import names
 from mmaccel.speech.policies.policy import StreamingPolicy
 from mmaccel.speech.stream.stats import StreamStats
 
