@@ -1,7 +1,9 @@
-"""One thread for all tests: the models are tiny, and on a busy machine threads wait for each other."""
+"""One thread for all tests, since the models are tiny, and no choice of kernels from another run, or left for one."""
 
 import pytest
 import torch
+
+from mmaccel.files import kept_choices
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -10,3 +12,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_choices(tmp_path_factory):
+    file = tmp_path_factory.mktemp("choices") / "choices.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_choices, "path", lambda: file)
+        yield

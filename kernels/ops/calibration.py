@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from .checks import require
+from .choosing import kept_or_measured
 from .plan import BlockPlan, window_sides
 from .sparse_op import attend
+from .timing import fastest
 
 LENGTHS = (512, 2048, 8192)
 CPU_LENGTHS = (512, 2048, 4096)  # longer ones behave as the last does, and would take seconds
 DENSITIES = (0.25, 0.5, 0.75)
-REPEATS = 3
+# By direction, where the machine is too busy to measure: a little below what quiet processors of two makers measured.
+USUAL = {False: 0.5, True: 0.4}
 HEADS, WIDTH, BLOCK = 4, 64, 64
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -32,10 +37,13 @@ class Calibration:
         Tokens of the measured sequences, ascending.
     break_even
         Share of visible blocks at each, below which block-sparse attention is faster than dense.
+    measured
+        False where the machine was too busy, so that the usual break-even stands here; default True.
     """
 
     lengths: tuple[int, ...]
     break_even: tuple[float, ...]
+    measured: bool = True
 
     def at(self, n: int) -> float:
         """Break-even density for `n` tokens, between measured lengths on a logarithmic scale."""
@@ -58,8 +66,10 @@ def should_use_sparse(
 ) -> bool:
     """Whether block-sparse attention is faster than dense at this density.
 
-    The first call for a device, type and direction measures it, in a second or two; :func:`calibrate` does so when
-    asked.
+    The first call for a device, type and direction measures it, in a second or two. On a CPU the verdict is kept in
+    the user's cache folder, for this processor, number of threads and torch, and later processes take it from there.
+    While other work runs, nothing is kept and the usual break-even stands in (0.5, causal 0.4). Within a process the
+    break-even never changes once it was used, so that two runs with equal inputs compute the same.
 
     Parameters
     ----------
@@ -89,7 +99,10 @@ def should_use_sparse(
     if density == 1:
         return False
     device = torch.device(device)
-    return density < _kept(str(device), causal, dtype or _usual_dtype(device)).at(n)
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    with _LOCK:  # two threads must not measure against each other, nor find two verdicts
+        calibration = _kept(str(device), causal, dtype or _usual_dtype(device), threads)
+    return density < calibration.at(n)
 
 
 def _usual_dtype(device: torch.device) -> torch.dtype:
@@ -98,14 +111,37 @@ def _usual_dtype(device: torch.device) -> torch.dtype:
 
 
 @cache
-def _kept(device: str, causal: bool, dtype: torch.dtype) -> Calibration:
-    return calibrate(device, causal, dtype)
+def _kept(device: str, causal: bool, dtype: torch.dtype, threads: int) -> Calibration:
+    """The one calibration of this process; `threads` is part of what it holds for."""
+    if torch.device(device).type != "cpu":
+        return calibrate(device, causal, dtype)
+
+    def measure() -> list[float] | None:
+        found = calibrate(device, causal, dtype)
+        return [round(share, 3) for share in found.break_even] if found.measured else None
+
+    name = f"break-even of block-sparse attention, {str(dtype)[6:]}{', causal' * causal}"
+    shares = kept_or_measured(name, measure, _are_shares)
+    return _usual(CPU_LENGTHS, causal) if shares is None else Calibration(CPU_LENGTHS, tuple(shares))
+
+
+def _are_shares(kept: Any) -> bool:
+    """Whether these are break-even densities of all lengths."""
+    is_list = isinstance(kept, list) and len(kept) == len(CPU_LENGTHS)
+    return is_list and all(isinstance(share, int | float) and 0 <= share <= 1 for share in kept)
+
+
+def _usual(lengths: tuple[int, ...], causal: bool) -> Calibration:
+    return Calibration(lengths, (USUAL[causal],) * len(lengths), measured=False)
 
 
 def calibrate(
     device: torch.device | str = "cpu", causal: bool = False, dtype: torch.dtype | None = None
 ) -> Calibration:
-    """Measure the break-even density at several lengths.
+    """Measure the break-even density at several lengths, now; :func:`should_use_sparse` does not change by that.
+
+    Dense and sparse attention take turns. Rounds in which other work took the processor do not count, and where too
+    few are left, the usual break-even comes back, with `measured` False.
 
     Parameters
     ----------
@@ -124,11 +160,18 @@ def calibrate(
     device = torch.device(device)
     dtype = dtype or _usual_dtype(device)
     lengths = CPU_LENGTHS if device.type == "cpu" else LENGTHS
-    return Calibration(lengths, tuple(_break_even(n, device, causal, dtype) for n in lengths))
+    found = []
+    for n in lengths:
+        share = _break_even(n, device, causal, dtype)
+        if share is None:
+            return _usual(lengths, causal)
+        found.append(share)
+    return Calibration(lengths, tuple(found))
 
 
 @torch.no_grad()
-def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) -> float:
+def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) -> float | None:
+    """The share at one length; None where the machine was too busy to tell."""
     generator = torch.Generator(device).manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, device=device, generator=generator).to(dtype) for _ in range(3))
     blocks = n // BLOCK
@@ -141,8 +184,9 @@ def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) 
     sides = window_sides(None, causal)
     runs: list[Callable[[], object]] = [partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)]
     runs += [partial(attend, q, k, v, plan, *sides) for plan in plans]
-    dense, *sparse = _fastest(runs, device)
-    return _crossing(dense, sparse, [plan.visible_share(causal) for plan in plans])
+    timing = fastest(runs, device)
+    dense, *sparse = timing.seconds
+    return _crossing(dense, sparse, [plan.visible_share(causal) for plan in plans]) if timing.quiet else None
 
 
 def _crossing(dense: float, sparse: list[float], densities: list[float]) -> float:
@@ -150,22 +194,3 @@ def _crossing(dense: float, sparse: list[float], densities: list[float]) -> floa
     i = 0 if dense <= sparse[1] else 1
     slope = max(sparse[i + 1] - sparse[i], 1e-9) / (densities[i + 1] - densities[i])
     return min(1.0, max(0.0, densities[i] + (dense - sparse[i]) / slope))
-
-
-def _fastest(runs: list[Callable[[], object]], device: torch.device) -> list[float]:
-    """Least seconds of each over several turns, since other work on the machine only adds to them."""
-    seconds = [math.inf] * len(runs)
-    for turn in range(REPEATS + 1):
-        for i, run in enumerate(runs):
-            _wait(device)
-            began = time.perf_counter()
-            run()
-            _wait(device)
-            if turn:  # the first one warms up
-                seconds[i] = min(seconds[i], time.perf_counter() - began)
-    return seconds
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

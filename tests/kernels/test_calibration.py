@@ -9,20 +9,37 @@ import torch
 from mmaccel import kernels
 from mmaccel.comparison import results
 from mmaccel.errors import MmaccelError
-from mmaccel.kernels import BlockPlan, calibration
+from mmaccel.files import kept_choices
+from mmaccel.kernels import BlockPlan, calibration, timing
 from mmaccel.kernels.bench import benchmark
 from mmaccel.kernels.bench import cases as benchmark_cases
+
+BUSY = timing.Timing((1.0, 3.0, 4.0, 5.0), quiet=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(tmp_path, monkeypatch):
+    """Each test is a process of its own, on a machine that nothing was measured on."""
+    monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "choices.json")
+    calibrations = calibration._kept
+    calibrations.cache_clear()
+    yield
+    calibrations.cache_clear()
+
+
+def taking(*seconds, quiet=True):
+    return lambda runs, device: timing.Timing(seconds, quiet)
 
 
 def test_break_even_is_where_the_lines_cross(monkeypatch):
     """Sparse takes 1 + 4 x density, dense takes 3: they cross at one half."""
-    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [3.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(calibration, "fastest", taking(3.0, 2.0, 3.0, 4.0))
     assert kernels.calibrate("cpu").break_even == pytest.approx((0.5,) * 3)
-    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [1.5, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(calibration, "fastest", taking(1.5, 2.0, 3.0, 4.0))
     assert kernels.calibrate("cpu").break_even == (0.125,) * 3
-    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [9.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(calibration, "fastest", taking(9.0, 2.0, 3.0, 4.0))
     assert kernels.calibrate("cpu").break_even == (1.0,) * 3
-    monkeypatch.setattr(calibration, "_fastest", lambda runs, device: [5.0, 2.0, 3.0, 7.0])  # it bends upwards
+    monkeypatch.setattr(calibration, "fastest", taking(5.0, 2.0, 3.0, 7.0))  # it bends upwards
     assert kernels.calibrate("cpu").break_even == pytest.approx((0.625,) * 3)
 
 
@@ -30,7 +47,9 @@ def test_break_even_is_where_the_lines_cross(monkeypatch):
 def test_what_is_measured(monkeypatch, causal):
     """Dense against sparse attention of the same direction, at shares of the blocks that are seen."""
     runs, shares = [], []
-    monkeypatch.setattr(calibration, "_fastest", lambda found, device: runs.extend(found) or [1.0] * len(found))
+    monkeypatch.setattr(
+        calibration, "fastest", lambda found, device: runs.extend(found) or timing.Timing((1.0,) * len(found), True)
+    )
     monkeypatch.setattr(calibration, "_crossing", lambda dense, sparse, densities: shares.extend(densities) or 0.5)
     monkeypatch.setattr(calibration, "DENSITIES", (0.25, 0.5, 1.0))
     assert calibration._break_even(512, torch.device("cpu"), causal, torch.float32) == 0.5
@@ -40,15 +59,36 @@ def test_what_is_measured(monkeypatch, causal):
     assert not torch.allclose(sparse[0][0], dense)
 
 
-def test_the_least_of_several_turns_counts(monkeypatch):
-    """The first turn warms up; what others do on the machine only ever adds."""
-    now, taken = [0.0], iter([0.0, 0.0, 5.0, 7.0, 2.0, 9.0, 4.0, 8.0])  # two runs by turns, four times
-    monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
+def test_a_busy_machine_has_the_usual_break_even(monkeypatch):
+    """Whatever was measured then, and lengths that come later are not even tried."""
+    measured = []
+    monkeypatch.setattr(calibration, "fastest", lambda runs, device: measured.append(1) or BUSY)
+    assert kernels.calibrate("cpu") == kernels.Calibration((512, 2048, 4096), (0.5,) * 3, measured=False)
+    assert kernels.calibrate("cpu", causal=True).break_even == (0.4,) * 3
+    assert len(measured) == 2
 
-    def run():
-        now[0] += next(taken)
 
-    assert calibration._fastest([run, run], torch.device("cpu")) == [2.0, 7.0]
+def test_a_busy_moment_spoils_neither_this_process_nor_later_ones(monkeypatch):
+    """In it, block-sparse attention ran at 0.3 of the dense speed."""
+    monkeypatch.setattr(calibration, "fastest", lambda runs, device: BUSY)
+    assert kernels.should_use_sparse(0.4, 2048) and not kernels.should_use_sparse(0.6, 2048)
+    monkeypatch.setattr(calibration, "fastest", taking(3.0, 2.0, 2.5, 3.0))
+    assert not kernels.should_use_sparse(0.6, 2048), "what a process has used, it keeps"
+    calibration._kept.cache_clear()
+    assert kernels.should_use_sparse(0.6, 2048), "the next process measures"
+    calibration._kept.cache_clear()
+    monkeypatch.setattr(calibration, "fastest", lambda runs, device: pytest.fail("it was kept"))
+    assert kernels.should_use_sparse(0.6, 2048)
+
+
+@pytest.mark.parametrize("kept", ("0.5", [0.5], [0.5, 0.5, 1.5], [0.5, 0.5, float("nan")], [0.5, 0.5, "0.5"], {"a": 1}))
+def test_a_kept_calibration_that_is_none(monkeypatch, kept):
+    name = "break-even of block-sparse attention, float32"
+    kept_choices.keep(kept_choices.place(torch.get_num_threads()), name, kept)
+    monkeypatch.setattr(calibration, "fastest", taking(3.0, 2.0, 3.0, 4.0))
+    assert kernels.should_use_sparse(0.49, 2048) and not kernels.should_use_sparse(0.51, 2048)
+    ((_, choices),) = kept_choices.read().items()
+    assert choices[name] == pytest.approx([0.5] * 3, abs=1e-3)
 
 
 @pytest.mark.parametrize("causal", (False, True))
@@ -63,17 +103,13 @@ def test_each_type_and_direction_is_measured_once_by_itself(monkeypatch):
 
     def calibrate(*key):
         measured.append(key)
-        return kernels.Calibration((512,), (0.6 if key[1] else 0.8,))
+        return kernels.Calibration((512, 2048, 4096), (0.6 if key[1] else 0.8,) * 3)
 
     monkeypatch.setattr(calibration, "calibrate", calibrate)
-    calibration._kept.cache_clear()
-    try:
-        for _ in range(2):
-            assert kernels.should_use_sparse(0.7, 512)
-            assert not kernels.should_use_sparse(0.7, 512, causal=True)
-            assert kernels.should_use_sparse(0.7, 512, dtype=torch.bfloat16)
-    finally:
-        calibration._kept.cache_clear()
+    for _ in range(2):
+        assert kernels.should_use_sparse(0.7, 512)
+        assert not kernels.should_use_sparse(0.7, 512, causal=True)
+        assert kernels.should_use_sparse(0.7, 512, dtype=torch.bfloat16)
     float32, bfloat16 = torch.float32, torch.bfloat16
     assert measured == [("cpu", False, float32), ("cpu", True, float32), ("cpu", False, bfloat16)]
 
