@@ -180,10 +180,12 @@ def test_verify(dtype, count, lengths):
 
 @pytest.mark.parametrize(("batch", "query_heads", "key_heads"), ((1, 4, 2), (3, 6, 2), (2, 3, 3), (1, 8, 1)))
 @pytest.mark.parametrize("tokens", (1, 63, 128, 130))
-def test_few_queries_over_a_long_cache(monkeypatch, batch, query_heads, key_heads, tokens):
+@pytest.mark.parametrize("way", ("matrix_products", "packed", "each_head", "in_parts"))
+def test_few_queries_over_a_long_cache(monkeypatch, batch, query_heads, key_heads, tokens, way):
     from mmaccel.kernels.native import long_cache
 
     monkeypatch.setattr(long_cache, "LEAST_BYTES", 0)
+    monkeypatch.setattr(long_cache, "way", lambda *_: way)
     q, k, v = tensors(torch.float32, batch, query_heads, key_heads, queries=1)
     k[:, :, tokens:], v[:, :, tokens:] = torch.nan, torch.nan  # a cache that is not full
     lengths = torch.full((batch,), tokens)
@@ -214,6 +216,7 @@ def counted(monkeypatch, module):
 def test_a_cache_of_some_megabytes_is_read_by_matrix_products(monkeypatch):
     from mmaccel.kernels.native import long_cache
 
+    monkeypatch.setattr(long_cache, "way", lambda *_: "matrix_products")
     calls = counted(monkeypatch, long_cache)
     for expected, keys, dtype in ((0, 8_000, torch.float32), (0, 20_000, torch.bfloat16), (1, 20_000, torch.float32)):
         agrees(kernels.verify_attention, *tensors(dtype, 1, queries=1, keys=keys), torch.tensor([keys]))

@@ -7,9 +7,7 @@ import math
 import torch
 
 from . import long_cache
-
-# torch's own flash attention on the CPU; private, so a test pins it, and without it the fallback runs.
-_FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+from .decode_ways import FLASH as _FLASH
 
 
 class Mask:

@@ -1,39 +1,100 @@
-"""Attention of a few queries over keys that come from main memory.
+"""Attention of a few queries over keys that come from main memory: which way is fastest depends on the processor.
 
-torch's flash attention goes to keys and values in turn, in parts; two matrix products read each of them in one stream,
-which is 1.1 to 1.3 times faster where they do not lie in a processor's cache.
+On an AMD EPYC two matrix products win in float32, on an Intel Xeon torch's flash attention with the group folded into
+the queries, and a single key head needs its keys in parts to keep all threads busy. So the ways are measured at first
+use and the choice is kept for this CPU, see :mod:`mmaccel.kernels.choosing`. A process never changes its choice for
+shapes of one kind: two runs with equal inputs give equal bits.
 """
 
 from __future__ import annotations
 
-import math
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from .workspace import scratch
+from ..choosing import kept_or_measured
+from ..timing import fastest
+from .decode_ways import WAYS, Pair
 
 MOST_QUERIES = 8  # of one head
 LEAST_BYTES = 8 << 20  # of keys and values: below, there is nothing to gain even if they come from main memory
-LANES = 64  # tokens side by side in a sum, so that few queries fill a processor's vectors as well
+LAYERS, LAYER_BYTES = 2, 32 << 20  # measured in turn, so that they come from main memory, as those of a model do
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+TIE = 1.05
+_LOCK = threading.Lock()
 
 
 def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether this way is the fastest: few queries in float32, and a long cache whose heads lie evenly spaced."""
-    if q.dtype != torch.float32 or not q.is_cpu or q.shape[2] > MOST_QUERIES or 2 * k.nbytes < LEAST_BYTES:
+    """Whether there is a choice: few queries, and a long cache whose heads lie evenly spaced."""
+    if q.dtype not in DTYPES or not q.is_cpu or q.shape[2] > MOST_QUERIES or 2 * k.nbytes < LEAST_BYTES:
         return False
     return len(k) == 1 or all(x.stride(0) == x.shape[1] * x.stride(1) for x in (k, v))
 
 
-def few_queries(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def few_queries(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Pair:
     """Attention of `[B, H, M, D]` over all of `[B, H, N, D]`, and its log-sum-exp `[B, H, M]`."""
-    shape, count, tokens = q.shape, q.shape[2], k.shape[2]
-    q, k, v = (q * scale).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    scores = scratch("scores", (len(k), math.ceil(tokens / LANES) * LANES, count), q.dtype)
-    scores[:, tokens:] = -math.inf
-    torch.bmm(k, q.mT, out=scores[:, :tokens])
-    lanes = scores.view(len(k), -1, LANES * count)
-    most = lanes.amax(1).view(-1, LANES, count).amax(1)
-    lanes.sub_(most.repeat(1, LANES)[:, None]).exp_()
-    total = lanes.sum(1).view(-1, LANES, count).sum(1)
-    output = torch.bmm(scores[:, :tokens].mT, v).div_(total[..., None])
-    return output.view(shape), (most + total.log()).view(shape[:3])
+    kind = (q.dtype, _rounded(q.shape[2]), min(64, _rounded(len(k) * k.shape[1])), q.shape[3])
+    with _LOCK:  # two threads must not measure against each other, nor find two ways
+        name = way(*kind, torch.get_num_threads())
+    return WAYS[name](q, k, v, scale)
+
+
+def _rounded(count: int) -> int:
+    """Up to a power of two, so that a few measurements serve all shapes."""
+    return 1 << (count - 1).bit_length()
+
+
+@functools.cache
+def way(dtype: torch.dtype, rows: int, heads: int, width: int, threads: int) -> str:
+    """Name of the fastest way for queries of one kind; `threads` is part of what it holds for."""
+    names = [name for name in WAYS if name != "matrix_products" or dtype == torch.float32]
+    usual = names[0]
+    name = f"decoding over a long cache, {str(dtype)[6:]}, {rows} x {width} over {heads} heads"
+    measure = functools.partial(_measured, names, dtype, rows, heads, width)
+    found = kept_or_measured(name, measure, lambda kept: isinstance(kept, str) and kept in names)
+    return usual if found is None else str(found)
+
+
+@torch.no_grad()
+def _measured(names: list[str], dtype: torch.dtype, rows: int, heads: int, width: int) -> str | None:
+    """The fastest of the ways that give what the usual one gives; None where the machine is too busy to tell."""
+    q, caches = _example(dtype, rows, heads, width)
+    scale = width**-0.5
+    expected = WAYS[names[0]](q, *caches[0], scale)
+    names = [name for name in names if _agrees(name, expected, (q, *caches[0], scale))]
+
+    def run(name: str) -> None:
+        for k, v in caches:
+            WAYS[name](q, k, v, scale)
+
+    runs: list[Callable[[], object]] = [functools.partial(run, name) for name in names]
+    timing = fastest(runs, q.device)
+    if not timing.quiet:
+        return None
+    # the usual way is the first one, and wins where nothing is clearly faster
+    return next(name for name, taken in zip(names, timing.seconds, strict=True) if taken <= TIE * min(timing.seconds))
+
+
+def _example(
+    dtype: torch.dtype, rows: int, heads: int, width: int
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Queries, and the keys and values of some layers; drawn in a small tile that is repeated, which is quick."""
+    generator = torch.Generator().manual_seed(0)
+    tile = torch.randn(1, heads, 64, width, generator=generator).to(dtype)
+    count = max(1, LAYER_BYTES // (2 * tile.nbytes))
+    q = torch.randn(1, heads, rows, width, generator=generator).to(dtype)
+    return q, [(tile.repeat(1, 1, count, 1), tile.repeat(1, 1, count, 1)) for _ in range(LAYERS)]
+
+
+def _agrees(name: str, expected: Pair, arguments: tuple[Any, ...]) -> bool:
+    """Whether this torch can compute it so: its private flash attention does not promise unequal numbers of heads."""
+    try:
+        found = WAYS[name](*arguments)
+    except RuntimeError:
+        return False
+    error = ROUNDING[arguments[0].dtype]
+    return all(torch.allclose(x, y, rtol=error, atol=error) for x, y in zip(found, expected, strict=True))

@@ -1,0 +1,285 @@
+"""Which way of computing runs: measured in quiet moments only, and kept for one processor in a file."""
+
+import json
+import os
+import re
+import sys
+
+import pytest
+import torch
+
+from mmaccel.cli.main import main
+from mmaccel.files import kept_choices
+from mmaccel.files.kept_choices import path as users_file
+from mmaccel.kernels import choosing, timing
+from mmaccel.kernels.native import decode_ways, long_cache
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path, monkeypatch):
+    """Each test is a process of its own, on a machine that nothing was measured on."""
+    path = tmp_path / "folder" / "choices.json"
+    monkeypatch.setattr(kept_choices, "path", lambda: path)
+    long_cache.way.cache_clear()
+    yield path
+    long_cache.way.cache_clear()
+
+
+# A clock that other work is seen on
+
+
+class Clock:
+    """Runs that take so many seconds of wall time each, of which the process has a share."""
+
+    def __init__(self, monkeypatch, threads=1):
+        self.wall = self.worked = 0.0
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.wall)
+        monkeypatch.setattr(timing.time, "process_time", lambda: self.worked)
+        monkeypatch.setattr(timing.torch, "get_num_threads", lambda: threads)
+
+    def run(self, *turns):
+        """`turns` are seconds, or seconds and the threads' time that the process had in them."""
+        turns = iter(turns)
+
+        def run():
+            turn = next(turns)
+            seconds, worked = turn if isinstance(turn, tuple) else (turn, turn)
+            self.wall, self.worked = self.wall + seconds, self.worked + worked
+
+        return run
+
+
+def test_the_least_of_several_turns_counts(monkeypatch):
+    """The first turn warms up; what others do on the machine only ever adds."""
+    clock = Clock(monkeypatch)
+    found = timing.fastest([clock.run(0, 5, 2, 4), clock.run(0, 7, 9, 8)], CPU)
+    assert found.seconds == (2.0, 7.0)
+    assert not found.quiet, "twice as long in the middle as at best"
+
+
+def test_rounds_that_other_work_disturbed_do_not_count(monkeypatch):
+    """Here they were the shorter ones, which nothing that is true would be."""
+    clock = Clock(monkeypatch)
+    first, second = clock.run(0, 4, (1, 0.1), 4.2, 5), clock.run(0, 6, (1, 0.1), 7, 6)
+    assert timing.fastest([first, second], CPU) == timing.Timing((4.0, 6.0), quiet=True)
+
+
+def test_a_busy_machine_is_given_up(monkeypatch):
+    clock = Clock(monkeypatch)
+    found = timing.fastest([clock.run(0, *[(1, 0.7)] * timing.BUSY_ROUNDS)], CPU)  # one more would be StopIteration
+    assert found == timing.Timing((1.0,), quiet=False)
+
+
+@pytest.mark.parametrize(("threads", "worked", "quiet"), ((1, 1, True), (2, 1, False), (2, 1.9, True), (16, 12, False)))
+def test_all_threads_must_have_worked(monkeypatch, threads, worked, quiet):
+    clock = Clock(monkeypatch, threads)
+    assert timing.fastest([clock.run(0, *[(1, worked)] * 4)], CPU).quiet == quiet
+
+
+def test_an_accelerator_leaves_the_processor_idle(monkeypatch):
+    clock = Clock(monkeypatch)
+    assert timing.fastest([clock.run(0, *[(1, 0.0)] * 3)], torch.device("meta")).quiet
+
+
+# What is kept
+
+
+def is_text(kept):
+    return isinstance(kept, str)
+
+
+def measured(*answers):
+    """Each measurement gives the next answer; one more is an error."""
+    return iter(answers).__next__
+
+
+def test_a_choice_is_measured_once():
+    assert choosing.kept_or_measured("decoding", measured("packed"), is_text) == "packed"
+    assert choosing.kept_or_measured("decoding", measured(), is_text) == "packed"
+    assert choosing.kept_or_measured("other", measured("split"), is_text) == "split"
+
+
+def test_where_it_is_kept(file):
+    choosing.kept_or_measured("decoding", measured("packed"), is_text)
+    place = kept_choices.place(torch.get_num_threads())
+    assert json.loads(file.read_text()) == {place: {"decoding": "packed"}}
+    assert re.search(rf"^.+, {torch.get_num_threads()} threads, torch {re.escape(torch.__version__)}$", place)
+    assert os.listdir(file.parent) == [file.name], "nothing half written stays"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other platforms have other conventions")
+def test_the_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("MMACCEL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert users_file() == tmp_path / "mmaccel" / "choices.json"
+    monkeypatch.setenv("MMACCEL_CACHE", str(tmp_path / "here"))
+    assert users_file() == tmp_path / "here" / "choices.json"
+
+
+def test_another_processor_measures_for_itself(monkeypatch, file):
+    choosing.kept_or_measured("decoding", measured("packed"), is_text)
+    monkeypatch.setattr(kept_choices, "processor", lambda: "Another Maker 9000")
+    assert choosing.kept_or_measured("decoding", measured("split"), is_text) == "split"
+    assert [choices["decoding"] for choices in json.loads(file.read_text()).values()] == ["packed", "split"]
+
+
+def test_other_threads_are_measured_for_themselves(monkeypatch):
+    choosing.kept_or_measured("decoding", measured("packed"), is_text)
+    monkeypatch.setattr(choosing.torch, "get_num_threads", lambda: 99)
+    assert choosing.kept_or_measured("decoding", measured("split"), is_text) == "split"
+
+
+BROKEN = (b"", b"{", b"[1, 2]", b'{"a": 1}', b"\x80\x04K\x01.", b"\xff\xfe", b"[" * 100_000, b"x" * (1 << 21))
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_broken_file_is_written_anew(file, content):
+    file.parent.mkdir()
+    file.write_bytes(content)
+    assert choosing.kept_or_measured("decoding", measured("packed"), is_text) == "packed"
+    assert choosing.kept_or_measured("decoding", measured(), is_text) == "packed"
+
+
+def test_a_choice_that_is_none_is_measured_again():
+    kept_choices.keep(kept_choices.place(torch.get_num_threads()), "decoding", 7)
+    assert choosing.kept_or_measured("decoding", measured("packed"), is_text) == "packed"
+
+
+def test_a_folder_that_cannot_be_made(file):
+    """Then every process measures."""
+    file.parent.write_text("a file where the folder should be")
+    for _ in range(2):
+        assert choosing.kept_or_measured("decoding", measured("packed"), is_text) == "packed"
+
+
+def test_a_file_that_cannot_be_written(file):
+    """A folder stands in its place, which root could not write to either."""
+    file.mkdir(parents=True)
+    for _ in range(2):
+        assert choosing.kept_or_measured("decoding", measured("packed"), is_text) == "packed"
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_busy_moments_are_not_kept_and_end_some_time():
+    for _ in range(choosing.TRIES):
+        assert choosing.kept_or_measured("decoding", measured(None), is_text) is None
+    assert choosing.kept_or_measured("decoding", measured(), is_text) is None, "it has been tried often enough"
+    kept_choices.forget()
+    assert choosing.kept_or_measured("decoding", measured("packed"), is_text) == "packed"
+
+
+def test_a_quiet_moment_wins_over_busy_ones():
+    place = kept_choices.place(torch.get_num_threads())
+    assert choosing.kept_or_measured("decoding", measured(None), is_text) is None
+    assert choosing.kept_or_measured("decoding", measured("packed"), is_text) == "packed"
+
+    def another_process_was_quiet():
+        kept_choices.keep(place, "other", "split")
+
+    assert choosing.kept_or_measured("other", another_process_was_quiet, is_text) == "split"
+    assert kept_choices.read()[place] == {"decoding": "packed", "other": "split"}
+
+
+def test_env_shows_and_forgets(capsys, monkeypatch):
+    kept_choices.keep(kept_choices.place(3), "decoding", "packed")
+    kept_choices.keep(kept_choices.place(3), "break-even", [0.5, 0.75])
+    kept_choices.keep(kept_choices.place(3), "drafts", {"tried": 2})
+    kept_choices.keep("Another Maker 9000, 3 threads, torch 1.0", "decoding", "split")
+    assert main(["env"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels")]
+    place = kept_choices.place(3)
+    assert [line.split(None, 1)[1] for line in lines] == [
+        f"decoding: packed ({place})",
+        f"break-even: 0.5, 0.75 ({place})",
+        f"drafts: not measured yet, the machine was busy ({place})",
+    ]
+    assert main(["env", "--forget"]) == 0 and main(["env", "--forget"]) == 0, "nothing to forget is no error"
+    assert "packed" not in capsys.readouterr().out and kept_choices.read() == {}
+
+
+# Which way decodes over a long cache
+
+KIND = (torch.float32, 2, 2, 16)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(long_cache, "LAYER_BYTES", 1 << 16)
+    monkeypatch.setattr(long_cache, "LEAST_BYTES", 0)
+
+
+def times(monkeypatch, seconds, quiet=True):
+    """As if these had been measured; gives the numbers of ways that were compared."""
+    counts = []
+    monkeypatch.setattr(
+        long_cache,
+        "fastest",
+        lambda runs, device: counts.append(len(runs)) or timing.Timing(tuple(seconds)[: len(runs)], quiet),
+    )
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    (
+        ((3, 4, 5, 6), "matrix_products"),
+        ((4, 3, 5, 6), "packed"),
+        ((4, 4, 3, 6), "each_head"),
+        ((4, 4, 5, 3), "in_parts"),
+        ((3.1, 3, 3, 3), "matrix_products"),
+    ),
+)
+def test_the_fastest_way_is_taken(monkeypatch, small, seconds, expected):
+    """Where nothing is clearly faster, the usual one."""
+    times(monkeypatch, seconds)
+    assert long_cache.way(*KIND, threads=1) == expected
+
+
+def test_half_precision_is_not_rounded_in_between(monkeypatch, small):
+    """Matrix products would round the scores, so they are not among its ways."""
+    assert times(monkeypatch, (3, 4, 5)) == []
+    assert long_cache.way(torch.bfloat16, *KIND[1:], threads=1) == "packed"
+
+
+def test_a_busy_machine_takes_the_usual_way(monkeypatch, small):
+    times(monkeypatch, (9, 1, 1, 1), quiet=False)
+    assert long_cache.way(*KIND, threads=1) == "matrix_products"
+    assert long_cache.way(torch.float16, *KIND[1:], threads=1) == "packed"
+
+
+def test_a_process_does_not_change_its_way(monkeypatch, small, file):
+    """Two runs of one session must give equal bits."""
+    times(monkeypatch, (4, 3, 5, 6))
+    assert long_cache.way(*KIND, threads=1) == "packed"
+    kept_choices.forget()
+    times(monkeypatch, (1, 3, 5, 6))
+    assert long_cache.way(*KIND, threads=1) == "packed"
+
+
+def test_one_kind_serves_all_lengths(monkeypatch, small):
+    counts = times(monkeypatch, (4, 3, 5, 6))
+    for tokens in (33, 100, 1000):
+        k = torch.randn(1, 2, tokens, 16)
+        long_cache.few_queries(torch.randn(1, 2, 2, 16), k, k, 0.25)
+    assert counts == [4]
+
+
+@pytest.mark.parametrize("fails", (False, True))
+def test_a_way_that_this_torch_cannot_compute(monkeypatch, small, fails):
+    def way(q, k, v, scale):
+        if fails:
+            raise RuntimeError("unequal numbers of heads")
+        return q, q.sum(-1)
+
+    monkeypatch.setitem(decode_ways.WAYS, "each_head", way)
+    assert times(monkeypatch, (3, 4, 5)) == []
+    counts = times(monkeypatch, (3, 4, 2))
+    assert long_cache.way(*KIND, threads=1) == "in_parts" and counts == [3]
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+def test_a_real_measurement_gives_a_way_of_the_type(small, dtype):
+    found = long_cache.way(dtype, *KIND[1:], threads=1)
+    assert found in decode_ways.WAYS and (dtype == torch.float32 or found != "matrix_products")
