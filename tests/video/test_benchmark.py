@@ -36,9 +36,10 @@ def row(method, kind="rival", quality=40.0, worst=30.0, **more):
     )
 
 
-def sampled(method, kind, quality, **columns):
+def sampled(method, kind, quality, work_ratio=0.5, **columns):
     sampling = Sampling(**columns)
-    return row(method, kind, quality, table="samplers", model=f"tiny-wan, {sampling}", **sampling.columns)
+    told = {"table": "samplers", "model": f"tiny-wan, {sampling}", "work_ratio": work_ratio}
+    return row(method, kind, quality, **told, **sampling.columns)
 
 
 def test_the_grid_varies_one_thing_at_a_time_and_runs_the_asked_for_settings():
@@ -90,6 +91,7 @@ def test_a_row_has_both_measures_and_those_of_the_plain_run(filming, monkeypatch
     each = [sample["psnr_converged"] for sample in found["samples"]]
     assert found["psnr_converged"] == pytest.approx(sum(each) / 2) and found["psnr_converged_worst"] == min(each)
     assert found["plain_converged"] > found["psnr_converged"], "three steps are nearer to four than two are"
+    assert found["work_ratio"] == pytest.approx(2 / 3)
     assert found["model"].endswith("UniPC, 3 steps, guidance 1, shift 5") and not results.faults(
         results.result([found])
     )
@@ -110,6 +112,8 @@ def test_what_wins_is_said_of_each_figure():
     others = [row("SeaCache", "rival", 50.0, 26.0), row("fewer steps", "simple", 30.0, 24.0)]
     late = row("slow", "rival", 90.0, 80.0, wall_share=0.9)
     text = findings.of_budget([mine, *others, late])
+    same = row("cache-dit, our steps, DMD", "rival", 56.0, wall_share=0.6)
+    assert "cache-dit, our steps, DMD wins" in findings.of_budget([mine, same])
     first, second, *_ = text.splitlines()
     assert first == (
         "- To the plain clip, mean: `HeterogeneousSteps` wins; ours is +5.0 dB to SeaCache and +25.0 dB to fewer steps."
@@ -129,6 +133,9 @@ def test_samplers_have_tables_and_words_of_their_own():
     assert "| Euler, 4 steps, guidance 3, shift 3 | 47.0 (31.0) | 35.0 (25.0) |" in found[page.SAMPLERS], "with plain"
     told = findings.of_samplers(grid)
     assert "mean ahead in 1 of 2 (+1.0 dB, -3.0 dB with Euler, 4 steps, guidance 3, shift 3)" in told
+    late = sampled("SeaCache", "rival", 90.0, work_ratio=1.0)
+    assert "SeaCache" not in findings.of_samplers([*grid, late])
+    assert "| 90.0 (30.0), 100% of the work |" in page.tables([row("a", "ours"), *grid, late])[page.SAMPLERS]
     assert "ours against fewer steps" in index.page([(benchmark.BENCHMARK, results.result([*grid, row("a", "ours")]))])
 
 

@@ -146,7 +146,7 @@ def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: li
         **entry.columns,
         **entry.timing(plain),
         wall_share=results.median(1 / ratio for ratio in entry.ratios(plain)),
-        **entry.work(),
+        **_work(entry, samples),
         quality_metric=METRIC,
         **_figures(samples, plain),
         psnr_still=_mean(still),
@@ -167,6 +167,14 @@ def _figures(samples: list[Row], plain: Entry) -> Row:
         "plain_converged": _mean(to_converged),
         "plain_converged_worst": min(to_converged),
     }
+
+
+def _work(entry: Entry, samples: list[Row]) -> Row:
+    """What its reports say, or else the share of the transformer's blocks that it computed."""
+    told = entry.work()
+    return (
+        told if told["work_ratio"] is not None else {**told, "work_ratio": _mean([each["blocks"] for each in samples])}
+    )
 
 
 def _mean(values: list[float]) -> float | None:

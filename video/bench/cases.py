@@ -81,8 +81,8 @@ class VideoCase:
         if isinstance(setup, int):
             return Entry(self.label, self.kind, fewer=setup, columns={"label": f"{setup} steps"})
         if not isinstance(setup, Method):
-            told = self.told or (f"threshold {setting:.3g}" if self.low < self.high else "")
-            return Entry(self.label, self.kind, setup=setup, columns={"label": told})
+            label = self.told or (f"threshold {setting:.3g}" if self.low < self.high else "")
+            return Entry(self.label, self.kind, setup=setup, columns={"label": label})
         told = {k: v for k, v in setup.settings().items() if k in ("threshold", "interval", "fraction") and v}
         made = Entry.of(pipe, setup, self.label, self.kind)
         made.columns["label"] = ", ".join(f"{k} {v:.3g}" for k, v in told.items())

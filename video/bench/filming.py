@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,10 +18,11 @@ from .sampling import STEPS, Clips, Sampling, converged
 
 
 class FilmedLatents(NamedTuple):
-    """What a run gave, and the seed that it began with."""
+    """What a run gave, the seed that it began with, and how many blocks of the transformer it computed."""
 
     seed: int
     latents: torch.Tensor
+    blocks: int = 1
 
 
 class Filming(Workload):
@@ -62,8 +64,19 @@ class Filming(Workload):
     def run(self, target: Any, seed: int, fewer: int | None = None) -> FilmedLatents:
         call = {"num_inference_steps": fewer or self.steps, "output_type": "latent", "return_dict": False}
         call["guidance_scale"] = self.sampling.guidance
-        latents: torch.Tensor = target(self.prompts[seed], **call, generator=torch.Generator().manual_seed(seed))[0]
-        return FilmedLatents(seed, latents)
+        with self._counted() as passes:
+            latents: torch.Tensor = target(self.prompts[seed], **call, generator=torch.Generator().manual_seed(seed))[0]
+        return FilmedLatents(seed, latents, len(passes))
+
+    @contextmanager
+    def _counted(self) -> Iterator[list[None]]:
+        """One thing for each block that is computed, by whatever package: whole or for some of the tokens."""
+        passes: list[None] = []
+        attention = [module for name, module in self.target.transformer.named_modules() if name.endswith("attn1")]
+        with ExitStack() as stack:
+            for module in attention:
+                stack.callback(module.register_forward_hook(lambda *_: passes.append(None)).remove)
+            yield passes
 
     def judge(self, plain: FilmedLatents, other: FilmedLatents) -> dict[str, Any]:
         reference, frames = self.frames(plain.latents), self.frames(other.latents)
@@ -71,6 +84,7 @@ class Filming(Workload):
             "psnr": quality.psnr(reference, frames),
             "ssim": quality.ssim(reference, frames),
             "psnr_converged": quality.psnr(self.converged_clip(plain.seed), frames),
+            "blocks": other.blocks / plain.blocks,
         }
 
     def converged_clip(self, seed: int) -> Clip:

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from diffusers import SeaCacheConfig, WanPipeline
+from diffusers import WanPipeline
 
 
 @contextmanager
 def sea_cache(threshold: float, pipe: Any, longest: int = 2) -> Iterator[Any]:
     """SeaCache (2026) as diffusers has it, which reuses at most `longest` steps in a row."""
+    from diffusers import SeaCacheConfig
+
     modules = list(pipe.transformer.modules())
     before = [set(vars(module)) for module in modules]
     pipe.transformer.enable_cache(SeaCacheConfig(threshold=threshold, max_consecutive_cached=longest))

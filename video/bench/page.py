@@ -31,7 +31,8 @@ name is its share of the time.
 GRID = """
 The same noise and prompts, a few of them, with other settings of the sampler, one changed at a time from 20 steps with
 guidance 3 and shift 3, and some corners. Nothing is tuned to the time: ours and cache-dit compute the same steps, and
-SeaCache comes with its own threshold. A plain clip of few steps is far from the converged one, and being near to it is
+SeaCache and Spectrum come with their own settings. What computed more than its budget has its work beside it, and is
+compared with nothing. A plain clip of few steps is far from the converged one, and being near to it is
 worth little there.
 """.strip()
 LIMITS = """
@@ -134,7 +135,8 @@ def _pair(row: dict[str, Any] | None, keys: tuple[str, str]) -> str:
         return ""
     if row.get(mean) is None:
         return str(row["label"])
-    return f"{row[mean]:.1f} ({row[worst]:.1f})"
+    spent = "" if findings.is_in_time(row) or mean == PLAIN_CONVERGED[0] else f", {row['work_ratio']:.0%} of the work"
+    return f"{row[mean]:.1f} ({row[worst]:.1f}){spent}"
 
 
 def _found(group: list[dict[str, Any]]) -> str:

@@ -21,6 +21,7 @@ from .spectrum import spectrum
 
 GROWTH = {0.5: 0.1, 0.25: 3.0}  # of Spectrum's distance between full steps, which comes to these shares of the steps
 SEA = 0.25  # diffusers' own threshold
+SEA_CACHE, SEA_CACHE_MODULE = "SeaCache of diffusers", "diffusers.hooks.sea_cache"
 
 
 def rivals(pipe: Any, sampling: Sampling, budget: float) -> Iterator[VideoCase]:
@@ -31,9 +32,7 @@ def rivals(pipe: Any, sampling: Sampling, budget: float) -> Iterator[VideoCase]:
     yield VideoCase("BlockCache", "rival", lambda x: BlockCache(threshold=x), 1e-3, 3.0)
     yield VideoCase("FirstBlockCache", "rival", lambda x: FirstBlockCache(threshold=x), 1e-3, 3.0)
     yield VideoCase("TaylorSeer", "rival", lambda x: TaylorSeer(interval=max(1, round(x))), 1.0, 10.0)
-    longest = round(1 / budget)
-    sea_cache = functools.partial(packages.sea_cache, longest=longest)
-    yield VideoCase("SeaCache of diffusers", "rival", lambda x: functools.partial(sea_cache, x), 1e-2, 3.0)
+    yield sea_cache(round(1 / budget))
     yield from (_dynamic(name, forecast) for name, forecast in FORECASTS.items())
     yield from (masked(sampling, budget, name) for name in FORECASTS if name)
     yield spectral(budget)
@@ -43,10 +42,19 @@ def rivals(pipe: Any, sampling: Sampling, budget: float) -> Iterator[VideoCase]:
 FORECASTS: dict[str, Callable[[], Any]] = {"": lambda: None, "TaylorSeer": packages.taylor, "DMD": packages.modes}
 
 
+def sea_cache(longest: int) -> VideoCase:
+    """SeaCache, tuned to the time, with so many reused steps in a row at most."""
+    return VideoCase(SEA_CACHE, "rival", lambda x: _sea_cache(x, longest), 1e-2, 3.0, package=SEA_CACHE_MODULE)
+
+
 def sea_cache_as_it_comes() -> VideoCase:
     """SeaCache with diffusers' settings, whatever time it takes."""
     told = f"threshold {SEA:g}"
-    return VideoCase("SeaCache of diffusers", "rival", lambda _: functools.partial(packages.sea_cache, SEA), told=told)
+    return VideoCase(SEA_CACHE, "rival", lambda _: _sea_cache(SEA), told=told, package=SEA_CACHE_MODULE)
+
+
+def _sea_cache(threshold: float, longest: int = 2) -> Callable[[Any], Any]:
+    return functools.partial(packages.sea_cache, threshold, longest=longest)
 
 
 def masked(sampling: Sampling, budget: float, calibrator: str) -> VideoCase:
