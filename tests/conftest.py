@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from expected_skips import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401  (hooks)
 
 from mmaccel.files import kept_choices
 

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from expected_skips import BROWSERS
 
 from mmaccel.demos import app
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
 
@@ -16,7 +16,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 def launched():
     """Launches a browser with further flags; skips where there is none."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    found = next(filter(None, map(shutil.which, NAMES)), None)
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.skip("no Chromium or Chrome on the PATH")
     with sync_api.sync_playwright() as playwright:
