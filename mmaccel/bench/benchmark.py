@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..comparison.quality_plot import Axes, Series
-from ..comparison.results import called
+from ..comparison.results import called, place, where
 from .pages import page
 
 Row = dict[str, Any]
@@ -86,7 +86,7 @@ class Benchmark:
     section
         How its rows stand in the index.
     intro
-        What was measured and how to read it; `{json}` and `{png}` stand for its files.
+        What was measured and how to read it; `{json}` and `{png}` stand for its files, `{place}` for the machine.
     tables
         The body of each section of its page, by heading.
     limits
@@ -117,7 +117,7 @@ class Benchmark:
     def page(self, result: dict[str, Any], json: str, png: str) -> str:
         """The Markdown page of a result, with links to its raw rows and its plot."""
         rows = result["rows"]
-        names = {"json": json, "png": png, **self.facts(rows)}
+        names = {"json": json, "png": png, "place": place(where(result["header"])), **self.facts(rows)}
         sections = {**self.tables(rows), "What limits each": self.limits.format(**names).strip()}
         return page(result, self.title, self.intro.format(**names), sections)
 

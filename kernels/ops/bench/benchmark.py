@@ -86,10 +86,13 @@ def entry(label: str, run: Run) -> Entry:
 
 
 INTRO = """
-Measured by `mmaccel bench kernels`: every op against torch's own way, in one alternating run of medians. An op
-whose result is off from float64 by more than its tolerance is not timed at all. Block-sparse attention is asked for
-random blocks, as many in every row, with `cutover=True`: above the break-even density, which is measured on this
-machine, it attends to everything. The raw rows are in [{json}]({json}).
+Measured by `mmaccel bench kernels` on {place}: every op against torch's own way, in one alternating
+run of medians.
+Other processors have other ratios, so that two choices are made by measuring, in a quiet moment, and kept for each
+processor (`mmaccel env` shows them): from which density on dense attention is faster than block-sparse, and in which
+of four ways a step of decoding reads a long cache. An op whose result is off from float64 by more than its tolerance is
+not timed at all. Block-sparse attention is asked for random blocks, as many in every row, with `cutover=True`: above
+the break-even density it attends to everything. The raw rows are in [{json}]({json}).
 """
 LIMITS = """
 - **Decoding** is bound by memory: all keys and values are read once, which is as fast as the threads of this machine

@@ -35,7 +35,8 @@ def mac(
     that step stands for the keys it had read. Amend: it was kept without its newest `band` keys, where queries
     differ most, and these are read again. Complete: all later keys are read too, and the parts are joined by their
     log-sum-exp (:func:`mmaccel.kernels.merge_states`). On a miss all keys are read. Attention itself comes
-    out, not token numbers, so that this is not in the table of decode policies.
+    out, not token numbers, so that this is not in the table of decode policies, and no method of mmaccel calls it yet:
+    it serves whoever writes a decoding loop of their own.
 
     Written from the paper's description. Ours: the query heads of a key head match together (all of them
     within the bound, at the same step), because they read the same keys in one go; the paper matches each
