@@ -145,7 +145,7 @@ class _Follower:
             yield
         finally:
             self.is_called = False
-        self.drop()
+            self.drop()
         if self.is_swapped or not self.followed:
             warn(
                 self.session.report, f"the sampler's steps could not be followed, so all were computed: {self.reason()}"
