@@ -10,7 +10,7 @@ from mmaccel.comparison import results
 from mmaccel.video.bench import benchmark, findings, page
 from mmaccel.video.bench.cases import VideoCase, ours, scenes
 from mmaccel.video.bench.filming import FilmedLatents, Filming
-from mmaccel.video.bench.sampling import GRID, LEAST, Sampling, converged
+from mmaccel.video.bench.sampling import GRID, LEAST, QUICK_GRID, Sampling, converged
 
 
 def row(method, kind="rival", quality=40.0, worst=30.0, **more):
@@ -140,12 +140,28 @@ def test_samplers_have_tables_and_words_of_their_own():
 
 
 def test_the_parts_of_a_run_are_those_of_its_rows(monkeypatch):
-    monkeypatch.setattr(benchmark, "all_entries", lambda filming, judged, full: [("all", len(judged), full)])
-    monkeypatch.setattr(benchmark, "sampled", lambda filming, judged: [(str(filming.sampling), len(judged), None)])
+    monkeypatch.setattr(benchmark, "all_entries", lambda filming, judged, *more: [("all", len(judged), *more)])
+    monkeypatch.setattr(benchmark, "sampled", lambda filming, judged: [(filming.sampling, [s.motion for s in judged])])
     monkeypatch.setattr(benchmark, "Filming", lambda prompts, **given: SimpleNamespace(sampling=given["sampling"]))
     monkeypatch.setattr(benchmark.zoo, "load", lambda name: None)
-    assert list(benchmark.rows(True))[0] == ("all", 6, True)
-    assert [name for name, *_ in benchmark.rows(True)] == list(benchmark.parts(True)) == ["all", *map(str, GRID)]
+    assert list(benchmark.parts(True)) == ["50%", "25%", *map(str, GRID)]
+    first, second, *rest = benchmark.rows(True)
+    assert (first, second) == (("all", 6, 0.5, True), ("all", 6, 0.25, True))
+    assert rest == [(sampling, ["still", "lively"]) for sampling in GRID]
+    assert len(list(benchmark.rows(False))) == 2 + len(QUICK_GRID)
+
+
+def test_a_sampler_has_rows_of_ours_fewer_steps_and_rivals(filming, monkeypatch):
+    ran = []
+    monkeypatch.setattr(benchmark, "_run", lambda filming, entries, judged: ran.append(entries))
+    monkeypatch.setattr(benchmark, "_row", lambda filming, budget, entry, *_: (budget, entry.label))
+    monkeypatch.setattr(VideoCase, "is_missing", property(lambda case: case.package == "cache_dit"))
+    *found, gone = benchmark.sampled(filming, [])
+    assert set(found) == {
+        *((budget, name) for budget in (0.5, 0.25) for name in ("HeterogeneousSteps", "fewer steps")),
+        *((0.5, name) for name in ("SeaCache of diffusers", "Spectrum")),
+    }
+    assert gone["label"] == "cache_dit is not installed" and gone["table"] == "samplers" and len(ran) == 1
 
 
 def test_a_case_of_ours_keeps_its_settings():

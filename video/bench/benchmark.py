@@ -29,7 +29,7 @@ from .sampling import GRID, QUICK_GRID, Clips, Sampling, converged
 TUNING_SEED, TUNING_PROMPTS, TUNING_ROUNDS = 900, 1, 7
 CLOSE = 0.02  # share of the plain time within which an entry is tuned
 JUDGED = {True: 6, False: 2}  # prompts, at full length and else
-JUDGED_IN_GRID = {True: 2, False: 2}
+JUDGED_IN_GRID = {True: 2, False: 1}
 METRIC = "PSNR in dB to the clip of the plain pipeline, mean over prompts"
 Row = dict[str, Any]
 
@@ -39,14 +39,16 @@ def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
     pipe = functools.cache(lambda: zoo.load(MODEL))
     grid, judged = (GRID if full else QUICK_GRID), scenes(JUDGED[full])
     clips: Clips = {}
-    some = sorted(judged, key=lambda scene: scene.motion, reverse=True)
-    some = [*some[: JUDGED_IN_GRID[full] // 2], *some[len(some) - JUDGED_IN_GRID[full] // 2 :]]
+    half = len(judged) // 2  # still ones, and then lively ones
+    some = [scene for pair in zip(judged[:half], judged[half:], strict=False) for scene in pair][: JUDGED_IN_GRID[full]]
 
     def filming(sampling: Sampling) -> Filming:
         prompts = [scene.prompt for scene in judged]
         return Filming(prompts, pipe=pipe(), sampling=sampling, reference=converged(sampling, grid), clips=clips)
 
-    found: dict[str, Callable[[], Iterable[Row]]] = {"all": lambda: all_entries(filming(Sampling()), judged, full)}
+    found: dict[str, Callable[[], Iterable[Row]]] = {}
+    for budget in BUDGETS:
+        found[f"{budget:.0%}"] = functools.partial(lambda b: all_entries(filming(Sampling()), judged, b, full), budget)
     for sampling in grid:
         found[str(sampling)] = functools.partial(lambda s: sampled(filming(s), some), sampling)
     return found
@@ -58,16 +60,15 @@ def rows(full: bool = False) -> Iterator[Row]:
         yield from make()
 
 
-def all_entries(filming: Filming, judged: list[MotionPrompt], full: bool) -> Iterator[Row]:
-    """Rows of every entry at both budgets; in a short run of those that need no tuning."""
+def all_entries(filming: Filming, judged: list[MotionPrompt], budget: float, full: bool) -> Iterator[Row]:
+    """Rows of every entry at a budget; in a short run of those that need no tuning."""
+    made = list(_cases(filming, budget, full))
+    found = [case for case in made if not case.is_missing]
     tuning = Filming(zoo.prompts(MODEL, TUNING_PROMPTS, seed=TUNING_SEED), pipe=filming.target)
-    for budget in BUDGETS:
-        made = list(_cases(filming, budget, full))
-        plain = seconds_of(tuning, Entry(PLAIN, PLAIN)) if full else None
-        found = [case for case in made if not case.is_missing]
-        tuned = [tune(tuning, case, budget, plain) for case in tqdm(found, desc=f"tune to {budget:.0%}")]
-        yield from judge(filming, budget, tuned, judged)
-        yield from (_missing_row(filming, budget, case) for case in made if case.is_missing)
+    plain = seconds_of(tuning, Entry(PLAIN, PLAIN)) if full else None
+    tuned = [tune(tuning, case, budget, plain) for case in tqdm(found, desc=f"tune to {budget:.0%}")]
+    yield from judge(filming, budget, tuned, judged)
+    yield from (_missing_row(filming, budget, case) for case in made if case.is_missing)
 
 
 def _cases(filming: Filming, budget: float, full: bool) -> Iterator[VideoCase]:
@@ -80,17 +81,19 @@ def _cases(filming: Filming, budget: float, full: bool) -> Iterator[VideoCase]:
 
 def sampled(filming: Filming, judged: list[MotionPrompt]) -> Iterator[Row]:
     """Rows of one sampler: ours and fewer steps at both budgets, and the best rivals at half of the steps."""
-    for budget in BUDGETS:
-        made = [ours(budget), fewer_steps(filming.steps, budget)]
-        made += _untuned(filming, budget) if budget == max(BUDGETS) else []
-        entries = [case.entry(filming.target, case.low) for case in made if not case.is_missing]
-        yield from judge(filming, budget, entries, judged, table="samplers", **filming.sampling.columns)
-        yield from (_missing_row(filming, budget, case, table="samplers") for case in made if case.is_missing)
+    made = [(budget, case) for budget in BUDGETS for case in (ours(budget), fewer_steps(filming.steps, budget))]
+    made += [(max(BUDGETS), case) for case in _untuned(filming, max(BUDGETS))]
+    columns = {"table": "samplers", **filming.sampling.columns}
+    found = [(budget, case.entry(filming.target, case.low)) for budget, case in made if not case.is_missing]
+    plain = _run(filming, [entry for _, entry in found], judged)
+    yield from (_row(filming, budget, entry, plain, judged, columns) for budget, entry in found)
+    yield from (_missing_row(filming, budget, case, **columns) for budget, case in made if case.is_missing)
 
 
 def _untuned(filming: Filming, budget: float) -> list[VideoCase]:
-    """The rivals that keep a budget themselves."""
-    return [masked(filming.sampling, budget, "TaylorSeer"), sea_cache_as_it_comes(), spectral(budget)]
+    """The rivals with settings of their own; SeaCache's are for about half of the time."""
+    found = [masked(filming.sampling, budget, "TaylorSeer"), spectral(budget)]
+    return [*found, sea_cache_as_it_comes()] if budget == max(BUDGETS) else found
 
 
 def tune(tuning: Filming, case: VideoCase, budget: float, plain: float | None = None) -> Entry:
@@ -121,11 +124,17 @@ def judge(
     filming: Filming, budget: float, entries: list[Entry], judged: list[MotionPrompt], **columns: Any
 ) -> Iterator[Row]:
     """Run all entries on all prompts beside the plain pipeline."""
-    plain = Entry(PLAIN, PLAIN)
-    seeds = [scene.seed for scene in judged]
-    Runner(filming, [plain, *entries], seeds, title=f"{filming.sampling} at {budget:.0%}").run(warm_up=False)
+    plain = _run(filming, entries, judged)
     for entry in entries:
         yield _row(filming, budget, entry, plain, judged, columns)
+
+
+def _run(filming: Filming, entries: list[Entry], judged: list[MotionPrompt]) -> Entry:
+    """Run entries in turns with the plain pipeline; returns that one."""
+    plain = Entry(PLAIN, PLAIN)
+    seeds = [scene.seed for scene in judged]
+    Runner(filming, [plain, *entries], seeds, title=str(filming.sampling)).run(warm_up=False)
+    return plain
 
 
 def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: list[MotionPrompt], columns: Row) -> Row:
