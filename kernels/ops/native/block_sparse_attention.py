@@ -16,7 +16,9 @@ from .dense import Mask, dense
 from .merge_states import merge_states
 from .workspace import gather_rows
 
-CHUNK_BYTES = 2 << 20  # of gathered keys: more falls out of the caches, less makes parts too small for a busy machine
+# Of gathered keys: more falls out of the caches; with less, threads wait for each other at the end of too many parts,
+# which costs nothing on a quiet machine and half of the speed on a busy one.
+CHUNK_BYTES = 8 << 20
 ROWS = 192  # queries of a block where no plan gives one: torch's kernel is slower on shorter ones
 
 Pair = tuple[torch.Tensor, torch.Tensor]
