@@ -122,5 +122,13 @@ SECTION = Section(
     higher_is_better=False,
 )
 BENCHMARK = Benchmark(
-    "image", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot
+    "image",
+    page.TITLE,
+    rows,
+    SECTION,
+    page.INTRO,
+    page.tables,
+    page.LIMITS,
+    facts=lambda rows: {**page.facts(rows), **page.auto(rows)},
+    plot=page.plot,
 )

@@ -108,7 +108,7 @@ def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:
     yield from filter(None, (section.more(result["rows"]),))
     header = result["header"]
     made = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
-    made += f", commit {pages.committed(header)}" if header.get("commit") else ""
+    made += f", commit {pages.committed(header)}"
     yield f"*{made}; {_machine(header)}; {header['date'][:10]}*"
 
 

@@ -21,7 +21,7 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
     header = result["header"]
     facts = (
         f"- versions: {', '.join(f'{k} {v}' for k, v in header['versions'].items())}",
-        *([f"- commit: {committed(header)}"] if header.get("commit") else []),
+        f"- commit: {committed(header)}",
         f"- machine: {', '.join(header['machine'].values())}, {header['threads']} threads",
         f"- date: {header['date']}",
     )
@@ -31,13 +31,17 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
 
 
 def committed(header: dict[str, Any]) -> str:
-    """The commit that was measured, and whether the tree had uncommitted changes.
+    """The commit that was measured, and whether anything in it had been changed; a result without one says so.
 
     Examples
     --------
     >>> committed({"commit": "36a45fe0c1d2", "clean": False})
     '36a45fe0c1, with changes that were not committed'
+    >>> committed({"commit": None, "clean": None})
+    'not recorded'
     """
+    if not header.get("commit"):
+        return "not recorded"
     return header["commit"][:10] + ("" if header["clean"] else ", with changes that were not committed")
 
 
