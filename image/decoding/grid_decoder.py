@@ -143,7 +143,7 @@ class GridDecoder:
     def count(self, done: int) -> None:
         """Tell the caller's progress function."""
         if self.progress is not None:
-            self.progress(min(done, self.length), self.length)
+            self.progress(done, self.length)
 
 
 def _mask_dtype(model: Any) -> torch.dtype | None:

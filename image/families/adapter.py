@@ -93,7 +93,7 @@ class ImageAdapter(Adapter):
         generator, progress = (kwargs.pop(name, None) for name in OWN_ARGUMENTS)
         _check_arguments(kwargs)
         report = session.report
-        task = self.begin(dict(kwargs))
+        task = self.begin({name: value for name, value in kwargs.items() if name not in UNSUPPORTED_ARGUMENTS})
         method.check_layout(task.layout)
         if method.is_neutral(task.layout) and generator is None and self.keeps_grid(kwargs):
             result = original(**kwargs)

@@ -1,11 +1,15 @@
 """Every bad setting and call is one clear line, and leaves the model as it was."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import mmaccel
+from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
+from mmaccel.image.decoding.sampling import Sampling
 from mmaccel.testing.contract import snapshot
 
 METHODS = (SpeculativeJacobi(window=4), GroupedSpeculative(window=4), ZipAR(window=2))
@@ -142,6 +146,64 @@ def test_tensors_where_nothing_is_supported(name):
     assert_clear(error, name, ".remove()")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ("assistant_model", "custom_generate", "output_logits", "output_attentions", "output_hidden_states"),
+)
+def test_what_accelerated_decoding_does_not_read(name):
+    model, arguments = examples.janus()
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        with pytest.raises(UnsupportedTargetError) as error:
+            fast.generate(**arguments(), **{name: True})
+        assert_clear(error, f"generate({name}=...)", ".remove()")
+        fast.generate(**arguments(), **{name: False}, logits_processor=[], streamer=None)  # which asks for nothing
+
+
+UNREAD = {
+    "top_h": 0.5,
+    "epsilon_cutoff": 0.1,
+    "eta_cutoff": 0.1,
+    "no_repeat_ngram_size": 2,
+    "encoder_no_repeat_ngram_size": 2,
+    "watermarking_config": object(),
+    "sequence_bias": {(3,): 1.0},
+    "begin_suppress_tokens": [3],
+    "penalty_alpha": 0.6,
+    "exponential_decay_length_penalty": (3, 1.1),
+    "min_new_tokens": 3,
+    "stop_strings": ["x"],
+    "prompt_lookup_num_tokens": 3,
+}
+
+
+def sampling(**settings):
+    usual = {"do_sample": True, "temperature": None, "top_k": None, "top_p": None, "suppress_tokens": None}
+    return Sampling.from_config(SimpleNamespace(**{**usual, **settings}), range(20, 30))
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_setting_that_changes_the_distribution_is_refused(name):
+    with pytest.raises(UnsupportedTargetError) as error:
+        sampling(**{name: UNREAD[name]})
+    assert_clear(error, f"{name}={UNREAD[name]!r}", "is not supported", ".remove()")
+
+
+def test_settings_that_change_nothing_in_a_picture_are_taken():
+    assert sampling() == Sampling(), "None stands for what does nothing"
+    assert sampling(suppress_tokens=[3, 30]) == Sampling(), "no codes of images"
+    with pytest.raises(UnsupportedTargetError, match=r"suppress_tokens=\[20, 29\] are image codes"):
+        sampling(suppress_tokens=[3, 20, 29])
+    assert sampling(do_sample=False, temperature=0.0).do_sample is False
+    assert sampling(temperature=0.5, top_k=7, top_p=0.25) == Sampling(True, 0.5, 7, 0.25)
+
+
+def test_marks_are_no_tokens():
+    model, arguments = examples.janus()
+    call = arguments()
+    with mmaccel.accelerate(model, METHODS[0]) as fast, pytest.raises(UnsupportedTargetError, match=r"torch\.bool"):
+        fast.generate(**{**call, "input_ids": call["input_ids"] > 0})
+
+
 IGNORED = (
     {"suppress_tokens": [1, 2, 3]},
     {"bad_words_ids": [[3]]},
@@ -171,6 +233,58 @@ def test_grid_of_emu3_needs_no_allowed_tokens(method):
         picture = fast.generate(**call)[0, 6:]
     assert len(picture) == 23 and picture[-3:].tolist() == [12, 13, 2]
     assert picture[:20].view(4, 5)[:, -1].tolist() == [11] * 4
+
+
+def test_what_is_no_picture_of_emu3():
+    """A call that looks at a picture, and one whose allowed tokens are those of text."""
+    model, arguments = examples.emu3()
+    adapter, call = find_adapter(model), arguments()
+    assert adapter.makes_images(call)
+    assert not adapter.makes_images({**call, "pixel_values": torch.zeros(1, 3, 8, 8)})
+    del call["image_sizes"]
+    ids = call.pop("input_ids")
+    assert not adapter.makes_images({**call, "input_ids": ids[:, :-1]})
+    for name in ("input_ids", "inputs"):
+        with pytest.raises(UnsupportedTargetError, match="the grid is not known"):
+            adapter.makes_images({**call, name: ids})
+
+
+@pytest.mark.parametrize(("own", "end"), (([2, 5], 2), (7, 7), (None, 2)), ids=str)
+def test_the_end_of_a_picture_of_emu3_is_that_of_the_model(own, end):
+    """Of several the first, and without one that of its language model."""
+    model, arguments = examples.emu3()
+    model.generation_config.eos_token_id = own
+    assert find_adapter(model).begin(arguments()).ids[-4:].tolist() == [11, 12, 13, end]
+
+
+def test_source_pictures_of_glm_image():
+    """They reach the model, in calls without guidance that ask for one picture of each prompt."""
+    model, arguments = examples.glm_image()
+    adapter, pixels = find_adapter(model), torch.zeros(4, 12)
+    task = adapter.begin(arguments(pixel_values=pixels))
+    assert task.inputs["pixel_values"] is pixels
+    assert "pixel_values" not in adapter.begin(arguments()).inputs
+    for more, hint in (({"guidance": 3.0}, "guidance_scale"), ({"num_return_sequences": 2}, "num_return_sequences")):
+        with pytest.raises(UnsupportedTargetError, match=hint):
+            adapter.begin(arguments(pixel_values=pixels, **more))
+
+
+def test_glm_image_remembers_nothing_of_an_accelerated_call(monkeypatch):
+    """Also if it fails: its own state belongs to calls of its own generate."""
+    model, arguments = examples.glm_image()
+    inner, kept = model.model, torch.tensor([[5]])
+    inner.rope_deltas, inner._prefill_len = kept, 99
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        fast.generate(**arguments())
+        assert inner.rope_deltas is kept and inner._prefill_len == 99 and inner._cached_decode_position_ids is None
+
+        def fail(*_, **__):
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(inner.language_model, "forward", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            fast.generate(**arguments())
+        assert inner.rope_deltas is kept and inner._cached_decode_position_ids is None
 
 
 def test_rows_of_glm_image_must_agree():

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import mmaccel
+from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples, generation
-from mmaccel.image.comparing import verdict
+from mmaccel.image.comparing import ImageTrial, verdict
+from mmaccel.image.quality import nats_per_token
 
 KEEPS = SpeculativeJacobi(window=8, coupling="gumbel_exact")
 
@@ -54,3 +56,43 @@ def test_verdict():
     assert "near-tie" in found[KEEPS, False]
     assert "the distribution, not the noise" in found[SpeculativeJacobi(), False]
     assert {found[m, s] for m in (ZipAR(window=2), GroupedSpeculative()) for s in (True, False)} == {""}
+
+
+def trial_of(family, **more):
+    model, arguments = getattr(examples, family)()
+    return ImageTrial(find_adapter(model), arguments(**more))
+
+
+def test_the_surprise_is_that_of_the_accelerated_picture():
+    trial = trial_of("janus")
+    plain, other = (torch.randint(24, (1, 16), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    found = trial.judge(plain, other)
+    assert found["surprise"] == float(nats_per_token(trial.images, trial.inputs, other))
+    assert found["surprise"] != trial.judge(other, plain)["surprise"]
+    assert found["same"] == float((plain == other).float().mean())
+
+
+def test_pictures_of_two_sizes_have_no_token_in_common():
+    trial, tokens = trial_of("emu3"), torch.zeros(1, 4)
+    assert trial.judge(tokens, tokens[:, :1]) == {"same": 0.0} and not trial.equal(tokens, tokens[:, :1])
+
+
+def test_a_call_that_returns_a_dictionary_is_compared_by_its_tokens():
+    trial = trial_of("janus", return_dict_in_generate=True)
+    with mmaccel.accelerate(trial.target, KEEPS) as fast:
+        assert torch.equal(trial.run(fast, 3), trial_of("janus").run(trial.target, 3))
+
+
+def test_a_family_without_a_painter_shows_nothing():
+    trial = trial_of("glm_image")
+    assert not trial.show(torch.zeros(1, 5)).clips
+
+
+def test_whether_a_call_draws_is_said_by_the_call_or_the_model():
+    model, arguments = examples.janus()
+    call = arguments()
+    del call["do_sample"]
+    for own, said, draws in ((False, None, False), (True, None, True), (True, False, False), (False, True, True)):
+        model.generation_config.do_sample = own
+        trial = ImageTrial(find_adapter(model), {**call, **({} if said is None else {"do_sample": said})})
+        assert trial.draws == draws and bool(trial.seedless) != draws

@@ -1,14 +1,17 @@
 """From a prompt to pictures: what reaches the model, what is counted, and what is timed."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from transformers import BatchFeature
 
 import mmaccel
-from mmaccel.errors import PromptError
-from mmaccel.image import SpeculativeJacobi, examples, generation
+from mmaccel.cli import main as cli
+from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
+from mmaccel.image import SpeculativeJacobi, examples, generation, pictures
 from mmaccel.image.generation import ImageSettings
 
 LENGTH = examples.ROWS * examples.COLUMNS
@@ -90,11 +93,117 @@ def test_tokens_and_pictures_are_timed_apart(monkeypatch):
     assert len(painted.pictures) == 1 and painted.tokens.shape == (1, LENGTH)
 
 
+@pytest.fixture
+def compared(monkeypatch, tmp_path, capsys):
+    """What `run --compare` drew of a lossy method, plainly and accelerated, with what it printed and wrote."""
+    painter, painted, labels = TinyPainter(), [], []
+    paint, beside = painter.paint, pictures.side_by_side
+
+    def decode(*_):
+        time.sleep(0.2)
+        return [Image.new("RGB", (64, 64), "red" if len(painted) == 0 else "blue")]
+
+    monkeypatch.setattr(generation, "load", lambda *_: painter)
+    monkeypatch.setattr(generation, "tqdm", Bar)
+    monkeypatch.setattr(painter, "pictures", decode)
+    monkeypatch.setattr(painter, "paint", lambda *given: painted.append(paint(*given)) or painted[-1])
+    monkeypatch.setattr(pictures, "side_by_side", lambda found, texts: labels.extend(texts) or beside(found, texts))
+    Bar.made.clear()
+    words = ["run", "image", "a", "-o", str(tmp_path / "a.png"), "--compare", "--method", "ZipAR:window=2"]
+    assert cli.main(words) == 0
+    return SimpleNamespace(runs=painted, labels=labels, printed=capsys.readouterr().out, folder=tmp_path)
+
+
+def test_the_speed_up_of_a_run_is_that_of_the_tokens(compared):
+    """Decoding of pictures is in neither of the two times, and the labels are those of the runs."""
+    plain, fast = (f"{run.token_seconds:.2f} s" for run in compared.runs)
+    assert f"against {plain}, both measured" in compared.printed
+    assert compared.labels == [f"plain: {plain}", f"image.ZipAR(window=2): {fast}"]
+    assert [bar.label for bar in Bar.made] == ["plain", "fast"]
+    assert compared.printed.splitlines()[-1].startswith("wrote "), "a lossy method promises no equal pictures"
+
+
+def test_the_accelerated_picture_is_written_and_both_beside_each_other(compared):
+    red, blue = (255, 0, 0), (0, 0, 255)
+    assert Image.open(compared.folder / "a.png").getpixel((99, 99)) == blue
+    both = Image.open(compared.folder / "a.compare.png")
+    bottom = both.height - 50
+    assert [both.getpixel((x, bottom)) for x in (50, both.width - 50)] == [red, blue]
+
+
+def test_settings_out_of_range_are_refused():
+    bad = {"count": (0,), "temperature": (0.0, -1.0), "top_k": (-1,), "top_p": (0.0, 1.1)}
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(SettingError, match=f"^{name}={value}: it must be "):
+                ImageSettings(**{name: value})
+    assert ImageSettings(count=1, temperature=0.1, top_k=0, top_p=1.0).top_k == 0, "0 keeps all"
+
+
+def test_prompts_of_several_lengths_are_padded_together():
+    """And what the processor of Janus is told makes its result a call that writes pictures."""
+    told = []
+
+    def processor(**given):
+        told.append(given)
+        return BatchFeature({"input_ids": torch.ones(2, 3)})
+
+    painter = generation.JanusPainter("janus", SimpleNamespace(device="cpu"), processor)
+    inputs = painter.inputs(["a", "a b"], ImageSettings(top_k=3))
+    assert (inputs["generation_mode"], inputs["do_sample"], inputs["top_k"]) == ("image", True, 3)
+    assert told[0]["padding"] is True and told[0]["generation_mode"] == "image"
+    assert told[0]["text"] == ["a", "a b"] and told[0]["return_token_type_ids"] is False
+
+
+class Moved:
+    """A target that notes where it goes."""
+
+    def __init__(self, **made):
+        self.made = made
+
+    def to(self, *place, **how):
+        self.made.update(how, **({"device": place[0]} if place else {}))
+        return self
+
+
+@pytest.mark.parametrize("family", ("janus", "emu3"))
+def test_a_model_is_opened_where_and_in_the_type_that_is_asked_for(family, monkeypatch):
+    how = {"device": "cuda", "dtype": torch.float16}
+    monkeypatch.setattr(generation.zoo, "load", lambda name: (Moved(), "words"))
+    painter = generation.load("tiny-janus", "cuda", torch.float16)
+    assert (painter.name, painter.target.made, painter.processor) == ("tiny-janus", how, "words")
+
+    monkeypatch.setattr(generation.AutoConfig, "from_pretrained", lambda *_, **__: SimpleNamespace(model_type=family))
+    monkeypatch.setattr(generation.AutoProcessor, "from_pretrained", lambda *_, **__: "own words")
+    monkeypatch.setattr(generation, "load_pretrained", lambda cls, name, dtype: Moved(dtype=dtype))
+    painter = generation.load("some/folder-of-it", "cuda", torch.float16)
+    assert (painter.name, painter.target.made, painter.processor) == ("folder-of-it", how, "own words")
+    assert type(painter) is generation.FAMILIES[family][1]
+
+
+def test_a_model_of_clips_draws_no_pictures():
+    with pytest.raises(UnsupportedTargetError, match="tiny-wan draws no pictures: use `mmaccel run video`"):
+        generation.load("tiny-wan")
+
+
+def test_passes_of_emu3_are_counted_too(monkeypatch):
+    """Its language model has another name, and its configuration tells no number of tokens."""
+    monkeypatch.setattr(generation, "tqdm", Bar)
+    Bar.made.clear()
+    model, _ = examples.emu3()
+    with generation.counted(model, "plain"):
+        for _ in range(2):
+            model.model.text_model(input_ids=torch.tensor([[1, 5]]))
+    (bar,) = Bar.made
+    assert (bar.n, bar.total) == (2, None) and not model.model.text_model._forward_hooks
+
+
 def emu3_painter():
     """Words are as long as they are; the target notes what it is to decode."""
     seen = {}
 
-    def processor(text, **_):
+    def processor(text, **told):
+        assert told == {"padding": True, "return_tensors": "pt", "return_for_image_generation": True}
         ids = torch.tensor([[len(words)] * 2 for words in text])
         return BatchFeature(
             {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_sizes": [[2, 3]] * len(text)}

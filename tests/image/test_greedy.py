@@ -5,6 +5,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import mmaccel
+from mmaccel.adapter import find_adapter
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
 from mmaccel.image.decoding.coupling import COUPLINGS
 from mmaccel.image.decoding.sampling import Sampling
@@ -115,6 +116,60 @@ def test_several_top_1_pictures_follow_their_prompts(family):
     with mmaccel.accelerate(model, SpeculativeJacobi(window=6)) as fast:
         tokens = fast.generate(**{**call, "do_sample": True, "top_k": 1, "num_return_sequences": 2})
     assert torch.equal(tokens, plain.repeat_interleave(2, 0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_without_a_mask_and_by_its_other_name(family):
+    model, call = build(family, GUIDANCE[family][0], 1)
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=6)) as fast:
+        tokens = fast.generate(**call)
+        del call["attention_mask"]
+        call["inputs"] = call.pop("input_ids")
+        assert torch.equal(fast.generate(**call), tokens)
+
+
+def test_guidance_that_is_not_asked_for():
+    """Janus guides with 5 then, as its own generate; a scale of 1 needs no second branch."""
+    model, arguments = examples.janus()
+    adapter = find_adapter(model)
+    unsaid = adapter.begin({**arguments(2), "guidance_scale": None})
+    assert (unsaid.guidance, unsaid.branches, unsaid.batch) == (5.0, 2, 2)
+    single = adapter.begin(arguments(2, guidance=1.0))
+    assert (single.branches, len(single.prompt_ids)) == (1, 2)
+    model, arguments = examples.emu3()
+    single = find_adapter(model).begin({**arguments(guidance=3.0), "guidance_scale": 1.0})
+    assert (single.branches, len(single.prompt_ids)) == (1, 1)
+
+
+def test_padding_of_a_negative_prompt_is_not_seen():
+    """Its mask counts: two padded tokens before it change nothing."""
+    model, call = build("emu3", 3.0, 1)
+    negative = call["negative_prompt_ids"]
+    padded = torch.nn.functional.pad(negative, (2, 0), value=7)
+    mask = torch.nn.functional.pad(torch.ones_like(negative), (2, 0))
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=6)) as fast:
+        tokens = fast.generate(**call)
+        call["negative_prompt_ids"] = padded
+        assert torch.equal(fast.generate(**call, negative_prompt_attention_mask=mask), tokens)
+        assert not torch.equal(fast.generate(**call), tokens), "seen, they change the picture"
+
+
+@pytest.mark.parametrize("changed", ("bias", "hook", "codes"))
+def test_a_head_that_is_not_as_usual(changed):
+    """One with a bias, with a hook of the user, and codes that do not lie side by side."""
+    model, arguments = examples.emu3()
+    task = find_adapter(model).begin(arguments())
+    if changed == "bias":
+        model.lm_head.bias = torch.nn.Parameter(torch.arange(44.0))
+    if changed == "hook":
+        model.lm_head.register_forward_hook(lambda module, given, output: output * 2)
+    if changed == "codes":
+        task.ids = task.ids.clone()
+        task.ids[0] = 5
+    hidden = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model.lm_head(hidden)[:, task.ids[: task.codes]]
+        assert torch.allclose(task.head(hidden), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

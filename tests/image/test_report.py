@@ -1,5 +1,7 @@
 """What a run of image decoding reports, and what a session remembers of it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -136,6 +138,52 @@ def test_a_session_learns_by_shape_and_begins_each_picture_anew(monkeypatch):
     one, two, again, unguided = begun[-4:]
     assert one is again and len({id(budget) for budget in (one, two, unguided)}) == 3
     assert max(one.candidates) == LENGTH, "no window is wider than the picture"
+
+
+def test_what_was_learned_of_one_kind_of_call_is_not_used_for_another():
+    """A pass costs something else with other shapes, types and devices."""
+
+    def budget(**changes):
+        usual = {"batch": 1, "branches": 2, "length": 64, "device": "cpu", "dtype": torch.float32}
+        call = SimpleNamespace(**{**usual, **changes})
+        call.layout, call.model = SimpleNamespace(length=call.length), SimpleNamespace(dtype=call.dtype)
+        return speculative_jacobi.learned_budget(call, session)
+
+    session = SimpleNamespace(memory={})
+    others = ({"batch": 2}, {"branches": 1}, {"length": 32}, {"device": "cuda"}, {"dtype": torch.float16})
+    assert len({id(budget(**changes)) for changes in ({}, *others)}) == 6 and budget() is budget()
+    assert max(budget(length=32).candidates) == 32
+
+
+def test_time_is_told_by_what_it_was_spent_on():
+    model, arguments = examples.janus()
+    for method in METHODS:
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**arguments(), generator=seed())
+            seconds = fast.report.details["stats"]["seconds"]
+            assert 0 < seconds["verify"] <= sum(seconds.values()) <= fast.report.wall_seconds
+
+
+def test_the_width_of_the_grid_with_drafts_is_not_plain_decoding():
+    """Rows verify drafts of their own then."""
+    model, arguments = examples.janus()
+    with mmaccel.accelerate(model, ZipAR(window=examples.COLUMNS, verify=True)) as fast:
+        fast.generate(**arguments())
+        assert fast.report.details["stats"]["drafted"] > 0 and not fast.report.warnings
+
+
+def test_one_draw_from_the_global_state_seeds_a_call():
+    """So that `torch.manual_seed` repeats a picture, and calls after it do not depend on what was accepted."""
+    model, arguments = examples.janus()
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast, torch.random.fork_rng():
+        torch.manual_seed(3)
+        one, after = fast.generate(**arguments()), torch.get_rng_state()
+        other = fast.generate(**arguments())
+        torch.manual_seed(3)
+        assert torch.equal(fast.generate(**arguments()), one) and not torch.equal(other, one)
+        torch.manual_seed(3)
+        torch.randint(2**62, ())
+        assert torch.equal(torch.get_rng_state(), after)
 
 
 def test_an_automatic_window_reports_what_passes_cost():
