@@ -24,7 +24,9 @@ def test_every_policy_is_measured_at_every_budget():
         wanted = {(name, policy, budget) for policy in policies if policy != "st_lite" for budget in (0.1, 0.25)}
         assert wanted <= found
         assert any(kind == name and budget == 1 for kind, _, budget in found)
-    assert {m.budget for m in language_benchmark.methods() if getattr(m, "head_budgets", False)} == {0.1, 0.25, 0.5}
+    for full in (False, True):
+        short = language_benchmark.cases(full)[0][2]
+        assert {m.budget for m in short if getattr(m, "head_budgets", False)} == {0.1, 0.25}
     assert all(m.always for m in language_benchmark.methods((0.1,)) if hasattr(m, "always") and m.budget < 1)
 
 
