@@ -16,9 +16,11 @@ from transformers import (
 
 import mmaccel
 from mmaccel import video
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import ConflictError, UnsupportedTargetError
+from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.testing.untrained import untrained
 from mmaccel.video import examples
+from mmaccel.video.steps import levels_of
 
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 BUILD = {"base_dim": 3, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
@@ -129,6 +131,43 @@ def test_a_call_forgets_the_call_before():
         assert fast.report.plain_forwards == 2 * loop.STEPS, "the target's own call"
 
 
+def test_the_targets_own_call_after_a_broken_one_is_reported_by_itself():
+    pipe, start, call = loop.pipeline("WanTransformer3DModel")
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        with broken_after(pipe.transformer.blocks[0].ffn, 3), pytest.raises(Interrupted):
+            fast(start, call)
+        for _ in range(2):
+            pipe(start, call)
+            assert fast.report.plain_forwards == 2 * loop.STEPS and fast.report.forwards == 6
+
+
+@pytest.mark.parametrize("method", (video.TeaCache(1e6), video.EasyCache(1e6, warmup=2), video.TokenCache()), ids=str)
+def test_a_call_that_breaks_off_between_two_steps_leaves_nothing(method, monkeypatch):
+    """Neither memory nor anything on the blocks, before another run begins."""
+    pipe, arguments = examples.wan_pipeline()
+    block, made = pipe.transformer.blocks[0], []
+    make = type(method).stepper
+    monkeypatch.setattr(type(method), "stepper", lambda *given: made.append(make(*given)) or made[-1])
+    with mmaccel.accelerate(pipe, method) as fast:
+        with pytest.raises(RuntimeError, match="stop"):
+            fast(**arguments(), callback_on_step_end=stop)
+        assert "forward" not in vars(block) and made[0].held_bytes() == 0
+        with pytest.raises(RuntimeError, match="stop"):
+            pipe(**arguments(), callback_on_step_end=stop)
+        assert made[1].held_bytes() > 0, "it may go on"
+    assert "forward" not in vars(block) and made[1].held_bytes() == 0, "and ends with the session"
+
+
+def test_levels_are_those_of_the_sampler():
+    euler, unipc = diffusers.FlowMatchEulerDiscreteScheduler(), diffusers.UniPCMultistepScheduler(**FLOW)
+    for scheduler in (euler, unipc):
+        scheduler.set_timesteps(4)
+        assert levels_of(scheduler) == [float(sigma) for sigma in scheduler.sigmas] and len(levels_of(scheduler)) == 5
+    for scheduler in (diffusers.DDIMScheduler(), diffusers.EulerDiscreteScheduler()):  # no flow: shares of time
+        scheduler.set_timesteps(4)
+        assert levels_of(scheduler) == [*(float(t) / 1000 for t in scheduler.timesteps), 0.0]
+
+
 METHODS = (video.HeterogeneousSteps(), video.EasyCache(1e6, warmup=2), video.TeaCache(1e6))
 
 
@@ -163,6 +202,8 @@ def stop(pipe, step, timestep, kwargs):
 def test_a_transformer_that_is_swapped_is_said():
     (pipe, arguments), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
     with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        fast(**arguments())
+        assert not fast.report.warnings
         pipe.register_modules(transformer=other.transformer)
         fast(**arguments())
         assert any("its transformer was changed" in text for text in fast.report.warnings)
@@ -260,6 +301,26 @@ def test_plans_refuse_a_bare_transformer_and_compiled_blocks():
     for method in OF_TOKENS:
         with pytest.raises(UnsupportedTargetError, match="compiled"):
             mmaccel.plan(pipe, method)
+
+
+@pytest.mark.parametrize("method", (*OF_BLOCKS, *OF_TOKENS), ids=lambda method: type(method).__name__)
+def test_plans_check_the_second_transformer_too(method):
+    """Wan 2.2 has two."""
+    (pipe, _), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
+    pipe.register_modules(transformer_2=other.transformer)
+    assert mmaccel.plan(pipe, method)
+    other.transformer.compile()
+    with pytest.raises(UnsupportedTargetError, match="is compiled"):
+        mmaccel.plan(pipe, method)
+
+
+@pytest.mark.parametrize("method", OF_BLOCKS[2:], ids=lambda method: type(method).__name__)
+def test_a_cache_on_the_second_transformer_is_refused(method):
+    (pipe, _), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
+    pipe.register_modules(transformer_2=other.transformer)
+    other.transformer.enable_cache(diffusers.FirstBlockCacheConfig())
+    with pytest.raises(ConflictError, match="FirstBlockCacheConfig enabled already"):
+        mmaccel.plan(pipe, method)
 
 
 @pytest.mark.parametrize("kind", ("", "ImageToVideo", "VideoToVideo"))
