@@ -7,8 +7,10 @@ import torch
 
 import mmaccel
 from mmaccel.errors import SettingError
-from mmaccel.video import auto, examples
-from mmaccel.video.heterogeneous.auto import as_tensor
+from mmaccel.testing.contract import Interrupted, broken_after
+from mmaccel.tuning.curve import point
+from mmaccel.video import EasyCache, HeterogeneousSteps, auto, examples
+from mmaccel.video.heterogeneous.auto import _Curve, as_tensor
 from mmaccel.video.quality import tensor_psnr
 
 
@@ -101,6 +103,71 @@ def test_outputs_of_every_kind_are_compared():
     assert as_tensor(([[picture, picture]],)).sum() == 2 * 16
     assert tensor_psnr(torch.zeros(4), torch.full((4,), 0.1)) == pytest.approx(20.0)
     assert tensor_psnr(torch.tensor([-1.0, 1.0]), torch.tensor([-0.8, 1.2])) == pytest.approx(20.0)
+
+
+def test_measuring_that_breaks_off_is_begun_again(wan, monkeypatch):
+    """With the generators as they were, several too; nothing is picked, and nothing stays on the pipeline."""
+    pipe, call = wan
+    del call["latents"]
+    generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+    states = [generator.get_state() for generator in generators]
+    call = {**arguments_of_two(call), "generator": generators, "num_inference_steps": 6}
+    with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
+        with broken_after(pipe.transformer.blocks[0].ffn, 30), pytest.raises(Interrupted):
+            fast(**call)
+        assert all(torch.equal(g.get_state(), s) for g, s in zip(generators, states, strict=True))
+        assert fast.plan.methods == (auto(min_psnr=20),) and "forward" not in vars(pipe.transformer)
+        fast(**call)
+        assert fast.plan.methods != (auto(min_psnr=20),) and fast.plan.measured
+        assert not any("EasyCache" in point["name"] for point in fast.plan.measured), "six steps are too few"
+        assert not fast.report.warnings
+    assert "forward" not in vars(pipe.transformer)
+
+
+def arguments_of_two(call):
+    """The same for two clips."""
+    return {k: torch.cat([v, v]) if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+
+
+def searched(method, measured):
+    """The settings that are tried, where `measured(method)` is the speed-up and the quality of each; and the pick."""
+    curve = object.__new__(_Curve)
+    curve.points, curve.methods = [], []
+    for candidate in curve._candidates(method):
+        speedup, quality = measured(candidate)
+        curve.methods.append(candidate)
+        curve.points.append(point(candidate, speedup, "psnr", "PSNR dB", quality))
+    return curve.methods, method._pick(curve)
+
+
+def test_budgets_are_halved_towards_the_goal():
+    def linear(method):
+        budget = getattr(method, "budget", 0.9)
+        return 1 / budget, 50 * budget
+
+    for method, expected in (
+        (auto(), [0.5, 0.75, 0.625, 0.562]),
+        (auto(target_speedup=4.0), [0.25, 0.625, 0.438, 0.344]),
+        (auto(target_speedup=1.25), [0.8, 0.9, 0.85, 0.825]),
+        (auto(min_psnr=20.0), [0.5, 0.3, 0.4, 0.35]),
+        (auto(min_psnr=40.0), [0.5, 0.75, 0.875, 0.812]),
+    ):
+        tried, picked = searched(method, linear)
+        assert [m.budget for m in tried[:4]] == expected, method
+        assert [m.threshold for m in tried[4:]] == [0.05, 0.1, 0.2]
+        assert picked
+
+
+def test_what_is_picked_where_the_goal_is_out_of_reach():
+    def slow(method):
+        return (1.5, 10.0) if method == HeterogeneousSteps(0.25) else (1.1, 30.0)
+
+    assert searched(auto(target_speedup=4.0), slow)[1] == HeterogeneousSteps(0.25), "the fastest"
+    assert searched(auto(), lambda method: (1.5 + method.threshold if hasattr(method, "threshold") else 1.0, 9.0))[
+        1
+    ] == EasyCache(0.2)
+    assert searched(auto(min_psnr=40), slow)[1] is None
+    assert searched(auto(target_speedup=1.4, min_psnr=20), slow)[1] is None, "both"
 
 
 @pytest.mark.parametrize("settings", ({"target_speedup": 1.0}, {"min_psnr": 0}, {"target_speedup": "fast"}))

@@ -7,6 +7,7 @@ import torch
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.stepping.tensors import count_bytes
 from mmaccel.video import examples
 
 
@@ -88,6 +89,37 @@ def test_methods_say_which_models_they_are_for():
             mmaccel.plan(unet, method)
     assert mmaccel.plan(unet, video.EncoderReuse()).family == "diffusion unet"
     assert mmaccel.plan(wan, video.EasyCache()).family == "diffusion transformer"
+
+
+def test_first_and_last_steps_run_the_encoder():
+    pipe, arguments = examples.unet_pipeline()
+    plain = pipe(**arguments())[0]
+    with mmaccel.accelerate(pipe, video.EncoderReuse(keys=(0,), warmup=2, cooldown=3)) as fast:
+        assert not torch.equal(fast(**arguments())[0], plain)
+        assert [share == 1 for share in fast.report.details["computed"]] == [True] * 2 + [False] * 3 + [True] * 3
+    for settings in ({"warmup": 0}, {"cooldown": -1}):
+        with pytest.raises(SettingError, match=next(iter(settings))):
+            video.EncoderReuse(**settings)
+
+
+def test_memory_is_the_features_of_the_encoder():
+    pipe, arguments = examples.unet_pipeline()
+    sizes = []
+    parts = (pipe.unet.conv_in, *pipe.unet.down_blocks, pipe.unet.mid_block)
+    handles = [part.register_forward_hook(lambda *given: sizes.append(count_bytes([given[-1]]))) for part in parts]
+    pipe(**arguments())
+    for handle in handles:
+        handle.remove()
+    with mmaccel.accelerate(pipe, video.EncoderReuse()) as fast:
+        fast(**arguments())
+        assert fast.report.peak_extra_bytes == sum(sizes[: len(parts)])
+
+
+def test_a_compiled_unet_is_refused():
+    pipe, _ = examples.unet_pipeline()
+    pipe.unet.compile()
+    with pytest.raises(UnsupportedTargetError, match="is compiled"):
+        mmaccel.plan(pipe, video.EncoderReuse())
 
 
 def test_nothing_reused_is_said():

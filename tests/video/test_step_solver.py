@@ -1,12 +1,93 @@
-"""Steps solved from plain runs."""
+"""Steps solved from plain runs, and what all calibrations have in common."""
 
+import diffusion_loop as loop
+import numpy as np
 import pytest
 import torch
 
 import mmaccel
-from mmaccel.errors import SettingError
+from mmaccel import video
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.video import HeterogeneousSteps, calibrate_steps, examples
+from mmaccel.video.blocks import share_solver
+from mmaccel.video.heterogeneous import step_solver
 from mmaccel.video.heterogeneous.step_solver import record_velocities
+
+PROMPTS = ("a fox", "three hens")
+
+
+class Prompted(loop.Loop):
+    """Starts from other noise for every prompt."""
+
+    def __call__(self, prompt, call, output_type=None, **more):
+        self.asked = [*getattr(self, "asked", ()), (prompt, output_type)]
+        return super().__call__([loop.noise(1, 4, 2, 8, 8, seed=len(prompt))], call, **more)
+
+
+def prompted():
+    made, _, call = loop.pipeline("WanTransformer3DModel")
+    return Prompted(made.transformer, made.scheduler), call
+
+
+@pytest.mark.parametrize(
+    "calibrate",
+    (calibrate_steps, video.calibrate_mag_cache, video.calibrate_tea_cache, video.calibrate_token_cache),
+)
+def test_a_calibration_first_checks_the_pipeline(calibrate):
+    model, arguments = examples.wan()
+    with pytest.raises(UnsupportedTargetError, match="needs the steps of a pipeline"):
+        calibrate(model, **arguments())
+
+
+def test_mag_cache_is_not_calibrated_where_it_does_not_work():
+    pipe, start, call = loop.pipeline("LTX2VideoTransformer3DModel")
+    with pytest.raises(UnsupportedTargetError, match="diffusers does not list its blocks"):
+        video.calibrate_mag_cache(pipe, start=start, call=call)
+
+
+def test_steps_are_solved_for_all_prompts(monkeypatch):
+    pipe, call = prompted()
+    taken = []
+    monkeypatch.setattr(step_solver, "best_steps", lambda *given: taken.append(given) or (0, 5))
+    method = calibrate_steps(pipe, PROMPTS, 0.5, call=call)
+    assert method == HeterogeneousSteps(0.5, steps=(0, 5))
+    assert pipe.asked == [(prompt, "latent") for prompt in PROMPTS], "nothing is decoded"
+    runs = record_velocities(pipe, PROMPTS, {"call": call, "output_type": "pt"})
+    assert pipe.asked[2:] == [(prompt, "pt") for prompt in PROMPTS], "unless it is asked for"
+    one, two = ((velocities @ velocities.T).double().numpy() for velocities, _ in runs)
+    ((products, levels, count),) = taken
+    assert np.allclose(products, one + two) and not np.allclose(one, two)
+    assert levels == runs[0][1] and count == 3
+
+
+def test_ratios_are_the_mean_of_all_prompts():
+    pipe, call = prompted()
+    one, two, both = (video.calibrate_mag_cache(pipe, p, call=call).ratios for p in (PROMPTS[:1], PROMPTS[1:], PROMPTS))
+    assert one != two and both == pytest.approx([(a + b) / 2 for a, b in zip(one, two, strict=True)])
+
+
+def test_shares_are_solved_for_all_prompts_and_all_settings_are_kept(monkeypatch):
+    pipe, call = prompted()
+    taken, ends = [], {"interval": 3, "warmup": 1, "cooldown": 2}
+    monkeypatch.setattr(share_solver, "best_shares", lambda *given: taken.append(given) or (2, 4, 8))
+    method = video.calibrate_token_cache(pipe, PROMPTS, 0.7, **ends, call=call, steps=9)
+    assert method == video.TokenCache(0.7, fractions=(0.25, 0.5, 1.0), **ends)
+    uniform = video.TokenCache(0.7, **ends)
+    (one, _), (two, _) = share_solver.record_errors(pipe, uniform, PROMPTS, {"call": call, "steps": 9})
+    ((errors, total),) = taken
+    assert np.allclose(errors, one + two) and not np.allclose(one, two)
+    assert total == 7, "of 24: five steps are full, and the other four have 1.3 left"
+
+
+def test_errors_of_shares_are_those_between_warm_up_and_cool_down(monkeypatch):
+    pipe, call = prompted()
+    measure, places = share_solver.share_errors, []
+    monkeypatch.setattr(
+        share_solver, "share_errors", lambda *given: places.append(pipe.scheduler.step_index) or measure(*given)
+    )
+    method = video.TokenCache(0.9, warmup=3, cooldown=2)
+    share_solver.record_errors(pipe, method, PROMPTS[:1], {"call": call, "steps": 8})
+    assert places == [step for step in (3, 4, 5) for _ in range(2 * 3)], "two branches of three layers"
 
 
 def test_calibrated_steps_run_and_leave_no_trace():
@@ -17,6 +98,7 @@ def test_calibrated_steps_run_and_leave_no_trace():
     method = calibrate_steps(pipe, budget=0.4, **call)
     assert (
         isinstance(method, HeterogeneousSteps)
+        and method.budget == 0.4
         and len(method.steps) == 8
         and method.steps[0] == 0
         and method.steps[-1] == 19
