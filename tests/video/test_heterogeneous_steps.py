@@ -1,6 +1,7 @@
 """Heterogeneous steps: what the contract does not see."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetErro
 from mmaccel.stepping.forecast import Velocities
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.replay import Replay
+from mmaccel.stepping.schedule import groups, refresh
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
 from mmaccel.video.heterogeneous import partial
 from mmaccel.video.heterogeneous import run as module
@@ -243,6 +245,7 @@ def test_runs_of_other_sizes_follow_each_other(wan):
     with mmaccel.accelerate(pipe, method) as fast:
         for call, expected in zip(calls, alone, strict=True):
             torch.testing.assert_close(run(fast, call), expected, rtol=1e-4, atol=1e-5)
+            assert not fast.report.warnings
 
 
 def test_the_second_of_two_transformers_begins_with_a_full_step():
@@ -391,6 +394,54 @@ def refuse(needed, device, what):
     raise MemoryLimitError(what)
 
 
+@pytest.mark.parametrize("kv", ("native", "cpu"))
+def test_memory_is_asked_for_where_keys_and_values_are_kept(wan, monkeypatch, kv):
+    pipe, call = wan
+    asked = []
+    monkeypatch.setattr(module, "require_memory", lambda *given: asked.append(given))
+    method = HeterogeneousSteps(0.6, interval=4, fraction=0.2, kv=kv)
+    with mmaccel.accelerate(pipe, method) as fast:
+        run(fast, call)
+        needed, devices, whats = zip(*asked, strict=True)
+        assert sum(needed) == fast.report.details["estimated_bytes"] and len(needed) == 2, "one for each branch"
+    assert set(whats) == {str(method)}
+    assert set(devices) == {"cpu" if kv == "cpu" else next(pipe.transformer.parameters()).device}
+
+
+@pytest.mark.parametrize("settings", ({}, {"fraction": 0.2}), ids=str)
+def test_all_settings_of_the_schedule_are_kept(wan, settings):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, warmup=3, cooldown=2, interval=5, **settings)) as fast:
+        run(fast, call)
+        expected = refresh(24, 0.5, 3, 2, 5, **settings).fractions
+        assert fast.report.details["steps"] == pytest.approx(expected, abs=0.01)
+
+
+def test_groups_are_ranked_in_full_steps_only(wan):
+    """Between two of them a smaller group is a part of every larger one."""
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.6, "groups", warmup=3, cooldown=2, interval=6)) as fast:
+        run(fast, call)
+        assert fast.report.details["steps"] == pytest.approx(groups(24, 0.6, 3, 2, 6).fractions, abs=0.01)
+        rows, orders = trace_of(fast).mask(), []
+    for row in rows:
+        if row.all():
+            orders.append([])
+        else:
+            orders[-1].append(row)
+    between = [sorted(part, key=lambda row: row.sum()) for part in orders if len(part) > 1]
+    assert between and all((b | a).equal(b) for part in between for a, b in itertools.pairwise(part))
+
+
+def test_the_forecast_goes_by_its_share_of_the_slope(wan):
+    pipe, call = wan
+    found = []
+    for forecast in (0.0, 0.5, 1.0):
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.4, forecast=forecast, correct=False)) as fast:
+            found.append(run(fast, call, num_inference_steps=8))
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
+
+
 def test_copies_of_the_scheduler_are_plain(wan):
     """LTX-2 copies the scheduler for its sound."""
     pipe, call = wan
@@ -422,6 +473,10 @@ def test_short_budgets_warn(wan):
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.1, **ONLY_STEPS)) as fast:
         run(fast, call, num_inference_steps=4)
         assert any("too small for 4 steps" in text for text in fast.report.warnings)
+    for ends in ({"warmup": 1}, {"cooldown": 1}, {"interval": 3}):
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.1, **ends)) as fast:
+            run(fast, call, num_inference_steps=4)
+            assert not fast.report.warnings, "asked for"
 
 
 def test_a_transformer_without_its_pipeline_is_refused():

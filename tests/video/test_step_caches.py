@@ -220,7 +220,7 @@ def test_after_a_broken_run_another_size(method):
     with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=2)) as fast:
         with broken_after(pipe.transformer.blocks[0].ffn, 5), pytest.raises(Interrupted):
             fast(**arguments())
-        assert torch.equal(fast(**wide)[0], expected)
+        assert torch.equal(fast(**wide)[0], expected) and not fast.report.warnings
         with pytest.raises(RuntimeError, match="stop"):  # between two forward passes
             fast(**arguments(), callback_on_step_end=stop)
         assert torch.equal(fast(**wide)[0], expected)
