@@ -8,12 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
+import mmaccel
 from mmaccel.adapter import find_adapter
-from mmaccel.errors import SettingError
+from mmaccel.errors import MemoryLimitError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files import clips
 from mmaccel.stepping.layout import LatentLayout
-from mmaccel.video import Trace, comparing, examples, generation, quality
+from mmaccel.video import EasyCache, HeterogeneousSteps, Trace, comparing, examples, generation, quality, trace_of
 from mmaccel.video.bench.cases import VideoCase
+from mmaccel.video.modality import Video
 
 
 def clip(frames=5, size=(32, 24), shift=0):
@@ -163,3 +165,140 @@ def test_fewer_steps_are_an_alternative_where_nothing_else_fixes_them(call):
     expected = 0 if "sigmas" in call else call.get("num_inference_steps", defaults)
     assert trial.count == expected
     assert ("sigmas= fixes the steps" in trial.no_simple) == ("sigmas" in call)
+
+
+def test_what_a_pipeline_refuses_is_said_and_our_own_errors_stay():
+    def refuses(*_, **__):
+        raise ValueError("height has to be divisible by 16")
+
+    def ours(*_, **__):
+        raise PromptError("near words")
+
+    def never(*_, **__):
+        raise AssertionError("an empty prompt is refused before the work")
+
+    settings = generation.VideoSettings()
+    with pytest.raises(SettingError, match="the pipeline refuses this: height"):
+        generation.film(refuses, "heart", settings)
+    with pytest.raises(PromptError, match="near words"):
+        generation.film(ours, "heart", settings)
+    with pytest.raises(PromptError, match="empty"):
+        generation.film(never, "  ", settings)
+    trial = trial_of(examples.wan_pipeline()[0], num_inference_steps=4)
+    with pytest.raises(SettingError, match="the pipeline refuses this: height"):
+        trial.run(refuses, 0)
+    with pytest.raises(PromptError, match="near words"):
+        trial.run(ours, 0)
+
+
+@pytest.mark.parametrize("name", ("steps", "frames", "height", "width"))
+def test_sizes_begin_at_1(name):
+    assert generation.VideoSettings(**{name: 1})
+    with pytest.raises(SettingError, match=f"{name}=0: it must be at least 1"):
+        generation.VideoSettings(**{name: 0})
+
+
+def test_a_clip_has_to_fit_into_memory(monkeypatch):
+    settings = generation.VideoSettings(frames=9, height=32, width=48)
+    need = 4 * 3 * 9 * 32 * 48
+    for free in (need, None):
+        monkeypatch.setattr(generation, "free_memory", lambda device, free=free: free)
+        generation.check_memory(settings)
+    monkeypatch.setattr(generation, "free_memory", lambda device: need - 1)
+    with pytest.raises(MemoryLimitError, match="9 frames of 48 x 32 pixels"):
+        generation.check_memory(settings)
+    generation.check_memory(generation.VideoSettings())
+
+
+def test_models_are_opened_on_their_device_and_in_their_type(monkeypatch):
+    given = []
+    monkeypatch.setattr(generation, "load", lambda *asked: given.append(asked) or "pipe")
+    assert Video().open("some/model", "cuda", torch.bfloat16) == "pipe"
+    assert given == [("some/model", "cuda", torch.bfloat16)]
+
+
+def test_what_is_loaded_is_a_pipeline_that_can_be_accelerated(monkeypatch):
+    made, given = examples.wan_pipeline()[0], []
+
+    def from_pretrained(model, **more):
+        given.append((model, more))
+        return made
+
+    monkeypatch.setattr(generation.DiffusionPipeline, "from_pretrained", from_pretrained)
+    pipe = generation.load("someone/model", dtype=torch.bfloat16)
+    assert pipe is made and {value.dtype for value in pipe.transformer.parameters()} == {torch.bfloat16}
+    safe = {"use_safetensors": True, "trust_remote_code": False}
+    assert given == [("someone/model", {"torch_dtype": torch.bfloat16, **safe})]
+    made.register_modules(transformer=None)
+    with pytest.raises(UnsupportedTargetError, match="WanPipeline without a transformer to accelerate"):
+        generation.load("someone/model")
+    with pytest.raises(UnsupportedTargetError, match="tiny-janus makes no video: use `mmaccel run image`"):
+        generation.load("tiny-janus")
+
+
+def trial_of(pipe, **inputs):
+    return comparing.VideoTrial(find_adapter(pipe), inputs)
+
+
+def test_a_trial_runs_its_inputs_from_the_seed_and_with_fewer_steps():
+    trial, asked = trial_of(examples.wan_pipeline()[0], num_inference_steps=7, guidance_scale=2.0), []
+
+    def target(generator, **given):
+        asked.append({**given, "seed": generator.initial_seed(), "drawn": float(torch.rand(1))})
+        return ("frames", "more")
+
+    assert trial.run(target, 3) == "frames" == trial.run(target, 3, fewer=4) and trial.count == 7
+    one, other = asked
+    assert (one["num_inference_steps"], one["guidance_scale"], one["seed"]) == (7, 2.0, 3)
+    assert other == {**one, "num_inference_steps": 4}, "the global state is that of the seed too"
+    assert trial.run(lambda **_: SimpleNamespace(frames="named"), 0) == "named"
+
+
+def test_a_trial_says_what_it_cannot_do():
+    pipe, _ = examples.wan_pipeline()
+    assert trial_of(pipe, latents=torch.zeros(1)).seedless == "latents= fixes the noise"
+    assert trial_of(pipe).seedless == "" and trial_of(pipe, num_inference_steps=None).count == 0
+    assert "does not say how many steps" in trial_of(pipe).no_simple
+    with pytest.raises(UnsupportedTargetError, match="WanTransformer3DModel makes no clip by itself"):
+        trial_of(pipe.transformer)
+
+
+def test_pictures_of_all_rows_are_judged_and_shown():
+    pytest.importorskip("torchmetrics")
+    trial = trial_of(examples.wan_pipeline()[0])
+    one, other = clip(3), clip(3, shift=51)
+    found = trial.judge([one, one], [one, other])
+    assert found["ssim"] == pytest.approx((1 + quality.ssim(one, other)) / 2, abs=1e-4)
+    assert found["psnr"] == pytest.approx(quality.psnr(one, other) + 10 * math.log10(2), abs=1e-3)
+    assert trial.equal([one], [clip(3)]) and not trial.equal([one], [other])
+    assert [len(frames) for frames in trial.show([one, other]).clips] == [3, 3]
+    small = [clip(2, size=(10, 24))]
+    assert set(trial.judge(small, small)) == {"psnr"}, "smaller than the window of SSIM"
+    assert set(trial.judge([clip(1, (11, 11))], [clip(1, (11, 11))])) == {"psnr", "ssim"}
+    latents = torch.randn(1, 4, 2, 16, 16)
+    assert set(trial.judge(latents, latents)) == {"psnr"} and not trial.show(latents).clips
+
+
+def test_a_trace_is_of_the_last_run_of_what_keeps_one():
+    pipe, arguments = examples.wan_pipeline()
+    for method in (HeterogeneousSteps(), EasyCache()):
+        with mmaccel.accelerate(pipe, method) as fast:
+            with pytest.raises(SettingError, match="keeps no trace, or has not run yet"):
+                trace_of(fast)
+            fast(**arguments())
+            if method.name.endswith("HeterogeneousSteps"):
+                fast(**arguments(steps=5))
+                assert len(trace_of(fast).shares()) == 5
+            else:
+                pytest.raises(SettingError, trace_of, fast)
+
+
+def test_long_clips_are_drawn_in_twelve_frames(tmp_path, monkeypatch):
+    trace, drawn = Trace([1.0, 0.5]), []
+    trace.grid = (30, 2, 2)
+    trace.add(1.0, 120)
+    trace.add(torch.arange(116, 120), 120)
+    monkeypatch.setattr("matplotlib.axes.Axes.imshow", lambda self, frame, **more: drawn.append((frame.sum(), more)))
+    trace.save(tmp_path / "trace.png")
+    assert [int(total) for total, _ in drawn] == [4] * 11 + [8], "the first and the last are among them"
+    assert {(more["vmin"], more["vmax"]) for _, more in drawn} == {(1, 2)}

@@ -1,5 +1,7 @@
 """Sparse attention in diffusion transformers: what the contract does not see."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.kernels import policies
+from mmaccel.report import Report
 from mmaccel.video import SparseAttention, examples
 from mmaccel.video.blocks import sparse_attention as module
 from mmaccel.video.blocks.sparse_attention import _radial, _sliding_tile
@@ -159,6 +162,90 @@ def test_where_dense_is_faster_it_runs_and_the_report_says_so(monkeypatch):
         assert not fast.report.engaged and fast.report.work_ratio == 1
         assert "faster on this machine: the policy kept 25% of the blocks of 256" in str(fast.report)
     assert torch.equal(out, model(**arguments(1)))
+
+
+def attention_of(**settings):
+    """The attention of a session, and the report that it counts in."""
+    method = SparseAttention(**{"min_length": 64, "always": True, "budget": 0.5, **settings})
+    session = SimpleNamespace(report=Report([str(method)], False))
+    return module._Attention(method, session), session.report
+
+
+@pytest.mark.parametrize(
+    "more",
+    (
+        {"attn_mask": torch.ones(256, 256, dtype=torch.bool)},
+        {"dropout_p": 0.5},
+        {"is_causal": True},
+    ),
+    ids=lambda more: next(iter(more)),
+)
+def test_what_is_not_plain_self_attention_is_left_to_the_model(more):
+    attention, report = attention_of()
+    query, given = torch.randn(1, 2, 256, 24), {}
+
+    def original(*tensors, **arguments):
+        given.update(arguments)
+        return tensors[0]
+
+    assert attention(original, query, query, query, **more, scale=0.3, enable_gqa=True) is query
+    plain = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
+    assert given == {**plain, **more, "scale": 0.3, "enable_gqa": True}
+    assert report.keys == report.plain_keys == 2 * 256**2 and not report.engaged
+    assert attention(original, query, query[:, :, :128], query[:, :, :128]) is query, "cross-attention"
+    assert attention(original, query[0], query[0], query[0]) is not query and report.plain_keys == 2 * 256**2
+
+
+def test_the_scale_of_the_model_is_kept():
+    attention, report = attention_of(budget=0.9999)
+    query, key, value = torch.randn(3, 1, 2, 256, 24)
+    whole = mmaccel.kernels.BlockPlan.from_mask(torch.ones(1, 1, 4, 4, dtype=torch.bool), q_len=256, kv_len=256)
+    attention._plan = lambda *_: (None, whole)
+    found = attention(F.scaled_dot_product_attention, query, key, value, scale=0.7)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(query, key, value, scale=0.7))
+    assert report.tokens == 256
+
+
+def test_whether_it_pays_is_asked_of_this_plan(monkeypatch):
+    asked = []
+    monkeypatch.setattr("mmaccel.kernels.should_use_sparse", lambda *given, **more: asked.append((given, more)) or True)
+    attention, report = attention_of(always=False, budget=0.25)
+    query = torch.randn(1, 2, 256, 24, dtype=torch.float64)
+    attention(F.scaled_dot_product_attention, query, query, query)
+    assert asked == [((0.25, 256, torch.device("cpu")), {"dtype": torch.float64})] and report.engaged
+
+
+@pytest.mark.parametrize("policy", module.BLOCK_POLICIES)
+def test_policies_by_content_get_the_budget_and_are_not_causal(policy, monkeypatch):
+    asked = []
+    monkeypatch.setitem(policies.PREFILL, policy, lambda query, key, **more: asked.append(more))
+    attention, _ = attention_of(policy=policy, budget=0.4)
+    query = torch.randn(1, 2, 256, 24)
+    attention(F.scaled_dot_product_attention, query, query, query)
+    assert asked == [{"budget": 0.4, "causal": False, "block_m": 64, "block_n": 64}]
+
+
+def test_places_are_those_of_the_call():
+    """Of every call anew; a sequence of another length has none, and is left dense."""
+    model, arguments = examples.wan()
+    with mmaccel.accelerate(model, SparseAttention("sliding_tile", 0.5, min_length=64, always=True)) as fast:
+        for frames in (16, 8, 16):
+            fast(**arguments(1, frames=frames))
+            assert fast.report.engaged and fast.report.work_ratio <= 0.55
+    attention, report = attention_of(policy="radial")
+    query = torch.randn(1, 2, 256, 24)
+    for grid in (None, (4, 8, 9)):
+        attention.grid = grid
+        attention(F.scaled_dot_product_attention, query, query, query)
+    assert report.keys == report.plain_keys
+
+
+def test_compiled_modules_are_refused_where_something_is_changed():
+    model, _ = examples.wan()
+    model.blocks[1].attn1.compile()
+    with pytest.raises(UnsupportedTargetError, match="is compiled"):
+        mmaccel.plan(model, SparseAttention())
+    assert mmaccel.plan(model, SparseAttention(budget=1.0)), "which touches nothing"
 
 
 BAD = (("policy", "pooled"), ("budget", 0.0), ("budget", 1.5), ("min_length", 0), ("always", 1))
