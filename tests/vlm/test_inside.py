@@ -160,6 +160,80 @@ def test_inner_stage_is_where_the_paper_has_it():
     assert list(vlm.HoliTom().cuts(28)) == [18] and vlm.HoliTom(inner_keep=1.0).cuts(28) == {}
 
 
+def test_a_first_pass_that_is_not_the_prompt_drops_nothing_and_says_so():
+    """Drafts by prompt lookup come with the prompt."""
+    model, arguments = visual_examples.qwen3_vl()
+    call = arguments(1)
+    call["input_ids"][0, -4:] = call["input_ids"][0, :4]
+    plain = model.generate(**dict(call))
+    with mmaccel.accelerate(model, vlm.FastV(keep=0.3)) as fast:
+        assert torch.equal(fast.generate(**call, prompt_lookup_num_tokens=4), plain)
+        assert fast.report.warnings == [
+            "nothing was dropped inside the language model: the prompt came in several chunks"
+        ]
+        assert not fast.report.engaged and fast.report.visual_tokens == fast.report.plain_visual_tokens
+
+
+def test_attention_that_cannot_be_read_drops_nothing_and_says_so():
+    layers = ["full_attention", "sliding_attention", *["full_attention"] * 4]
+    model, arguments = visual_examples.onevision(layer_types=layers, use_sliding_window=True, sliding_window=512)
+    plain = model.generate(**arguments(1))
+    with mmaccel.accelerate(model, vlm.FastV(keep=0.3)) as fast:
+        assert torch.equal(fast.generate(**arguments(1)), plain) and not fast.report.engaged
+        assert "nothing was dropped before layer 2: the attention before it could not be read" in fast.report.warnings
+
+
+@torch.no_grad()
+def test_cuts_end_with_their_call():
+    """Neither the next prompt, of words alone, nor a direct call has them."""
+    model, arguments = visual_examples.onevision()
+    words = visual_examples.prompt(2, [5, 6], question=90)
+    plain, logits = model.generate(**words, max_new_tokens=3, do_sample=False), model(**words).logits
+    with mmaccel.accelerate(model, vlm.FastV(keep=0.3)) as fast:
+        fast.generate(**arguments(2))
+        assert torch.equal(model(**words).logits, logits)
+        fast.generate(**arguments(2))
+        assert torch.equal(fast.generate(**words, max_new_tokens=3, do_sample=False), plain)
+        assert not fast.report.engaged and fast.report.visual_tokens == 0
+
+
+@pytest.mark.parametrize("cls", (vlm.HoliTom, vlm.EarlyTom))
+def test_settings_of_the_inner_stage(cls):
+    assert list(cls(inner_layer=3).cuts(12)) == [3] and cls(inner_keep=1.0).cuts(12) == {}
+    given = row()
+    for keep in (0.25, 0.75):
+        ((_, cut),) = cls(inner_keep=keep).cuts(12).items()
+        index, hidden = cut(given)
+        assert int(given.visual[index].sum()) == 8 * keep
+        assert not all(any(torch.equal(state, old) for old in given.hidden) for state in hidden), "others merge"
+
+
+def test_layers_of_the_cuts():
+    assert list(vlm.FrameFusion(layer=3).cuts(9)) == [3, 4] and list(vlm.FastV(layer=3).cuts(9)) == [3]
+    after = {None: (4, 8), 0: (), 5: (5, 10), 20: ()}
+    assert {at: vlm.EarlyTom(merge_after=at).merges_after(12) for at in after} == after
+
+
+@pytest.mark.parametrize("family", TOWERS)
+def test_the_layer_of_a_call_counts_before_that_of_the_model(family):
+    """Features and scores are those of `vision_feature_layer`, whether frames merge on the way or not."""
+    model, arguments = TOWERS[family]()
+    chosen = 1 if family == "llava_onevision" else 2
+    call = {**arguments(1), "vision_feature_layer": chosen}
+    with torch.no_grad():
+        plain = model.model.get_video_features(call["pixel_values_videos"], vision_feature_layer=chosen).pooler_output[
+            0
+        ]
+        usual = model.model.get_video_features(call["pixel_values_videos"]).pooler_output[0]
+    assert not torch.equal(plain, usual)
+    merging_nothing = vlm.EarlyTom(merge_after=1, tau=-1.0, window=2)
+    for method in (vlm.HoliTom(), merging_nothing):
+        with mmaccel.accelerate(model, method) as fast:
+            (visual,) = fast.adapter.encode("video", method, call)
+            (other,) = fast.adapter.encode("video", method, arguments(1))
+        assert torch.equal(visual.features, plain) and not torch.equal(visual.scores, other.scores)
+
+
 @pytest.mark.parametrize("count", (1, 3, 6, 8))
 def test_frame_fusion_against_a_naive_reading(count):
     given = row()
@@ -230,6 +304,18 @@ def test_kept_patches_are_drawn_where_they_are(tmp_path):
         assert (picture[y, x].mean() > 150) == bool(gone)
     with pytest.raises(SettingError, match="5 frames for 6"):
         kept.picture(frames[:5])
+
+
+def test_a_picture_shows_the_first_of_the_frames_that_were_taken_for_one():
+    sizes = torch.tensor([[[1.0, 0.0], [3.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
+    colours = ((200, 0, 0), (0, 200, 0), (0, 0, 200), (0, 200, 0))
+    frames = [np.full((8, 8, 3), colour, np.uint8) for colour in colours]
+    picture = np.asarray(vlm.Kept(sizes).picture(frames)).astype(int)
+    left, right = np.array_split(picture, 2, 1)
+    assert (left[200, 200] == colours[0]).all() and (right[200, 200] == colours[2]).all()
+    orange = (picture == (255, 140, 0)).all(-1)
+    places = orange.nonzero()
+    assert orange.any() and places[1].max() < 128 + picture.shape[1] // 8 and places[0].min() > 128
 
 
 def test_what_the_language_model_drops_is_gone_in_the_picture():

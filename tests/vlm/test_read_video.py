@@ -4,6 +4,7 @@ import builtins
 import importlib.util
 import itertools
 import struct
+import sys
 import tracemalloc
 import weakref
 from fractions import Fraction
@@ -290,11 +291,74 @@ def test_memory_and_missing_packages(clip, monkeypatch):
         vlm.read_video(clip, 3, backend="av")
 
 
-def test_a_progress_bar_on_request(clip, capsys):
+def test_a_progress_bar_on_request(clip, capsys, monkeypatch):
     vlm.read_video(clip, 3)
     assert not capsys.readouterr().err
     vlm.read_video(clip, 3, progress=True)
     assert "clip.mp4" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    vlm.read_video(clip, 3)
+    assert not capsys.readouterr().err, "it is read at once"
+    monkeypatch.setattr(module, "BAR_AFTER", 0.0)
+    vlm.read_video(clip, 3)
+    assert "3/3" in capsys.readouterr().err, "reading takes long"
+    vlm.read_video(clip, 3, progress=False)
+    assert not capsys.readouterr().err
+
+
+def test_bounds_hold_for_a_file(clip):
+    """30 frames at 25 a second: one frame a second would be one, and all of them 30."""
+    for sampling_rule in ("uniform", "qwen", "qwen3"):
+        assert len(vlm.read_video(clip, fps=1, sampling=sampling_rule)) == 4
+        assert len(vlm.read_video(clip, fps=1, sampling=sampling_rule, min_frames=6)) == 6
+    for sampling_rule in ("uniform", "qwen", "llava"):
+        assert len(vlm.read_video(clip, fps=25, sampling=sampling_rule, max_frames=8)) == 8
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_file_is_closed_whatever_happens(clip, backend, monkeypatch):
+    reader, closed = video_readers.READERS[backend], []
+    close = reader.close
+    monkeypatch.setattr(reader, "close", lambda self: closed.append(self.path) or close(self))
+    vlm.read_video(clip, 2, backend=backend)
+    assert closed == [clip]
+    with pytest.raises(SettingError):
+        vlm.read_video(clip, 31, backend=backend)
+    assert closed == [clip, clip]
+
+
+def test_what_a_result_says_of_its_file(clip):
+    video = vlm.read_video(str(clip), 2)
+    assert video.path == clip and video.backend == "av"
+    assert {name: video.metadata[name] for name in ("total_num_frames", "fps", "height", "video_backend")} == {
+        "total_num_frames": 30,
+        "fps": 25.0,
+        "height": HEIGHT,
+        "video_backend": "av",
+    }
+    assert video.metadata["duration"] == pytest.approx(1.2)
+
+
+def test_endings_of_pictures_in_capitals(tmp_path):
+    path = tmp_path / "MOVING.GIF"
+    images = [Image.new("RGB", (32, 20), (60 * i, 0, 0)) for i in range(3)]
+    images[0].save(path, "GIF", save_all=True, append_images=images[1:], duration=100)
+    assert vlm.read_video(path, 3).backend == "pil"
+
+
+def test_a_frame_of_another_size_is_made_to_fit(clip, monkeypatch):
+    reader = video_readers.READERS["av"]
+    frames = reader.frames
+
+    def growing(self, indices):
+        first, *others = frames(self, indices)
+        yield first
+        for frame in others:
+            yield frame.repeat(2, 0).repeat(2, 1)
+
+    monkeypatch.setattr(reader, "frames", growing)
+    video = vlm.read_video(clip, 3)
+    assert video.frames.shape == (3, HEIGHT, WIDTH, 3) and (video.frames[2] != video.frames[0]).any()
 
 
 # The rules, against a plain reading of each family's own.

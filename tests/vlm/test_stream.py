@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmaccel import vlm
 from mmaccel.demos.training.onevision import shape
@@ -131,6 +132,74 @@ def test_a_stream_that_was_closed_holds_nothing_and_judges_no_old_answer(parts, 
     stream.push(frames(1))
     assert not stream.has_news("what moves?", "a star"), "its first question since"
     assert not stream.has_news("what moves?", "a star"), "the answer fits as it did then"
+
+
+def test_a_stream_that_was_closed_counts_its_chunks_anew(parts):
+    """Every third chunk is computed in full: after one and a close the next, and not the second next."""
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(refresh=0.25, interval=3), policy="window")
+    shares = []
+
+    def push():
+        tower = stream._tower
+        computed, plain = tower.computed, tower.plain
+        stream.push(frames(2))
+        shares.append((tower.computed - computed) / (tower.plain - plain))
+
+    for _ in range(5):
+        push()
+    stream.close()
+    assert stream._tower.references == {}, "memory is let go"
+    for _ in range(4):
+        push()
+    assert shares == [1, 0.25, 0.25, 1, 0.25, 1, 0.25, 0.25, 1]
+    assert stream.stats.tower_share == pytest.approx(sum(shares) / 9) and stream.stats.frames == 18
+
+
+def test_a_stream_has_the_parts_it_was_given(parts):
+    model, processor = parts
+    gate = vlm.ResponseGate(1.5)
+    stream = vlm.VideoStream(model, processor, memory=90, policy="window", gate=gate)
+    assert stream.gate is gate and stream.method == vlm.StreamingCompression()
+    for _ in range(2):
+        stream.push(list(frames(6)))
+        assert [frame.number % 6 for frame in stream.memory.frames] == [2, 3, 4, 5], "20 tokens each, the newest"
+        assert stream.stats.remembered == 4 and stream.stats.tokens == stream.memory.count == 80
+        stream.close()
+
+
+def test_a_picture_is_one_frame_and_several_are_several(parts):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor)
+    clip = frames(3)
+    stream.push(Image.fromarray(clip[0]))
+    stream.push([Image.fromarray(frame) for frame in clip[1:]])
+    other = vlm.VideoStream(model, processor)
+    other.push(clip[:1])
+    other.push(clip[1:])
+    assert stream.stats.frames == 3 and torch.equal(stream.memory.tokens(), other.memory.tokens())
+
+
+def test_a_frame_is_as_new_as_what_is_kept_of_it(parts):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.25, refresh=1.0))
+    history, clip = History(), frames(3)
+    for frame, seen in zip(clip, features(model, processor, clip), strict=True):
+        stream.push(frame)
+        _, novelty = history.take(seen, 16)
+        assert stream.memory.frames[-1].novelty == pytest.approx(float(novelty.mean()), abs=1e-4)
+
+
+def test_what_is_left_over_goes_to_the_first_frames():
+    kept = vlm.StreamingCompression(keep=None, tokens=10).compress(torch.randn(4, 16, 8))
+    assert (kept.anchor_index // 16).bincount().tolist() == [3, 3, 2, 2]
+
+
+def test_the_newest_frames_are_a_window():
+    memory = TokenMemory(6, "window")
+    for number in range(10):
+        memory.add(FrameTokens(number, torch.zeros(2, 3), novelty=float(number == 1)))
+    assert [frame.number for frame in memory.frames] == [7, 8, 9]
 
 
 def test_frames_are_pruned_as_the_formula_says(parts):

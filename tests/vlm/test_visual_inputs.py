@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import mmaccel
 from mmaccel import registry, vlm
@@ -311,3 +311,49 @@ def test_the_configuration_of_a_call_counts_before_that_of_the_model():
     plain = model.generate(**call, generation_config=given)
     with mmaccel.accelerate(model, vlm.VidCom2(keep=0.5)) as fast:
         assert fast.generate(**call, generation_config=given).shape == plain.shape
+
+
+def test_a_prompt_may_come_without_its_name():
+    model, arguments = visual_examples.onevision()
+    call = arguments(2)
+    with mmaccel.accelerate(model, vlm.FastV(keep=0.3)) as fast:
+        named = fast.generate(**dict(call))
+        ids = call.pop("input_ids")
+        for given in (((ids,), {}), ((), {"inputs": ids})):
+            assert torch.equal(fast.generate(*given[0], **given[1], **call), named) and fast.report.engaged
+
+
+def test_a_cache_of_fixed_length_has_all_tokens():
+    model, arguments = visual_examples.qwen3_vl()
+    plain = model.generate(**arguments(1))
+    with mmaccel.accelerate(model, vlm.FastV(keep=0.3)) as fast:
+        cache = StaticCache(config=model.config.get_text_config(), max_cache_len=200)
+        assert torch.equal(fast.generate(**arguments(1), past_key_values=cache), plain)
+        assert fast.report.warnings == [
+            "nothing was dropped inside the language model: a cache of fixed length was given"
+        ]
+
+
+@pytest.mark.parametrize("method", (vlm.VidCom2(), vlm.FastV(keep=0.3)), ids=str)
+def test_a_cache_of_the_user_goes_on_as_that_of_the_result(method):
+    """A later turn of words says nothing of what was dropped in the first."""
+    model, arguments = visual_examples.onevision()
+    answers = []
+    with mmaccel.accelerate(model, method) as fast:
+        first = fast.generate(**arguments(1, return_dict_in_generate=True))
+        own = DynamicCache(config=model.config.get_text_config())
+        assert torch.equal(fast.generate(**arguments(1), past_key_values=own), first.sequences)
+        for cache in (first.past_key_values, own):
+            answers.append(second_turn(fast, first, None, past_key_values=cache))
+            assert not any("first turn" in text for text in fast.report.warnings)
+    assert torch.equal(*answers)
+
+
+def test_seconds_of_a_grid_count_in_positions():
+    model, arguments = visual_examples.qwen2_5_vl()
+    more = {"return_dict_in_generate": True, "output_logits": True}
+    slow = arguments(1, second_per_grid_ts=torch.tensor([4.0]), **more)
+    plain, usual = model.generate(**dict(slow)), model.generate(**arguments(1, **more))
+    assert not torch.equal(plain.logits[0], usual.logits[0])
+    with mmaccel.accelerate(model, Some(step=1)) as fast:
+        assert torch.equal(fast.generate(**slow).logits[0], plain.logits[0])

@@ -167,10 +167,8 @@ class VisualAdapter(DecoderAdapter):
         self._replace(kwargs, prompt)
         self.cuts = cuts = before or self._new_cuts(method, prompt, run, kwargs)
         run.watch = None if cuts is None else cuts.watch
-        if before is not None:
-            before.run = run
-            if prompt.total:
-                run.warn("nothing new was dropped inside the language model: that happens in the first turn only")
+        if before is not None and prompt.total:
+            run.warn("nothing new was dropped inside the language model: that happens in the first turn only")
         if prompt.kept < prompt.total:
             run.engaged.add(method.name)
         return prompt

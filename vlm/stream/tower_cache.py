@@ -65,6 +65,11 @@ class TowerCache:
         self.chunks = 0
         self.computed = self.plain = 0
 
+    def reset(self) -> None:
+        """Forget the reference frame: the next chunk is the first; what was computed goes on being counted."""
+        self.references.clear()
+        self.chunks = 0
+
     @contextmanager
     def chunk(self) -> Iterator[None]:
         """Let the tower reuse what is known while it encodes one chunk of frames; its layers are left as they were."""

@@ -131,7 +131,7 @@ class VideoStream:
         self.gate.reset()
         self.stats.remembered = self.stats.tokens = self.stats.memory_bytes = 0
         if self._tower is not None:
-            self._tower.references.clear()
+            self._tower.reset()
 
     @torch.no_grad()
     def push(self, frames: Any) -> None:
@@ -157,7 +157,7 @@ class VideoStream:
 
     def _remember(self, features: torch.Tensor) -> None:
         kept, novelty = self.history.take(features, self.method.count(len(features)))
-        self.memory.add(FrameTokens(self.stats.frames, features[kept].clone(), float(novelty.mean())))
+        self.memory.add(FrameTokens(self.stats.frames, features[kept], float(novelty.mean())))
         self.stats.frames += 1
 
     def _count(self, began: float, plain: int) -> None:
