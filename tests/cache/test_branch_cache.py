@@ -35,6 +35,13 @@ def test_what_was_given_is_not_shared():
     assert cache.write(0, whole(4.0, 5), whole(4.0, 5))[0].shape[2] == 5, "another length begins anew"
 
 
+def test_a_whole_of_another_type_begins_anew():
+    cache = BranchCache(layers=1)
+    cache.write(0, whole(1.0), whole(1.0))
+    keys, _ = cache.write(0, whole(1.0).double(), whole(1.0).double())
+    assert keys.dtype == torch.float64 and cache.nbytes() == 2 * whole().numel() * 8
+
+
 def test_bytes_and_reset():
     cache = BranchCache(layers=2)
     assert cache.nbytes() == 0

@@ -1,9 +1,11 @@
 """EvictingCache when it drops tokens: against attention with an explicit mask."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from mmaccel.cache import EvictingCache
+from mmaccel.cache import EvictingCache, RaggedLayer
 from mmaccel.vlm import examples
 
 
@@ -127,6 +129,22 @@ def test_tokens_are_counted_as_they_come_and_go():
     assert counts() == (2, 8, 0, [3, 3]), "not all heads have the newest"
     with pytest.raises(ValueError, match="only 0 were added since"):
         cache.crop(-1)
+
+
+def test_padding_of_uneven_heads_is_counted_once():
+    """Their layers share no state, and the reader is told of the layer, not of its heads."""
+    told = []
+    cache = EvictingCache(examples.llama()[0].config, 4, RaggedLayer)
+    cache.update(*states(6), 0)
+    layer = cache.layers[0]
+    layer.keep(torch.tensor([[[0, 3, 5], [5, -1, -1]]]))
+    cache.reader = SimpleNamespace(active=True, updated=told.append)
+    key, value = states(2, 6.0)
+    assert cache.update(key, value, 0)[0] is layer.current is key
+    assert told[-1] is layer
+    layer.hide(torch.tensor([[False, True]]))
+    assert layer.hidden == [1] and [head.hidden for head in layer.heads] == [[1], [1]]
+    assert (layer.total, cache.get_mask_sizes(1, 0)) == (8, (6, 3))
 
 
 @torch.no_grad()

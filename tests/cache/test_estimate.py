@@ -1,5 +1,8 @@
 """Estimates of every kind of cache, and the refusal before the run."""
 
+import io
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -73,3 +76,49 @@ def test_a_method_without_a_cache_refuses_nothing(monkeypatch):
     model, arguments = examples.llama()
     with mmaccel.accelerate(model, SparsePrefill()) as fast:
         assert fast.generate(**arguments()).shape == (1, 86)
+
+
+def heads(**sizes):
+    return SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, **sizes)
+
+
+def test_sizes_that_a_configuration_leaves_out():
+    """As many key heads as query heads, and what of the hidden size falls to each."""
+    slot = 2 * 4  # a key and a value in float32
+    own = heads(head_dim=16, num_key_value_heads=1)
+    one = heads(num_key_value_heads=None)
+    unlike = SimpleNamespace(**vars(one), is_heterogeneous=True, per_layer_config=[one, own])
+    found = [estimate_bytes(config, 1, 3, torch.float32) for config in (one, own, unlike)]
+    assert found == [3 * slot * 2 * 4 * 8, 3 * slot * 2 * 1 * 16, 3 * slot * (4 * 8 + 16)]
+    assert estimate_bytes(own, 1, 3, torch.float32, "branch") == 2 * found[1]
+    assert estimate_bytes(own, 1, 3, torch.float32, "branch", branches=3) == 3 * found[1]
+
+
+def test_a_prompt_that_is_kept_whole_is_held_once():
+    slots = lambda **more: estimate_bytes(heads(), 1, 50, torch.float32, "evicting", **more)  # noqa: E731
+    slot = 2 * (2 * 4 * 8 * 4 + 4 * 4)  # two layers: keys and values, and a position for each head
+    assert slots() == slots(keep=50) == slots(keep=60) == (50 + 256) * slot
+    assert slots(keep=9, new=4) == 13 * slot + 50 * slot // 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reclaimable"),
+    (("MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 5 kB\n", 3), ("MemFree: 2 kB\n", 0), ("MemFree: x kB", 0)),
+)
+def test_what_linux_keeps_of_files_is_free(monkeypatch, text, reclaimable):
+    monkeypatch.setattr(estimate, "open", lambda *_, **__: io.StringIO(text), raising=False)
+    monkeypatch.setattr(estimate.os, "sysconf", lambda name: {"SC_AVPHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}[name])
+    assert estimate.free_memory("cpu") == 3 * 4096 + 1024 * reclaimable
+
+
+def test_what_torch_holds_and_does_not_use_is_free(monkeypatch):
+    for name, count in (("memory_reserved", 100), ("memory_allocated", 40), ("mem_get_info", (1000, 5000))):
+        monkeypatch.setattr(torch.cuda, name, lambda device, count=count: count)
+    assert estimate.free_memory("cuda") == 1060
+
+
+def test_all_that_is_free_may_be_used(monkeypatch):
+    monkeypatch.setattr(estimate, "free_memory", lambda device: 100)
+    require_memory(100, "cpu")
+    with pytest.raises(MemoryLimitError, match="^the prompt needs "):
+        require_memory(101, "cpu", "the prompt")

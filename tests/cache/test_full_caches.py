@@ -1,6 +1,7 @@
 """SelectingCache and EvictingCache where nothing is dropped: `generate` as with DynamicCache."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -111,3 +112,43 @@ def test_estimate_of_an_evicting_cache_is_its_peak(llama):
         cache.layers[layer].keep(torch.arange(9).expand(2, 2, 9))
     estimate = estimate_bytes(config, 2, 50, torch.float32, "evicting", keep=9, new=4)
     assert estimate == cache.peak
+
+
+def test_a_policy_is_asked_with_what_it_remembers_of_these_rows(llama):
+    seen = []
+
+    def policy(q, k, lengths, *, count, state):
+        seen.append((q.shape[2], lengths.tolist(), count))
+        state["steps"] = state.get("steps", 0) + 1
+        return state["steps"]
+
+    layer = SelectingCache(llama[0].config, policy).layers[0]
+    query, keys = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8)
+    assert [layer.choose(query, keys, 4, rows) for rows in ((0, 1), (0, 1), (1, 2))] == [1, 2, 1]
+    assert seen == [(3, [5, 5], 4)] * 3
+    layer.batch_repeat_interleave(2)
+    assert layer.choose(query, keys, 4, (0, 1)) == 1, "rows of another batch"
+
+
+@NAMES
+def test_a_reader_is_told_of_each_update(llama, make):
+    """It finds the layer by the very keys that attention gets; what has changed since is of no layer any more."""
+    cache, told = make(llama[0].config), []
+    cache.reader = SimpleNamespace(active=True, updated=told.append)
+    key = torch.zeros(1, 2, 3, 8)
+    for layer in (0, 2, 2):
+        assert cache.update(key, key, layer)[0] is cache.layers[layer].current
+    assert told == [cache.layers[layer] for layer in (0, 2, 2)]
+    cache.reset()
+    assert all(layer.current is None for layer in cache.layers)
+
+
+def test_a_released_cache_begins_anew(llama):
+    cache = SelectingCache(llama[0].config, DECODE["token_select"], expected=12)
+    key = torch.ones(1, 2, 3, 8)
+    cache.update(key, key, 0)
+    layer = cache.layers[0]
+    layer.state((0,))["votes"] = key
+    cache.release()
+    assert (layer.keys, layer.values, layer.current, layer.states) == (None, None, None, {})
+    assert cache.get_seq_length() == 0 and cache.update(2 * key, key, 0)[0].tolist() == (2 * key).tolist()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from fractions import Fraction
+from types import SimpleNamespace
 
 import exact_rules as exact
 import pytest
 import torch
+from transformers import DynamicCache, EncoderDecoderCache
 
-from mmaccel.decoding import Draft, FixedWidth, Stats, draft_and_verify, match
+from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, generation, loop, match
+from mmaccel.report import Report
 
 TREES = [
     ((), ()),
@@ -194,3 +198,127 @@ def test_statistics_of_the_loop():
     assert toy.text == (0,) * 7 and stats.rounds == 2
     assert stats.drafted == 3 + 2 and stats.acceptance == [1.0] * 3 and stats.emitted == 7
     assert set(stats.seconds) == {"draft", "verify", "other"}
+
+
+def test_seconds_of_the_loop_by_what_they_were_spent_on(monkeypatch):
+    """The budget sees those until the tokens are committed, and all the drafter does is no part of the pass."""
+    now, passes = [0.0], []
+
+    def spends(seconds, function):
+        def run(*given):
+            now[0] += seconds
+            return function(*given)
+
+        return run
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: now[0])
+    monkeypatch.setattr(loop, "time", clock)
+    toy, stats, guess, width = Toy(None, 7, None), Stats(), Guess(((0, 0, 0), (-1, 0, 1))), FixedWidth(4)
+    toy.forward, toy.commit = spends(10, toy.forward), spends(1000, toy.commit)
+    toy.judge = spends(100, lambda output, draft: match(draft, lambda node: (0, False)))
+    guess.propose, guess.observe = spends(1, guess.propose), spends(10_000, guess.observe)
+    width.observe = lambda *seen: passes.append(seen)
+    draft_and_verify(guess, toy, toy, width, stats)
+    assert stats.seconds == {"draft": 2, "verify": 20, "other": 2 * 11_100}
+    assert passes == [(4, [4], 1111), (3, [3], 1111)]
+
+
+def test_which_clock_times_a_pass(monkeypatch):
+    """The thread's own on a processor; what an accelerator does is seen by the wall alone."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(loop, "sys", SimpleNamespace(platform="linux"))
+    assert (loop._clock(cpu), loop._clock(cuda)) == (time.thread_time, time.perf_counter)
+    monkeypatch.setattr(loop, "sys", SimpleNamespace(platform="win32"))
+    assert loop._clock(cpu) is time.perf_counter
+
+
+# -------------------------------------------------------------------------------------------- text of `generate`
+def test_arguments_that_leave_a_call_to_the_model():
+    def reason(kwargs, **own):
+        return generation._reason(SimpleNamespace(generation_config=SimpleNamespace(**own)), kwargs)
+
+    assert reason({"streamer": None, "num_beams": 1}) is None
+    for name in ("streamer", "assistant_model", "custom_generate"):
+        assert reason({name: object()}) == f"{name} was given"
+    settings = {"num_beams": 2, "prompt_lookup_num_tokens": 3, "cache_implementation": "static"}
+    for name, value in {**settings, "prefill_chunk_size": 8}.items():
+        said = f"{name}={value!r}"
+        assert reason({name: value}) == reason({}, **{name: value}) == said
+        assert reason({"generation_config": SimpleNamespace(**{name: value})}) == said
+    assert reason({"num_beams": 1}, num_beams=4) is None, "the call says more than the model's own configuration"
+    config = SimpleNamespace(num_beams=1)
+    assert reason({"generation_config": config}, num_beams=4) is None
+
+
+def filled():
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), 0)
+    return cache
+
+
+EMPTY, SEEN = DynamicCache(), torch.ones(1, 3)
+NO_CACHE, PADDED = "there is no cache to take drafts back from", "the prompt is padded"
+
+
+@pytest.mark.parametrize(
+    ("encoder", "more", "reason"),
+    (
+        (False, {"past_key_values": EMPTY, "attention_mask": SEEN}, None),
+        (False, {"past_key_values": EMPTY, "attention_mask": SEEN - SEEN.tril()}, PADDED),
+        (False, {"past_key_values": EMPTY, "attention_mask": SEEN[None, None]}, PADDED),
+        (False, {"past_key_values": EMPTY, "use_cache": False}, NO_CACHE),
+        (False, {"past_key_values": EMPTY, "inputs_embeds": SEEN}, None),
+        (False, {"past_key_values": filled(), "inputs_embeds": SEEN}, "embeddings go on from a cache"),
+        (False, {"past_key_values": filled()}, None),
+        (False, {}, NO_CACHE),
+        (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "attention_mask": SEEN - 1}, None),
+        (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "decoder_attention_mask": SEEN}, PADDED),
+        (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "decoder_position_ids": SEEN}, PADDED),
+        (True, {"past_key_values": EMPTY}, NO_CACHE),
+    ),
+)
+def test_texts_that_are_left_to_the_model(encoder, more, reason):
+    model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=encoder))
+    config, ids = SimpleNamespace(output_attentions=False, output_hidden_states=False), torch.ones(1, 3)
+    assert generation._unfit(model, ids, config, more) == reason
+    for name in ("output_attentions", "output_hidden_states"):
+        asked = SimpleNamespace(**{**vars(config), name: True})
+        assert generation._unfit(model, ids, asked, more) == "attentions or hidden states are asked for"
+
+
+def report_of(accepted, drafted, engaged=False, reasons=()):
+    run = generation.DraftedRun(None, 4)
+    run.tokens = 9
+    for count in accepted:
+        run.stats.observe([count], drafted)
+    for reason in reasons:
+        run.warn(reason)
+    report = Report(["m"], True, engaged=engaged)
+    generation._fill(report, run)
+    return report
+
+
+def test_a_report_of_drafts():
+    found = report_of((2, 0), 3)
+    assert (found.tokens, found.forwards, found.plain_forwards, found.engaged) == (9, 2, 4, True)
+    assert found.details == {"drafted": 6, "accepted": 2} and not found.warnings
+    wrong = report_of((0, 0), 3)
+    assert not wrong.engaged and "none of 6 drafted tokens was right" in wrong.warnings[0]
+    assert report_of((0,), 3, engaged=True).engaged, "a method beside it may have"
+    several = report_of((), 0, reasons=("it is long", "it is long", "it is wide"))
+    assert several.warnings == [f"the model's own loop ran: it is {word}" for word in ("long", "wide")]
+
+
+def test_a_draft_method_says_what_drafts_and_how_far():
+    """Blocks of drafts are between 0, which is plain decoding, and 256 tokens."""
+    from mmaccel.decoding.suffix_method import SuffixMethod
+
+    method, session = SuffixMethod(longest=5, shortest=3, remember=7), SimpleNamespace(memory={})
+    index = method.drafter(session)
+    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method.drafter(session) is index
+    index.observe(Verdict((), (4, 5)))
+    assert len(index) == 2
+    assert (SuffixMethod(block=0).block, SuffixMethod(block=256).block) == (0, 256)
+    for settings in ({"block": 257}, {"longest": 33}, {"longest": 4, "shortest": 5}):
+        with pytest.raises(ValueError, match=list(settings)[-1]):
+            SuffixMethod(**settings)
