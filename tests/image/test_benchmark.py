@@ -1,12 +1,15 @@
 """The benchmark's rows: complete, and JSON whatever the guidance."""
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mmaccel.comparison import results
-from mmaccel.image import SpeculativeJacobi, ZipAR
-from mmaccel.image.bench import benchmark
+from mmaccel.image import SpeculativeJacobi, ZipAR, quality
+from mmaccel.image.bench import benchmark, cases, page
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +40,160 @@ def test_passes_and_baselines_are_what_they_say(result):
 def test_the_page_names_the_machine(result):
     text = benchmark.BENCHMARK.page(result, "image.json", "image.png")
     assert result["header"]["machine"]["processor"] in text and "ZipAR" in text
+
+
+class Painter:
+    """Notes what is to be drawn."""
+
+    name, target = "a model", "the model itself"
+
+    def __init__(self):
+        self.drawn = []
+
+    def generate(self, target, prompts, settings):
+        self.drawn.append((target, prompts, settings.seed, settings.guidance))
+
+
+def test_each_round_draws_prompts_of_its_own():
+    """As many as the batch has, from a seed of its own, and again from the first once all were drawn."""
+    painter = Painter()
+    drawing = cases.Drawing(painter, cases.ImageCase(2, 1.5, 10, ()))
+    for seed in (0, 1, 8):
+        drawing.run("a session", seed)
+    prompts = [told for _, told, _, _ in painter.drawn]
+    assert prompts == [drawing.prompts[:2], drawing.prompts[2:4], drawing.prompts[:2]]
+    assert len(drawing.prompts) == 16 and prompts[0] != prompts[1]
+    assert [told[2:] for told in painter.drawn] == [(0, 1.5), (1, 1.5), (8, 1.5)]
+    assert {told[0] for told in painter.drawn} == {"a session"}
+
+
+def sample(forwards, accepted, tested, **details):
+    stats = {"accepted_by_depth": accepted, "tested_by_depth": tested}
+    return SimpleNamespace(report={"forwards": forwards, "plain_forwards": 16, "details": {"stats": stats, **details}})
+
+
+def test_a_row_is_of_all_rounds():
+    entry = SimpleNamespace(
+        samples=[sample(4, [2, 1], [4, 2], verify_cost="first"), sample(8, [1], [4], verify_cost="last")],
+        seconds=[1.0, 3.0],
+        identity=lambda: {"method": "m", "settings": {}, "exact": True, "label": "m", "kind": "method"},
+        timing=lambda baseline: {"wall_seconds": 2.0, "speedup": baseline.speedup},
+        work=lambda: {"peak_extra_bytes": 3, "work_ratio": 0.4},
+    )
+    baseline = SimpleNamespace(speedup=1.5, columns={"baseline": "own generate"})
+    row = benchmark._row(Painter(), cases.ImageCase(4, 3.0, 2, ()), entry, baseline)
+    assert (row["model"], row["modality"], row["seeds"], row["speedup"]) == ("a model", "image", [0, 1], 1.5)
+    assert (row["batch"], row["guidance"], row["baseline"]) == (4, 3.0, "own generate")
+    assert (row["passes"], row["tokens_per_pass"]) == (6, 32 / 12)
+    assert row["acceptance"] == [3 / 8, 1 / 2], "of depths that not all rounds reached too"
+    assert (row["verify_cost"], row["all_seconds"]) == ("last", [1.0, 3.0])
+
+
+def test_quality_is_told_of_guided_rows_of_the_same_method(monkeypatch):
+    """It is measured once, and in the full benchmark alone."""
+    one, other = SpeculativeJacobi(window=8), ZipAR(window=2)
+
+    def measure(painter, case):
+        for method in (one, other, None):
+            plan = method and SimpleNamespace(methods=(method,))
+            yield SimpleNamespace(plan=plan), {"guidance": case.guidance}
+
+    monkeypatch.setattr(benchmark, "measure", measure)
+    monkeypatch.setattr(benchmark, "_quality", lambda painter: iter([(other, {"quality": 7})]))
+    monkeypatch.setattr(benchmark.generation, "load", lambda name: Painter())
+    monkeypatch.setattr(benchmark, "cases", lambda full: [cases.ImageCase(1, g, 1, ()) for g in (3.0, 1.0)])
+    guided, unguided = {"guidance": 3.0}, {"guidance": 1.0}
+    judged = [guided, {**guided, "quality": 7}, guided, unguided, unguided, unguided]
+    assert list(benchmark.rows(full=True)) == judged
+    assert list(benchmark.rows()) == [guided] * 3 + [unguided] * 3
+
+
+def test_plain_and_accelerated_pictures_of_the_same_prompts_are_judged(monkeypatch):
+    """In batches, each from a seed of its own; real pictures that were not drawn are what they are compared with."""
+    drawn = []
+
+    class Own(Painter):
+        def inputs(self, prompts, settings):
+            return prompts, settings.guidance
+
+        def generate(self, target, prompts, settings):
+            drawn.append((target, prompts, settings.seed, settings.guidance))
+            return torch.full((len(prompts), 1), 1.0 if target == self.target else 2.0)
+
+    def nats(adapter, inputs, tokens):
+        assert inputs[1] == 3.0 and len(inputs[0]) == len(tokens)
+        return tokens[:, 0] + 4
+
+    judge = SimpleNamespace(
+        features=lambda tokens, codebook: tokens + codebook,
+        FrechetDistance=lambda real: lambda x: (len(real), len(x), float(x.mean())),
+        nats_per_token=nats,
+    )
+    prompts, real = [f"prompt {i}" for i in range(50)], torch.zeros(50, 1)
+    monkeypatch.setattr(benchmark, "QUALITY_PICTURES", 45)
+    monkeypatch.setattr(benchmark, "QUALITY_METHODS", (ZipAR(window=2),))
+    monkeypatch.setattr(benchmark, "quality", judge)
+    monkeypatch.setattr(benchmark.zoo, "reference", lambda name: (prompts, real))
+    codebook = SimpleNamespace(begin=lambda inputs: SimpleNamespace(codebook=lambda: 100.0))
+    monkeypatch.setattr(benchmark, "find_adapter", lambda target: codebook)
+    monkeypatch.setattr(benchmark, "accelerate", lambda target, method: contextlib.nullcontext("a session"))
+    ((method, row),) = benchmark._quality(Own())
+    assert method == ZipAR(window=2) and "over 45 samples" in row["quality_metric"]
+    assert (row["quality"], row["baseline_quality"]) == ((5, 45, 102.0), (5, 45, 101.0))
+    assert row["real_quality"] == (5, 45, 100.0)
+    assert (row["nats_per_token"], row["baseline_nats_per_token"]) == (6.0, 5.0)
+    batches = [(prompts[i : min(i + 20, 45)], i, 3.0) for i in (0, 20, 40)]
+    targets = ("the model itself", "a session")
+    assert drawn == [(target, *batch) for target in targets for batch in batches]
+
+
+def test_features_are_codes_by_place_and_how_they_meet():
+    """Of a grid of 4 x 4, each cell is a code; neighbours below are farther apart here than those to the right."""
+    tokens, codebook = torch.arange(16)[None], torch.stack([torch.arange(16.0), -2 * torch.arange(16.0)], 1)
+    found = quality.features(tokens, codebook)[0]
+    assert found.dtype == torch.float64 and found.tolist() == [
+        *range(16), *(-2.0 * i for i in range(16)), 1, 2, 4, 8,
+    ]  # fmt: skip
+
+
+def test_the_distance_of_moved_and_of_wider_samples():
+    """Features count by the spread that real ones have: one standard deviation away in each of three is 3."""
+    real = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * torch.tensor(
+        [1, 5, 9]
+    )
+    distance = quality.FrechetDistance(real)
+    assert distance(real) == pytest.approx(0, abs=1e-6)
+    assert distance(real + real.std(0)) == pytest.approx(3)
+    assert distance(3 * (real - real.mean(0)) + real.mean(0)) == pytest.approx(3 * (3 - 1) ** 2)
+
+
+def test_the_full_benchmark_has_more_of_everything():
+    (short,), full = cases.cases(False), cases.cases(True)
+    assert short.is_guided and len(full) == 4
+    assert {(case.batch, case.is_guided) for case in full} == {(b, g) for b in (1, 4) for g in (True, False)}
+    for case in full:
+        assert set(short.methods) < {*case.methods, *cases.QUALITY_METHODS} and cases.PLAIN_LOOP in case.methods
+        couplings = {(m.coupling, m.window) for m in case.methods if isinstance(m, SpeculativeJacobi)}
+        assert couplings >= {(c, w) for c in cases.COUPLINGS for w in cases.WINDOWS}
+
+
+def table_row(**more):
+    row = {"method": "image.ZipAR", "settings": {"window": 2}, "exact": False, "wall_seconds": 1.5, "speedup": 2.5}
+    row |= {"tokens_per_pass": 3.5, "baseline": "own generate", "baseline_seconds": 3.75, "seeds": [0, 1]}
+    return {**row, "batch": 1, "guidance": 3.0, **more}
+
+
+def test_tables_of_the_page():
+    """One for each batch and guidance, with what its baseline was."""
+    judged = {"quality": 20.5, "baseline_quality": 19.5, "nats_per_token": 4.5, "baseline_nats_per_token": 4.25}
+    found = page.tables([table_row(**judged), table_row(batch=4, guidance=1.0, baseline="plain loop")])
+    guided, unguided = found["Batch 1, guidance 3"], found["Batch 4, no guidance"]
+    assert "the model's own `generate`, 3.75 s, 2 rounds" in guided and "our own loop" in unguided
+    for told in ("ZipAR(window=2)", "no", "1.50", "2.50x", "3.50x", "20.50 (plain 19.50)", "4.50 (plain 4.25)"):
+        assert f"| {told} |" in guided
+    assert "plain 19" not in unguided
+
+
+def test_depths_that_few_drafts_reached_are_not_drawn():
+    row = {"passes": 50, "seeds": [0, 1], "acceptance": [0.5, 0.6, 0.5, 0.9]}
+    assert page._well_tested(row) == [0.5, 0.6, 0.5], "100, 50 and 30 were tested there, and 15 behind them"
