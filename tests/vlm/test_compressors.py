@@ -100,6 +100,50 @@ def test_what_a_method_says_of_itself(cls):
 
 
 @pytest.mark.parametrize(
+    ("cls", "setting"),
+    (
+        (VidCom2, {"channels": 0.1}),
+        (VidCom2, {"temperature": 100.0}),
+        (VisionZip, {"dominant": 0.2}),
+        (DyCoke, {"window": 2}),
+        (FastVID, {"context": 0.9}),
+        (FastVID, {"stride": 2}),
+        (FastVID, {"segments": 2}),
+        (EarlyTom, {"tau": 0.99}),
+        (EarlyTom, {"window": 2}),
+        (IDPruner, {"balance": 0.9}),
+        (IDPruner, {"step": 4}),
+        (HoliTom, {"tau": 0.999}),
+    ),
+    ids=str,
+)
+def test_a_setting_decides_what_is_kept(cls, setting):
+    usual, other = cls(keep=0.5), cls(keep=0.5, **setting)
+    found = []
+    for seed in range(6):
+        inputs = video(seed, 12, 16, "scenes")
+        kept = [run(method, *inputs) for method in (usual, other)]
+        found.append(all(torch.equal(a, b) for a, b in zip(*kept, strict=True)))
+    assert not all(found)
+
+
+def test_early_tom_merges_frames_by_its_own_settings():
+    """Frames that turn by 0.1 and more: with the usual settings none are in the middle of a segment."""
+    angle = torch.tensor([0.0, 0.5, 0.6, 0.9, 1.2, 1.6])
+    x = torch.stack([angle.cos(), angle.sin()], 1)[:, None]
+    for settings in ({}, {"tau": -1.0, "window": 9}, {"tau": 0.8, "window": 9}, {"tau": 0.3, "window": 9, "ema": 0.2}):
+        method = EarlyTom(**settings)
+        merged, first = method.merge(x)
+        expected, merges = merge_frames(x, method.tau, method.window, method.ema)
+        assert torch.equal(merged, expected) and torch.equal(first, merges.first)
+        ends = running_segments(x, method.tau, method.window, method.ema)
+        scores = torch.ones(6, 1)
+        assert EarlyTom(keep=0.5, **settings).compress(x, scores).anchor_index.tolist() == sorted(
+            sorted(range(6), key=lambda frame, ends=ends: frame not in {f for end in ends for f in end})[:3]
+        )
+
+
+@pytest.mark.parametrize(
     ("cls", "bad"),
     (
         (HoliTom, {"tau": 1.5}),

@@ -138,6 +138,31 @@ def test_needle_in_a_sparse_prefill(policy):
     assert torch.allclose(sparse, dense, atol=1e-3)
 
 
+def test_settings_reach_the_policy_of_a_sparse_prefill(monkeypatch):
+    asked, policy = [], PREFILL["pooled_top_k"]
+
+    def watch(query, key, **settings):
+        asked.append(settings)
+        return policy(query, key, **settings)
+
+    monkeypatch.setitem(PREFILL, "pooled_top_k", watch)
+    method = SparsePrefill(budget=0.4, min_length=32, block_m=16, block_n=32, always=True)
+    attend(method, None, *haystack(320))
+    assert asked == [{"budget": 0.4, "causal": True, "block_m": 16, "block_n": 32}]
+
+
+def test_pairs_of_unequal_blocks_are_counted(monkeypatch):
+    plans, policy = [], PREFILL["pooled_top_k"]
+    monkeypatch.setitem(PREFILL, "pooled_top_k", lambda *a, **k: plans.append(policy(*a, **k)) or plans[-1])
+    attention = SessionAttention([SparsePrefill(budget=0.4, min_length=32, block_m=16, block_n=32, always=True)])
+    attention.run = GenerateRun()
+    q, k, v = haystack(320)
+    attention(sdpa_attention_forward, Layer(), q, k, v, None)
+    (plan,) = plans
+    seen = plan.mask().repeat_interleave(16, 2).repeat_interleave(32, 3)[:, :, :320, :320].tril()
+    assert attention.run.keys.read() == int(seen.sum()) * 4 // seen.shape[1]
+
+
 @pytest.mark.parametrize("policy", DECODE)
 def test_needle_in_selected_tokens(llama, policy):
     method = SelectKV(policy=policy, budget=0.1, dense_layers=0)

@@ -22,10 +22,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import mmaccel
 from mmaccel import private
-from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.cache import SelectingCache
+from mmaccel.errors import ConflictError, MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import PREFILL
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples, visual_examples
+from mmaccel.vlm.decoder import generation
 
 SPARSE = SparsePrefill(**SparsePrefill.engaging)
 METHODS = (SPARSE, SelectKV(**SelectKV.engaging), CompressKV(**CompressKV.engaging))
@@ -160,6 +162,55 @@ def test_positional_arguments_and_configurations(llama):
     with mmaccel.accelerate(model, SelectKV(dense_layers=3)) as session:
         assert torch.equal(session.generate(call["input_ids"], max_new_tokens=3, do_sample=False), plain)
         assert session.report.tokens == 3
+
+
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_memory_is_asked_for_before_anything_is_computed(llama, method, monkeypatch):
+    model, arguments = llama
+    asked, passes = [], []
+
+    def refuse(*needed):
+        asked.append(needed)
+        raise MemoryLimitError("too much")
+
+    handle = model.register_forward_pre_hook(lambda *_: passes.append(1))
+    with mmaccel.accelerate(model, method) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(generation, "require_memory", refuse)
+            for more in ({}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}):
+                with pytest.raises(MemoryLimitError):
+                    session.generate(**arguments(2, **more))
+        assert not passes and session.adapter.attention.run is None
+        for rows, (need, device, text) in zip((2, 6, 4), asked, strict=True):
+            assert need == method.cache_bytes(model.config, rows, 80, 6, torch.float32) and device == model.device
+            assert text == f"generate with {method}, {rows} x 86 tokens,"
+        session.generate(**arguments(2))
+        assert session.report.engaged
+    handle.remove()
+
+
+def test_a_cache_that_nobody_holds_is_released_at_once(llama, monkeypatch):
+    model, arguments = llama
+    released, release = [], SelectingCache.release
+    monkeypatch.setattr(SelectingCache, "release", lambda self: released.append(self) or release(self))
+    with mmaccel.accelerate(model, SelectKV(**SelectKV.engaging)) as session:
+        result = session.generate(**arguments(), return_dict_in_generate=True)
+        assert not released
+        ids = torch.cat([result.sequences, result.sequences[:, -3:]], 1)
+        session.generate(ids, past_key_values=result.past_key_values, max_new_tokens=2, do_sample=False)
+        assert not released and result.past_key_values.nbytes()
+        session.generate(**arguments())
+        (cache,) = released
+        assert not cache.nbytes() and session.report.peak_extra_bytes > 0
+
+
+def test_a_call_that_broke_off_is_over(llama):
+    """Direct calls after it are counted by nobody."""
+    model, arguments = llama
+    with mmaccel.accelerate(model, SPARSE) as session:
+        with pytest.raises(Interrupted), broken_after(model.get_decoder().layers[1].self_attn, 0):
+            session.generate(**arguments())
+        assert session.adapter.attention.run is None
 
 
 # Settings

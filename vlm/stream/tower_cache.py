@@ -73,7 +73,7 @@ class TowerCache:
     @contextmanager
     def chunk(self) -> Iterator[None]:
         """Let the tower reuse what is known while it encodes one chunk of frames; its layers are left as they were."""
-        full = self.chunks % self.interval == 0 or self.refresh == 1 or not self.references
+        full = self.chunks % self.interval == 0 or self.refresh == 1
         with ExitStack() as stack:
             for number, layer in enumerate(self.layers):
                 override(stack, layer, "forward", _Forward(self, number, layer, full))
