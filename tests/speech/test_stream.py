@@ -1,8 +1,12 @@
 """Streams: what comes out follows from the audio alone, nothing is lost, and nothing grows."""
 
 import asyncio
+import contextlib
+import queue
 import random
 import threading
+import time
+import types
 
 import numpy as np
 import pytest
@@ -210,10 +214,49 @@ def test_threads_take_turns_with_the_model():
     def one(place):
         results[place] = run(asr, samples)[0]
 
-    threads = [threading.Thread(target=one, args=(place,)) for place in range(4)]
+    threads = [threading.Thread(target=one, args=(place,), daemon=True) for place in range(4)]
     [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
+    [thread.join(60) for thread in threads]
     assert most == [1] and all(result == results[0] and result for result in results)
+
+
+class NotingLock:
+    """A lock that tells whether it is held."""
+
+    def __init__(self):
+        self.held = 0
+
+    def __enter__(self):
+        self.held += 1
+
+    def __exit__(self, *_):
+        self.held -= 1
+
+
+def test_the_model_is_held_by_whoever_asks_it():
+    """The encoder, the words' times, and a policy, which may ask the model; and no gradients are kept."""
+    asr, noted = recognizer(), {"encode": [], "words": [], "update": []}
+    asr.lock = NotingLock()
+
+    def watched(name, function):
+        def watch(*values):
+            noted[name].append((asr.lock.held > 0, torch.is_grad_enabled()))
+            return function(*values)
+
+        return watch
+
+    asr.adapter.encode, asr.adapter.words = watched("encode", asr.adapter.encode), watched("words", asr.adapter.words)
+    begin = asr.policy.begin
+
+    def watched_begin(*words):
+        commitment = begin(*words)
+        commitment.update = watched("update", commitment.update)
+        return commitment
+
+    asr.policy = types.SimpleNamespace(begin=watched_begin)
+    run(asr, torch.cat([spoken(range(6)), silence(1)]))
+    assert set(noted["encode"]) == set(noted["words"]) == {(True, False)} and asr.lock.held == 0
+    assert noted["update"] and all(held for held, _ in noted["update"])
 
 
 def test_memory_is_bounded_over_ten_minutes():
@@ -301,6 +344,8 @@ def test_an_error_of_the_model_loses_nothing():
         asr.adapter.target.fail = 1
         with pytest.raises(RuntimeError, match="out of memory"):
             stream.finish()
+        with pytest.raises(StreamFinishedError):
+            stream.push(silence(1))
         events += stream.finish()
     assert errors > 3
     assert finals(events) == finals(expected)
@@ -315,9 +360,20 @@ def test_after_the_end():
         stream.push(silence(1))
     with recognizer().stream() as closed:
         closed.push(talk()[: 3 * RATE])
-    assert closed.finish() == []
+    assert closed.finish() == [] and closed.time == 3.0
+    assert closed._buffer.end == 0 and closed._segment is None, "the sound and what was made of it are let go"
     with pytest.raises(StreamFinishedError):
         closed.push(silence(1))
+
+
+def test_a_push_that_failed_is_in_the_statistics():
+    times = iter(range(10**6))
+    asr = recognizer(timer=lambda: 0.01 * next(times))
+    asr.adapter.target.fail = 1
+    with asr.stream() as stream:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            stream.push(spoken(range(8)))
+        assert stream.stats.audio_seconds == stream.time > 2 and stream.stats.compute_seconds == pytest.approx(0.01)
 
 
 def test_nothing_and_very_little_audio():
@@ -464,8 +520,13 @@ def test_bad_settings():
     for channels in (0, -1, 2.5, True):
         with pytest.raises(SettingError, match="channels=.*such as 2, or None"):
             recognizer().stream(channels=channels)
-    with pytest.raises(SettingError, match="context"):
-        recognizer(context=-1)
+    for context in (-1, 10_001):
+        with pytest.raises(SettingError, match="context"):
+            recognizer(context=context)
+    with pytest.raises(SettingError, match="update_interval=0.09"):
+        recognizer().stream(update_interval=0.09)
+    allowed = recognizer(context=10_000).stream(update_interval=0.1, channels=64)
+    assert allowed.channels == 64 and recognizer().stream(update_interval=60).channels is None
     with pytest.raises(SettingError, match="LocalAgreement"):
         recognizer(policy="local agreement")
     with pytest.raises(SettingError, match=r"EnergyEndpoint\(longest=29.5\)"):
@@ -480,6 +541,12 @@ def test_bad_settings():
     adapter = ScriptedAdapter()
     adapter.processor = None
     with pytest.raises(SettingError, match="processor"):
+        StreamingRecognizer(adapter)
+    assert StreamingRecognizer(adapter, "letters").adapter.processor == "letters"
+    with pytest.raises(SettingError, match="packed=True with a ScriptedAdapter"):
+        StreamingRecognizer(adapter, packed=True)
+    adapter.sample_rate = 24_000
+    with pytest.raises(UnsupportedTargetError, match="16000 samples a second, this model 24000"):
         StreamingRecognizer(adapter)
 
 
@@ -538,9 +605,53 @@ def test_an_async_source():
         asyncio.run(collect(recognizer(), torch.full((16_000,), torch.nan)))
 
 
-def test_a_thread_calls_back():
+@pytest.fixture
+def in_background():
+    """Opens streams in threads, and lets none of them outlive the test, whatever fails in it."""
+    opened = []
+
+    def start(*values, **settings):
+        opened.append(BackgroundStream(*values, **settings))
+        return opened[-1]
+
+    yield start
+    for background in opened:
+        background._dropped = True
+        with contextlib.suppress(queue.Full):
+            background._chunks.put(None, timeout=1)
+        background._thread.join(10)
+
+
+class SlowStream:
+    """A stream whose first push waits until it is let go; notes what it is given."""
+
+    def __init__(self):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.pushed, self.ended = [], []
+
+    def push(self, chunk, sample_rate=None, partials=True):
+        self.pushed.append((chunk, sample_rate, partials))
+        self.begun.set()
+        assert self.go_on.wait(10)
+        return [chunk]
+
+    def finish(self):
+        self.ended.append("finish")
+        return []
+
+    def close(self):
+        self.ended.append("close")
+
+
+def let_go_at_join(background):
+    """The stream goes on once its thread is waited for."""
+    join = background._thread.join
+    background._thread.join = lambda *_: (background.stream.go_on.set(), join(10))
+
+
+def test_a_thread_calls_back(in_background):
     events = []
-    with BackgroundStream(recognizer().stream(), events.append) as background:
+    with in_background(recognizer().stream(), events.append) as background:
         for chunk in talk().split(1600):
             background.push(chunk)
     assert finals(events) == finals(run(recognizer(), talk())[0])
@@ -548,18 +659,18 @@ def test_a_thread_calls_back():
         background.push(silence(1))
 
 
-def test_a_thread_is_told_the_rate():
+def test_a_thread_is_told_the_rate(in_background):
     events = []
-    with BackgroundStream(recognizer().stream(), events.append) as background:
+    with in_background(recognizer().stream(), events.append) as background:
         background.push(talk().repeat_interleave(2), 2 * RATE)
     assert background.stream.time == pytest.approx(talk().numel() / RATE, abs=0.01)
 
 
-def test_a_thread_leaves_out_partials_when_behind():
+def test_a_thread_leaves_out_partials_when_behind(in_background):
     """All chunks wait while the model is held: only finals are decoded, and they are the same."""
     asr, events = recognizer(), []
     with asr.lock:
-        background = BackgroundStream(asr.stream(), events.append)
+        background = in_background(asr.stream(), events.append)
         for chunk in talk().split(1600):
             background.push(chunk)
     background.finish()
@@ -567,13 +678,42 @@ def test_a_thread_leaves_out_partials_when_behind():
     assert background.stream.stats.partial_decodes <= 4 < run(recognizer(), talk())[1].partial_decodes
 
 
-def test_errors_in_a_thread_are_told():
+def test_a_thread_is_behind_where_more_than_one_waits(in_background):
+    stream, events = SlowStream(), []
+    background = in_background(stream, events.append)
+    background.push(1)
+    assert stream.begun.wait(10)
+    for chunk in (2, 3, 4):
+        background.push(chunk)
+    let_go_at_join(background)
+    background.finish()
+    assert stream.pushed == [(1, None, True), (2, None, False), (3, None, False), (4, None, True)]
+    assert events == [1, 2, 3, 4] and stream.ended == ["finish", "close"]
+
+
+@pytest.mark.parametrize("end", ("close", "exit"))
+def test_a_thread_that_is_closed_drops_what_waits(in_background, end):
+    stream, events = SlowStream(), []
+    background = in_background(stream, events.append, waiting=5)
+    background.push(1)
+    assert stream.begun.wait(10)
+    for chunk in (2, 3):
+        background.push(chunk)
+    let_go_at_join(background)
+    background.close() if end == "close" else background.__exit__(KeyError)
+    assert [chunk for chunk, *_ in stream.pushed] == [1] and stream.ended == ["close"]
+    assert not background._thread.is_alive() and background._chunks.maxsize == 5
+    with pytest.raises(StreamFinishedError):
+        background.push(4)
+
+
+def test_errors_in_a_thread_are_told(in_background):
     told, events = [], []
-    with BackgroundStream(recognizer().stream(), events.append, told.append) as background:
+    with in_background(recognizer().stream(), events.append, told.append) as background:
         background.push(torch.full((160,), torch.nan))
         background.push(torch.cat([spoken(range(4)), silence(1)]))
     assert [type(error) for error in told] == [AudioError] and said(events) == [0, 1, 2, 3]
-    background = BackgroundStream(recognizer().stream(), events.append)
+    background = in_background(recognizer().stream(), events.append)
     background.push(torch.full((160,), torch.nan))
     with pytest.raises(AudioError, match="NaN"):
         background.finish()
@@ -581,18 +721,44 @@ def test_errors_in_a_thread_are_told():
     def broken(event):
         raise ValueError("no screen")
 
-    background = BackgroundStream(recognizer().stream(), broken)
+    background = in_background(recognizer().stream(), broken)
     background.push(torch.cat([spoken(range(4)), silence(1)]))
     with pytest.raises(ValueError, match="no screen"):
         background.finish()
 
 
-def test_a_thread_that_is_closed_stops():
+def test_a_callback_that_fails_is_called_for_the_next_event(in_background):
+    told, calls = [], []
+
+    def broken(event):
+        calls.append(event)
+        raise ValueError("no screen")
+
+    samples = torch.cat([spoken(range(4)), silence(1)])
+    with in_background(recognizer().stream(), broken, told.append) as background:
+        background.push(samples)
+    assert calls == run(recognizer(), samples)[0] and len(told) == len(calls) > 1
+
+
+def test_a_push_tells_an_earlier_error_and_is_not_lost(in_background):
+    events = []
+    background = in_background(recognizer().stream(), events.append)
+    background.push(torch.full((160,), torch.nan))
+    began = time.monotonic()
+    while background._errors.empty() and time.monotonic() < began + 10:
+        time.sleep(0.001)
+    with pytest.raises(AudioError, match="NaN"):
+        background.push(torch.cat([spoken(range(4)), silence(1)]))
+    background.push(silence(1))
+    background.finish()
+    assert said(events) == [0, 1, 2, 3]
+
+
+def test_a_thread_that_is_closed_stops(in_background):
     asr, events = recognizer(), []
     with (
         pytest.raises(KeyError),
-        asr.lock,
-        BackgroundStream(asr.stream(), events.append, waiting=100_000) as background,
+        in_background(asr.stream(), events.append, waiting=100_000) as background,
     ):
         raise KeyError
     assert not background._thread.is_alive() and events == []
@@ -601,9 +767,9 @@ def test_a_thread_that_is_closed_stops():
 
 
 @pytest.mark.parametrize("end", ("close", "finish"))
-def test_a_thread_that_has_ended_leaves_a_closed_stream(end):
+def test_a_thread_that_has_ended_leaves_a_closed_stream(in_background, end):
     stream = recognizer().stream()
-    background = BackgroundStream(stream, print)
+    background = in_background(stream, print)
     getattr(background, end)()
     for ended in (background, stream):
         with pytest.raises(StreamFinishedError):
