@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -114,6 +116,47 @@ def test_each_type_and_direction_is_measured_once_by_itself(monkeypatch):
     assert measured == [("cpu", False, float32), ("cpu", True, float32), ("cpu", False, bfloat16)]
 
 
+def test_each_number_of_threads_is_measured_by_itself(monkeypatch):
+    measured = []
+
+    def calibrate(*_):
+        measured.append(torch.get_num_threads())
+        return kernels.Calibration((512, 2048, 4096), (0.6,) * 3)
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    for threads in (2, 5, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert kernels.should_use_sparse(0.5, 512)
+    assert measured == [2, 5]
+
+
+def test_other_devices_run_half_precision_and_keep_no_file(monkeypatch):
+    measured = []
+    known = kernels.Calibration((512, 2048, 8192), (0.6,) * 3)
+    monkeypatch.setattr(calibration, "calibrate", lambda *key: measured.append(key) or known)
+    assert kernels.should_use_sparse(0.5, 512, "meta", causal=True)
+    assert kernels.should_use_sparse(0.5, 512, "meta", dtype=torch.float16)
+    assert measured == [("meta", True, torch.bfloat16), ("meta", False, torch.float16)]
+    assert kept_choices.read() == {}
+
+
+def test_two_threads_do_not_measure_against_each_other(monkeypatch):
+    measured = []
+
+    def calibrate(*_):
+        measured.append(1)
+        time.sleep(0.1)
+        return kernels.Calibration((512, 2048, 4096), (0.6,) * 3)
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    threads = [threading.Thread(target=kernels.should_use_sparse, args=(0.5, 512)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert measured == [1]
+
+
 def test_lengths_in_between(monkeypatch):
     known = kernels.Calibration((512, 2048), (0.2, 0.6))
     assert [known.at(n) for n in (1, 512, 1024, 2048, 9999)] == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.6])
@@ -182,6 +225,53 @@ def test_a_wrong_result_is_not_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark_cases, "block_sparse_attention", wrong)
     with pytest.raises(MmaccelError, match="no figures are reported"):
         list(benchmark.rows())
+
+
+def test_a_result_that_is_no_number_is_wrong(monkeypatch):
+    case = benchmark_cases.KernelCase("op", "s", torch.float32, {}, "b", *[lambda: None] * 2, lambda: float("nan"))
+    with pytest.raises(MmaccelError, match=r"op \(s, torch.float32\) is off by nan"):
+        benchmark.measure(case, "cpu")
+
+
+def test_a_row_says_what_was_timed(monkeypatch):
+    """Ours, torch's way and others in one alternation; arithmetic and traffic are those of our time."""
+    monkeypatch.setattr(benchmark, "ROUNDS", 2)
+    calls = []
+    ours, plain, other = (lambda name=name: calls.append(name) for name in ("ours", "plain", "other"))
+    case = benchmark_cases.KernelCase(
+        "op", "a shape", torch.bfloat16, {"x": 1}, "torch's", ours, plain, lambda: 1e-3, 4e9, 2e9, {"copy": other}
+    )
+    row = benchmark.measure(case, "cpu")
+    assert (row["model"], row["method"], row["settings"]) == ("a shape bfloat16", "kernels.op", {"x": 1})
+    assert (row["baseline"], row["quality"], row["exact"]) == ("torch's", 1e-3, True)
+    assert row["gigaflops"] == pytest.approx(4 / row["wall_seconds"])
+    assert row["gigabytes_per_second"] == pytest.approx(2 / row["wall_seconds"])
+    assert row["copy_seconds"] > 0 and calls.count("ours") == calls.count("plain") == calls.count("other") >= 2
+    case.flops = case.bytes = 0.0
+    row = benchmark.measure(case, "cpu")
+    assert row["gigaflops"] is None and row["gigabytes_per_second"] is None
+
+
+@pytest.mark.parametrize("full", (False, True))
+def test_types_and_lengths_of_the_benchmark(monkeypatch, full):
+    """When dense attention pays is found out before anything is timed."""
+    happened = []
+    monkeypatch.setattr(benchmark, "should_use_sparse", lambda *asked: happened.append(asked[1:]))
+    monkeypatch.setattr(benchmark, "cases", lambda *asked: happened.append(asked) or [])
+    assert list(benchmark.rows(full)) == []
+    types = [torch.float32, torch.bfloat16, torch.float16][: 3 if full else 2]
+    asked = [(4096, "cpu", causal, dtype) for dtype in types for causal in (False, True)]
+    assert happened == asked + [(dtype, "cpu", (4096,)) for dtype in types]
+
+
+def test_the_index_has_the_best_and_the_worst_case_of_an_op():
+    def row(method, speedup, dtype="float32", **settings):
+        return {"method": f"kernels.{method}", "model": f"s {dtype}", "speedup": speedup, "settings": settings}
+
+    one, two, three, alone = row("a", 2.0), row("a", 3.0, tokens=4), row("a", 1.0), row("b", 1.5)
+    found = benchmark.SECTION.groups([one, two, three, alone, row("a", 9.0, "bfloat16")])
+    assert found == {"": [two, three, alone]}
+    assert benchmark.SECTION.name(two) == "`kernels.a`, tokens 4"
 
 
 def test_benchmark_page(monkeypatch, tmp_path):

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from mmaccel.cli.main import main
 from mmaccel.files import kept_choices
 from mmaccel.files.kept_choices import path as users_file
 from mmaccel.kernels import choosing, timing
-from mmaccel.kernels.native import decode_ways, long_cache
+from mmaccel.kernels.native import decode_ways, long_cache, workspace
 
 CPU = torch.device("cpu")
 
@@ -266,6 +268,34 @@ def test_one_kind_serves_all_lengths(monkeypatch, small):
     assert counts == [4]
 
 
+def test_two_threads_find_one_way(monkeypatch, small):
+    measured, k = [], torch.randn(1, 2, 33, 16)
+
+    def measure(*_):
+        measured.append(1)
+        time.sleep(0.1)
+        return "packed"
+
+    monkeypatch.setattr(long_cache, "_measured", measure)
+    query = torch.randn(1, 2, 2, 16)
+    threads = [threading.Thread(target=long_cache.few_queries, args=(query, k, k, 0.25)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert measured == [1]
+
+
+def test_kinds_of_a_cache_are_measured_by_themselves(monkeypatch, small):
+    """Rows and heads are rounded up to powers of two, and heads beyond 64 are alike."""
+    kinds = []
+    monkeypatch.setattr(long_cache, "_measured", lambda names, *kind: kinds.append(kind) or "packed")
+    for batch, heads, rows in ((1, 3, 1), (2, 2, 1), (1, 4, 3), (1, 65, 1), (3, 64, 1)):
+        k = torch.randn(batch, heads, 5, 16)
+        long_cache.few_queries(torch.randn(batch, heads, rows, 16), k, k, 0.25)
+    assert kinds == [(torch.float32, 1, 4, 16), (torch.float32, 4, 4, 16), (torch.float32, 1, 64, 16)]
+
+
 @pytest.mark.parametrize("fails", (False, True))
 def test_a_way_that_this_torch_cannot_compute(monkeypatch, small, fails):
     def way(q, k, v, scale):
@@ -283,3 +313,29 @@ def test_a_way_that_this_torch_cannot_compute(monkeypatch, small, fails):
 def test_a_real_measurement_gives_a_way_of_the_type(small, dtype):
     found = long_cache.way(dtype, *KIND[1:], threads=1)
     assert found in decode_ways.WAYS and (dtype == torch.float32 or found != "matrix_products")
+
+
+# Memory that is kept between calls
+
+
+def test_scratch_memory_is_used_again_and_grows(monkeypatch):
+    monkeypatch.setattr(workspace, "_buffers", workspace._Buffers())
+    monkeypatch.setattr(workspace, "MOST_BYTES", 1000)
+    first = workspace.scratch("key", (4, 5), torch.float32)
+    assert first.shape == (4, 5) and workspace.scratch("key", (2, 3), torch.float32).data_ptr() == first.data_ptr()
+    assert workspace.scratch("key", (10, 25), torch.float32).shape == (10, 25), "as large as is kept"
+    others = [workspace.scratch("value", (4, 5), torch.float32), workspace.scratch("key", (4, 5), torch.float16)]
+    assert len({first.data_ptr(), *(x.data_ptr() for x in others)}) == 3 and others[1].dtype == torch.float16
+    kept = set(workspace._buffers.of)
+    large = workspace.scratch("large", (251,), torch.float32)
+    assert large.shape == (251,) and set(workspace._buffers.of) == kept, "it would hold memory for good"
+
+
+def test_threads_have_scratch_memory_of_their_own(monkeypatch):
+    monkeypatch.setattr(workspace, "_buffers", workspace._Buffers())
+    table, found = torch.arange(12.0).view(6, 2), []
+    mine = workspace.gather_rows("key", table, torch.tensor([1, 3]))
+    other = threading.Thread(target=lambda: found.append(workspace.gather_rows("key", table, torch.tensor([0, 5]))))
+    other.start()
+    other.join()
+    assert mine.tolist() == [[2, 3], [6, 7]] and found[0].tolist() == [[0, 1], [10, 11]]

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmaccel import kernels
 from mmaccel.errors import UnknownNameError
-from mmaccel.kernels import BlockPlan
+from mmaccel.kernels import BlockPlan, dispatch
 
 Q, K = torch.zeros(2, 4, 64, 16), torch.zeros(2, 2, 96, 16)
 PLAN = BlockPlan.from_mask(torch.ones(1, 1, 2, 3, dtype=torch.bool), q_len=64, kv_len=96, block_m=32, block_n=32)
@@ -182,6 +182,25 @@ def test_backends():
         kernels.backend("nativ")
     with kernels.backend("triton"), pytest.raises(ValueError, match='"triton"'):
         kernels.block_sparse_attention(Q, K, K)
+
+
+def test_triton_runs_where_it_can(monkeypatch):
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    for there, chosen in ((True, "triton"), (False, "native")):
+        monkeypatch.setattr(dispatch, "has_triton", lambda there=there: there)
+        assert kernels.choose(cuda) == chosen and kernels.choose(cpu) == "native"
+    with kernels.backend("triton"), pytest.raises(ValueError, match="Triton is not installed"):
+        dispatch.implementation(cuda)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with kernels.backend("triton"), pytest.raises(ValueError, match="needs CUDA tensors, got cpu"):
+        dispatch.implementation(cpu)
+
+
+def test_a_backend_is_left_after_an_error():
+    with pytest.raises(ZeroDivisionError), kernels.backend("reference"):
+        1 / 0  # noqa: B018
+    assert kernels.choose(torch.device("cpu")) == "native"
 
 
 def test_one_backend_entered_twice_leaves_twice():
