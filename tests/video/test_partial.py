@@ -17,6 +17,7 @@ from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
+from mmaccel.video.families.adapter import token_grid
 from mmaccel.video.families.families import layout_of
 from mmaccel.video.heterogeneous.partial import PartialForward
 
@@ -178,6 +179,20 @@ def test_layouts_come_back(shape, patch):
         assert tokens.ndim == 3 and torch.equal(layout.latents(tokens, given), given)
     unknown = LatentLayout()
     assert torch.equal(unknown.latents(unknown.tokens(latents), latents), latents)
+
+
+def test_grids_are_those_of_the_call():
+    model, call = hunyuan()
+    assert token_grid(model, (), call) == (3, 4, 4), "one number for both sides of a patch"
+    for build in (examples.wan, examples.ltx):
+        model, arguments = build()
+        call = arguments(1, frames=3, height=4, width=5)
+        assert token_grid(model, (), call) == (3, 4, 5)
+    del call["width"]
+    assert token_grid(model, (), call) is None
+    wan, arguments = examples.wan()
+    assert token_grid(wan, (arguments(frames=2)["hidden_states"],), {}) == (2, 8, 8)
+    assert token_grid(*examples.flux()[:1], (), {}) is None
 
 
 def test_tokens_lie_as_the_transformer_has_them():

@@ -261,6 +261,11 @@ def test_advice_can_be_followed(method):
     with mmaccel.accelerate(pipe, method(warmup=5, cooldown=1)) as fast:
         fast(start, call, steps=6)
         assert "warmup and cooldown take 6 steps and the run has 6" in str(fast.report)
+        fast(start, call, steps=9, first=4)
+        assert "warmup and cooldown take 6 steps and the run has 5" in str(fast.report)
+    with mmaccel.accelerate(pipe, method(threshold=0)) as fast:
+        fast(start, call)
+        assert not fast.report.warnings, "as asked for"
 
 
 def test_memory_is_what_is_kept():

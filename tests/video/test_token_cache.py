@@ -243,6 +243,12 @@ def test_budget_is_kept_or_the_report_says_why_not():
         assert "67% of the work is computed instead of 50%: take a longer interval" in str(fast.report)
         fast(start, call, steps=4)
         assert "reused nothing: warmup and cooldown take 4 steps and the run has 4" in str(fast.report)
+        fast(start, call, steps=24, first=18)
+        assert "67% of the work" in str(fast.report) and "calibrate" not in str(fast.report), "of the steps it makes"
+    with mmaccel.accelerate(pipe, video.TokenCache(0.5, fractions=(0.9, 0.5, 0.9), **ENDS)) as fast:
+        fast(start, call, steps=16)
+        assert "82% of the work is computed instead of 50%" in str(fast.report)
+        assert "or calibrate again" in str(fast.report)
 
 
 def test_errors_are_those_of_the_tokens_that_change_least():

@@ -145,7 +145,7 @@ def calibrate_mag_cache(
     """
     method = MagCache()
     runs = [
-        memory.pop(method.name)
+        memory[method.name]
         for memory in plain_runs(pipe, method, lambda session, run: Recorder(session, run, method), prompts, call)
     ]
     return MagCache(threshold, tuple(sum(step) / len(runs) for step in zip(*runs, strict=True)))
