@@ -1,5 +1,6 @@
 """diffusers' own caches, made safe: branches apart, nothing stale, nothing left behind."""
 
+import itertools
 import re
 
 import diffusers
@@ -117,7 +118,7 @@ def test_nothing_reused_is_said():
     pipe, start, call = loop.pipeline(WAN)
     with mmaccel.accelerate(pipe, video.PyramidAttentionBroadcast(timesteps=(0, 1))) as fast:
         fast(start, call)
-        assert "PyramidAttentionBroadcast reused nothing" in str(fast.report)
+        assert "PyramidAttentionBroadcast reused nothing: raise its threshold or interval" in str(fast.report)
     with mmaccel.accelerate(pipe, video.FirstBlockCache(1e6, warmup=4, cooldown=2)) as fast:
         fast(start, call)
         assert "warmup and cooldown take 6 steps and the run has 6" in str(fast.report)
@@ -148,6 +149,52 @@ def test_mag_cache_learns_in_the_first_run():
         assert not fast.report.engaged and "measured its ratios in this run" in str(fast.report)
         assert not torch.equal(fast(start, call), plain) and fast.report.engaged
         assert fast(start, call, steps=9).shape == plain.shape
+
+
+def test_mag_cache_goes_by_the_ratios_of_the_first_run():
+    pipe, start, call = loop.pipeline(WAN)
+    measured = video.calibrate_mag_cache(pipe, start=start, call=call, steps=9).ratios
+    settings = {"threshold": 2.5 * sum(abs(r - 1) for r in measured) / 9, "max_skips": 20, "warmup": 1}
+    found = {}
+    for ratios in (None, measured, (1.0, 1.0)):
+        with mmaccel.accelerate(pipe, video.MagCache(ratios=ratios, **settings)) as fast:
+            for _ in range(2):
+                fast(start, call, steps=9)
+            found[ratios] = fast.report.details["computed"]
+    assert found[None] == found[measured] != found[1.0, 1.0]
+
+
+def test_mag_cache_measures_the_ratios_of_the_prompts_branch():
+    pipe, start, call = loop.pipeline(WAN)
+    method, entered, left = video.calibrate_mag_cache(pipe, start=start, call=call), [], []
+    first, last = pipe.transformer.blocks[0], pipe.transformer.blocks[-1]
+    handles = [
+        first.register_forward_pre_hook(lambda module, args: entered.append(args[0].clone())),
+        last.register_forward_hook(lambda module, args, output: left.append(output.clone())),
+    ]
+    pipe(start, call)
+    for handle in handles:
+        handle.remove()
+    added = [(b - a).norm(dim=-1) for a, b in zip(entered[::2], left[::2], strict=True)]
+    expected = [1.0, *(float((b / a).mean()) for a, b in zip(added, added[1:], strict=False))]
+    assert method.ratios == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "computed"),
+    [
+        ({"threshold": 0.15, "max_skips": 20}, [0, 2, 4, 6, 8]),
+        ({"threshold": 0.5, "max_skips": 20}, [0, 3, 6]),
+        ({"threshold": 9.0, "max_skips": 2}, [0, 3, 6]),
+    ],
+    ids=str,
+)
+def test_mag_cache_adds_up_to_its_threshold_and_its_most_skips(settings, computed):
+    """With ratios of 1.1 errors are 0.1, 0.21 and 0.33, added up."""
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, video.MagCache(ratios=(1.1,) * 9, warmup=1, **settings)) as fast:
+        fast(start, call, steps=9)
+        assert [k for k, done in enumerate(fast.report.details["computed"][::2]) if done == 1] == computed
 
 
 def test_mag_cache_stretches_its_ratios():
@@ -231,3 +278,94 @@ def test_mag_cache_computes_at_the_ratio_that_jumps(jump, warmup, first):
         fast(start, call, steps=11, first=first)
         computed = [first + k for k, done in enumerate(fast.report.details["computed"][::2]) if done == 1]
     assert computed == sorted({*range(first, first + warmup), *({jump} - set(range(first))), 10})
+
+
+def attention_runs(pipe, run):
+    """The steps of the prompt's branch in which each kind of attention of the last block ran."""
+    found = {"attn1": [], "attn2": []}
+    handles = [
+        getattr(pipe.transformer.blocks[-1], name).to_q.register_forward_hook(
+            lambda *_, steps=steps: steps.append(int(pipe.scheduler.step_index or 0))
+        )
+        for name, steps in found.items()
+    ]
+    run()
+    for handle in handles:
+        handle.remove()
+    return tuple(found.values())
+
+
+ALL = list(range(9))
+EVERY_THIRD = [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "cross"),
+    [
+        (video.PyramidAttentionBroadcast(3, timesteps=(0, 1000)), EVERY_THIRD, ALL),
+        (video.PyramidAttentionBroadcast(1, cross=3, timesteps=(0, 1000)), ALL, EVERY_THIRD),
+        (video.PyramidAttentionBroadcast(3, timesteps=(0, 700)), [0, 1, 2, 3, 4, 6], ALL),
+        (video.TaylorSeer(3, warmup=2, cooldown=2), [0, 1, 3, 6, 7, 8], [0, 1, 3, 6, 7, 8]),
+        (video.TaylorSeer(4, order=0, warmup=1, cooldown=0), [0, 2, 6], [0, 2, 6]),
+        (video.FasterCache(3, timesteps=(-1, 1000)), EVERY_THIRD, ALL),
+        (video.FasterCache(3, timesteps=(-1, 700)), [0, 1, 2, 3, 4, 6], ALL),
+    ],
+    ids=str,
+)
+def test_attention_runs_when_the_settings_say(method, own, cross):
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, method) as fast:
+        found = attention_runs(pipe, lambda: fast(start, call, steps=9, branches=lambda step: (1,)))
+    assert found == (own, cross)
+
+
+def test_order_and_weight_change_what_is_forecast():
+    pipe, start, call = loop.pipeline(WAN)
+    outputs = []
+    for method in (
+        video.TaylorSeer(3, order=0, warmup=2),
+        video.TaylorSeer(3, order=1, warmup=2),
+        video.FasterCache(weight=0.0, timesteps=(-1, 1000)),
+        video.FasterCache(timesteps=(-1, 1000)),
+        video.FasterCache(weight=1.0, timesteps=(-1, 1000)),
+    ):
+        with mmaccel.accelerate(pipe, method) as fast:
+            outputs.append(fast(start, call))
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(outputs, 2))
+
+
+@pytest.mark.parametrize("distance", (2, 4))
+def test_faster_cache_computes_the_second_branch_so_often(distance):
+    pipe, start, call = loop.pipeline("CogVideoXTransformer3DModel")
+    sizes = []
+    hook = pipe.transformer.transformer_blocks[0].register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+    with mmaccel.accelerate(pipe, video.FasterCache(unconditional=distance)) as fast:
+        fast(start, call, batched=True, steps=24)
+    hook.remove()
+    first = sizes.index(1)
+    assert [k for k in range(first, 24) if sizes[k] == 2] == [k for k in range(first, 24) if k % distance == 0]
+
+
+def test_memory_is_what_the_hooks_keep():
+    pipe, start, call = loop.pipeline(WAN)
+    tokens = 4 * 32 * 24
+    with mmaccel.accelerate(pipe, video.PyramidAttentionBroadcast(timesteps=(0, 1000))) as fast:
+        fast(start, call)
+        assert fast.report.peak_extra_bytes == 2 * 6 * tokens, "two branches, of six attentions"
+        fast(start, call, branches=lambda step: (1,))
+        assert fast.report.peak_extra_bytes == 6 * tokens
+
+
+def test_hooks_that_cannot_be_put_on_leave_nothing():
+    pipe, _, _ = loop.pipeline(WAN)
+    names = {module: set(vars(module)) for module in pipe.transformer.modules()}
+
+    def apply(denoiser):
+        hooks.HookRegistry.check_if_exists_or_initialize(denoiser.blocks[0]).register_hook(hooks.ModelHook(), "one")
+        raise ValueError("no such block")
+
+    with pytest.raises(ValueError, match="no such block"):
+        private.Hooks(pipe.transformer, apply)
+    assert names == {module: set(vars(module)) for module in pipe.transformer.modules()}
