@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import io
 import re
+import threading
 import time
 import types
 import weakref
@@ -25,7 +26,7 @@ from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits
 from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Stopped
-from mmaccel.demos.app.tabs import microphone, speech_tab
+from mmaccel.demos.app.tabs import live_words, microphone, speech_tab
 from mmaccel.demos.app.tabs.live_words import LiveWords
 from mmaccel.demos.app.tabs.speech_run import PartialTranscript, _report
 from mmaccel.demos.app.uploads.reading import read_recording
@@ -252,6 +253,178 @@ def test_an_error_of_the_model_is_said_once(frame, monkeypatch, recording):
         browser.send(np.zeros(160))
     browser.send(np.zeros(160))
     assert len(told) == 1 and "only appends" in told[0]
+
+
+class Noted:
+    """A recogniser and its stream, which notes what it is given, and says nothing."""
+
+    def __init__(self):
+        self.settings, self.pushed, self.ended, self.requests = {}, [], [], []
+        self.go_on, self.stats, self.fail = threading.Event(), "these figures", None
+
+    def stream(self, **settings):
+        self.settings = settings
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.ended.append("close")
+
+    def push(self, samples, rate, partials):
+        assert self.go_on.wait(10)
+        if self.fail:
+            raise self.fail
+        self.pushed.append((len(samples), rate, partials))
+        return [speech.Partial(f"word {len(self.pushed)}", "", "")]
+
+    def finish(self):
+        self.ended.append("finish")
+        return [speech.Final("all words", (), 0.0, 1.0)]
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """In the place of the model; its threads end with the test."""
+    noted = Noted()
+    monkeypatch.setattr(
+        microphone, "recognizer", lambda models, run, request: noted.requests.append((models, request)) or noted
+    )
+    yield noted
+    noted.go_on.set()
+
+
+def wait(holds):
+    """Until something holds, at most 10 s."""
+    began = time.monotonic()
+    while not holds() and time.monotonic() < began + 10:
+        time.sleep(0.005)
+    assert holds()
+
+
+def test_who_speaks_anew_ends_what_they_said_before(noted, monkeypatch):
+    """Also where no other could begin."""
+    monkeypatch.setattr(microphone, "MICROPHONES", 1)
+    noted.go_on.set()
+    browser = Browser(Frame())
+    before = browser.listening
+    request = types.SimpleNamespace(session_hash="a")
+    after, answer, page = browser.microphone.begin(request, before, *SETTINGS)
+    before._thread.join(10)
+    assert before.over and not before._thread.is_alive() and not after.over and not answer["over"]
+    assert microphone.FIRST_WORDS in page and browser.microphone.speakers["a"] is after
+    wait(lambda: noted.ended == ["close"])
+    after.close()
+    after._thread.join(10)
+
+
+def test_what_the_visitor_chose_reaches_the_stream(noted):
+    frame = Frame(limits=Limits(audio_seconds=7))
+    browser = Browser(frame, settings=("align-att", "moonshine-tiny", "0.7", "energy", "0.9", "12"))
+    wait(lambda: noted.settings)
+    assert noted.settings == {"update_interval": 0.7} and browser.listening.most == 7
+    ((models, request),) = noted.requests
+    assert models is frame.models and request is browser.listening.request
+    assert request.policy == speech.AlignAtt() and not request.compare and request.file == ""
+    assert request.endpoint == speech.EnergyEndpoint(silence=0.9, longest=12)
+    for place in range(5):
+        browser.send(np.zeros(800 + place), rate=8_000)
+    noted.go_on.set()
+    values = browser.end()
+    assert [pushed[:2] for pushed in noted.pushed] == [(800 + place, 8_000) for place in range(5)]
+    told = [partials for *_, partials in noted.pushed]
+    assert told[1:] == [False, False, True, True], "two chunks and the end may wait"
+    assert noted.ended == ["finish", "close"] and browser.listening.over
+    assert "all words" in values[0] and values[3] == "these figures" and "AlignAtt" in values[-1]
+    assert list(browser.microphone.finish(browser.listening)) == list(browser.microphone.finish(None)) == []
+
+
+def test_words_are_shown_once_the_stream_is_there(noted):
+    assert microphone.Microphone(Frame(), speech_tab.asked, end).hear({}, None)[0]["over"], "there is nobody"
+    load, listening = threading.Event(), None
+    listening = microphone.Listening(lambda _: load.wait(10) and noted, types.SimpleNamespace(update_interval=1), 300)
+    hear = microphone.Microphone(Frame(), speech_tab.asked, end).hear
+    message = {"rate": RATE, "sound": ""}
+    assert not isinstance(hear(message, listening)[1], str), "the model is being loaded"
+    noted.go_on.set()
+    load.set()
+    wait(lambda: listening.words.partial)
+    answer, page = hear(message, listening)
+    assert "word 1" in page and not answer["over"]
+    listening.close()
+    listening._thread.join(10)
+    assert noted.ended == ["close"], "who left is not finished"
+    listening.hear(RATE, np.zeros(RATE))
+    assert listening.seconds == 0.0, "what comes later is dropped"
+
+
+def test_an_error_at_the_end_is_said_by_the_end(noted):
+    noted.fail = RuntimeError("secret")
+    browser = Browser(Frame())
+    browser.send(np.zeros(800))
+    noted.go_on.set()
+    with pytest.raises(gr.Error) as told:
+        browser.end()
+    assert "secret" not in told.value.message and browser.listening.over
+    assert not browser.listening._error and noted.ended == ["close"]
+
+
+def test_an_error_between_ends_the_recording(noted, monkeypatch):
+    told = []
+    monkeypatch.setattr(gr, "Warning", lambda text, **_: told.append(text))
+    noted.fail = RuntimeError("secret")
+    browser = Browser(Frame())
+    noted.go_on.set()
+    browser.send(np.zeros(800))
+    wait(lambda: browser.listening._error)
+    browser.send(np.zeros(800))
+    assert browser.answer["over"] and browser.listening.over and len(told) == 1 and "No speech" in browser.page
+
+
+def test_the_visitor_is_told_where_a_recording_ends(noted, monkeypatch):
+    told = []
+    monkeypatch.setattr(gr, "Info", told.append)
+    noted.go_on.set()
+    browser = Browser(Frame(limits=Limits(audio_seconds=1)))
+    for _ in range(2):
+        browser.send(np.zeros(RATE // 2))
+    assert len(told) == 1 and "after 1 s" in told[0] and browser.answer["over"]
+    assert "all words" in browser.end()[0], "what was said until then"
+
+
+def test_bounds_of_a_message_include_their_ends(monkeypatch):
+    monkeypatch.setattr(microphone, "MOST_SECONDS", 1)
+    for rate in (8_000, 384_000):
+        sound = base64.b64encode(bytes(2 * rate)).decode()
+        assert microphone._decoded({"rate": rate, "sound": sound})[0] == rate
+    for message in (
+        {"rate": 7_999, "sound": ""},
+        {"rate": 384_001, "sound": ""},
+        {"rate": 8_000, "sound": base64.b64encode(bytes(16_002)).decode()},
+    ):
+        with pytest.raises(AudioError, match="reload the page"):
+            microphone._decoded(message)
+    values = np.array([1, -2, 300], "<i2")
+    told = microphone._decoded({"rate": 8_000, "sound": base64.b64encode(values.tobytes()).decode()})[1]
+    assert told.tolist() == [1, -2, 300]
+
+
+def test_words_of_many_lines(tmp_path, monkeypatch):
+    """The page shows the last lines; text and files hold all. An empty final ends a line that was begun."""
+    monkeypatch.setattr(live_words, "MOST_LINES", 2)
+    words = LiveWords()
+    assert "speak now" in words.page() and words.save(tmp_path) == [] == list(tmp_path.iterdir())
+    for number in range(3):
+        words.take([speech.Final(f"line{number}", (), 60.0 * number, 60.0 * number + 1)])
+    words.take([speech.Partial("stays", " changes", "stays")])
+    page = words.page()
+    assert "line0" not in page and page.index("line1") < page.index("line2") < page.index("stays")
+    assert '<span class="stable">stays</span><span class="unstable"> changes</span>' in page
+    assert "stays" not in words.page(over=True)
+    words.take([speech.Final("", (), 200.0, 201.0)])
+    assert words.partial is None and words.text == "line0 line1 line2"
+    assert all("line0" in Path(file).read_text() and "line2" in Path(file).read_text() for file in words.save(tmp_path))
 
 
 def test_policies_that_do_not_fit_are_said(frame, short):

@@ -127,6 +127,7 @@ def test_half_precision(tiny):
     with torch.no_grad():
         whole = model.decode(codes).audio_values.float()
     audio = in_blocks(model, codes, 1)
+    assert StreamingCodecDecoder(model).stream().finish().dtype == torch.bfloat16
     assert audio.dtype == torch.bfloat16 and (audio.float() - whole).norm() < 0.05 * whole.norm()
 
 
@@ -163,6 +164,19 @@ def test_memory_is_flat(tiny):
         assert len(set(sizes[20:])) == 1 and sizes[-1] > 0  # the window of 40 is full after 20 frames
         stream.finish()
         assert stream.nbytes() == 0
+
+
+@pytest.mark.parametrize("end", ("finish", "exit"))
+def test_a_stream_that_has_ended_holds_nothing(tiny, end):
+    with StreamingCodecDecoder(tiny).stream(blocks=[2, 8]) as stream:
+        stream.push(codes_of(tiny, 5))
+        assert stream.nbytes() > 0 and stream.waiting == 3 and stream.frames == 2
+        if end == "finish":
+            assert stream.finish().shape[-1] == 3 * 1920 and stream.frames == 5
+            assert stream.nbytes() == stream.waiting == 0
+    assert stream.nbytes() == stream.waiting == 0
+    with pytest.raises(MmaccelError, match=r"decoder.stream\(\)"):
+        stream.push(codes_of(tiny, 1))
 
 
 def test_growing_blocks_change_when_but_not_what(tiny):
@@ -205,6 +219,7 @@ def test_bad_codes_leave_the_stream_as_it_was(tiny):
             (codes.expand(2, -1, -1), "push \\[batch=1"),
             (codes.repeat(1, 2, 1), "at most 4 codebooks"),
             (codes.float(), "codes.long"),
+            (codes > 9, "codes.long"),
             (codes + 64, "from 0 to 63"),
             (codes - 64, "from 0 to 63"),
         ):
@@ -216,6 +231,11 @@ def test_bad_codes_leave_the_stream_as_it_was(tiny):
         assert stream.finish().shape == (1, 1, 0)
         with pytest.raises(MmaccelError, match=r"decoder.stream\(\)"):
             stream.push(codes)
+    with StreamingCodecDecoder(tiny).stream(blocks=[9]) as stream:
+        stream.push(codes)
+        with pytest.raises(SettingError, match="3 codebooks after 4"):
+            stream.push(codes[:, :3])
+        assert stream.waiting == 4
     with pytest.raises(SettingError, match="batch=0"):
         StreamingCodecDecoder(tiny).stream(batch=0)
 
@@ -230,6 +250,32 @@ def test_models_that_do_not_fit():
     ):
         with pytest.raises(UnsupportedTargetError, match=says):
             StreamingCodecDecoder(MimiModel(MimiConfig(**{**TINY, **more})))
+
+
+def test_layers_that_do_not_fit():
+    """Also inside a block, and before the transformer."""
+
+    for change, says in (
+        (lambda layers: setattr(layers[3].block[1], "pad_mode", "reflect"), "pad_mode='reflect'"),
+        (lambda layers: setattr(layers[0].conv, "stride", (2,)), "stride 2"),
+        (lambda layers: setattr(layers[1], "__class__", torch.nn.Tanh), "a Tanh in the decoder"),
+    ):
+        model = MimiModel(MimiConfig(**TINY))
+        change(private.mimi_decoder_parts(model)[2])
+        with pytest.raises(UnsupportedTargetError, match=says):
+            StreamingCodecDecoder(model)
+    model = MimiModel(MimiConfig(**TINY))
+    private.mimi_decoder_parts(model)[0].__class__ = torch.nn.Tanh
+    with pytest.raises(UnsupportedTargetError, match="a Tanh in the decoder"):
+        StreamingCodecDecoder(model)
+    model.decoder = None
+    with pytest.raises(UnsupportedTargetError, match="has no decoder"):
+        StreamingCodecDecoder(model)
+
+    class Own(MimiModel):
+        pass
+
+    assert StreamingCodecDecoder(Own(MimiConfig(**TINY))).sample_rate == 24_000
 
 
 def blocks_of(conv, x, sizes, **more):
@@ -251,6 +297,7 @@ def test_transposed_convolutions(kernel, stride, groups, wide, monkeypatch):
     out, carry = blocks_of(conv, x, [1, 2, 57])
     assert torch.allclose(out, conv(x)[..., : x.shape[-1] * stride], atol=1e-5)
     assert kernel == stride or carry.shape == (2, -(-kernel // stride) - 1, 6)
+    assert kernel == stride or carry.untyped_storage().nbytes() == carry.nbytes, "no block is kept alive by its end"
 
 
 @pytest.mark.parametrize("wide", (0, 1 << 30))
@@ -292,7 +339,9 @@ def test_the_meter():
     assert meter.first_byte == 1 and meter.gap_seconds == pytest.approx(0.05)
     assert meter.real_time_factor == pytest.approx(2.25 / 2.2)
     assert "4 blocks" in str(meter)
-    meter.restart()
-    assert not meter.blocks
+    with meter as again:  # at 9.0
+        assert again is meter and not meter.blocks
+    times = iter([9.5])
+    assert meter.add([0.0]).ready == 0.5 and meter.blocks[0].gap == 0, "counted anew"
     with pytest.raises(SettingError, match="sample_rate=0"):
         FirstByteMeter(0)
