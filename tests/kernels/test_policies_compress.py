@@ -256,6 +256,29 @@ def test_st_lite_takes_any_order_of_spans_and_any_type():
     assert policy(q.bfloat16(), k.bfloat16(), count=32, visual=visual).shape == expected.shape
 
 
+@pytest.mark.parametrize("policy", (policies.snap_kv, policies.fast_kv, policies.st_lite))
+def test_scale_is_that_of_the_votes(policy):
+    """Of heads with 16 channels the usual one is a quarter."""
+    q, k = draw()
+    settings = {"count": 20, "window": WINDOW}
+    sharp = policy(q, k, **settings, scale=3.0)
+    assert torch.equal(sharp, policy(12 * q, k, **settings)) and not torch.equal(sharp, policy(q, k, **settings))
+
+
+@pytest.mark.parametrize("name", ("snap_kv", "fast_kv", "st_lite"))
+def test_settings_of_a_vote_pass_through_the_table(name):
+    """And the window is at most half of what is kept."""
+    q, k = draw(queries=20)
+    chosen = getattr(policies, name)
+    for given in ({"kernel": 3}, {"pool": "max"}, {"scale": 3.0}, {"window": 5}, {"window": 12}):
+        found = policies.COMPRESS[name](q, k, count=20, **{"window": 8, **given})
+        expected = chosen(
+            q, k, count=20, **{"window": 8, **given, **({"window": 10} if given == {"window": 12} else {})}
+        )
+        assert torch.equal(found, expected[:, None].expand_as(found) if name == "fast_kv" else expected), given
+    assert len({str(policies.COMPRESS[name](q, k, count=20, window=w).tolist()) for w in (2, 5, 8)}) == 3
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "st_lite"])
 def test_other_policies_ignore_pictures(name):
     q, k, visual, _ = screens(2)

@@ -196,6 +196,38 @@ def test_selection_cache_keeps_its_own_query_and_follows_growth():
     assert not torch.equal(turned, first)
 
 
+VOTING = {
+    "token_select": {},
+    "token_select_cached": {"state": {}},
+    "recycled_attention": {"state": {}},
+    "double_sparsity": {"channels": torch.tensor([[1, 3, 5, 7]] * 2)},
+    "fasa": {"pairs": torch.tensor([[1, 3]] * 2)},
+}
+
+
+@pytest.mark.parametrize("name", VOTING)
+def test_scale_is_that_of_the_votes(name):
+    """Of heads with 16 channels the usual one is a quarter."""
+
+    def chosen(query, **more):
+        settings = {key: dict(value) if key == "state" else value for key, value in VOTING[name].items()}
+        for _ in range(2):  # recycled attention begins with a full step
+            found = getattr(policies, name)(query, k, LENGTHS, count=COUNT, sink=1, recent=1, **settings, **more)
+        return found
+
+    q, k = draw()
+    sharp = chosen(q, scale=3.0)
+    assert torch.equal(sharp, chosen(12 * q)) and not torch.equal(sharp, chosen(q))
+
+
+def test_scale_of_mac_is_that_of_all_that_it_reads():
+    (q, k), v = draw(), draw(seed=1)[1]
+    output, lse = policies.mac(q, k, v, LENGTHS, state={}, band=8, least=0, scale=0.7)
+    expected, expected_lse = kernels.verify_attention(q, k, v, LENGTHS, scale=0.7)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-5, atol=1e-5)
+
+
 def test_label_channels_are_the_loud_ones():
     q, k = draw(queries=20)
     q[:, :2, :, 5] *= 30  # key head 0
