@@ -15,10 +15,12 @@ DENSER = 0.75
 # Where partial steps are asked for, every n-th skipped step is one. If all were, few full steps would be
 # left, and the tokens that are never hot would hardly be computed: 13 dB worse and more, as measured.
 PARTIAL_EVERY = 4
-# Share of the computed steps that lies at the beginning where a sampler uses several past steps, of which a forecast
-# spoils more than one. Measured with UniPC on a small Wan model: with fewer, some prompts tip over into another clip.
-MULTISTEP_WARMUP = 0.4
-# Computed steps below which such a sampler does as well with fewer steps: measured with 5 of 20, and 10 of 40.
+# Share of the computed steps that lies at the beginning, where it is decided what a clip becomes. Measured with Euler
+# steps and UniPC on a small Wan model: with fewer, some prompts tip over into another clip; with more, the steps left
+# are too few to forecast from.
+WARMUP = 0.4
+# Computed steps below which that share leaves too few for the rest; and below which a sampler of several past steps does
+# as well with fewer steps: measured with 5 of 20, and 10 of 40.
 FEWEST = 8
 
 
@@ -51,9 +53,9 @@ class Schedule:
         return sum(self.fractions)
 
 
-def multistep_warmup(steps: int, budget: float) -> int | None:
-    """Full steps with which a sampler of several steps should begin; None for the default, in a run too short."""
-    return round(MULTISTEP_WARMUP * budget * steps) if budget * steps >= FEWEST else None
+def default_warmup(steps: int, budget: float) -> int | None:
+    """Full steps with which a run should begin; None for the least, where few steps are computed at all."""
+    return round(WARMUP * budget * steps) if budget * steps >= FEWEST else None
 
 
 def inner(steps: int, warmup: int | None, cooldown: int | None, least: int) -> range:

@@ -51,9 +51,10 @@ class HeterogeneousSteps(DiffusionMethod):
         matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the
         report says so.
     warmup, cooldown
-        Full steps at the beginning and the end; default 1 each. With multistep samplers, such as UniPC,
-        the default warm-up is four tenths of the computed steps. If fewer than 8 steps are computed, such a sampler
-        does as well with fewer steps, and the report says so.
+        Full steps at the beginning and the end. The default warm-up is four tenths of the computed steps, measured to
+        keep the prompts that otherwise become another clip. It is 1 with an `interval`, and where fewer than 8 steps are
+        computed; multistep samplers, such as UniPC, then do as well with fewer steps, and the report says so. With
+        ``"groups"`` it is 2. The default cool-down is 1.
     interval
         Distance between full steps in the middle of the run; None (default) spreads as many as the budget allows,
         denser towards both ends.

@@ -9,7 +9,7 @@ import torch
 from mmaccel.cache import require_memory
 from mmaccel.stepping.allocation import StepAllocation
 from mmaccel.stepping.run import SamplerRun
-from mmaccel.stepping.schedule import FEWEST, Schedule, chosen, groups, multistep_warmup, refresh
+from mmaccel.stepping.schedule import FEWEST, Schedule, chosen, default_warmup, groups, refresh
 from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import PipelineSession, token_grid
@@ -50,13 +50,12 @@ class HeterogeneousRun(Stepper):
         method = self.method
         if method.steps is not None:
             return chosen(steps, method.steps)
-        warmup = method.warmup
-        if warmup is None and not is_one_step(self.session.target.scheduler):
-            warmup = multistep_warmup(steps, budget)
-        given = (warmup, method.cooldown, method.interval)
         if method.policy == "groups":
-            return groups(steps, budget, *given)
-        return refresh(steps, budget, *given, fraction=method.fraction or 0.0)
+            return groups(steps, budget, method.warmup, method.cooldown, method.interval)
+        warmup = method.warmup
+        if warmup is None and method.interval is None:
+            warmup = default_warmup(steps, budget)
+        return refresh(steps, budget, warmup, method.cooldown, method.interval, fraction=method.fraction or 0.0)
 
     def _warn_of_limits(self, scheduler: Any) -> None:
         """Warn about the limits of this sampler or number of steps."""
