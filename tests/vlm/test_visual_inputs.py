@@ -234,6 +234,45 @@ def test_beams_are_counted_once_as_tokens_and_each_as_keys():
             assert (report.keys == report.plain_keys) == (share == 1.0) and report.keys <= report.plain_keys
 
 
+class Streamer:
+    def __init__(self):
+        self.tokens, self.ended = [], 0
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+def test_a_streamer_is_given_the_prompt_as_it_was():
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        streamer = Streamer()
+        tokens = fast.generate(**arguments(1), streamer=streamer)
+        assert streamer.tokens == tokens[0].tolist() and streamer.ended == 1
+
+
+def test_positions_of_the_user_do_not_fit_a_shorter_prompt():
+    model, arguments = visual_examples.onevision()
+    call = arguments(1)
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        expected = fast.generate(**dict(call))
+        positions = torch.arange(call["input_ids"].shape[1]).flip(0)[None]
+        assert torch.equal(fast.generate(**call, position_ids=positions), expected)
+
+
+def test_a_video_behind_a_picture_is_warned_of_too():
+    """A picture has no other frame, so that DyCoke lacks nothing; the video's six frames need 21 tokens."""
+    model, _ = EXAMPLES["llava_onevision"].build()
+    call = rows([5, *[IMAGE] * 136, 6, *[VIDEO] * 97, 7])
+    call |= {"pixel_values_videos": visual_examples.clip(1, 6, 32), "pixel_values": torch.randn(1, 2, 3, 32, 32)}
+    with mmaccel.accelerate(model, vlm.DyCoke(keep=0.1)) as fast:
+        fast.generate(**call, image_sizes=torch.tensor([[32, 32]]))
+        (warning,) = fast.report.warnings
+    assert "give at least keep=0.219" in warning
+
+
 def test_min_length_counts_the_prompt_as_it_was_given():
     model, arguments = EXAMPLES["llava_onevision"].build()
     length = arguments(1)["input_ids"].shape[1]
