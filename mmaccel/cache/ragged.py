@@ -82,10 +82,8 @@ class RaggedLayer(EvictingLayer):
     def hide(self, seen: torch.Tensor) -> None:
         if not self.heads:
             super().hide(seen)
-        else:
-            for head in self.heads:
-                head.hide(seen)
-            self.follow()
+        for head in self.heads:
+            head.hide(seen)  # the first one's count of padding is this layer's
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)
