@@ -167,6 +167,13 @@ def test_the_distance_of_moved_and_of_wider_samples():
     assert distance(3 * (real - real.mean(0)) + real.mean(0)) == pytest.approx(3 * (3 - 1) ** 2)
 
 
+def test_where_features_lie_is_no_part_of_the_distance():
+    """Of more features than components count, those are taken that differ between pictures."""
+    real, other = torch.randn(2, 60, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    near, far = quality.FrechetDistance(real)(other), quality.FrechetDistance(real + 9)(other + 9)
+    assert near == pytest.approx(far) and near > 0.1
+
+
 def test_the_full_benchmark_has_more_of_everything():
     (short,), full = cases.cases(False), cases.cases(True)
     assert short.is_guided and len(full) == 4
@@ -186,7 +193,9 @@ def table_row(**more):
 def test_tables_of_the_page():
     """One for each batch and guidance, with what its baseline was."""
     judged = {"quality": 20.5, "baseline_quality": 19.5, "nats_per_token": 4.5, "baseline_nats_per_token": 4.25}
-    found = page.tables([table_row(**judged), table_row(batch=4, guidance=1.0, baseline="plain loop")])
+    unguided = {"guidance": 1.0, "baseline": "plain loop"}
+    found = page.tables([table_row(**judged), table_row(**unguided), table_row(batch=4, **unguided)])
+    assert [table.count("ZipAR") for table in found.values()] == [1, 1, 1]
     guided, unguided = found["Batch 1, guidance 3"], found["Batch 4, no guidance"]
     assert "the model's own `generate`, 3.75 s, 2 rounds" in guided and "our own loop" in unguided
     for told in ("ZipAR(window=2)", "no", "1.50", "2.50x", "3.50x", "20.50 (plain 19.50)", "4.50 (plain 4.25)"):

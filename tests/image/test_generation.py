@@ -181,6 +181,20 @@ def test_a_model_is_opened_where_and_in_the_type_that_is_asked_for(family, monke
     assert type(painter) is generation.FAMILIES[family][1]
 
 
+def test_a_zoo_model_saved_elsewhere_has_its_own_words(monkeypatch, tmp_path):
+    """It is known by the file that its recipe writes; anything else is read as transformers reads it."""
+    from mmaccel.zoo import tiny_janus
+
+    monkeypatch.setattr(tiny_janus, "load_processor", lambda folder: f"words of {folder.name}")
+    assert generation.zoo_processor(str(tmp_path)) is None
+    (tmp_path / "training.json").write_text("{}")
+    words = f"words of {tmp_path.name}"
+    assert generation.zoo_processor(str(tmp_path)) == words
+    monkeypatch.setattr(generation.AutoConfig, "from_pretrained", lambda *_, **__: SimpleNamespace(model_type="janus"))
+    monkeypatch.setattr(generation, "load_pretrained", lambda cls, name, dtype: Moved())
+    assert generation.load(str(tmp_path)).processor == words
+
+
 def test_a_model_of_clips_draws_no_pictures():
     with pytest.raises(UnsupportedTargetError, match="tiny-wan draws no pictures: use `mmaccel run video`"):
         generation.load("tiny-wan")

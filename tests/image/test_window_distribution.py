@@ -307,6 +307,21 @@ def test_noise_belongs_to_its_position():
     assert torch.equal(*(generator.get_state() for generator in generators)), "positions behind the picture draw none"
 
 
+def test_noise_of_final_tokens_is_forgotten(monkeypatch):
+    """A row of it is as large as the vocabulary: no more are kept than a window needs."""
+    kept, at = [], GumbelNoise.at
+
+    def watched(noise, *given):
+        found = at(noise, *given)
+        kept.append(len(noise.rows))
+        return found
+
+    monkeypatch.setattr(GumbelNoise, "at", watched)
+    for name in ("gumbel", "gumbel_exact"):
+        decode_window(Toy(1, length=6), FixedWidth(2), name)
+        assert max(kept) <= 2
+
+
 def test_gumbel_couplings_need_noise():
     p = torch.full((1, 2, 3), 1 / 3)
     with pytest.raises(ValueError, match="need noise"):
