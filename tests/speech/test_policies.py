@@ -185,3 +185,20 @@ def test_align_att_holds_back_what_is_just_within_its_margin():
     assert AlignAtt(margin=0.5).settled([0.25, 1.5], seconds=2.0) == 1
     assert AlignAtt(margin=0.5).settled([0.25, 1.25], seconds=2.0) == 2
     assert AlignAtt(margin=0.0, rewind=4.0).settled([5.0, 1.0, 0.5], seconds=9.0) == 3, "just as far back as allowed"
+
+
+def test_bounds_of_the_settings_include_their_ends():
+    assert LocalAgreement(10).n == AppendOnly(10).hold == 10 and AlignAtt(10, 60).rewind == 60
+    assert AlignAtt(margin=0, rewind=0.1).margin == 0
+    for setting in ({"margin": 10.1}, {"rewind": 60.1}, {"rewind": 0.09}):
+        with pytest.raises(SettingError, match=f"AlignAtt.{next(iter(setting))}="):
+            AlignAtt(**setting)
+
+
+def test_align_att_looks_with_the_prompt_of_the_segment():
+    asked = []
+    adapter, encoded = Looking([2]), SimpleNamespace(seconds=9.0)
+    attention = adapter.attention
+    adapter.attention = lambda *given: asked.append(given) or attention(*given)
+    AlignAtt().begin().update(SegmentHypothesis(adapter, encoded, (7, 8), ("a",)))
+    assert asked == [(encoded, ("a",), (7, 8))]
