@@ -167,6 +167,9 @@ def test_what_is_picked_where_the_goal_is_out_of_reach():
         1
     ] == EasyCache(0.2)
     assert searched(auto(min_psnr=40), slow)[1] is None
+    speedups = {0.1: (2.2, 20.0), 0.2: (5.0, 1.0)}
+    found = searched(auto(), lambda method: speedups.get(getattr(method, "threshold", 0), (1.0, 9.0)))[1]
+    assert found == EasyCache(0.1), "twice as fast, and not more, if nothing is asked for"
     assert searched(auto(target_speedup=1.4, min_psnr=20), slow)[1] is None, "both"
 
 

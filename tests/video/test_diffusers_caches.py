@@ -209,8 +209,9 @@ def test_taylor_seer_of_diffusers_finds_no_attention_in_wan():
     assert not any(private.has_registry(block.attn1) for block in pipe.transformer.blocks)
 
 
-def test_first_order_forecast_continues_a_line():
-    """An attention whose output grows by the same amount in every step is forecast without error."""
+@pytest.mark.parametrize("order", (0, 1))
+def test_first_order_forecast_continues_a_line(order):
+    """An attention that grows by the same amount in every step is forecast without error, by order 0 as it was."""
     pipe, start, call = loop.pipeline(WAN)
     attention = pipe.transformer.blocks[1].attn1
     line = loop.noise(1, 32, 24)
@@ -219,15 +220,15 @@ def test_first_order_forecast_continues_a_line():
     def straight(hidden_states, *args, **kwargs):
         return line * int(pipe.scheduler.step_index or 0)
 
-    with mmaccel.accelerate(pipe, video.TaylorSeer(interval=4, warmup=2, cooldown=0)) as fast:
+    with mmaccel.accelerate(pipe, video.TaylorSeer(interval=4, order=order, warmup=2, cooldown=0)) as fast:
         attention.forward = straight
         hook = attention.register_forward_hook(lambda module, args, output: made.append(output.clone()))
         fast(start, call, branches=lambda step: (1,))
         hook.remove()
         assert fast.report.engaged
     del attention.forward
-    for step, output in enumerate(made):
-        torch.testing.assert_close(output, line * step)
+    for output, last in zip(made, range(6) if order else (0, 1, 1, 3, 3, 3), strict=True):
+        torch.testing.assert_close(output, line * last)
 
 
 def test_faster_cache_estimates_the_second_branch_in_one_batch():

@@ -411,9 +411,9 @@ def test_memory_is_asked_for_where_keys_and_values_are_kept(wan, monkeypatch, kv
 @pytest.mark.parametrize("settings", ({}, {"fraction": 0.2}), ids=str)
 def test_all_settings_of_the_schedule_are_kept(wan, settings):
     pipe, call = wan
-    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, warmup=3, cooldown=2, interval=5, **settings)) as fast:
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, warmup=3, cooldown=2, interval=6, **settings)) as fast:
         run(fast, call)
-        expected = refresh(24, 0.5, 3, 2, 5, **settings).fractions
+        expected = refresh(24, 0.5, 3, 2, 6, **settings).fractions
         assert fast.report.details["steps"] == pytest.approx(expected, abs=0.01)
 
 

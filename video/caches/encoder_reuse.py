@@ -118,7 +118,7 @@ class _Stepper(CacheStepper):
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         cache, run = self.cache, self.run
         if cache.leads:
-            cache.reuse = cache.may_reuse and not self.method.is_key(run.step, run.steps)
+            cache.reuse = not self.method.is_key(run.step, run.steps)
         self.skips = cache.skips
         output = forward(*args, **kwargs)
         if self.skips:
