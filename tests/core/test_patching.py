@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import torch
 
+from mmaccel.errors import ActiveSessionError
+from mmaccel.method import Method
 from mmaccel.patching import hook, intercept_sdpa, override, wrap_generate, wrap_method
 from mmaccel.plan import Plan
 from mmaccel.session import Session
@@ -49,6 +51,7 @@ def test_a_wrapped_method_is_restored_and_not_copied():
     wrap_method(stack, owner, "method", lambda original: f"inner {original()}")
     wrap_method(stack, owner, "method", lambda original: f"outer {original()}")
     assert owner.method() == "outer inner class" and copy.deepcopy(owner).method() == "class"
+    assert owner.method.__name__ == "method" and copy.deepcopy({"kept": owner.method})["kept"] is owner.method
     stack.close()
     assert owner.method() == "class" and not vars(owner)
 
@@ -144,6 +147,140 @@ def test_a_run_that_fails_can_be_followed_by_another(session):
     assert session.target.generate() == [None, []] and session.report.wall_seconds > 0
 
 
+def test_another_model_than_the_target_can_be_the_one_that_writes(session):
+    other, stack = Writer(), ExitStack()
+    wrap_generate(stack, session, lambda original, kwargs: [*original(**kwargs), "ours"], model=other)
+    assert other.generate(2) == [2, [], "ours"] and session.report.wall_seconds > 0
+    assert not vars(session.target) and session.target.generate(2) == [2, []]
+    stack.close()
+    assert not vars(other)
+
+
+# Sessions
+
+
+class Noted(Method):
+    """Notes what is asked of it."""
+
+    def __init__(self, name, notes, fails=False):
+        vars(self).update(label=name, notes=notes, fails=fails)
+
+    def __str__(self):
+        return self.label
+
+    def attach(self, session, stack):
+        if self.fails:
+            raise ValueError("cannot attach")
+        self.notes.append(f"attach {self.label}")
+        stack.callback(self.notes.append, f"remove {self.label}")
+
+    def prepare(self, session, args, kwargs):
+        self.notes.append(("prepare", self.label, args, kwargs, session.report.forwards))
+
+
+class Pipe:
+    """Its call is the run; several pipelines can share a part."""
+
+    def __init__(self, notes=None, part=None):
+        self.notes, self.part = notes, part
+
+    def __call__(self, *args, **kwargs):
+        self.notes.append(("call", args, kwargs))
+        if "fails" in kwargs:
+            raise ValueError("in the call")
+        return "picture"
+
+
+class PipeAdapter(WriterAdapter):
+    call_is_run = True
+
+    def parts(self):
+        return [self.target, self.target.part]
+
+
+def accelerated(target, *methods, adapter=PipeAdapter):
+    return Session(Plan(methods, family="pipe"), adapter(target))
+
+
+def test_methods_are_attached_in_order_and_removed_in_reverse():
+    notes = []
+    both = [Noted(name, notes) for name in ("one", "two")]
+    with accelerated(Pipe(part=Writer()), *both) as session:
+        assert notes == ["attach one", "attach two"]
+        with session.baseline():
+            assert notes[2:] == ["remove two", "remove one"]
+        assert notes[4:] == ["attach one", "attach two"]
+    assert notes[6:] == ["remove two", "remove one"]
+
+
+def test_a_method_that_cannot_attach_takes_the_others_with_it():
+    notes, pipe = [], Pipe(part=Writer())
+    with pytest.raises(ValueError, match="cannot attach"):
+        accelerated(pipe, Noted("one", notes), Noted("two", notes, fails=True))
+    assert notes == ["attach one", "remove one"]
+    with accelerated(Pipe(part=pipe.part)) as other:
+        assert other.active, "its parts are free again"
+
+
+def test_every_method_is_told_of_a_call_before_the_run_begins():
+    notes = []
+    pipe = Pipe(notes, Writer())
+    with accelerated(pipe, Noted("one", notes), Noted("two", notes)) as session:
+        del notes[:]
+        session.report.forwards = 7
+        assert session("x", steps=2) == "picture" and session.report.forwards == 0 < session.report.wall_seconds
+        told = [("prepare", name, ("x",), {"steps": 2}, 7) for name in ("one", "two")]
+        assert notes == [*told, ("call", ("x",), {"steps": 2})]
+
+
+def test_a_call_that_is_no_run_leaves_the_report_alone():
+    notes = []
+    pipe = Pipe(notes, Writer())
+    with accelerated(pipe, Noted("one", notes), adapter=WriterAdapter) as session:
+        session.report.forwards = 7
+        assert session("x") == "picture" and session.report.forwards == 7 and not session.report.wall_seconds
+        assert notes == ["attach one", ("call", ("x",), {})]
+
+
+def test_what_is_around_runs_is_entered_for_each_and_left_after_a_failure_too():
+    notes = []
+    pipe = Pipe(notes, Writer())
+
+    @contextmanager
+    def around():
+        notes.append("entered")
+        try:
+            yield
+        finally:
+            notes.append(f"left after {session.report.wall_seconds > 0}")
+
+    with accelerated(pipe) as session:
+        session.around.append(around)
+        with pytest.raises(ValueError, match="in the call"):
+            session(fails=True)
+        session()
+    assert [note for note in notes if isinstance(note, str)] == [
+        "entered",
+        "left after False",
+        "entered",
+        "left after True",
+    ]
+
+
+def test_pipelines_that_share_a_part_are_not_accelerated_at_once():
+    part = Writer()
+    one, other = Pipe(part=part), Pipe(part=part)
+    first = accelerated(one, Noted("one", []))
+    with pytest.raises(ActiveSessionError, match="this Writer is already accelerated by .*one"):
+        accelerated(other)
+    one.part = Writer()  # exchanged by its user: the session of `one` no longer knows the old part
+    first.remove()
+    with accelerated(other) as second:
+        assert second.active
+        with pytest.raises(ActiveSessionError, match="Writer"):
+            accelerated(Pipe(part=part))
+
+
 # Hooks and attention
 
 
@@ -159,6 +296,16 @@ def test_hooks_change_a_call_and_go():
     assert module(torch.tensor(2)) == 30
     stack.close()
     assert snapshot(module) == before and module(torch.tensor(2)) == 2
+
+
+@pytest.mark.parametrize("always", (False, True))
+def test_a_hook_can_ask_to_run_after_an_error_too(always):
+    module, seen, stack = Attends(), [], ExitStack()
+    hook(stack, module, after=lambda module, args, kwargs, output: seen.append(output), always=always)
+    with pytest.raises(ValueError, match="in the forward"):
+        module(torch.zeros(1, 1, 1, 1), fails=True)
+    assert seen == [None] * always
+    stack.close()
 
 
 class Attends(torch.nn.Module):
@@ -179,3 +326,23 @@ def test_attention_is_intercepted_in_one_module_only_also_after_an_error():
     assert torch.equal(other(x), plain) and torch.equal(one(x), plain + 1)
     stack.close()
     assert snapshot(one) == before and torch.equal(one(x), plain)
+
+
+class AttendsToThePast(torch.nn.Module):
+    def forward(self, x):
+        result = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return torch.nn.functional.layer_norm(result, normalized_shape=(4,))
+
+
+def test_attention_gets_its_settings_and_what_comes_before_is_called_first():
+    module, seen, stack, x = AttendsToThePast(), [], ExitStack(), torch.randn(1, 2, 3, 4)
+    plain = module(x)
+
+    def attend(original, *args, **kwargs):
+        seen.append(kwargs)
+        return original(*args, **kwargs)
+
+    intercept_sdpa(stack, module, attend, before=lambda module, args, kwargs: seen.append(args))
+    assert torch.equal(module(x), plain) and len(seen) == 2
+    assert seen[0][0] is x and seen[1] == {"is_causal": True}
+    stack.close()

@@ -1,9 +1,11 @@
 """Who runs when, with what it learned, and what is kept of it; by a clock that is made up."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
+from mmaccel.comparison import runner
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
 from mmaccel.comparison.simple import run_beside_simple
@@ -168,3 +170,59 @@ def test_an_error_names_entry_and_seed(ran):
     with pytest.raises(RuntimeError) as error:
         ran(seconds)
     assert error.value.__notes__ == ["while comparing fast, seed 5"]
+
+
+class Bar:
+    """A progress bar that is only counted."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, total, **looks):
+        self.total, self.looks, self.count = total, looks, 0
+        self.made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def update(self):
+        self.count += 1
+
+
+@pytest.mark.parametrize("simple", (True, False))
+def test_the_bar_ends_at_its_total(ran, monkeypatch, simple):
+    monkeypatch.setattr(runner, "tqdm", Bar)
+    monkeypatch.setattr(Bar, "made", [])
+    _, trial = ran(by_step(begin=2.0), seeds=(5, 6), rounds=2, simple=simple)
+    (bar,) = Bar.made
+    assert bar.total == bar.count == len(trial.calls) == 3 * (1 + 4) + (1 + 4) * simple
+    assert bar.looks["disable"] and bar.looks["unit"] == "runs", "without a title there is none"
+
+
+def test_the_bar_has_the_title_and_counts_no_warm_up_that_is_left_out(monkeypatch):
+    monkeypatch.setattr(runner, "tqdm", Bar)
+    monkeypatch.setattr(Bar, "made", [])
+    for warm_up in (True, False):
+        trial = Trial(SimpleNamespace(now=0.0), by_step())
+        Runner(trial, [Entry(PLAIN, PLAIN)], (5, 6), 3, title="compare").run(warm_up=warm_up)
+        bar = Bar.made[-1]
+        assert bar.total == bar.count == len(trial.calls) == 6 + warm_up
+        assert bar.looks["desc"] == "compare" and not bar.looks["disable"] and bar.looks["delay"] == 0
+
+
+def test_the_accelerator_is_waited_for_before_each_look_at_the_clock(monkeypatch):
+    order = []
+    monkeypatch.setattr(runner, "synchronize", lambda: order.append("wait"))
+    trial = Trial(SimpleNamespace(now=0.0), lambda who: order.append("run") or 1.0)
+    trial.timer = lambda: order.append("look") or trial.clock.now
+    Runner(trial, [Entry(PLAIN, PLAIN)], (5,)).run(warm_up=False)
+    assert order == ["wait", "look", "run", "wait", "look"]
+
+
+def test_an_entry_keeps_the_peak_of_its_runs(monkeypatch):
+    monkeypatch.setattr(runner, "_start_of_memory", lambda: 40)
+    monkeypatch.setattr(runner, "_peak_of_memory", lambda before: 100 - before)
+    made = Runner(Trial(SimpleNamespace(now=0.0), by_step()), [Entry(PLAIN, PLAIN)], (5,)).run()
+    assert [sample.peak_bytes for sample in made.entries[0].samples] == [60]
