@@ -12,6 +12,7 @@ import pytest
 from mmaccel import version
 from mmaccel.bench import index as bench_index
 from mmaccel.bench import pages, resume, selection
+from mmaccel.bench.benchmark import Benchmark
 from mmaccel.bench.difference import difference
 from mmaccel.bench.plots import plot
 from mmaccel.cli import bench as bench_commands
@@ -408,6 +409,44 @@ def test_all_goes_on_after_the_benchmarks_that_are_measured(tmp_path, monkeypatc
     assert ran[before - 1] == "kernels" and "image" not in ran[before:] and "kernels" in ran[before:]
     assert "speech" in ran[before:], "which failed"
     assert not list(tmp_path.glob("*.unfinished.json"))
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """`mmaccel bench image` makes one row, and a library prints meanwhile; yields the threads that were asked for."""
+    threads = []
+
+    def rows(full):
+        print("a library says hello")  # noqa: T201
+        yield row("full" if full else "short")
+
+    made = dataclasses.replace(BENCHMARK, name="image", rows=rows, parts=None, threads=3)
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    monkeypatch.setattr(bench_commands, "benchmark_of", lambda name: made)
+    return threads
+
+
+def test_what_a_library_prints_is_no_part_of_a_result(quick, capsys):
+    assert cli.main(["bench", "image", "--json", "--full"]) == 0
+    out = capsys.readouterr()
+    assert [r["method"] for r in json.loads(out.out)["rows"]] == ["full"] and "hello" in out.err
+    assert cli.main(["bench", "image", "--threads", "1"]) == 0 and quick == [3, 1]
+    assert capsys.readouterr().out.startswith("| method |")
+
+
+def test_a_page_that_cannot_be_written_loses_no_figure(quick, tmp_path, capsys, monkeypatch):
+    def fail(*_):
+        raise OSError("no ink")
+
+    words = ["bench", "image", "--json", "--page", str(tmp_path / "x.md")]
+    monkeypatch.setattr(Benchmark, "write_page", fail)
+    assert cli.main(words) == 2
+    out = capsys.readouterr()
+    assert json.loads(out.out)["rows"] and "no ink" in out.err
+    assert [path.name for path in tmp_path.iterdir()] == ["x.unfinished.json"]
+    monkeypatch.setattr(Benchmark, "write_page", lambda _, result, path: path.write_text(result["rows"][0]["method"]))
+    assert cli.main(words) == 0
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.md", "short")]
 
 
 # Plots

@@ -1,6 +1,7 @@
 """Comparisons: who runs in which order, what is said of each, and the files."""
 
 import html
+import importlib
 import json
 import re
 import subprocess
@@ -24,12 +25,13 @@ from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.difference import difference, worst_frame, worst_row, worst_texts
 from mmaccel.comparison.outcome import Pair, describe
 from mmaccel.comparison.trial import Shown, seeded
-from mmaccel.errors import ConflictError, SettingError, UnknownNameError, UnsupportedTargetError
+from mmaccel.errors import ConflictError, MissingExtraError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
 from mmaccel.image.command import ImageCommand
 from mmaccel.method import Method
 from mmaccel.patching import override
+from mmaccel.plan import Plan
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention
 from mmaccel.video import examples as video_examples
@@ -465,6 +467,52 @@ def test_texts_that_differ_most_come_first():
     places = [answers.index(text) for text in ("three", "one", "<details>", "2 of 4 are the same", "two")]
     assert places == sorted(places) and answers.count("<ins>") == 2
     assert worst_texts(Shown(texts=["a"], names=["one", "too many"]), Shown(texts=["b"])) == [("", "a", "b")]
+
+
+def test_only_so_many_answers_are_shown():
+    for count, left in ((20, False), (23, True)):
+        plain, other = (Shown(texts=[f"{word} {i}" for i in range(count)]) for word in ("a", "b"))
+        answers = comparison_page._answers(Pair("method", 0, plain, other, {}))
+        assert answers.count("<ins>") == 20 and ("and 3 more" in answers) == left
+
+
+def test_of_several_pictures_the_one_that_differs_most_is_shown():
+    plain, other = Shown([[picture(10)], [picture(10)]]), Shown([[picture(10)], [picture(90)]])
+    text = comparison_page._pictures(Pair("method", 0, plain, other, {}))
+    assert "plain, row 2 of 2, which differs most" in text and "<button" not in text
+    assert len(set(re.findall(r'src="([^"]+)"', text))) == 3, "plain, the other, and where they differ"
+
+
+@pytest.mark.parametrize("installed", (True, False))
+def test_clips_keep_their_rate_and_need_no_library(monkeypatch, installed):
+    saved = []
+
+    def save(clip, path, rate):
+        saved.append((path.suffix, rate))
+        if path.suffix == ".mp4" and not installed:
+            raise MissingExtraError("no PyAV")
+        path.write_bytes(b"a clip")
+
+    monkeypatch.setattr("mmaccel.files.clips.save", save)
+    sides = (Shown([[picture(value)] * 2], rate=24) for value in (10, 90))
+    text = comparison_page._pictures(Pair("method", 0, *sides, {}))
+    assert saved == ([(".mp4", 24)] if installed else [(".mp4", 24), (".webp", 24)]) * 3
+    assert ("<button" in text) == installed and text.count("video/mp4" if installed else "image/webp") == 3
+
+
+@pytest.mark.parametrize(
+    ("seeds", "rounds", "runs"), (((7,), None, 3), (range(2), None, 2), (range(3), None, 1), (range(4), 2, 2))
+)
+def test_every_entry_runs_three_times_unless_told_otherwise(monkeypatch, seeds, rounds, runs):
+    module = importlib.import_module("mmaccel.comparison.compare")
+    monkeypatch.setattr(module, "find_adapter", lambda target: f"adapter of {target}")
+    monkeypatch.setattr(module, "plan", lambda target, *chosen, preset=None: Plan(chosen or (ZipAR(),), "janus"))
+    for name in ("trial_of", "measured"):
+        monkeypatch.setattr(module, name, lambda *given: given)
+    more = {"seeds": iter(seeds), "rounds": rounds, "simple": False, "processor": "a processor", "prompt": "x"}
+    trial, entries, *others = module.compare("a model", ZipAR(window=2), preset="fast", **more)
+    assert others == [list(seeds), runs, False] and trial == ("adapter of a model", {"prompt": "x"}, "a processor")
+    assert [entry.label for entry in entries] == ["plain", "image.ZipAR(window=2)", "image.ZipAR()"]
 
 
 @pytest.mark.parametrize(

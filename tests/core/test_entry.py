@@ -8,8 +8,9 @@ import pytest
 from mmaccel.comparison import results
 from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.entry import PLAIN, Entry, Sample
+from mmaccel.comparison.page import page
 from mmaccel.comparison.runner import Runner
-from mmaccel.comparison.trial import Metric, Workload
+from mmaccel.comparison.trial import Metric, Shown, Workload
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.plan import Plan
 
@@ -230,6 +231,72 @@ def test_the_word_for_an_output(changes, word):
 def test_what_is_said_of_the_pace(speedup, low, high, more, told):
     _, notes = line(speedup=speedup, speedup_range=[low, high], **more)
     assert [note for note in notes if " is " in note] == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "cell"),
+    (
+        ({"peak_extra_bytes": 3 * 2**19}, "1.5 MiB"),
+        ({"peak_extra_bytes": 2**19}, "512 KiB"),
+        ({"peak_extra_bytes": 2**19, "peak_bytes": 2**30}, "1024.0 MiB in all"),
+        ({"kind": "simple", "peak_extra_bytes": 2**20}, ""),
+        ({"kind": "plain", "peak_bytes": 2**20}, "1.0 MiB in all"),
+    ),
+)
+def test_memory_is_that_of_the_method_or_the_peak_of_all(changes, cell):
+    assert line(**changes)[0][-1] == cell
+
+
+def test_warnings_are_said_with_the_name_and_not_twice():
+    _, notes = line(idle="why", warnings=["why", "more"])
+    assert notes == ["x did nothing: why", "x: more"]
+
+
+# The header
+
+
+def outcome(seeds=(0,), **changes):
+    made = [entry([True] * len(seeds), kind="plain"), entry([True] * len(seeds))]
+    told = Trial()
+    vars(told).update({"about": "", "inputs": {"prompt": "p" * 200}, "show": lambda output: output, **changes})
+    return Comparison.of(told, made, list(seeds), "none was asked for")
+
+
+def test_the_header_says_what_was_called_with_which_seeds():
+    header = outcome(seeds=(0, 1)).result["header"]
+    assert header["target"] == "object" and header["model"] == "m" and header["seeds"] == [0, 1]
+    assert header["call"] == {"prompt": "p" * 160 + "... (200 characters)"}
+    assert header["no_simple"] == "none was asked for" and not {"about", "seedless"} & set(header)
+    assert {row["model"] for row in outcome().rows} == {"m"}
+
+
+def test_the_name_of_a_model_is_its_own_where_a_trial_has_none():
+    for name, expected in (("hub/model", "hub/model"), ("/folder/of/model", "model"), ("", "SimpleNamespace")):
+        found = outcome(model="", target=SimpleNamespace(name_or_path=name))
+        assert found.result["header"]["model"] == expected == found.rows[1]["model"]
+
+
+def test_equal_outputs_of_all_seeds_are_explained_where_there_are_several():
+    several = outcome(seeds=(0, 1), seedless="it draws nothing", about="plain is greedy")
+    assert (
+        several.notes()[0] == "plain is greedy" and several.notes()[-1] == "all seeds gave one output: it draws nothing"
+    )
+    assert not any("all seeds" in note for note in outcome(seedless="it draws nothing").notes())
+
+
+def test_a_metric_that_nobody_could_measure_has_no_column():
+    found = outcome()
+    assert [metric.key for metric in found.metrics] == ["far"] and "x" not in found.table()[0]
+
+
+def test_a_page_says_how_many_runs_and_seeds_there_were():
+    def show(output):
+        return Shown(texts=[f"picture {output}"])
+
+    one, two = (page(outcome(seeds=seeds, show=show)) for seeds in ((0,), (0, 1)))
+    assert "One run of each, too few to trust, seed 0, warm-up" in one and "seed 0; far 0.000" in one
+    assert "Medians of 2 runs in turns (lowest to highest), seeds 0, 1, warm-up" in two
+    assert "the worst of 2 seeds: " in two and "<b>far</b>: the distance." in two
 
 
 # Turns

@@ -1,5 +1,6 @@
 """What `preset=` stands for: names, promises, and the measured rows behind them."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -114,3 +115,24 @@ def test_a_row_that_is_missing_or_doubtful_is_an_error(tmp_path, copies):
     (tmp_path / "image.json").write_text(json.dumps({**result, "rows": others + [row] * copies}))
     with pytest.raises(SettingError, match=f"has {copies} rows of image"):
         preset_rows.find(preset, tmp_path)
+
+
+def test_a_row_that_was_read_is_a_copy():
+    preset = presets.presets_of("image", "janus")["fast"]
+    speedup = preset.row["speedup"]
+    preset.row["speedup"] = 0.0
+    assert preset.row["speedup"] == speedup
+    presets.presets_of("image", "janus").clear()
+    assert presets.presets_of("image", "janus")["fast"] is preset
+
+
+def test_what_is_said_of_a_row():
+    row = {"model": "m", "speedup": 2.0, "machine": "CPU", "threads": 1, "date": "2026-11-22"}
+    measured = "(measured on m, CPU, 1 thread, 2026-11-22)"
+    judged = {"quality_metric": "right answers", "quality": 0.5, "baseline_quality": 0.75}
+    assert presets.describe({**row, **judged}) == f"2.00x; right answers: 0.5 (plain 0.75) {measured}"
+    assert presets.describe({**row, "exact": True}) == f"2.00x; exact {measured}"
+    first = presets.describe({**row, "first_token_speedup": 3.0})
+    assert first == f"2.00x end to end; 3.00x to the first token {measured}"
+    preset = presets.presets_of("image", "janus")["fast"]
+    assert str(dataclasses.replace(preset, note="with care")) == f"{presets.describe(preset.row)}; with care"

@@ -12,7 +12,7 @@ from mmaccel.cli.tune import grid_of
 from mmaccel.comparison import results
 from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.trial import Metric
-from mmaccel.errors import ConflictError, SettingError, UnknownNameError
+from mmaccel.errors import ConflictError, MissingExtraError, SettingError, UnknownNameError
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
 from mmaccel.testing.contract import snapshot
@@ -352,6 +352,37 @@ def test_paths_are_checked_before_anything_is_measured(option, path, says, tmp_p
     words = ["tune", "video", "x", "--method", "HeterogeneousSteps", "--target-speedup", "1.8"]
     assert cli.main([*words, option, str(tmp_path / path)]) == 2
     assert says in capsys.readouterr().err and not loaded and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "says"), ((["--setting", "budget"], "KEY=V1,V2"), (["--method", "Heterogenous"], "HeterogeneousSteps"))
+)
+def test_words_are_read_before_a_model_is_loaded(more, says, capsys, monkeypatch):
+    monkeypatch.setattr(VideoCommand, "prepare", lambda *_: pytest.fail("a model was loaded"))
+    words = ["tune", "video", "x", "--method", "HeterogeneousSteps", "--target-speedup", "1.8"]
+    assert cli.main([*words, *more]) == 2 and says in capsys.readouterr().err
+
+
+def test_a_curve_that_cannot_be_drawn_is_said_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
+    def require():
+        raise MissingExtraError("no matplotlib")
+
+    monkeypatch.setattr("mmaccel.comparison.quality_plot.require_matplotlib", require)
+    monkeypatch.setattr(VideoCommand, "prepare", lambda *_: pytest.fail("a model was loaded"))
+    words = ["tune", "video", "x", "--method", "HeterogeneousSteps", "--target-speedup", "1.8"]
+    assert cli.main([*words, "--plot", str(tmp_path / "curve.png")]) == 2
+    assert "no matplotlib" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_endings_in_capitals_are_the_same(measured, tmp_path):
+    found = measured((1.2, 40.0), (1.6, 35.0), target_speedup=1.5)
+    found.save(tmp_path / "PLAN.JSON")
+    assert mmaccel.Plan.load(tmp_path / "PLAN.JSON") == found.plan
+    found.save(tmp_path / "CURVE.PNG")
+    assert (tmp_path / "CURVE.PNG").read_bytes().startswith(b"\x89PNG")
+    missed = measured((1.2, 40.0), target_speedup=5)
+    with pytest.raises(SettingError, match="no plan to save"):
+        missed.save(tmp_path / "MISSED.JSON")
 
 
 @pytest.mark.parametrize("higher_is_better", (True, False))

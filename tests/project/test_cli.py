@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from mmaccel import machine, progress
 from mmaccel.cli import arguments, listing
 from mmaccel.cli import main as cli
 from mmaccel.demos.pages import method_listing
-from mmaccel.files import pictures
+from mmaccel.files import kept_choices, pictures
 from mmaccel.files.output import check_writable, replacing
 from mmaccel.modality import modalities
 from mmaccel.vlm.command import frames_of
@@ -293,6 +294,41 @@ def test_signal_handlers_are_put_back(capsys):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     assert run(capsys, "env")[0] == 0
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_an_interruption_is_one_line(capsys, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(machine, "machine", stop)
+    code, out = run(capsys, "env")
+    assert code == 130 and out.err == "mmaccel: stopped\n"
+
+
+def test_it_runs_in_a_thread_too():
+    """Python lets only the main thread handle signals."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(cli.main, ["env"]).result() == 0
+
+
+@pytest.mark.parametrize(("words", "loads"), ((["env"], False), (["plan", "-o", "{}/none/x.json"], True)))
+def test_libraries_are_silenced_where_models_are_loaded(tmp_path, monkeypatch, words, loads):
+    asked = []
+    monkeypatch.setattr(cli, "_quiet_libraries", lambda: asked.append("silence"))
+    cli.main([word.format(tmp_path) for word in words])
+    assert asked == ["silence"] * loads
+
+
+def test_env_says_what_was_measured_here_and_not_elsewhere(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "choices.json")
+    for threads, choice in ((1, "packed"), (2, ["groups", 0.5])):
+        kept_choices.keep(kept_choices.place(threads), "products", choice)
+    for elsewhere in ("Another processor, 1 threads, torch 1.0", f"{machine.processor()}, 1 threads, torch 1.0"):
+        kept_choices.keep(elsewhere, "products", "theirs")
+    code, out = run(capsys, "env")
+    assert code == 0 and "theirs" not in out.out
+    assert f"products: packed ({kept_choices.place(1)})" in out.out
+    assert f"products: groups, 0.5 ({kept_choices.place(2)})" in out.out
 
 
 def test_a_reader_that_has_seen_enough():
