@@ -53,7 +53,7 @@ class HeterogeneousRun(Stepper):
         if method.policy == "groups":
             return groups(steps, budget, method.warmup, method.cooldown, method.interval)
         warmup = method.warmup
-        if warmup is None and method.interval is None:
+        if warmup is None and method.interval is None and self.expert is None:  # not where another expert goes on
             warmup = default_warmup(steps, budget)
         return refresh(steps, budget, warmup, method.cooldown, method.interval, fraction=method.fraction or 0.0)
 
