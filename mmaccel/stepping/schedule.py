@@ -19,8 +19,8 @@ PARTIAL_EVERY = 4
 # steps and UniPC on a small Wan model: with fewer, some prompts tip over into another clip; with more, the steps left
 # are too few to forecast from.
 WARMUP = 0.4
-# Computed steps below which that share leaves too few for the rest; and below which a sampler of several past steps does
-# as well with fewer steps: measured with 5 of 20, and 10 of 40.
+# Computed steps below which that share leaves too few for the rest, and below which a sampler of several past steps
+# does as well with fewer steps: measured with 5 of 20, and 10 of 40.
 FEWEST = 8
 
 

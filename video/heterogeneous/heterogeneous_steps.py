@@ -52,9 +52,9 @@ class HeterogeneousSteps(DiffusionMethod):
         report says so.
     warmup, cooldown
         Full steps at the beginning and the end. The default warm-up is four tenths of the computed steps, measured to
-        keep the prompts that otherwise become another clip. It is 1 with an `interval`, and where fewer than 8 steps are
-        computed; multistep samplers, such as UniPC, then do as well with fewer steps, and the report says so. With
-        ``"groups"`` it is 2. The default cool-down is 1.
+        keep the prompts that otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. If fewer than 8
+        steps are computed it is 1 too; multistep samplers, such as UniPC, then do as well with fewer steps, and the
+        report says so. The default cool-down is 1.
     interval
         Distance between full steps in the middle of the run; None (default) spreads as many as the budget allows,
         denser towards both ends.
