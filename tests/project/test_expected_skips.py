@@ -15,7 +15,7 @@ HELPERS = Path(expected_skips.__file__).parent
 def run(folder, body, *words, **environment):
     (folder / "test_made_up.py").write_text(f"import pytest\n\n{body}\n\ndef test_that_passes():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "expected_skips", "-c", os.devnull, *words, str(folder)]
-    without = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
+    without = {name: value for name, value in os.environ.items() if name not in ("MMACCEL_ALL_TESTS", "PYTEST_ADDOPTS")}
     environment = {**without, "PYTHONPATH": str(HELPERS), "PYTHONDONTWRITEBYTECODE": "1", **environment}
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     return done.returncode, done.stdout
@@ -36,7 +36,7 @@ def test_an_expected_skip_is_listed_and_fails_only_where_nothing_is_missing(tmp_
     body = "@pytest.mark.parametrize('n', range(3))\ndef test_one(n):\n    pytest.importorskip('{}')"
     code, out = run(tmp_path, body.format("no_such_package"))
     assert code == 0 and "3 x could not import 'no_such_package'" in out and "UNEXPECTED" not in out
-    code, out = run(tmp_path, body.format("no_such_package"), CI="true")
+    code, out = run(tmp_path, body.format("no_such_package"), MMACCEL_ALL_TESTS="1")
     assert code == 1 and "UNEXPECTED: 3 x could not import 'no_such_package'" in out
     code, out = run(tmp_path, "def test_one():\n    pytest.skip('needs the package pytest')")
     assert code == 1 and "UNEXPECTED: 1 x needs the package pytest" in out, "it is installed"
@@ -44,12 +44,12 @@ def test_an_expected_skip_is_listed_and_fails_only_where_nothing_is_missing(tmp_
 
 def test_a_browser_that_is_there_is_no_reason_to_skip(monkeypatch):
     reason = "no Chromium or Chrome on the PATH"
-    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("MMACCEL_ALL_TESTS", raising=False)
     monkeypatch.setattr(expected_skips.shutil, "which", lambda name: None)
     assert expected_skips.unexpected([reason]) == []
-    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("MMACCEL_ALL_TESTS", "1")
     assert expected_skips.unexpected([reason]) == [reason]
-    monkeypatch.delenv("CI")
+    monkeypatch.delenv("MMACCEL_ALL_TESTS")
     monkeypatch.setattr(expected_skips.shutil, "which", lambda name: "/usr/bin/chromium")
     assert expected_skips.unexpected([reason]) == [reason]
 
