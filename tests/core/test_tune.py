@@ -280,6 +280,39 @@ def test_files(measured, tmp_path):
     assert axes.get_ylim()[0] > axes.get_ylim()[1], "better is up"
 
 
+def test_what_misses_both_goals_is_told_with_its_worst_seed(measured):
+    (note,) = measured((1.2, 40.0), (1.6, 35.0), target_speedup=5, floor=60).notes
+    assert "reached 5x with PSNR dB 60" in note and "1.20x, PSNR dB 40 (worst seed 40)" in note
+
+
+def test_where_a_quality_is_kept_no_milder_setting_is_advised(measured):
+    assert not measured((2.0, 40.0), (2.6, 35.0), target_speedup=1.2, floor=38).notes
+
+
+def test_an_exact_setting_has_nothing_to_fear_from_fewer_steps():
+    rows = made([], []).rows
+    (exact,), (lossy,) = (points((1.2, 18.0), exact=exact) for exact in (True, False))
+    assert not module._simpler(Goal(), exact, rows) and module._simpler(Goal(), lossy, rows)
+
+
+def test_quality_that_differs_by_chance_alone_is_said(measured):
+    found = measured((1.2, 40.0), (1.6, 35.0), target_speedup=1.5)
+    methods = [row for row in found.comparison.rows if row["kind"] == "method"]
+    for row, said in zip(methods, (False, True), strict=True):
+        row["same_distribution"] = True
+        assert found.by_chance == said == ("quality differs by chance alone" in str(found))
+
+
+def test_the_plot_is_given_the_goal_and_the_worst_seeds(measured, monkeypatch):
+    plotting = importlib.import_module("mmaccel.tuning.plot")
+    monkeypatch.setattr(plotting, "draw", lambda *given: given)
+    found = measured((0.99, 50.0), (1.25, 40.0), (1.6, 35.0), target_speedup=1.25, floor=30)
+    found.comparison.result["rows"][2]["quality_worst"] = 33.0
+    (line, simple), around, path = plotting.plot(found.comparison, found.goal, found.picked, True, "x.png")
+    assert (around.target, around.floor, path) == (0.8, 30, "x.png") and "by chance alone" in around.title
+    assert [mark.worst for mark in line.marks] == [33.0, 35.0] and simple.kind == "simple"
+
+
 def test_old_plans_are_still_read():
     assert describe({"speedup": 2.0, "psnr": 31.0}) == "2.00x, PSNR dB 31"
 
