@@ -473,7 +473,7 @@ def test_only_so_many_answers_are_shown():
     for count, left in ((20, False), (23, True)):
         plain, other = (Shown(texts=[f"{word} {i}" for i in range(count)]) for word in ("a", "b"))
         answers = comparison_page._answers(Pair("method", 0, plain, other, {}))
-        assert answers.count("<ins>") == 20 and ("and 3 more" in answers) == left
+        assert answers.count("<ins>") == 20 and ("and 3 more" in answers) == left == ("more</p>" in answers)
 
 
 def test_of_several_pictures_the_one_that_differs_most_is_shown():
