@@ -87,6 +87,7 @@ def stand_in(monkeypatch):
     seen.put(monkeypatch, "mmaccel.comparison.compare", compare=compare)
     seen.put(monkeypatch, "mmaccel.tuning.tune", tune=tune)
     seen.put(monkeypatch, "mmaccel.plan", plan=plan)
+    seen.put(monkeypatch, "mmaccel.files.kept_choices", forget=lambda: seen.note(forgotten=True))
     for part in (_image, _video, _vlm, _speech, _bench, _demo):
         part(seen, monkeypatch)
     return seen
@@ -186,7 +187,7 @@ def _bench(seen, monkeypatch):
         def write_page(result, path):
             path.write_text("x")
 
-        return SimpleNamespace(threads=2, rows=rows, write_page=write_page)
+        return SimpleNamespace(name=name, threads=2, rows=rows, parts=None, write_page=write_page)
 
     def in_a_process(words):
         seen.note(words=[word for word in words if word != "--json"])

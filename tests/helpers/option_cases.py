@@ -184,6 +184,7 @@ CASES = {
     },
     "tune vlm": {**ASKED, **LOOKS, **COUNTED, **grid("keep"), **tuned(VLM), **model("other")},
     "tune speech": {**HEARD, **COUNTED, **grid("keep"), **tuned(SPEECH), **model("other")},
+    "env": {"--forget": (["--forget"], {"forgotten": True})},
     **{f"bench {name}": BENCH for name in benchmarks()},
     "bench all": {
         **BENCH,

@@ -26,6 +26,7 @@ OPEN = {
     ("StreamingRecognizer", "context"),  # tests/speech/test_stream.py does, by a function of its own
     *((f"calibrate_{name}", "prompts") for name in ("mag_cache", "steps", "tea_cache", "token_cache")),
     ("VideoStream", "gate"),
+    ("BackgroundStream", "on_error"),  # tests/speech/test_stream.py does, by a fixture
 }
 KINDS = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

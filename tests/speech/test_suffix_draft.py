@@ -352,8 +352,8 @@ def test_the_index():
 
 def test_the_settings_reach_the_index():
     method, session = SuffixDraft(longest=5, shortest=3, remember=7), types.SimpleNamespace(memory={})
-    index = method._index(session)
-    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method._index(session) is index
+    index = method.drafter(session)
+    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method.drafter(session) is index
 
 
 def test_bad_settings():

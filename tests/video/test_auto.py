@@ -120,7 +120,6 @@ def test_measuring_that_breaks_off_is_begun_again(wan, monkeypatch):
         fast(**call)
         assert fast.plan.methods != (auto(min_psnr=20),) and fast.plan.measured
         assert not any("EasyCache" in point["name"] for point in fast.plan.measured), "six steps are too few"
-        assert not fast.report.warnings
     assert "forward" not in vars(pipe.transformer)
 
 

@@ -95,6 +95,7 @@ def test_spectrum_forecasts_a_line(monkeypatch):
     assert spectrum.chebyshev([0.5])[0].tolist() == pytest.approx([1, 0.5, -0.5, -1, -0.5])
 
 
-def test_our_steps_begin_later_with_a_multistep_sampler():
-    euler, unipc = (rivals.our_steps(Sampling(40, sampler), 0.5) for sampler in ("Euler", "UniPC"))
-    assert sum(euler) == sum(unipc) == 20 and all(unipc[:8]) and not all(euler[:8])
+def test_our_steps_are_those_of_the_method():
+    for sampler in ("Euler", "UniPC"):
+        ours = rivals.our_steps(Sampling(40, sampler), 0.5)
+        assert sum(ours) == 20 and all(ours[:8]) and not all(ours[:10])
