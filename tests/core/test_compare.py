@@ -177,6 +177,7 @@ def test_fewer_steps_run_beside_a_method(wan, monkeypatch):
     assert all(len(row["samples"]) == 4 and row["seeds"] == [1, 2] for row in found.rows)
     assert neutral["equal"] and neutral["quality"] == 100 and neutral["idle"]
     assert reusing["work_ratio"] < 1 and not reusing["equal"] and not reusing["idle"] and reusing["quality"] < 100
+    assert [pair.label for pair in found.pairs] == [row["label"] for row in found.rows[1:]] and len(found.pairs) == 3
     worst = next(pair for pair in found.pairs if pair.label == str(REUSING))
     by_seed = {seed: figures["psnr"] for seed, figures in reusing["metrics_by_seed"].items()}
     assert by_seed[1] != by_seed[2], "the seeds must make different noise"

@@ -102,6 +102,10 @@ def test_a_speed_up_is_claimed_only_beside_a_plain_run(models):
     assert "speed-up" not in panels.report_text(alone.report)
     assert "both measured" in panels.report_text(beside.report, beside.quality) and "a chance of" in beside.quality
     assert beside.plain is not None and not same(beside.plain, beside.picture)
+    alone_shown, slider = image_tab._pictures(beside)
+    assert not alone_shown["visible"] and slider["visible"], "both in the slider, the plain one to the left"
+    left, right = slider["value"]
+    assert same(left, image_tab.enlarged(beside.plain)) and same(right, image_tab.enlarged(beside.picture))
     assert set(run.stages) >= {"accelerated", "draw"} and "plain" not in run.stages
     assert list(compared.stages)[-5:] == ["warm up", "plain", "accelerated", "measure", "draw"]
     table = panels.stage_table({"plain": 2.0, "<b>": 1.0})

@@ -271,6 +271,15 @@ def test_dominant_pairs(interleaved):
     assert all(len(a & b) >= 14 for x, y in zip(found, whole, strict=True) for a, b in zip(x, y, strict=True))
 
 
+def test_dominant_pairs_of_a_shorter_row_are_those_it_has_alone():
+    q, k = draw(queries=30, seed=3)
+    lengths = torch.tensor([k.shape[2], k.shape[2] - 25])
+    settings = {"pairs": 2, "count": 6}
+    together = policies.dominant_pairs(q, k, lengths=lengths, **settings)
+    alone = [policies.dominant_pairs(q[i : i + 1], k[i : i + 1, :, :n], **settings) for i, n in enumerate(lengths)]
+    assert torch.equal(together, torch.cat(alone))
+
+
 def test_recycled_attention_takes_turns():
     q, k = draw()
     unread = torch.full_like(k, float("nan"))

@@ -341,7 +341,8 @@ def test_the_meter():
     assert "4 blocks" in str(meter)
     with meter as again:  # at 9.0
         assert again is meter and not meter.blocks
-    times = iter([9.5])
+    times = iter([9.5, 10.0])
     assert meter.add([0.0]).ready == 0.5 and meter.blocks[0].gap == 0, "counted anew"
+    assert meter.add([0.0]).gap == pytest.approx(0.4), "what played before the restart plays no longer"
     with pytest.raises(SettingError, match="sample_rate=0"):
         FirstByteMeter(0)

@@ -253,6 +253,8 @@ def test_conflicts(llama):
     model, _ = llama
     with pytest.raises(ConflictError, match="cannot be combined"):
         mmaccel.plan(model, SelectKV(), CompressKV())
+    with pytest.raises(ConflictError, match="SelectKV.*CompressKV|CompressKV.*SelectKV"):
+        mmaccel.plan(model, SelectKV(), SparsePrefill(), CompressKV())  # not only neighbours
     mmaccel.plan(model, SparsePrefill(), SelectKV())
     mmaccel.plan(model, CompressKV(), SparsePrefill())
 
