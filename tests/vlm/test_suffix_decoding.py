@@ -53,6 +53,20 @@ def test_the_tokens_of_the_model_in_fewer_passes(case, method):
     assert len(passes) <= -(-NEW // (method.block + 1)) + 4, "the second time nearly all is known"
 
 
+@pytest.mark.parametrize("block", (1, 3, 12))
+def test_no_draft_is_longer_than_the_block(case, block):
+    model, arguments = case
+    widths = []
+    with mmaccel.accelerate(model, SuffixDecoding(block=block, shortest=1)) as session:
+        session.generate(**arguments())
+        handle = model.get_decoder().register_forward_pre_hook(
+            lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        session.generate(**arguments())
+        handle.remove()
+    assert max(widths[1:]) == 1 + block, "the last token and a draft, all of it once the text is known"
+
+
 @pytest.mark.parametrize(
     "more", ({"temperature": 0.7}, {"top_p": 0.9, "top_k": 0}, {"repetition_penalty": 1.2}), ids=str
 )
