@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..tuning.curve import NEAR
 from .benchmark import Group, Row, Section
 
+CLOSE_ENOUGH = 1.15  # times the time that a row was tuned to
 Found = list[tuple[Row, str]]  # rows with what they are: "method", "simple", "other"
 
 
@@ -69,7 +70,7 @@ def _saves(row: Row) -> bool:
 
 def _in_time(rows: Group) -> Group:
     """The rows that did not take much longer than the time they were tuned to."""
-    return [r for r in rows if r.get("wall_share") is None or r["wall_share"] <= 1.15 * r["budget"]]
+    return [r for r in rows if r.get("wall_share") is None or r["wall_share"] <= CLOSE_ENOUGH * r["budget"]]
 
 
 def score(section: Section, row: Row, group: Group) -> float | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mmaccel.bench.selection import CLOSE_ENOUGH
+
+from .sampling import Sampling
+
 Row = dict[str, Any]
-CLOSE_ENOUGH = 1.15  # times the budget
 SAME_STEPS = "our steps"  # in the name of a rival
 TIE = 0.1  # dB
 # What is compared, by column.
@@ -95,4 +98,4 @@ def _over(pairs: list[tuple[Row, Row]], key: str) -> str:
 
 def sampler(row: Row) -> str:
     """How the clips of a row are sampled, in words."""
-    return f"{row['sampler']}, {row['steps']} steps, guidance {row['guidance']:g}, shift {row['shift']:g}"
+    return str(Sampling(row["steps"], row["sampler"], row["guidance"], row["shift"]))
