@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 from collections import defaultdict
@@ -12,13 +11,16 @@ from pathlib import Path
 
 import torch
 
-from mmaccel.errors import MissingExtraError, SettingError
+from mmaccel.errors import MissingExtraError, SettingError, WeightsError
+from mmaccel.files.foreign_json import read_json
 
 from ..families.adapter import Word
 from .audio import SAMPLE_RATE, read_audio
 
 FOLDER = "MMACCEL_RECORDINGS"  # environment variable with a folder of more recordings
 PAUSE = 1.0  # seconds between sentences that are joined
+MOST_BYTES = 1 << 20  # of their texts
+ADVICE = 'write {"one.wav": "what is said in it"} there'
 # What is said in the recordings of the package moonshine-voice: Beckett's Worstward Ho, Dickens's A Tale of Two Cities.
 TEXTS = {
     "beckett.wav": "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better.",
@@ -73,13 +75,11 @@ def load_folder(folder: Path) -> list[Recording]:
 
 def _texts(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingError(
-            f'{path} cannot be read ({error}): write {{"one.wav": "what is said in it"}} there'
-        ) from error
+        found = read_json(path, MOST_BYTES, ADVICE)
+    except WeightsError as error:
+        raise SettingError(f"the texts of recordings cannot be read: {error}") from error
     if not (isinstance(found, dict) and found and all(isinstance(text, str) for text in found.values())):
-        raise SettingError(f'{path} holds no texts by name: write {{"one.wav": "what is said in it"}} there')
+        raise SettingError(f"{path} holds no texts by name: {ADVICE}")
     return found
 
 
