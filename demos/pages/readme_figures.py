@@ -8,6 +8,7 @@ Each stands between two comments, which name the sentence: `<!-- figures: wan --
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ def _qwen() -> str:
 
 
 def _machine() -> str:
-    machines = {results.load(ROOT / f"docs/benchmarks/{name}.json")["header"]["machine"]["processor"] for name in NAMES}
-    threads = {name: results.load(ROOT / f"docs/benchmarks/{name}.json")["header"]["threads"] for name in NAMES}
+    headers = {name: _result(name)["header"] for name in NAMES}
+    machines = {header["machine"]["processor"] for header in headers.values()}
+    threads = {name: header["threads"] for name, header in headers.items()}
     assert len(machines) == 1 and threads.pop("speech") == 1 and set(threads.values()) == {2}
     return (
         "**Not measured yet: anything on a GPU, and the checkpoints above.** All figures are of the small models of the"
@@ -92,8 +94,13 @@ def _others() -> str:
 
 def _row(name: str, **columns: Any) -> Row:
     """The first row of a benchmark with these columns."""
-    rows = results.load(ROOT / f"docs/benchmarks/{name}.json")["rows"]
+    rows = _result(name)["rows"]
     return dict(next(row for row in rows if all(row.get(key) == value for key, value in columns.items())))
+
+
+@cache
+def _result(name: str) -> dict[str, Any]:
+    return results.load(ROOT / f"docs/benchmarks/{name}.json")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mmaccel import presets
 from mmaccel.adapter import find_adapter
 from mmaccel.bench.pages import markdown
 from mmaccel.errors import MmaccelError
-from mmaccel.modality import Modality, modalities
+from mmaccel.modality import Modality, get_modality, modalities
 from mmaccel.registry import methods
 from mmaccel.video.families.families import FAMILIES
 
@@ -57,9 +57,8 @@ def family_rows(modality: str) -> tuple[FamilyRow, ...]:
 
 def _models(modality: str) -> Iterator[tuple[str, Any]]:
     """The tiny models of the contract tests, one of each family."""
-    found = next(each for each in modalities() if each.name == modality)
     targets: dict[str, Any] = {}
-    for example in found.examples():
+    for example in get_modality(modality).examples():
         target = example.build(0)[0]
         targets.setdefault(find_adapter(target).family, target)
     yield from targets.items()
