@@ -149,7 +149,7 @@ class EncoderDecoderAdapter(SpeechAdapter):
     def _boundaries(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[float]:
         """Seconds at which each token begins, and the end of the last."""
         frames = warp(self.attention(encoded, tokens, prompt).cpu().numpy())
-        return [min(int(frame) * self.frame_samples / self.sample_rate, encoded.seconds) for frame in frames]
+        return [int(frame) * self.frame_samples / self.sample_rate for frame in frames]
 
     def _word_spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
         """First token of each word, and the one after its last; a language without spaces is one word."""

