@@ -56,7 +56,7 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
         _check_floats(values)
     else:
         raise AudioError(f"a chunk of {name}: pass float32 in -1 to 1, or int16, such as chunk.astype('int16')")
-    return torch.from_numpy(np.array(_mixed(values, channels), np.float32))
+    return torch.from_numpy(_mixed(values, channels))
 
 
 def _array(chunk: Any, channels: int | None) -> np.ndarray:
@@ -97,7 +97,7 @@ def _mixed(values: np.ndarray, channels: int | None) -> np.ndarray:
     if values.ndim != 2:
         raise AudioError(f"a chunk of shape {values.shape}: pass [samples] or [samples, channels]")
     side = _channel_side(values.shape[0], values.shape[1], channels)
-    return values.astype(np.float32).mean(side) if values.size else np.empty(0, np.float32)
+    return values.mean(side) if values.size else np.empty(0, np.float32)
 
 
 def _channel_side(first: int, second: int, channels: int | None) -> int:

@@ -127,7 +127,6 @@ class NemotronStream:
             input_features=mels.to(self.model.device, self.model.dtype),
             num_lookahead_tokens=self.lookahead,
             use_cache=True,
-            output_attention_mask=False,
             **self._caches,
         )
         self._caches = {"past_key_values": output.past_key_values, "padding_cache": output.padding_cache}

@@ -2,6 +2,7 @@
 
 import sys
 import wave
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
 from mmaccel.speech.audio import audio
 from mmaccel.speech.audio.audio import Resampler, read_audio, to_samples
+from mmaccel.speech.audio.audio_file import AudioFile, _missing_bytes
 
 TONE = (0.5 * np.sin(np.arange(9_600) * 0.05)).astype(np.float32)
 
@@ -25,7 +27,11 @@ TONE = (0.5 * np.sin(np.arange(9_600) * 0.05)).astype(np.float32)
         (np.array([2**30, -(2**31)], np.int32), [0.5, -1.0]),
         (torch.tensor([0.5, 0.25], dtype=torch.bfloat16, requires_grad=True), [0.5, 0.25]),
         (b"\x00\x40\x00\x80", [0.5, -1.0]),
+        (bytearray(b"\x00\x40\x00\x80"), [0.5, -1.0]),
+        (memoryview(b"\x00\x40"), [0.5]),
         ([0.5, 0.0], [0.5, 0.0]),
+        ((0, 1), [0.0, 1.0]),
+        (np.array([16.0, 0.5]), [16.0, 0.5]),
         (np.zeros((0, 2), np.float32), []),
         (np.array([[0.5], [0.25]]), [0.5, 0.25]),
     ],
@@ -41,6 +47,21 @@ def test_several_channels_are_averaged_whichever_way_round():
         assert torch.equal(to_samples(chunk), torch.from_numpy(TONE / 2))
     assert to_samples(np.array([[1.0, 0.0], [0.0, 0.0]]), channels=2).tolist() == [0.5, 0.0]
     assert to_samples(b"\x00\x40\x00\x00" * 3, channels=2).tolist() == [0.25] * 3
+
+
+def test_eight_channels_are_channels():
+    for chunk in (np.eye(9, 8), np.eye(9, 8).T):
+        assert to_samples(chunk).tolist() == [0.125] * 8 + [0.0]
+
+
+def test_channels_that_do_not_fit():
+    for chunk, message in (
+        (np.zeros(100), r"shape \(100,\)"),
+        (b"\x00\x40", "2 bytes are not a whole number"),
+        (np.zeros((100, 3)), r"shape \(100, 3\) and channels=2"),
+    ):
+        with pytest.raises(AudioError, match=message):
+            to_samples(chunk, channels=2)
 
 
 def test_a_chunk_is_copied():
@@ -109,6 +130,13 @@ def test_bad_rates(rate):
         Resampler(rate)
 
 
+def test_the_lowest_and_the_highest_rate():
+    for rate in (1_000, 768_000):
+        assert Resampler(rate).rate == rate
+        with pytest.raises(SettingError):
+            Resampler(rate * 1.5 if rate > 1_000 else 999)
+
+
 def test_rates_of_numpy():
     for rate in (np.int64(16_000), np.float32(16_000)):
         assert torch.equal(Resampler(rate).push(torch.ones(3)), torch.ones(3))
@@ -154,6 +182,104 @@ def test_a_compressed_file(tmp_path):
         frame.sample_rate = 16_000
         container.mux([*stream.encode(frame), *stream.encode(None)])
     assert torch.equal(read_audio(tmp_path / "talk.flac"), to_samples((TONE * 32_767).astype(np.int16)))
+
+
+def test_of_several_tracks_the_first(tmp_path):
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "two.mkv"), "w") as container:
+        tracks = [container.add_stream("pcm_s16le", rate=16_000, layout="mono") for _ in range(2)]
+        for track, loudness in zip(tracks, (8_192, 0), strict=True):
+            values = np.full((1, 1_600), loudness, np.int16)
+            frame = av.AudioFrame.from_ndarray(values, format="s16", layout="mono")
+            frame.sample_rate = 16_000
+            container.mux([*track.encode(frame), *track.encode(None)])
+    assert torch.equal(read_audio(tmp_path / "two.mkv"), torch.full((1_600,), 0.25))
+
+
+def test_formats_can_be_limited(tmp_path):
+    pytest.importorskip("av")
+    path = _write_wav(tmp_path / "talk.wav", np.zeros(1_600, np.int16))
+    assert sum(len(samples) for samples, _ in AudioFile(path, options={"format_whitelist": "wav"})) == 1_600
+    with pytest.raises(AudioError, match="not an audio file"):
+        list(AudioFile(path, options={"format_whitelist": "flac"}))
+
+
+def test_a_file_is_closed_also_where_reading_ends_early(tmp_path):
+    av = pytest.importorskip("av")
+    closed = []
+
+    class Watched:
+        def __init__(self, *args, **more):
+            self.inner = av.open(*args, **more)
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            closed.append(self.inner.close())
+
+    file = AudioFile(_write_wav(tmp_path / "talk.wav", np.zeros(100_000, np.int16)))
+    file.av = SimpleNamespace(**{**vars(av), "open": Watched})
+    pieces = iter(file)
+    next(pieces)
+    pieces.close()
+    assert len(closed) == 1
+    list(file)
+    assert len(closed) == 2
+
+
+def test_damage_is_told_or_skipped(tmp_path):
+    av = pytest.importorskip("av")
+
+    def damaged():
+        raise av.FFmpegError(1, "broken")
+
+    whole = SimpleNamespace(decode=lambda: ["frame"])
+    container = SimpleNamespace(demux=lambda _: iter([whole, SimpleNamespace(decode=damaged), whole]))
+    assert list(AudioFile(tmp_path, skip_damaged=True)._frames(container, None)) == ["frame", "frame"]
+    frames = AudioFile(tmp_path)._frames(container, None)
+    assert next(frames) == "frame"
+    with pytest.raises(AudioError, match=r"damaged after 0.00 s .*broken.*skip_damaged=True"):
+        next(frames)
+
+
+@pytest.mark.parametrize(
+    ("track", "whole", "streams", "short"),
+    (
+        (3.0, None, 1, True),
+        (None, 3.0, 1, True),
+        (None, 3.0, 2, False),  # the picture may be longer than the sound
+        (1.25, 1.25, 1, False),  # what a container says is not exact
+        (None, None, 1, False),
+    ),
+)
+def test_a_file_that_announces_more_than_it_holds(tmp_path, track, whole, streams, short):
+    av = pytest.importorskip("av")
+    (tmp_path / "talk.mp3").write_bytes(b"x")
+    for skip in (False, True):
+        file = AudioFile(tmp_path / "talk.mp3", skip_damaged=skip)
+        file.seconds = 1.0
+        container = SimpleNamespace(duration=whole and whole * av.time_base, streams=[None] * streams)
+        stream = SimpleNamespace(duration=track and track * 1_000, time_base=0.001)
+        if short and not skip:
+            with pytest.raises(AudioError, match=r"cut off after 1.00 s"):
+                file._check_length(container, stream)
+        else:
+            file._check_length(container, stream)
+
+
+def test_a_header_whose_writer_did_not_know_the_size(tmp_path):
+    pytest.importorskip("av")
+    path = _write_wav(tmp_path / "talk.wav", (TONE * 32_767).astype(np.int16))
+    data, expected = bytearray(path.read_bytes()), read_audio(path)
+    data[4:8] = data[40:44] = b"\xff" * 4
+    path.write_bytes(data)
+    assert torch.equal(read_audio(path), expected)
+    (tmp_path / "video.avi").write_bytes(b"RIFF\xff\x00\x00\x00AVI ")
+    assert _missing_bytes(tmp_path / "video.avi") == 0, "only WAV counts so"
 
 
 def test_bad_files(tmp_path):

@@ -279,7 +279,14 @@ def test_a_folder_of_sentences_is_a_recording_for_each_voice(tmp_path, monkeypat
     ann, bob = own_recordings()
     assert (ann.name, ann.text, bob.name, bob.text) == ("ann", "one two three", "bob", "five")
     assert len(ann.samples) == 1600 + 16_000 + 4800 and not ann.samples[1600:17_600].any() and len(bob.samples) == 3200
-    for wrong, hint in (("[]", "no texts"), ("{", "cannot be read"), ('{"eve.wav": "x"}', "names eve.wav")):
+    for wrong, hint in (
+        ("[]", "no texts"),
+        ("{}", "no texts"),
+        ('{"bob.wav": 5}', "no texts"),
+        ("{", "cannot be read"),
+        (f'{{"bob.wav": "{"x" * 2**20}"}}', "cannot be read"),
+        ('{"eve.wav": "x"}', "names eve.wav"),
+    ):
         (tmp_path / "texts.json").write_text(wrong)
         with pytest.raises(SettingError, match=hint):
             own_recordings()

@@ -161,7 +161,10 @@ def test_a_segment_that_grows():
         draft = found.tokens
     frames = encoded.hidden_states.shape[1]
     assert frames < audio.cache.projected <= frames + 5 * 12, "all but the lookahead once"
+    stream, again = audio._stream, audio.encode(samples[:end])
+    assert audio._stream is stream and torch.equal(again.hidden_states, encoded.hidden_states), "nothing is new"
     shorter = audio.encode(samples[:4000])
+    assert audio.cache.length == 0, "the cache of the segment before is let go"
     assert torch.allclose(shorter.hidden_states, adapter.encode(samples[:4000]).hidden_states, atol=1e-4, rtol=0)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,6 +98,39 @@ def test_energy_follows_the_background():
     assert any(cut.start < 1.0 * RATE < cut.end for cut in cuts)
     last = cuts[-1]
     assert 7.2 * RATE <= last.start <= 7.6 * RATE and 8.1 * RATE <= last.speech_end <= 8.4 * RATE
+
+
+def likelihood(policy, *levels):
+    """Of the last of so many frames, each of a level in decibels."""
+    listener = policy.listen()
+    return [listener(torch.full((FRAME,), 10 ** (level / 20))) for level in levels][-1]
+
+
+def test_settings_of_the_energy_by_hand():
+    """Half a `margin` above the background and `reach` below the loudest count as 0.5, nothing below `floor`."""
+    quiet = [-50.0] * 4
+    assert likelihood(EnergyEndpoint(margin=20), *quiet, -44) == pytest.approx(0.5 - 4 / 20, abs=1e-4)
+    assert likelihood(EnergyEndpoint(reach=30), *quiet, -10, -38) == pytest.approx(0.5 + 2 / 12, abs=1e-4)
+    assert likelihood(EnergyEndpoint(), *quiet, -35) == 1.0
+    assert likelihood(EnergyEndpoint(floor=-30), *quiet, -35) == 0.0
+
+
+def test_the_energy_forgets():
+    """After half a second, 16 frames; the background is the mean of three."""
+    policy = EnergyEndpoint(memory=0.5)
+    assert likelihood(policy, *[-50] * 4, *[-20] * 17) == pytest.approx(0.5 + 4 / 12, abs=1e-4)
+    assert likelihood(policy, *[-50] * 4, *[-20] * 18) == pytest.approx(0.0, abs=1e-4)
+    assert likelihood(policy, *[-50] * 4, -10, *[-50] * 14, -38) == 0.0, "far below the loudest of half a second"
+    assert likelihood(policy, *[-50] * 4, -10, *[-50] * 15, -38) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_silero_keeps_the_end_of_a_frame_and_no_graph():
+    weight = torch.ones(1, requires_grad=True)
+    listener = endpoint._SileroDetector(lambda samples, state: (samples.mean() * weight, weight * 2))
+    assert listener(torch.ones(FRAME)) == pytest.approx(512 / 576)
+    assert listener(torch.ones(FRAME)) == 1.0, "the end of the frame before is heard with it"
+    assert not listener.state.requires_grad
+    assert listener.context.untyped_storage().nbytes() == 4 * 64, "a view holds the frame"
 
 
 def feed(segmenter, likelihoods, levels=None):
@@ -229,6 +263,12 @@ def test_without_the_package(monkeypatch):
         SileroEndpoint().listen()
 
 
+def test_a_package_without_its_network(monkeypatch, tmp_path):
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(endpoint, "find_spec", lambda name: spec)
+    assert isinstance(find_endpoint("auto"), EnergyEndpoint)
+
+
 @silero
 def test_auto_is_silero():
     assert isinstance(find_endpoint("auto"), SileroEndpoint)
@@ -236,9 +276,24 @@ def test_auto_is_silero():
 
 @pytest.mark.parametrize(
     "setting",
-    ({"silence": 0.0}, {"longest": 1}, {"threshold": 1.0}, {"padding": 0.6}, {"silence": float("nan")}, {"margin": 0}),
+    (
+        {"silence": 0.0},
+        {"longest": 1},
+        {"threshold": 1.0},
+        {"padding": 0.6},
+        {"silence": float("nan")},
+        {"margin": 0},
+        {"reach": 61},
+        {"floor": 1},
+        {"memory": 0.4},
+    ),
 )
 def test_bad_settings(setting):
     (name,) = setting
     with pytest.raises(SettingError, match=rf"EnergyEndpoint\({name}=.*such as"):
         EnergyEndpoint(**setting)
+
+
+def test_the_advice_fits_a_short_silence():
+    with pytest.raises(SettingError, match=r"between 0 and silence=0.2 seconds, such as 0.2"):
+        EnergyEndpoint(silence=0.2)

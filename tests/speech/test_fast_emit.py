@@ -52,6 +52,31 @@ def test_loss_and_gradient_equal_those_of_all_alignments():
     assert torch.allclose(gradient, slow, atol=1e-10) and gradient.abs().max() > 0.1
 
 
+def test_integers_of_any_kind():
+    """Also where frames and labels together are more than a byte holds."""
+    logits, targets = problem(batch=1, frames=200, labels=100, dtype=torch.float32)
+    expected = transducer_loss(logits, targets)
+    frames, labels = torch.tensor([200], dtype=torch.uint8), torch.tensor([100], dtype=torch.uint8)
+    assert torch.equal(transducer_loss(logits, targets.int(), frames, labels), expected)
+
+
+def test_a_batch_of_nobody():
+    none = torch.zeros(0, dtype=torch.long)
+    assert transducer_loss(torch.zeros(0, 5, 4, 6), torch.zeros(0, 3).long(), none, none, reduction="none").shape == (
+        0,
+    )
+
+
+def test_no_second_derivative():
+    """Of FastEmit's gradient there is no loss whose second derivative it would be."""
+    logits, targets = problem()
+    weights = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    loss = transducer_loss(logits, targets, reduction="none") @ weights
+    (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.abs().sum().backward()
+
+
 def test_another_blank():
     logits, _ = problem(batch=1)
     targets = torch.tensor([[0, 2, 0]])
@@ -144,6 +169,8 @@ def test_an_impossible_text_is_infinite_without_gradient():
     "more, says",
     (
         ({"blank": 4}, "blank=4"),
+        ({"blank": -1}, "blank=-1"),
+        ({"targets": torch.full((3, 3), -1)}, "hold -1"),
         ({"fast_emit": -0.1}, "fast_emit=-0.1"),
         ({"fast_emit": float("nan")}, "fast_emit=nan"),
         ({"logit_lengths": torch.tensor([0, 1, 5])}, r"logit_lengths=\[0, 1, 5\]"),

@@ -787,6 +787,19 @@ def test_the_buffer():
         buffer.drop_before(buffer.end - 5000)
         assert torch.equal(buffer.read(buffer.start, buffer.end), numbers[buffer.start : buffer.end])
     assert buffer.end == 200_000 and buffer.start == 195_000 and buffer.capacity <= 32_000
+    buffer.drop_before(100)
+    assert buffer.start == 195_000, "what was let go does not come back"
+    buffer.read(195_000, 195_010).zero_()
+    assert torch.equal(buffer.read(195_000, 195_010), numbers[195_000:195_010]), "it gives copies"
+    with pytest.raises(IndexError):
+        buffer.read(199_000, 200_001)
+    buffer.drop_before(300_000)
+    assert buffer.start == buffer.end == 200_000
+    fresh = SampleBuffer()
+    fresh.append(numbers[:20_000])
+    assert fresh.capacity == 40_000, "room for as much again"
+    buffer.append(numbers[:3])
+    buffer.drop_before(200_001)
     with pytest.raises(IndexError):
         buffer.read(0, 10)
 
