@@ -1,0 +1,357 @@
+"""The tabs without a browser: which fields reach which work, and what comes back."""
+
+import types
+
+import gradio as gr
+import pytest
+from PIL import Image
+
+from mmaccel import speech
+from mmaccel.demos import app
+from mmaccel.demos.app import Frame, Limits, Models, build
+from mmaccel.demos.app.frame import QUEUE
+from mmaccel.demos.app.looks import panels
+from mmaccel.demos.app.looks.gallery import Card, gallery, sample
+from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN
+from mmaccel.demos.app.runs import Run
+from mmaccel.demos.app.tabs import code, image_run, image_tab, question_tab, speech_tab, video_run, video_tab
+from mmaccel.demos.app.tabs.choice import MOST_SEED, Choice
+from mmaccel.demos.app.tabs.image_run import ImageRequest
+from mmaccel.demos.app.tabs.question_run import Answered, QuestionRequest
+from mmaccel.demos.app.tabs.speech_run import COSTS, Saved, SpeechRequest
+from mmaccel.demos.app.tabs.video_run import VideoRequest
+from mmaccel.errors import SettingError
+from mmaccel.image import ZipAR
+from mmaccel.image.generation import ImageSettings
+from mmaccel.report import Report
+from mmaccel.speech.stream.stats import StreamStats
+from mmaccel.video import EasyCache
+from mmaccel.video.generation import VideoSettings
+
+LIMITS = Limits()
+COMMON = ["Preset", "Seed", "Model", "Own methods, instead of the preset"]
+FIELDS = {
+    image_tab: ["Prompt", *COMMON, "Guidance scale", "Temperature", "Top-k"],
+    video_tab: [
+        *("Prompt", *COMMON, "Steps", "Frames"),
+        *("Height in pixels", "Width in pixels", "Guidance scale"),
+    ],
+    question_tab: [
+        *("Clip", "Question", *COMMON, "Frames", "Most new tokens"),
+        "The model is told the earlier questions and answers",
+    ],
+    speech_tab: [
+        *("Or a recording", "Policy", "Model", "Seconds between looks", "What finds pauses"),
+        *("Seconds of silence that end a segment", "Seconds after which a segment is cut"),
+    ],
+}
+RESULTS = ["Report", "Used seed", "Stages", "Copy as Python"]
+SHOWN = {
+    image_tab: ["Race", "Accelerated", "Plain (left), accelerated (right)", "What was computed", *RESULTS],
+    video_tab: ["Race", "Clip", "What was computed", *RESULTS],
+    question_tab: ["Race", "Answers", question_tab.KEPT_NOTE, *RESULTS],
+    speech_tab: ["Race", "Words", "Subtitles", *RESULTS],
+}
+
+
+def labels(components):
+    return [label for component in components if (label := getattr(component, "label", None))]
+
+
+def built(tab, frame=None):
+    with gr.Blocks() as blocks:
+        tab.build(frame or Frame())
+    return blocks
+
+
+def named(blocks, label):
+    (found,) = (block for block in blocks.blocks.values() if getattr(block, "label", None) == label)
+    return found
+
+
+def triggers(blocks, event):
+    """Names of what starts an event."""
+    found = [(blocks.blocks.get(number), kind) for number, kind in event.targets]
+    return [getattr(block, "label", None) or getattr(block, "value", None) or kind for block, kind in found]
+
+
+@pytest.mark.parametrize("tab", FIELDS, ids=lambda tab: tab.__name__.rpartition(".")[2])
+def test_every_button_passes_on_all_fields(tab, monkeypatch):
+    """In the order in which the work takes them; Compare and the cards compare, the rest does not."""
+    seen = []
+
+    def work(*given):
+        seen.append(given)
+        return ["done"]
+
+    name = "_transcribe" if tab is speech_tab else "_work"
+    monkeypatch.setattr(tab, name, work)
+    frame = Frame()
+    blocks = built(tab, frame)
+    heavy = [event for event in blocks.fns.values() if event.concurrency_id == QUEUE]
+    compares = {}
+    for event in heavy:
+        assert labels(event.inputs) == FIELDS[tab] and labels(event.outputs) == SHOWN[tab]
+        assert (event.concurrency_limit, event.trigger_mode) == (1, "once")
+        assert [part.label for part in event.show_progress_on] == ["Race"]
+        *_, last = event.fn(types.SimpleNamespace(session_hash="a"), "the", "fields")
+        assert last == ["done"] and seen[-1][0] is frame and seen[-1][-2:] == ("the", "fields")
+        (compares[triggers(blocks, event)[0]],) = (one for one in seen[-1] if isinstance(one, bool))
+    typed = {image_tab: "Prompt", video_tab: "Prompt", question_tab: "Question"}
+    alone = {"Accelerated": False} | ({typed[tab]: False} if tab in typed else {})
+    assert compares == {**alone, "Compare": True, "then": True}
+
+
+@pytest.mark.parametrize("tab", FIELDS, ids=lambda tab: tab.__name__.rpartition(".")[2])
+def test_stop_and_cards_do_not_wait_in_the_queue(tab):
+    frame = Frame()
+    blocks = built(tab, frame)
+    at_once = [event for event in blocks.fns.values() if event.concurrency_id != QUEUE]
+    assert len(at_once) >= 2 and not any(event.queue for event in at_once)
+    assert {event.api_visibility for event in blocks.fns.values()} == {"private"}, "offered to programs"
+    (stop,) = (event for event in at_once if triggers(blocks, event) == ["Stop"])
+    with frame.runs.begin("a", lambda *_: None) as mine, frame.runs.begin("b", lambda *_: None) as theirs:
+        stop.fn(types.SimpleNamespace(session_hash="a"))
+        assert mine.stopped and not theirs.stopped
+
+
+def test_lanes_are_those_of_the_runs_that_are_made(monkeypatch):
+    made = []
+    frame = Frame()
+    monkeypatch.setattr(Frame, "connect", lambda self, *given, **more: made.append((given, more)))
+    with gr.Blocks():
+        found, picked, submit = panels.buttons(frame), object(), object()
+        found.connect(frame, print, ["in"], ["out"], [submit], picked)
+    (alone, plainly), (both, racing) = made
+    assert alone[0][1:] == [submit] and both[0][1:] == [picked]
+    assert alone[2:] == both[2:] == (["in"], ["out"])
+    assert plainly.get("lanes", (ACCELERATED,)) == (ACCELERATED,) and racing["lanes"] == (PLAIN, ACCELERATED)
+
+
+def test_the_microphone_hears_with_the_fields_of_the_tab():
+    blocks = built(speech_tab)
+    events = {event.name: event for event in blocks.fns.values()}
+    for name, trigger in (("begin", "click"), ("hear", "input"), ("finish", "submit")):
+        assert events[name].targets == [(named(blocks, "Microphone")._id, trigger)]
+    state, *fields = events["begin"].inputs
+    assert isinstance(state, gr.State) and labels(fields) == FIELDS[speech_tab][1:]
+    assert events["begin"].outputs[0] is state and events["hear"].inputs[1] is state
+    assert events["finish"].inputs == [state] and labels(events["finish"].outputs) == SHOWN[speech_tab][1:]
+    for name in ("begin", "hear"):
+        assert labels(events[name].outputs) == ["Microphone", "Words"]
+
+
+def test_a_cleared_talk_is_a_new_one():
+    blocks = built(question_tab)
+    (clear,) = (event for event in blocks.fns.values() if triggers(blocks, event) == ["Answers"])
+    (state,) = clear.outputs
+    assert clear.fn() == question_tab.Talk() and state in next(
+        event.inputs for event in blocks.fns.values() if event.concurrency_id == QUEUE
+    )
+
+
+@pytest.mark.parametrize(
+    ("tab", "default"), ((image_tab, "exact"), (video_tab, "balanced"), (question_tab, "balanced"))
+)
+def test_what_a_tab_starts_with(tab, default):
+    kind = {image_tab: "image", video_tab: "video", question_tab: "vlm"}[tab]
+    frame = Frame(models=Models({kind: ["own/model"]}))
+    blocks = built(tab, frame)
+    preset, model, seed = (named(blocks, name) for name in ("Preset", "Model", "Seed"))
+    assert preset.value == default and default in [name for name, _ in preset.choices]
+    assert model.value == "own/model" and [name for name, _ in model.choices] == frame.models.names(kind)
+    assert not model.allow_custom_value and seed.visible is (tab is not question_tab)
+    assert named(blocks, "Used seed").visible is (tab is not question_tab)
+    free = built(tab, Frame(models=Models(any_model=True)))
+    assert named(free, "Model").allow_custom_value
+
+
+def test_presets_that_a_family_lacks_are_explained():
+    with gr.Blocks():
+        controls = panels.controls(Frame(), "vlm", "llava_onevision", "balanced")
+    names = [name for name, _ in controls.preset.choices]
+    assert "exact" not in names and panels.PRESET_NOTE in controls.preset.info and "no exact: " in controls.preset.info
+
+
+def test_the_speech_tab_has_the_models_of_the_operator():
+    blocks = built(speech_tab, Frame(models=Models({"speech": ["own/asr"]}, any_model=True)))
+    model = named(blocks, "Model")
+    assert model.value == "own/asr" and model.allow_custom_value and not named(blocks, "Used seed").visible
+
+
+def test_all_fields_reach_the_settings():
+    choice = Choice("tiny-janus", "fast", (), 7)
+    made = image_tab.asked(LIMITS, True, " a ", "fast", "7", "tiny-janus", "", "1.5", "0.7", "9")
+    assert made == ImageRequest("a", choice, ImageSettings(seed=7, guidance=1.5, temperature=0.7, top_k=9), True)
+    settings = VideoSettings(seed=7, steps=5, frames=9, height=32, width=48, guidance=2.5)
+    filmed = video_tab.asked(LIMITS, True, " a ", "fast", "7", "tiny-janus", "", "5", "9", "32", "48", "2.5")
+    assert filmed == VideoRequest("a", choice, settings, True)
+    talk = question_tab.Talk("c", [("q", "a")])
+    values = ("/x/clip.mp4", " b ", "fast", "7", "tiny-janus", "", "5", "6")
+    expected = QuestionRequest("b", choice, "clip.mp4", 5, LIMITS.side, 6, (("q", "a"),), True)
+    assert question_tab.asked(LIMITS, talk, True, *values, True) == expected
+    empty = question_tab.asked(LIMITS, talk, False, *values[:6], "", "", False)
+    assert (empty.frames, empty.max_new_tokens, empty.earlier, empty.compare) == (32, 32, (), False)
+
+
+def test_fields_have_their_bounds():
+    largest = image_tab.asked(LIMITS, False, "a", "fast", "0", "m", "", "100", "100", str(10**6)).settings
+    assert (largest.guidance, largest.temperature, largest.top_k) == (100, 100, 10**6)
+    least = image_tab.asked(LIMITS, False, "a", "fast", "0", "m", "", "0", "0.01", "0").settings
+    assert (least.guidance, least.temperature, least.top_k) == (0, 0.01, 0)
+    for place, value in enumerate(("100.1", "0.009", str(10**6 + 1))):
+        with pytest.raises(SettingError, match=("guidance", "temperature", "top-k")[place]):
+            image_tab.asked(LIMITS, False, "a", "fast", "0", "m", "", *["", "", ""][:place], value, *["", ""][place:])
+    small = Limits(steps=3, frames=4, side=20)
+    video_tab.asked(small, False, "a", "fast", "0", "m", "", "3", "4", "16", "20", "100")
+    for place, (value, name) in enumerate((("4", "steps"), ("5", "frames"), ("21", "height"), ("15", "width"))):
+        values = ["", "", "", "", ""]
+        values[place] = value
+        with pytest.raises(SettingError, match=name):
+            video_tab.asked(small, False, "a", "fast", "0", "m", "", *values)
+    talk, most = question_tab.Talk(), str(question_tab.MOST_NEW_TOKENS)
+    question_tab.asked(small, talk, False, "c", "q", "fast", "", "m", "", "4", most, False)
+    for frames, tokens in (("5", ""), ("", "513")):
+        with pytest.raises(SettingError):
+            question_tab.asked(small, talk, False, "c", "q", "fast", "", "m", "", frames, tokens, False)
+
+
+def test_pauses_of_speech_are_as_asked():
+    made = speech_tab.asked(LIMITS, True, "/x/talk.wav", "align-att", "m", "0.7", "energy", "0.2", "20")
+    padding = min(speech.EnergyEndpoint().padding, 0.2)
+    endpoint = speech.EnergyEndpoint(silence=0.2, longest=20, padding=padding)
+    assert made == SpeechRequest("m", speech.AlignAtt(), endpoint, 0.7, "talk.wav", True)
+    empty = speech_tab.asked(LIMITS, False, None, "local-agreement", "m", "", "energy", "", "")
+    assert (empty.update_interval, empty.endpoint.silence, empty.endpoint.longest) == (0.5, 0.5, 15.0)
+    assert empty.file == "" and isinstance(empty.policy, speech.LocalAgreement)
+
+
+def test_own_methods_stand_for_the_preset():
+    made = Choice.of(LIMITS, "m", "fast", " image.ZipAR:window=2 \n\n video.EasyCache\n", str(MOST_SEED))
+    assert made == Choice("m", None, (ZipAR(window=2), EasyCache()), MOST_SEED)
+    assert made.python() == f"{ZipAR(window=2)}, {EasyCache()}" and made.parts() == ["image", "video"]
+    assert Choice.of(LIMITS, "m", "fast", "\n ", "0").python() == "preset='fast'"
+    with pytest.raises(SettingError, match="seed"):
+        Choice.of(LIMITS, "m", "fast", "", str(MOST_SEED + 1))
+
+
+def test_the_code_of_models_from_elsewhere():
+    """With what was asked for, and without a plain run where none was made."""
+    values = ("own/pipe", "image.ZipAR:window=2\nvideo.EasyCache", "5", "9", "32", "48", "2.5")
+    for compare in (False, True):
+        shown = code.video_code(video_tab.asked(LIMITS, compare, "a", "fast", "7", *values))
+        assert "DiffusionPipeline.from_pretrained('own/pipe')" in shown and "zoo" not in shown
+        assert "from mmaccel import image, video" in shown and "manual_seed(7)" in shown
+        assert ("fast.baseline()" in shown) is compare
+        for part in ("num_inference_steps=5", "num_frames=9", "height=32", "width=48", "guidance_scale=2.5"):
+            assert part in shown
+        values_ = ("own/pipe", "", "1.5", "0.7", "9")
+        drawn = code.image_code(image_tab.asked(LIMITS, compare, "a", "fast", "7", *values_))
+        assert "ImageSettings(seed=7, guidance=1.5, temperature=0.7, top_k=9)" in drawn
+        assert "preset='fast'" in drawn and ("fast.baseline()" in drawn) is compare
+        talk = question_tab.Talk("c", [("q", "two")])
+        fields = ("/x/my.mp4", "b", "fast", "7", "own/vlm", "", "5", "6")
+        told = code.question_code(question_tab.asked(LIMITS, talk, compare, *fields, compare))
+        assert told.count("from_pretrained('own/vlm')") == 2 and "zoo" not in told
+        assert f"read_video('my.mp4', frames=5, max_side={LIMITS.side})" in told
+        assert told.count("max_new_tokens=6") == 1 + compare and ("'two'" in told) is compare
+    own = code.question_code(
+        question_tab.asked(LIMITS, talk, False, "c", "b", "fast", "", "tiny-onevision", "", "", "", 0)
+    )
+    assert "zoo.load('tiny-onevision')" in own and "text='b'" in own and "from_pretrained" not in own
+
+
+def test_the_code_of_speech():
+    spoken = speech_tab.asked(LIMITS, False, "", "align-att", "moonshine-tiny", "0.7", "energy", "0.9", "12")
+    shown = code.speech_code(spoken)
+    assert "speech.load('moonshine-tiny')" in shown and "policy=speech.AlignAtt()" in shown
+    assert "update_interval=0.7" in shown and "silence=0.9" in shown and "longest=12" in shown
+    assert "read_audio('talk.wav')" in shown and "or what a microphone gives" in shown
+    heard = code.speech_code(speech_tab.asked(LIMITS, False, "a/b.wav", "align-att", "m", "", "energy", "", ""))
+    assert "read_audio('b.wav')" in heard and "microphone" not in heard
+
+
+def test_a_picture_alone_or_both_in_the_slider():
+    red, blue = (Image.new("RGB", (8, 8), color) for color in ("red", "blue"))
+    drawn = image_run.Drawn(red, None, Report([], True), "", "", None, "")
+    alone, slider = image_tab._pictures(drawn)
+    assert alone["visible"] and not slider["visible"] and slider["value"] is None
+    assert alone["value"].getpixel((0, 0)) == (255, 0, 0)
+    alone, slider = image_tab._pictures(image_run.Drawn(red, blue, Report([], True), "", "", None, ""))
+    assert alone["value"] is None and [one.getpixel((0, 0)) for one in slider["value"]] == [(0, 0, 255), (255, 0, 0)]
+
+
+def told(board, values):
+    """What every tab shows of a run that took half the time."""
+    details, report, seed, _, made_code = values
+    assert "2.0x faster" in board and "cost &lt;c&gt;" in board
+    assert details["visible"] and report.endswith("as good") and seed == "7" and "own/m" in made_code
+
+
+@pytest.mark.parametrize("computed", (None, Image.new("RGB", (16, 16))))
+def test_a_map_is_shown_only_where_there_is_one(computed, monkeypatch):
+    """And the report, the seed and the code are those of this run."""
+    frame, picture, run = Frame(), Image.new("RGB", (16, 16)), Run()
+    report = Report(["a"], False, wall_seconds=2.0, baseline_seconds=4.0)
+    with gr.Blocks():
+        results, player = panels.results(), gr.Video()
+    drawn = image_run.Drawn(picture, picture, report, "as good", "cost <c>", computed, "<film>")
+    monkeypatch.setattr(image_tab, "draw", lambda models, run, request: drawn)
+    values = ("a", "fast", "7", "own/m", "", "", "", "")
+    board, _, _, shown, *rest = image_tab._work(frame, results, True, run, *values)
+    assert shown["visible"] is (computed is not None) and shown["value"] is computed and "<film>" in board
+    told(board, rest)
+    shot = video_run.Shot([], [picture], report, "as good", "cost <c>", computed)
+    monkeypatch.setattr(video_tab, "shoot", lambda models, run, request: shot)
+    monkeypatch.setattr(video_tab, "playable", lambda place, frames: (place, frames))
+    board, clip, shown, *rest = video_tab._work(frame, results, player, True, run, *values, "", "")
+    assert clip["visible"] and clip["value"] == (player, [picture]), "enlarged, and both in one"
+    assert shown["visible"] is (computed is not None) and shown["value"] is computed
+    told(board, rest)
+    assert "draw" in run.stages
+
+
+def test_answers_stand_beside_each_other_where_they_differ():
+    report = Report([], False)
+    assert question_tab._both(Answered("a", None, report, "", "", None)) == ""
+    assert question_tab._both(Answered("<a>", "<a>", report, "", "", None)).count("&lt;a&gt;") == 1
+    both = question_tab._both(Answered("three b", "two b", report, "", "", None))
+    assert both == "<p>Plain: <del>two</del> b</p><p>Accelerated: <ins>three</ins> b</p>"
+
+
+def test_the_board_of_speech():
+    stats = StreamStats(audio_seconds=10.0, compute_seconds=2.5)
+    alone = speech_tab._verdict(None, stats)
+    assert "2.50 s" in alone and "for 10.0 s of sound" in alone and panels.NOT_MEASURED in alone
+    board = speech_tab._verdict(Saved((3.0, 1.5), COSTS[True], ""), stats)
+    assert "2.0x less computing" in board and "Exact" in board and "3.00 CPU s" in board and "1.50 CPU s" in board
+    assert "2.0x more computing" in speech_tab._verdict(Saved((1.5, 3.0), COSTS[True], ""), stats)
+
+
+def test_a_card_of_one_field_gives_its_value():
+    with gr.Blocks() as blocks:
+        gallery([Card(str(number), f"data:,{number}", (f"v{number}",)) for number in range(2)], [gr.Textbox()])
+    (shown,) = (block for block in blocks.blocks.values() if isinstance(block, gr.HTML))
+    assert 'src="data:,1"' in shown.value and shown.value.index("data:,0") < shown.value.index("data:,1")
+    (event,) = blocks.fns.values()
+    assert [event.fn(types.SimpleNamespace(index=number)) for number in (0, 1, 3)] == ["v0", "v1", "v1"]
+
+
+def test_samples_are_cut_out_of_the_sheet_of_their_model():
+    one, other = sample("tiny-wan", 0, 30, 64), sample("tiny-wan", 128, 30, 64)
+    assert one != other and one.startswith("data:image/webp;base64,") and sample("tiny-janus", 0, 30, 64) != one
+
+
+def test_the_app_has_a_tab_for_each_modality_and_lets_go_of_leavers(monkeypatch):
+    frame = Frame(limits=Limits(waiting=3, file_seconds=400))
+    blocks = build(frame)
+    tabs = [block.label for block in blocks.blocks.values() if isinstance(block, gr.Tab)]
+    assert len(tabs) == 4 == len(set(tabs))
+    assert blocks._queue.max_size == 3 and not blocks.api_open
+    assert blocks.delete_cache == (100, 400)
+    (leave,) = (event for event in blocks.fns.values() if event.targets[0][1] == "unload")
+    with frame.runs.begin("a", lambda *_: None) as run:
+        leave.fn(types.SimpleNamespace(session_hash="a"))
+        assert run.stopped
+    monkeypatch.setattr(app, "modalities", lambda: ())
+    assert build(Frame(limits=Limits(file_seconds=2))).delete_cache == (1, 2)
