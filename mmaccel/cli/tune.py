@@ -101,7 +101,8 @@ def grid_of(words: list[str]) -> dict[str, list[Any]]:
         key, equals, values = word.partition("=")
         if not equals or not values.strip(","):
             raise SettingError(f"--setting {word}: write KEY=V1,V2, such as budget=0.25,0.5")
+        key = key.strip()
         if key in found:
             raise SettingError(f"--setting {word}: {key} is given twice: write all its values after one =")
-        found[key.strip()] = [value_of(value) for value in filter(None, values.split(","))]
+        found[key] = [value_of(value) for value in filter(None, values.split(","))]
     return found

@@ -7,12 +7,14 @@ import os
 import signal
 import tempfile
 import time
+import types
 from pathlib import Path
 
 import gradio as gr
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
@@ -24,9 +26,11 @@ from mmaccel.cli import main as cli
 from mmaccel.demos import app
 from mmaccel.demos.app.door import Door
 from mmaccel.demos.app.limits import Limits
+from mmaccel.demos.app.served import take_only_uploads
 from mmaccel.demos.app.uploads.quota import LEAST, OVERHEAD, Quota
 
 MIB = 2**20
+CLOSED_TOO = ("/gradio_api/undo-vibe-edit/", "/gradio_api/component_server", "/gradio_api/stream/x/y")
 
 
 async def echo(request):
@@ -116,9 +120,35 @@ def test_the_address_of_the_connection_is_its_own(door):
     assert reached.get("/").status_code == 200
 
 
-@pytest.mark.parametrize("path", ("/gradio_api/process_recording", "/gradio_api/vibe-edit/", "/gradio_api/proxy=x"))
+@pytest.mark.parametrize(
+    "path", ("/gradio_api/process_recording", "/gradio_api/vibe-edit/", "/gradio_api/proxy=x", *CLOSED_TOO)
+)
 def test_parts_that_are_not_used_are_closed(door, path):
     assert door.post(path).status_code == 403
+
+
+def test_a_refusal_is_short_plain_and_in_the_log(door, caplog):
+    answer = door.get("/", headers={"Host": f"{'x' * 150}.example"})
+    assert answer.status_code == 403 and "x" * 100 in answer.text and "x" * 101 not in answer.text
+    assert answer.headers["x-content-type-options"] == "nosniff" and "refused: this demo" in caplog.text
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_a_dot_at_the_end_of_a_name_is_the_same_name(door):
+    for host, status in (("localhost.", 200), ("demo.example.org.:7860", 200), ("evil.example.", 403)):
+        assert door.get("/config", headers={"Host": host}).status_code == status
+
+
+def test_the_server_itself_is_let_through():
+    """Its start and end are no requests."""
+    seen = []
+
+    async def inner(scope, receive, send):
+        seen.append(scope["type"])
+
+    for wrapped in (Door(inner), Quota(inner, ".", Limits())):
+        asyncio.run(wrapped({"type": "lifespan"}, None, None))
+    assert seen == ["lifespan", "lifespan"]
 
 
 def quota(folder, **limits):
@@ -185,6 +215,52 @@ def test_an_upload_that_breaks_off_gives_its_room_back(tmp_path):
     assert client.app.coming == 0 and client.post("/upload", content=bytes(MIB)).status_code == 200
 
 
+async def received(app, path, bodies, end="http.disconnect"):
+    """What the app behind a quota gets of a request whose size is not announced."""
+    messages = [{"type": "http.request", "body": body, "more_body": True} for body in bodies]
+    messages[-1]["more_body"] = False
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "root_path": "", "headers": []}
+    messages.append({"type": end})
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        """Nobody is there to receive it."""
+
+    await app(scope, receive, send)
+
+
+def test_uploads_of_unknown_size_have_the_room_that_is_left(tmp_path):
+    seen = []
+
+    async def inner(scope, receive, send):
+        seen.append([layers[0].coming])
+        while (message := await receive())["type"] == "http.request":
+            seen[-1].append(len(message["body"]))
+
+    layers = [Quota(inner, tmp_path, Limits(upload_bytes=3 * MIB, disk_bytes=2 * MIB))]
+    asyncio.run(received(layers[0], "/upload", [bytes(MIB), bytes(MIB)]))  # which then leaves: it is all there
+    assert seen == [[2 * MIB, MIB, MIB]] and layers[0].coming == 0
+    with pytest.raises(MultiPartException, match="2 MiB"):
+        asyncio.run(received(layers[0], "/upload", [bytes(MIB), bytes(MIB + 1)]))
+    assert seen[1] == [2 * MIB, MIB] and layers[0].coming == 0
+    asyncio.run(received(layers[0], "/queue/join", [bytes(2 * MIB), bytes(2 * MIB)]))
+    with pytest.raises(HTTPException) as refused:
+        asyncio.run(received(layers[0], "/queue/join", [bytes(2 * MIB), bytes(2 * MIB + 1)]))
+    assert refused.value.status_code == 413 and [one[0] for one in seen[2:]] == [0, 0], "nothing is stored"
+
+
+@pytest.mark.parametrize("method", ("GET", "HEAD", "OPTIONS"))
+def test_who_only_asks_needs_no_room(tmp_path, method):
+    (tmp_path / "full").touch()
+    client = quota(tmp_path, disk_bytes=1)
+    assert client.request(method, "/upload", headers={"Content-Length": "99"}).status_code == 200
+    answer = client.post("/upload", content=b"1")
+    assert answer.status_code == 507 and client.post("/upload", headers={"Content-Length": "x"}).status_code == 413
+    assert f"{(MIB + OVERHEAD) / MIB:.0f} MiB" in client.post("/upload", content=bytes(3 * MIB)).text
+
+
 def test_what_aborted_uploads_leave_is_removed(tmp_path):
     for name, age in (("tmpold", 61), ("tmpnew", 5), ("clip", 61)):
         (tmp_path / name).touch()
@@ -226,6 +302,21 @@ def test_nothing_is_fetched_for_a_visitor():
         for address in ("http://127.0.0.1:1/clip.mp4", "https://example.org/clip.mp4"):
             with pytest.raises(gr.Error, match="Upload the file itself"):
                 asyncio.run(component.async_move_resource_to_block_cache(address))
+
+
+def test_each_component_takes_its_own_files():
+    def component(name):
+        async def take(file):
+            return f"{name} {file}"
+
+        return types.SimpleNamespace(async_move_resource_to_block_cache=take)
+
+    components = [component("one"), component("two")]
+    take_only_uploads(types.SimpleNamespace(blocks=dict(enumerate(components))))
+    for one, name in zip(components, ("one", "two"), strict=True):
+        assert asyncio.run(one.async_move_resource_to_block_cache(Path("a.mp4"))) == f"{name} a.mp4"
+        with pytest.raises(gr.Error):
+            asyncio.run(one.async_move_resource_to_block_cache("ftp://x/a.mp4"))
 
 
 @pytest.mark.parametrize("name", [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)])

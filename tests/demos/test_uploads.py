@@ -1,6 +1,7 @@
 """Uploads that are made to do harm: bounded before they are decoded, and decoded where they can be ended."""
 
 import io
+import json
 import os
 import struct
 import subprocess
@@ -20,9 +21,9 @@ from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits, number
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.tabs import question_tab, speech_tab
-from mmaccel.demos.app.uploads import apart
+from mmaccel.demos.app.uploads import apart, reading
 from mmaccel.demos.app.uploads.reading import read_clip, read_recording
-from mmaccel.errors import AudioError, PromptError, SettingError, VideoFileError
+from mmaccel.errors import AudioError, MissingExtraError, PromptError, SettingError, VideoFileError
 
 PICTURES = ("gif", "webp", "apng")
 SIDE, HEIGHT, COUNT, RATE = 192, 128, 6, 16_000
@@ -277,3 +278,76 @@ def test_bounds_include_their_ends(tmp_path):
     assert len(read_clip(str(file), 1, Limits(upload_bytes=size))) == 1
     with pytest.raises(VideoFileError, match="allowed"):
         read_clip(str(file), 1, Limits(upload_bytes=size - 1))
+
+
+HANGS = "import time\ntime.sleep(60)\n"
+
+
+def say(*answers):
+    """A decoder that gives some lines of JSON, and then hangs."""
+    lines = "".join(f"print({json.dumps(answer)!r}, flush=True)\n" for answer in answers)
+    return lines + HANGS
+
+
+def test_a_decoder_is_told_the_limits_and_has_no_threads_or_packages_of_others(tmp_path, slow):
+    slow.write_text(
+        "import json, os, sys\n"
+        "asked = json.loads(sys.argv[1])\n"
+        "names = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS')\n"
+        "told = [os.environ[name] for name in names] + [sys.flags.safe_path, bool(os.environ['PATH'])]\n"
+        "told += [asked[name] for name in ('kind', 'frame_pixels', 'side', 'read_seconds')]\n"
+        "told += [asked.get('backend'), asked['module'].split('/')[-1]]\n"
+        "print(json.dumps({'error': str(told)}))\n"
+    )
+    limits = Limits(frame_pixels=7, side=8, read_seconds=9)
+    start = "['1', '1', True, True, "
+    for kind, backend in (("gif", "pil"), ("mp4", "av")):
+        with pytest.raises(VideoFileError) as told:
+            read_clip(str(clip(tmp_path, kind)), 8, limits)
+        assert str(told.value) == start + f"'video', 7, 8, 9, '{backend}', 'video_readers.py']"
+    with pytest.raises(AudioError) as told:
+        read_recording(str(sound(tmp_path)), limits)
+    assert str(told.value) == start + "'audio', 7, 8, 9, None, 'audio_file.py']"
+
+
+@pytest.mark.parametrize("shape", ((0, 9, 3), (9, 0, 3), (11, 9, 3), (9, 11, 3), (9, 9, 4)))
+def test_frames_of_a_decoder_that_was_taken_over_are_refused(tmp_path, slow, shape):
+    head = {"times": [0, 1], "rate": 1, "cut_off": None}
+    slow.write_text(say(head, {"shape": shape}))
+    with pytest.raises(VideoFileError, match="^clip.gif cannot be read: upload another"):
+        read_clip(str(clip(tmp_path, "gif")), 1, Limits(side=10))
+    assert not running(slow), "it goes on"
+
+
+@pytest.mark.parametrize("count", (-1, 11))
+def test_sound_of_a_decoder_that_was_taken_over_is_refused(tmp_path, slow, count):
+    slow.write_text(say({"samples": count, "rate": RATE}))
+    with pytest.raises(AudioError, match="^talk.wav cannot be read: upload another"):
+        read_recording(str(sound(tmp_path)), Limits(audio_samples=10))
+    assert not running(slow), "it goes on"
+
+
+def test_a_refusal_ends_the_decoder_and_its_reason_stays_in_the_log(tmp_path, slow, caplog):
+    slow.write_text(say({"error": "damaged", "log": "ValueError('secret')"}))
+    with caplog.at_level("INFO", logger="mmaccel.demo"), pytest.raises(VideoFileError, match="^damaged$"):
+        read_clip(str(clip(tmp_path, "gif")), 1, Limits())
+    assert "secret" in caplog.text and not running(slow), "it goes on"
+    slow.write_text("raise SystemExit(3)\n")
+    with pytest.raises(AudioError, match="cannot be read"):
+        read_recording(str(sound(tmp_path)), Limits())
+    assert "ended with 3" in caplog.text
+
+
+def test_sound_that_breaks_off_is_refused(tmp_path, slow):
+    slow.write_text("print('{\"samples\": 4, \"rate\": 16000}\\n1234', end='')\n")
+    with pytest.raises(AudioError, match="may be damaged"):
+        read_recording(str(sound(tmp_path)), Limits())
+
+
+def test_without_pyav_the_visitor_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "find_spec", lambda name: None)
+    for read in (lambda path: read_clip(path, 8, Limits()), lambda path: read_recording(path, Limits())):
+        with pytest.raises(MissingExtraError, match="mmaccel.demo"):
+            read("clip.mp4")
+        with pytest.raises((VideoFileError, AudioError), match="upload one first"):
+            read("")

@@ -49,13 +49,7 @@ class DecoderProcess:
     def __init__(self, run: Run, file: Path, limits: Limits, error: type[MmaccelError], **asked: Any) -> None:
         self.run, self.file, self.limits, self.error = run, file, limits, error
         self._late = False
-        told = {
-            **asdict(limits),
-            "file": str(file),
-            "seconds": limits.read_seconds,
-            "memory": limits.read_bytes,
-            **asked,
-        }
+        told = {**asdict(limits), "file": str(file), **asked}
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(SCRIPT), json.dumps(told)],
             stdin=subprocess.PIPE,
