@@ -315,7 +315,7 @@ def test_frames_of_a_decoder_that_was_taken_over_are_refused(tmp_path, slow, sha
     head = {"times": [0, 1], "rate": 1, "cut_off": None}
     slow.write_text(say(head, {"shape": shape}))
     with pytest.raises(VideoFileError, match="^clip.gif cannot be read: upload another"):
-        read_clip(str(clip(tmp_path, "gif")), 1, Limits(side=10))
+        read_clip(str(clip(tmp_path, "gif")), 1, Limits(side=10, read_seconds=5))
     assert not running(slow), "it goes on"
 
 
@@ -323,7 +323,7 @@ def test_frames_of_a_decoder_that_was_taken_over_are_refused(tmp_path, slow, sha
 def test_sound_of_a_decoder_that_was_taken_over_is_refused(tmp_path, slow, count):
     slow.write_text(say({"samples": count, "rate": RATE}))
     with pytest.raises(AudioError, match="^talk.wav cannot be read: upload another"):
-        read_recording(str(sound(tmp_path)), Limits(audio_samples=10))
+        read_recording(str(sound(tmp_path)), Limits(audio_samples=10, read_seconds=5))
     assert not running(slow), "it goes on"
 
 

@@ -1,0 +1,409 @@
+"""What the options of the command line become: each reaches the work it is for, and defaults are those of the help."""
+
+import argparse
+import importlib
+import json
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmaccel.bench import index as bench_index
+from mmaccel.cli import arguments, bench, command, demo, env, listing, model_arguments, tune
+from mmaccel.cli import compare as compare_command
+from mmaccel.cli import main as cli
+from mmaccel.cli import plan as plan_command
+from mmaccel.cli import run as run_command
+from mmaccel.comparison import results
+from mmaccel.errors import SettingError, UnknownNameError
+from mmaccel.files import kept_choices
+from mmaccel.image import ZipAR
+from mmaccel.modality import modalities
+from mmaccel.report import Report
+from mmaccel.video import EasyCache
+
+
+def parsed(*words):
+    return cli.build_parser().parse_args(words)
+
+
+# The program
+
+
+def test_only_what_loads_models_silences_libraries():
+    loading = ("plan", "demo", "run image x -o a.png", "compare image x", "tune image x --method ZipAR", "bench all")
+    for words in loading:
+        assert parsed(*words.split()).loads_models, words
+    for words in ("env", "methods", "presets", "bench difference a b", "bench index"):
+        assert not parsed(*words.split()).loads_models, words
+
+
+def test_libraries_say_errors_only():
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    places = (diffusers_logging, transformers_logging)
+    before, bars = [place.get_verbosity() for place in places], transformers_logging.is_progress_bar_enabled()
+    try:
+        diffusers_logging.set_verbosity_info()
+        transformers_logging.set_verbosity_info()
+        transformers_logging.enable_progress_bar()
+        cli._quiet_libraries()
+        assert [place.get_verbosity() for place in places] == [diffusers_logging.ERROR, transformers_logging.ERROR]
+        assert not transformers_logging.is_progress_bar_enabled()
+    finally:
+        for place, level in zip(places, before, strict=True):
+            place.set_verbosity(level)
+        if not bars:
+            transformers_logging.disable_progress_bar()
+
+
+@pytest.mark.parametrize(("error", "code"), ((OSError("a\n b"), 2), (SettingError("a\n b"), 2), (None, 0), (1, 1)))
+def test_exit_codes(error, code, monkeypatch, capsys):
+    def work(_):
+        if isinstance(error, Exception):
+            raise error
+        return error
+
+    monkeypatch.setattr("mmaccel.cli.env.run_env", work)
+    assert cli.main(["env"]) == code
+    assert capsys.readouterr().err == ("mmaccel: a b\n" if code == 2 else "")
+
+
+def test_errors_of_the_parser_name_the_option_first(capsys):
+    for words, says in (
+        (["env", "--nothing"], "mmaccel: unrecognized arguments: --nothing (`mmaccel --help` has all options)"),
+        (["demo", "--port", "x" * 50], f"mmaccel: --port {'x' * 40}...: it must be a whole number of at least 0"),
+        (["plan", "--dtype", "int8"], "mmaccel: --dtype: invalid choice"),
+    ):
+        assert cli.main(words) == 2
+        assert capsys.readouterr().err.startswith(says)
+
+
+def test_numbers_are_finite_and_within_their_bounds():
+    assert arguments.positive("0.5") == 0.5 and arguments.number()("-1.5") == -1.5
+    for read, text in ((arguments.positive, "0"), (arguments.number(), "inf"), (arguments.number(), "nan")):
+        with pytest.raises(argparse.ArgumentTypeError, match="it must be a"):
+            read(text)
+    assert parsed("demo", "--port", "65535").port == 65_535 and parsed("demo", "--port", "0").port == 0
+    with pytest.raises(SettingError, match="at most 65535"):
+        parsed("demo", "--port", "65536")
+    assert parsed("bench", "image", "--threads", "1024").threads == 1024
+    for words in (("bench", "image", "--threads", "0"), ("compare", "image", "x", "--rounds", "1001")):
+        with pytest.raises(SettingError, match="it must be a whole number"):
+            parsed(*words)
+
+
+# The model and the methods
+
+
+def test_each_kind_has_a_model_and_defaults_of_its_own():
+    assert parsed("plan").model == modalities()[0].model
+    for modality in modalities():
+        seeds = {"compare": 3, "tune": 1}
+        for name, more in (("compare", []), ("tune", ["--method", "x"])):
+            call = ["x", "y"] if modality.name == "vlm" else ["x"]
+            found = parsed(name, modality.name, *call, *more)
+            assert (found.model, found.device, found.dtype) == (modality.model, "cpu", None)
+            assert found.rounds is None and not found.no_simple
+            assert getattr(found, "seeds", None) == (seeds[name] if modality.command().seeded else None)
+            assert hasattr(found, "guidance") is modality.command().seeded
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Two modalities that open nothing; what they are asked for."""
+    asked = []
+
+    def made(name):
+        def open_(*given):
+            asked.append((name, *given))
+            return f"{name} model"
+
+        recognizes = lambda model: model == name  # noqa: E731
+        return types.SimpleNamespace(
+            name=name, model=name, recognizes=recognizes, open=open_, target=lambda opened: f"target of {opened}"
+        )
+
+    both = (made("one"), made("two"))
+    monkeypatch.setattr(model_arguments, "modalities", lambda: both)
+    monkeypatch.setattr(model_arguments, "get_modality", lambda kind: both[kind == "two"])
+    return asked
+
+
+def test_models_are_opened_by_who_knows_them_on_the_device_that_was_named(own):
+    words = {"device": "cpu", "dtype": "bfloat16"}
+    assert model_arguments.target_of(argparse.Namespace(model="two", **words)) == "target of two model"
+    assert model_arguments.target_of(argparse.Namespace(model="else", **words)) == "target of one model"
+    assert model_arguments.opened(argparse.Namespace(model="x", kind="two", device="cpu", dtype=None)) == "two model"
+    assert own == [
+        ("two", "two", "cpu", torch.bfloat16),
+        ("one", "else", "cpu", torch.bfloat16),
+        ("two", "x", "cpu", None),
+    ]
+    with pytest.raises(SettingError, match="--device nowhere cannot be used here"):
+        model_arguments.opened(argparse.Namespace(model="x", kind="two", device="nowhere", dtype=None))
+
+
+def test_methods_stand_before_the_plan_and_the_default_after_all(tmp_path):
+    def chosen(*words, default="exact"):
+        parser = argparse.ArgumentParser()
+        model_arguments.add_methods(parser, default)
+        return model_arguments.chosen_methods(parser.parse_args(words))
+
+    plan = types.SimpleNamespace(load=lambda path: f"plan of {path}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("mmaccel.plan"), "Plan", plan)
+        both = ["--method", "ZipAR:window=2", "--method", "EasyCache", "--plan", "p.json"]
+        assert chosen(*both) == ([ZipAR(window=2), EasyCache(), "plan of p.json"], None)
+        assert chosen("--plan", "p.json", default="image.ZipAR") == (["plan of p.json"], None)
+    assert chosen() == ([], "exact") and chosen("--preset", "fast") == ([], "fast")
+    assert chosen(default="image.ZipAR:window=3") == ([ZipAR(window=3)], None)
+    assert chosen("--preset", "fast", default="image.ZipAR") == ([], "fast")
+
+
+def test_settings_as_they_are_typed():
+    assert model_arguments.parse_method("image.ZipAR: window =2,,verify=True,") == ZipAR(window=2, verify=True)
+    for text in ("image.ZipAR:window", "image.ZipAR:window=2,verify"):
+        with pytest.raises(SettingError, match="KEY=VALUE after the colon, such as image.ZipAR:window=4"):
+            model_arguments.parse_method(text)
+    assert [model_arguments.value_of(text) for text in ("None", "true", "3", "[" * 10**5, "a=b")] == [
+        *(None, True, 3),
+        *("[" * 10**5, "a=b"),
+    ]
+
+
+# compare and tune
+
+
+class Made(command.Command):
+    help, measured = "make", "making"
+
+    def add_run(self, parser):
+        """Nothing."""
+
+    def add_call(self, parser):
+        """Nothing."""
+
+    def run(self, arguments):
+        """Nothing."""
+
+    def prepare(self, arguments):
+        return "target", {"prompt": "x"}
+
+
+def test_compare_measures_what_was_asked_for(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        importlib.import_module("mmaccel.comparison.compare"),
+        "compare",
+        lambda *given, **more: calls.append((given, more)) or "found",
+    )
+    words = {"method": ["ZipAR"], "plan": None, "preset": "fast", "default": "exact", "rounds": 4, "no_simple": False}
+    assert Made().compare(argparse.Namespace(seeds=2, **words)) == "found"
+    Made().compare(argparse.Namespace(**{**words, "method": [], "preset": None, "no_simple": True}))
+    first, second = calls
+    inputs = {"rounds": 4, "prompt": "x"}
+    assert first == (("target", ZipAR()), {"preset": "fast", "seeds": range(2), "simple": True, **inputs})
+    assert second == (("target",), {"preset": "exact", "seeds": range(1), "simple": False, **inputs})
+
+
+def test_what_is_compared_is_printed_and_saved_only_where_asked(tmp_path, capsys):
+    saved = []
+
+    class Found:
+        save = saved.append
+
+        def __str__(self):
+            return "the table"
+
+    made = types.SimpleNamespace(compare=lambda _: Found())
+    compare_command.run_compare(made, argparse.Namespace(output=None))
+    assert capsys.readouterr().out == "the table\n" and not saved
+    compare_command.run_compare(made, argparse.Namespace(output=tmp_path / "x.html"))
+    assert capsys.readouterr().out.endswith(f"wrote {tmp_path / 'x.html'}\n") and saved == [tmp_path / "x.html"]
+    broken = types.SimpleNamespace(compare=lambda _: pytest.fail("measured"))
+    for name in ("x.txt", "none/x.html"):
+        with pytest.raises((SettingError, OSError)):
+            compare_command.run_compare(broken, argparse.Namespace(output=tmp_path / name))
+
+
+def test_tune_passes_on_the_goal_and_the_values(monkeypatch):
+    calls = []
+    module = importlib.import_module("mmaccel.tuning.tune")
+    monkeypatch.setattr(module, "tune", lambda *given, **more: calls.append((given, more)))
+    more = {"method": "ZipAR:verify=true", "rounds": 1, "no_simple": True, "seeds": 2}
+    tune._tune(Made(), argparse.Namespace(setting=["window=2,4"], target_speedup=1.5, floor=None, **more))
+    tune._tune(Made(), argparse.Namespace(setting=[], target_speedup=None, floor=30.0, **more))
+    (given, first), (_, second) = calls
+    assert given == ("target", ZipAR(verify=True)) and first["grid"] == {"window": [2, 4]} and second["grid"] is None
+    assert (first["target_speedup"], first["floor"]) == (1.5, None)
+    assert (second["target_speedup"], second["floor"]) == (None, 30.0)
+    assert first["seeds"] == range(2) and first["prompt"] == "x" and not first["simple"]
+
+
+def test_values_of_settings_are_given_once():
+    assert tune.grid_of([" a =1,,2", "b=x"]) == {"a": [1, 2], "b": ["x"]}
+    for words in (["a=1", "a=2"], ["a=1", "a =2"], ["a"], ["a=,"]):
+        with pytest.raises(SettingError, match="--setting a"):
+            tune.grid_of(words)
+    for value in ("1", "nan"):
+        with pytest.raises(SettingError, match="above 1"):
+            parsed("tune", "image", "x", "--method", "a", "--target-speedup", value)
+
+
+# run and plan
+
+
+def test_run_says_what_it_wrote(tmp_path, capsys):
+    words = argparse.Namespace(output=tmp_path / "a.png", compare=False)
+    assert run_command.side_by_side(words) is None
+    both = run_command.side_by_side(argparse.Namespace(output=tmp_path / "a.png", compare=True))
+    assert both == tmp_path / "a.compare.png"
+    run_command.tell_written(words, None)
+    run_command.tell_written(words, both)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"wrote {tmp_path / 'a.png'}" and second == f"{first}, and {both} with the plain one beside it"
+    (tmp_path / "a.compare.png").mkdir()
+    with pytest.raises((SettingError, OSError)):
+        run_command.side_by_side(argparse.Namespace(output=tmp_path / "a.png", compare=True))
+    with pytest.raises((SettingError, OSError)):
+        run_command.side_by_side(argparse.Namespace(output=tmp_path / "none" / "a.png", compare=False))
+    run_command.check_picture(None, "--picture")
+    with pytest.raises((SettingError, OSError), match="--picture"):
+        run_command.check_picture(tmp_path / "none" / "a.png", "--picture")
+    with pytest.raises((SettingError, ValueError)):
+        run_command.check_picture(tmp_path / "a.txt", "--picture")
+    assert "say --compare" in run_command.told(Report(["a"], False, wall_seconds=1.0))
+
+
+def test_a_plan_is_printed_and_saved_only_where_asked(tmp_path, monkeypatch, capsys):
+    asked, saved = [], []
+
+    class Made:
+        def __str__(self):
+            return "the plan"
+
+        def save(self, path):
+            saved.append(Path(path).write_text("{}"))
+
+    monkeypatch.setattr(plan_command, "target_of", lambda _: "target")
+    monkeypatch.setattr(
+        importlib.import_module("mmaccel.plan"), "plan", lambda *given, **more: asked.append((given, more)) or Made()
+    )
+    plan_command.run_plan(parsed("plan", "--method", "ZipAR"))
+    assert capsys.readouterr().out == "the plan\n" and not saved
+    plan_command.run_plan(parsed("plan", "--preset", "fast", "-o", str(tmp_path / "p.json")))
+    assert capsys.readouterr().out == f"the plan\nsaved to {tmp_path / 'p.json'}\n" and len(saved) == 1
+    assert asked == [(("target", ZipAR()), {"preset": None}), (("target",), {"preset": "fast"})]
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+
+# bench
+
+
+def test_a_benchmark_has_only_the_options_that_were_given():
+    words = {"full": False, "threads": None, "page": None}
+    assert list(bench._words("vlm", argparse.Namespace(**words))) == ["bench", "vlm", "--json"]
+    found = parsed("bench", "image")
+    assert (found.json, found.full, found.threads, found.page) == (False, False, None, None)
+    assert parsed("bench", "index").folder == Path("docs/benchmarks")
+    assert parsed("bench", "difference", "a", "b").fail_below is None
+    with pytest.raises(SettingError):
+        parsed("bench")
+
+
+def test_a_process_that_prints_no_result_is_said(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    monkeypatch.setattr(bench.sys, "executable", str(python))
+    for script, expected in (
+        ("exit 0", (None, "it printed no result")),
+        ("exit 3", (None, "exit code 3")),
+        ('echo "{\\"words\\": \\"$*\\"}"', ({"words": "-P -m mmaccel bench x"}, "")),
+    ):
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        assert bench._in_a_process(["bench", "x"]) == expected
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Two benchmarks, of which those named here fail; folders whose index was written."""
+    fails, written = set(), []
+    result = results.result([])
+
+    def one(words):
+        return (None, "exit code 1") if words[1] in fails else (result, "")
+
+    monkeypatch.setattr(bench, "benchmarks", lambda: {"image": "a", "video": "b"})
+    monkeypatch.setattr(bench, "all_benchmarks", lambda: ["all"])
+    monkeypatch.setattr(bench, "_in_a_process", one)
+    monkeypatch.setattr("mmaccel.bench.pages.table", lambda result: "the table")
+    monkeypatch.setattr(bench_index, "write", lambda folder, which: written.append((folder, which)) or [folder / "i"])
+    return fails, written, result
+
+
+def test_all_writes_an_index_only_of_what_was_measured(measured, tmp_path, capsys):
+    fails, written, result = measured
+    folder = tmp_path / "new" / "folder"
+    assert cli.main(["bench", "all"]) == 0 and not written
+    out = capsys.readouterr()
+    assert out.out == "image\nthe table\n\nvideo\nthe table\n\n"
+    assert out.err.splitlines() == ["1 of 2: image", "2 of 2: video"]
+    fails.update(("image", "video"))
+    assert cli.main(["bench", "all", "--page", str(folder)]) == 2 and not written
+    err = capsys.readouterr().err
+    assert "2 of 2 benchmarks failed" in err and "`mmaccel bench image` and `mmaccel bench video` again" in err
+    fails.remove("image")
+    assert cli.main(["bench", "all", "--page", str(folder), "--json"]) == 2 and written == [(folder, ["all"])]
+    assert json.loads(capsys.readouterr().out) == result == json.loads((folder / "image.json").read_text())
+    assert not (folder / "video.json").exists()
+
+
+def test_the_index_says_what_it_wrote(measured, tmp_path, capsys):
+    assert cli.main(["bench", "index", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'i'}\n"
+
+
+# demo, env and the lists
+
+
+def test_the_demo_gets_all_its_options(monkeypatch):
+    app = pytest.importorskip("mmaccel.demos.app")
+    seen = []
+    monkeypatch.setattr(app, "launch", lambda *given, **more: seen.append((given, more)))
+    words = ["--model", "image=a=b", "--model", "image=c", "--model", "speech=d", "--allow-models"]
+    assert cli.main(["demo", *words, "--dtype", "float16", "--host", "h", "--port", "8", "--allow-host", "n"]) == 0
+    assert cli.main(["demo"]) == 0
+    ((frame, *where), more), ((plain, *default), _) = seen
+    assert frame.models.more == {"image": ["a=b", "c"], "speech": ["d"]} and frame.models.any_model
+    assert (frame.models.device, frame.models.dtype) == ("cpu", torch.float16)
+    assert where == ["h", 8] and more == {"allow_hosts": ["n"]}
+    assert default == ["127.0.0.1", None] and not plain.models.any_model and plain.models.dtype is None
+    for text in ("image", "image=", "=x"):
+        with pytest.raises((SettingError, UnknownNameError)):
+            app.Models(demo._by_kind([text]))
+
+
+def test_env_forgets_before_it_tells(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "choices.json")
+    kept_choices.keep(kept_choices.place(1), "products", {"busy": 1})
+    assert cli.main(["env"]) == 0
+    assert "products: not measured yet, the machine was busy" in capsys.readouterr().out
+    assert cli.main(["env", "--forget"]) == 0 and "products" not in capsys.readouterr().out
+    assert cli.main(["env"]) == 0 and "products" not in capsys.readouterr().out
+    for accelerator, said in (("none", "not available"), ("H100", "H100")):
+        monkeypatch.setattr("mmaccel.machine.machine", lambda name=accelerator: {"accelerator": name})
+        env.run_env(argparse.Namespace(forget=False))
+        assert capsys.readouterr().out.splitlines()[-1].split(maxsplit=1) == ["cuda", said]
+
+
+def test_lists_are_as_wide_as_the_terminal(monkeypatch, capsys):
+    for columns, widest in ((300, 100), (60, 60), (10, 40)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = listing._wrapped("word " * 100)
+        assert widest - 6 < max(map(len, lines)) <= widest
+        assert lines[0].startswith("    word") and lines[1].startswith("    word")
+    assert listing._wrapped("word " * 50, 8)[1].startswith(" " * 8 + "word")
+    assert cli.main(["methods", "--modality", "imag"]) == 2 and "image" in capsys.readouterr().err
