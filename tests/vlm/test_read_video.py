@@ -3,11 +3,15 @@
 import builtins
 import importlib.util
 import itertools
+import re
 import struct
 import sys
 import tracemalloc
 import weakref
+from contextlib import nullcontext
 from fractions import Fraction
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -114,6 +118,9 @@ def test_parts_of_a_clip(clip, backend):
     for start, end, expected in ((0.4, None, range(10, 30)), (None, 0.4, range(10)), (0.2, 0.41, range(5, 11))):
         video = vlm.read_video(clip, len(expected), start=start, end=end, backend=backend)
         assert video.indices.tolist() == list(expected) and video.total_frames == 30
+    # in single precision the time of frame 13 is a little below 0.52
+    assert vlm.read_video(clip, 17, start=0.52, backend=backend).indices[0] == 13
+    assert vlm.read_video(clip, 13, end=0.52, backend=backend).indices[-1] == 12
     assert vlm.read_video(clip, fps=5, start=0.4, sampling="uniform").indices.tolist() == [10, 15, 20, 25]
 
 
@@ -268,6 +275,97 @@ def test_bad_settings(clip, settings, kind, says):
     with pytest.raises(kind, match=says) as error:
         vlm.read_video(clip, **settings)
     assert "\n" not in str(error.value)
+
+
+def test_an_error_names_the_file_that_is_too_short(clip):
+    with pytest.raises(SettingError, match=f"but {re.escape(str(clip))} has 30"):
+        vlm.read_video(clip, 31)
+
+
+@pytest.mark.parametrize("settings", ({"fps": 2}, {"max_side": 0}), ids=str)
+def test_settings_are_checked_before_the_file_is_looked_for(tmp_path, settings):
+    with pytest.raises(SettingError):
+        vlm.read_video(tmp_path / "none.mp4", 8, **settings)
+
+
+@pytest.mark.parametrize(("name", "fps"), (("one.mp4", 25.0), ("one.gif", 1.0)))
+def test_a_clip_of_one_frame_has_the_rate_of_its_header(tmp_path, name, fps):
+    path = tmp_path / name
+    write(path, 1) if name.endswith("mp4") else Image.new("RGB", (32, 20)).save(path)
+    video = vlm.read_video(path, 1)
+    assert (video.fps, video.duration, video.times.tolist()) == (fps, 1 / fps, [0.0])
+
+
+class Watched:
+    """A container that counts how often one was opened and closed."""
+
+    counts: ClassVar = {"opened": 0, "closed": 0}
+    open = staticmethod(av.open)
+
+    def __init__(self, *args, **kwargs):
+        self.container = self.open(*args, **kwargs)
+        self.counts["opened"] += 1
+
+    def __getattr__(self, name):
+        return getattr(self.container, name)
+
+    def close(self):
+        self.counts["closed"] += 1
+        self.container.close()
+
+
+@pytest.mark.parametrize(("name", "more"), (("vp8.webm", {"codec": "libvpx"}), ("sound.mp4", {"video": False})))
+def test_all_that_was_opened_is_closed(tmp_path, monkeypatch, name, more):
+    """Also what was opened twice, to count by decoding, and what holds no video."""
+    path = write(tmp_path / name, audio="video" in more, **more)
+    monkeypatch.setattr(av, "open", Watched)
+    monkeypatch.setattr(Watched, "counts", {"opened": 0, "closed": 0})
+    with nullcontext() if "codec" in more else pytest.raises(VideoFileError, match="audio only"):
+        vlm.read_video(path, 3)
+    assert Watched.counts["opened"] == Watched.counts["closed"] == (3 if "codec" in more else 1)
+
+
+def test_options_reach_the_file_and_its_decoder(clip):
+    reader = video_readers.AvReader(clip, {"skip_frame": "default"})
+    for _ in range(2):
+        assert reader.stream.codec_context.options == {"skip_frame": "default"}
+        reader._restart()
+    reader.close()
+    with pytest.raises(VideoFileError, match="is not a video"):
+        video_readers.AvReader(clip, {"format_whitelist": "matroska"})
+
+
+def test_a_file_is_cut_off_where_more_than_a_few_frames_are_missing(clip, monkeypatch):
+    listed = video_readers.AvReader._list
+    for promised, missing in ((30, False), (31, True)):
+        monkeypatch.setattr(video_readers.AvReader, "_list", lambda self, n=promised: (*listed(self)[:2], n))
+        reader = video_readers.AvReader(clip)
+        assert (reader.cut_off is not None) == missing
+        reader.close()
+
+
+def test_the_place_of_a_damage_is_told_with_what_is_before_it():
+    for index, end in ((0, "0.00"), (1, "0.49")):
+        error = video_readers.damaged(Path("a.mp4"), index, np.array([0.0, 0.5]))
+        assert str(error).endswith(f"end={end}") and f"frame {index} ({index / 2:.2f} s)" in str(error)
+
+
+def test_a_picture_of_a_format_without_frames_is_refused(tmp_path):
+    path = tmp_path / "still.gif"
+    Image.new("RGB", (32, 20)).save(path, "BMP")
+    with pytest.raises(VideoFileError, match="is not a video"):
+        vlm.read_video(path, 1)
+
+
+def test_frames_of_no_duration_are_shown_as_browsers_do(tmp_path):
+    path = tmp_path / "quick.gif"
+    images = [Image.new("RGB", (32, 20), (60 * i, 0, 0)) for i in range(3)]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=0)
+    assert vlm.read_video(path, 3).times.tolist() == pytest.approx([0, 0.1, 0.2])
+
+
+def test_the_shorter_side_keeps_a_pixel():
+    assert video_readers.scaled(np.zeros((1, 400, 3), np.uint8), 100).shape == (1, 100, 3)
 
 
 def test_memory_and_missing_packages(clip, monkeypatch):

@@ -229,7 +229,7 @@ def _part(reader: Reader, start: float | None, end: float | None, file: Path) ->
 
 def _read(reader: Reader, chosen: np.ndarray, max_side: int | None, progress: bool | None, file: Path) -> np.ndarray:
     """The frames in one array, scaled one by one as they come."""
-    wanted = sorted(set(chosen.tolist()))
+    wanted = chosen.tolist()
     result: np.ndarray | None = None
     shown = {"unit": "frames", "delay": BAR_AFTER, **looks(), **({"delay": 0.0} if progress else {})}
     bar = tqdm(reader.frames(wanted), file.name, len(wanted), disable=progress is False, **shown)
@@ -240,7 +240,7 @@ def _read(reader: Reader, chosen: np.ndarray, max_side: int | None, progress: bo
             result = np.empty((len(wanted), *small.shape), np.uint8)
         result[place] = small if small.shape == result.shape[1:] else resized(small, result.shape[2:0:-1])
     assert result is not None
-    return result if len(wanted) == len(chosen) else result[np.searchsorted(wanted, chosen)]
+    return result
 
 
 def _require_memory(need: int, count: int, file: Path) -> None:
