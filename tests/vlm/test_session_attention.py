@@ -1,0 +1,232 @@
+"""What the attention of a session leaves to the model, whom it asks, and which scale and mask it reads with."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+import mmaccel
+from mmaccel.cache import EvictingCache, SelectingCache
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.kernels.policies import DECODE, Span
+from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
+from mmaccel.vlm.decoder.attention import SessionAttention
+from mmaccel.vlm.decoder.call import Call, GenerateRun
+from mmaccel.vlm.decoder.compress_kv import _visual
+from mmaccel.vlm.decoder.generation import new_tokens, tokens_made
+
+CONFIG = examples.llama()[0].config
+
+
+class Layer(torch.nn.Module):
+    layer_idx, is_causal, num_key_value_groups = 0, True, 2
+
+
+def states(queries, keys, batch=1, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, h, n, 8, generator=generator) for h, n in ((4, queries), (2, keys), (2, keys))]
+
+
+def left_padded(keys, *starts):
+    """The mask of a prompt, rows padded up to their starts."""
+    seen = torch.arange(keys) >= torch.tensor(starts)[:, None]
+    return (torch.ones(keys, keys, dtype=torch.bool).tril() & seen[:, None])[:, None]
+
+
+class Told:
+    """A method that notes its calls and answers with a number, or not at all."""
+
+    def __init__(self, answer=None):
+        self.answer, self.asked, self.after_calls = answer, [], []
+
+    def attend(self, call):
+        self.asked.append((call.layer_idx, call.starts))
+        return None if self.answer is None else torch.full_like(call.query, self.answer)
+
+    def after(self, call):
+        self.after_calls.append(call.starts)
+
+
+def plainly(module, query, key, value, mask, **more):
+    return query.transpose(1, 2), more
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    (
+        ({"dropout": 0.1}, "dropout is on: call model.eval()"),
+        ({"is_causal": False}, "its attention is not causal"),
+        ({"sliding_window": 4}, "it has a sliding window"),
+        ({"softcap": 3.0}, "its attention has softcap"),
+        ({"position_bias": 1, "s_aux": 2}, "its attention has s_aux, position_bias"),
+    ),
+    ids=str,
+)
+def test_what_no_method_knows_runs_plainly_and_says_so_once(more, reason):
+    method, given = Told(9), []
+    attention = SessionAttention([method])
+    attention.run = run = GenerateRun()
+    query, key, value = states(4, 4)
+
+    def original(*args, **kwargs):
+        given.append(kwargs)
+        return plainly(*args, **kwargs)
+
+    for _ in range(2):
+        output, weights = attention(original, Layer(), query, key, value, None, scaling=0.5, **more)
+        assert torch.equal(output, query.transpose(1, 2)) and weights is None
+    assert not method.asked and not method.after_calls
+    assert run.warnings == [f"layer 0 and others like it ran plainly: {reason}"]
+    assert given == [{"scaling": 0.5, "dropout": 0.0, "is_causal": None, **more}] * 2
+    assert run.keys.read() == run.plain_keys.read() == 2 * 4 * 10
+
+
+def test_a_module_that_is_not_causal_is_left_alone_unless_the_call_says_otherwise():
+    method = Told(9)
+    attention, module = SessionAttention([method]), Layer()
+    module.is_causal = False
+    attention(plainly, module, *states(4, 4), None)
+    assert not method.asked
+    attention(plainly, module, *states(4, 4), None, is_causal=True)
+    assert method.asked == [(0, [0])]
+
+
+@pytest.mark.parametrize("shape", ((1, 2, 4, 6), (1, 3, 4, 8)), ids=("narrow values", "odd heads"))
+def test_keys_that_do_not_fit_are_left_to_the_model(shape):
+    method = Told(9)
+    attention = SessionAttention([method])
+    attention.run = run = GenerateRun()
+    query, key, _ = states(4, 4)
+    value = torch.zeros(shape)
+    attention(plainly, Layer(), query, key if shape[1] == 2 else value, value, None)
+    assert not method.asked and "its keys and values differ in shape" in run.warnings[0]
+
+
+def test_the_first_method_that_answers_is_taken_and_all_are_told_after():
+    methods = Told(), Told(2.0), Told(3.0)
+    output, _ = SessionAttention(methods)(plainly, Layer(), *states(4, 4), None)
+    assert (output == 2).all() and output.shape == (1, 4, 4, 8)
+    assert [len(method.asked) for method in methods] == [1, 1, 0]
+    assert [len(method.after_calls) for method in methods] == [1, 1, 1]
+
+
+def test_each_mask_is_read_for_itself():
+    """Two of one shape one after the other, and one mask for keys of another number."""
+    method = Told()
+    attention = SessionAttention([method])
+    attention.run = GenerateRun()
+    for starts in ((0, 2), (3, 0)):
+        mask = left_padded(6, *starts)
+        for _ in range(2):
+            attention(plainly, Layer(), *states(6, 6, batch=2), mask)
+    assert [starts for _, starts in method.asked] == [[0, 2], [0, 2], [3, 0], [3, 0]]
+    attention(plainly, Layer(), *states(3, 6, batch=2), mask)
+    assert method.asked[-1] == (0, None), "it is no mask of these"
+
+
+def test_keys_that_changed_after_the_cache_are_refused_and_forgotten():
+    cache = SelectingCache(CONFIG, DECODE["token_select"], 16)
+    cache.reader = attention = SessionAttention([Told()])
+    query, key, value = states(4, 4)
+    cache.update(key, value, 0)
+    with pytest.raises(UnsupportedTargetError, match="changes its keys between the cache and attention"):
+        attention(plainly, Layer(), query, key.clone(), value, None)
+    attention(plainly, Layer(), query, key, value, None)
+    assert len(attention.methods[0].asked) == 1, "a call without a cache is none of the one before"
+
+
+@pytest.mark.parametrize("queries", (1, 40))
+def test_the_scale_of_a_model_reaches_a_compressed_cache(queries):
+    """All of the prompt but a few tokens is kept; few queries and many take different ways."""
+    cache = EvictingCache(CONFIG, 64)
+    cache.reader = attention = SessionAttention([CompressKV(budget=None, tokens=60)])
+    query, key, value = states(64, 64)
+    attention(sdpa_attention_forward, Layer(), query, *cache.update(key, value, 0), None, scaling=0.9)
+    kept = cache.layers[0].positions[0, :, : cache.layers[0].length].long()
+    new = states(queries, queries, seed=1)
+    output, _ = attention(sdpa_attention_forward, Layer(), new[0], *cache.update(*new[1:], 0), None, scaling=0.9)
+    seen = torch.zeros(2, queries, 64 + queries, dtype=torch.bool)
+    seen[:, :, 64:] = torch.ones(queries, queries, dtype=torch.bool).tril()
+    for head in range(2):
+        seen[head, :, kept[head][kept[head] >= 0]] = True
+    key, value = torch.cat([key, new[1]], 2), torch.cat([value, new[2]], 2)
+    for scale in (0.9, None):
+        dense = scaled_dot_product_attention(
+            new[0], key, value, seen.repeat_interleave(2, 0), scale=scale, enable_gqa=True
+        )
+        assert torch.allclose(output.transpose(1, 2), dense, atol=1e-4) == (scale == 0.9)
+
+
+def test_the_scale_of_a_model_reaches_selected_tokens_and_sparse_blocks():
+    """With all but a little read, and the same scale, what comes is near to what all would give."""
+    query, key, value = states(64, 64)
+    sparse = SparsePrefill(budget=0.99, min_length=32, block_m=16, block_n=16, always=True)
+    output, _ = SessionAttention([sparse])(plainly, Layer(), query, key, value, None, scaling=0.9)
+    dense = scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.9, enable_gqa=True)
+    assert torch.allclose(output.transpose(1, 2), dense, atol=1e-4)
+    cache = SelectingCache(CONFIG, lambda q, k, lengths, *, count, state, valid=None: chosen, 80)
+    chosen = torch.arange(65, dtype=torch.int32).expand(1, 2, -1)
+    cache.reader = attention = SessionAttention([SelectKV(budget=None, tokens=64, dense_layers=0)])
+    attention(sdpa_attention_forward, Layer(), query, *cache.update(key, value, 0), None, scaling=0.9)
+    new = states(1, 1, seed=1)
+    output, _ = attention(plainly, Layer(), new[0], *cache.update(*new[1:], 0), None, scaling=0.9)
+    key, value = torch.cat([key, new[1]], 2), torch.cat([value, new[2]], 2)
+    dense = scaled_dot_product_attention(new[0], key, value, scale=0.9, enable_gqa=True)
+    assert torch.allclose(output.transpose(1, 2), dense, atol=1e-4)
+
+
+def test_each_beam_has_the_pictures_of_its_prompt():
+    known = [[Span(3, 1, 1, 2)], [Span(5, 1, 1, 2)]]
+    run = GenerateRun(visual=known)
+    query, key, _ = states(10, 10, batch=4)
+    call = Call(0, query, key, key, None, None, None, [0] * 4, lambda: query, run)
+    assert _visual(call, (0, 4), 0) == [known[0], known[0], known[1], known[1]]
+    assert _visual(call, (2, 3), 4) == [[Span(1, 1, 1, 2)]], "slots after the padding"
+    assert _visual(call, (0, 1), 4) is None, "a picture in the padding"
+    run.visual = [*known, known[0]]
+    assert _visual(call, (0, 4), 0) is None, "no whole number of beams"
+
+
+def test_lengths_of_a_call():
+    model, _ = examples.llama()
+    assert new_tokens(model, {"max_new_tokens": 7, "max_length": 9}, 5) == 7
+    assert new_tokens(model, {"max_length": 9}, 5) == 4 and new_tokens(model, {"max_length": 9}, 30) == 1
+    model.generation_config.max_length = None
+    assert new_tokens(model, {}, 5) == 20, "as in transformers"
+    result, ids = torch.zeros(3, 9), torch.zeros(3, 4)
+    for given in ({"input_ids": ids}, {"inputs": ids}):
+        assert tokens_made(result, given) == tokens_made(SimpleNamespace(sequences=result), given) == 3 * 5
+    assert tokens_made(result, {"inputs_embeds": torch.zeros(3, 4, 2)}) == 3 * 9, "they come without the prompt"
+
+
+def test_memory_is_asked_for_by_the_rows_of_a_prompt_of_embeddings():
+    model, _ = examples.llama()
+    embeds = model.get_input_embeddings()(torch.randint(4, 20, (2, 30)))
+    with mmaccel.accelerate(model, CompressKV(budget=0.5)) as fast:
+        fast.generate(inputs_embeds=embeds, max_new_tokens=3, do_sample=False)
+        assert fast.report.engaged and fast.report.tokens == 2 * 3
+        layers, width = 3, 2 * 2 * (2 * 8 * 4 + 4)  # rows, heads, and a key, a value and a position
+        assert fast.report.peak_extra_bytes == (layers * (15 + 3) + 30) * width
+
+
+@pytest.mark.parametrize("more", ({"use_cache": False}, {"cache_implementation": "static"}), ids=str)
+def test_a_call_that_leaves_no_room_for_our_cache_says_so_alone(more):
+    """Beside the reason it says nothing of not having engaged."""
+    model, arguments = examples.llama()
+    with mmaccel.accelerate(model, SelectKV(budget=0.2)) as fast:
+        fast.generate(**arguments(1, max_new_tokens=1, **more))
+        ((name, value),) = more.items()
+        assert fast.report.warnings == [f"{SelectKV(budget=0.2)} ran plainly: {name}={value!r}"]
+
+
+def test_a_cache_of_another_session_is_not_ours():
+    model, arguments = examples.llama()
+    with mmaccel.accelerate(model, CompressKV()) as fast:
+        first = fast.generate(**arguments(return_dict_in_generate=True))
+    ids = torch.cat([first.sequences, first.sequences[:, -3:]], 1)
+    with mmaccel.accelerate(model, CompressKV()) as other:
+        other.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, do_sample=False)
+        assert "past_key_values is not from this session" in other.report.warnings[0]
+        assert other.report.peak_extra_bytes == 0
