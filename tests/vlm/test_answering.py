@@ -1,14 +1,18 @@
 """Questions about one video: how they reach the model, and what a comparison calls and shows."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+import transformers
+from PIL import Image
 from transformers import BatchFeature
 
 from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
-from mmaccel.errors import PromptError, UnsupportedTargetError
-from mmaccel.vlm import answering, examples, visual_examples
+from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError
+from mmaccel.vlm import answering, command, comparing, examples, visual_examples
 from mmaccel.vlm.command import VlmCommand
 from mmaccel.vlm.comparing import AnswerTrial
 
@@ -25,7 +29,7 @@ class Processor:
         return text["text"] + ">"
 
     def __call__(self, videos, text, return_tensors, padding):
-        assert padding and len(videos) == len(text)
+        assert padding and len(videos) == len(text) and return_tensors == "pt"
         shown = [visual_examples.VIDEO] * (16 * len(videos[0]) + 1)
         rows = [[5, *shown, *(4 + ord(letter) % 40 for letter in question)] for question in text]
         width = max(map(len, rows))
@@ -34,6 +38,7 @@ class Processor:
         return BatchFeature({"input_ids": ids, "attention_mask": (ids > 0).long(), "pixel_values_videos": pixels})
 
     def batch_decode(self, tokens, skip_special_tokens):
+        assert skip_special_tokens
         return [f" {' '.join(map(str, row))} " for row in tokens.tolist()]
 
 
@@ -128,3 +133,175 @@ def test_a_compared_call_is_greedy_and_as_long_as_asked():
     _, call = VlmCommand().prepare(words)
     assert call["do_sample"] is False and call["max_new_tokens"] == 5
     assert len(call["frames"]) > 1 and len(call["questions"]) == 1
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What is asked of transformers, which finds a model or what it is told to raise."""
+    asked, found = [], {"model": visual_examples.onevision()[0], "processor": Processor(), "config": None}
+
+    def from_pretrained(kind, name, **more):
+        asked.append((kind, name, more))
+        if isinstance(found[kind], Exception):
+            raise found[kind]
+        return found[kind]
+
+    for kind, auto in (
+        ("config", "AutoConfig"),
+        ("processor", "AutoProcessor"),
+        ("model", "AutoModelForImageTextToText"),
+    ):
+        cls = getattr(transformers, auto)
+        monkeypatch.setattr(cls, "from_pretrained", lambda name, kind=kind, **more: from_pretrained(kind, name, **more))
+    return asked, found
+
+
+def test_a_model_of_the_hub_is_loaded_without_its_code(hub):
+    asked, found = hub
+    found["model"].train()
+    model, processor = answering.load("org/name", dtype=torch.float64)
+    assert model is found["model"] and processor is found["processor"]
+    assert not model.training and model.dtype == torch.float64
+    assert [kind for kind, *_ in asked] == ["config", "processor", "model"]
+    assert all(name == "org/name" and more.pop("trust_remote_code") is False for _, name, more in asked)
+    assert asked[-1][2] == {"dtype": torch.float64, "use_safetensors": True, "attn_implementation": "sdpa"}
+    answering.load("org/name")
+    assert asked[-1][2]["dtype"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "error", "says"),
+    (
+        ("processor", ImportError("no torchvision"), MissingExtraError, r"of org/name needs .*torchvision \(no torchv"),
+        (
+            "config",
+            OSError("not found\nmore"),
+            UnsupportedTargetError,
+            r"give a zoo name \(.*tiny-onevision.*\(not found",
+        ),
+        ("model", ValueError("another"), UnsupportedTargetError, "'org/name' is not a vision-language model"),
+        ("model", examples.llama()[0], UnsupportedTargetError, "is a LlamaForCausalLM, which sees no videos"),
+    ),
+    ids=("processor", "nothing there", "another kind", "language alone"),
+)
+def test_what_cannot_be_loaded_says_why(hub, kind, found, error, says):
+    hub[1][kind] = found
+    with pytest.raises(error, match=says) as raised:
+        answering.load("org/name")
+    assert "\n" not in str(raised.value)
+    assert not isinstance(found, Exception) or raised.value.__cause__ is found
+
+
+def test_an_answer_has_32_tokens_at_most_unless_asked_otherwise(parts, frames):
+    calls = []
+
+    def generate(**call):
+        calls.append(call)
+        return call["input_ids"]
+
+    target = SimpleNamespace(device="cpu", generate=generate)
+    answering.ask(target, parts[1], frames, QUESTIONS)
+    assert calls[0]["max_new_tokens"] == 32 and calls[0]["do_sample"] is False
+
+
+# What a comparison makes of it
+
+
+def test_answers_are_judged_word_for_word_and_by_their_words(parts, frames):
+    trial = trial_of(parts, frames, QUESTIONS)
+    plain, other = torch.tensor([[7, 8, 9], [5, 5, 5]]), torch.tensor([[7, 8, 9], [5, 6, 6]])
+    judged = trial.judge(plain, other)
+    assert judged == {"agreed": 0.5, "like": pytest.approx((1 + 2 * 1 / 6) / 2)}
+    assert [metric.key for metric in trial.metrics] == list(judged)
+    assert trial.equal(plain, plain.clone()) and not trial.equal(plain, other) and trial.unit == "frames"
+    alone = AnswerTrial(trial.adapter, trial.calls[None])
+    assert alone.answers(other) == ["7 8 9", "5 6 6"], "without a processor the numbers"
+    assert alone.show(other).names == []
+
+
+def test_each_number_of_frames_is_prepared_once(parts, frames, monkeypatch):
+    model, _ = parts
+    prepared = []
+    real = comparing.prepare
+    monkeypatch.setattr(comparing, "prepare", lambda *a: prepared.append(len(a[1])) or real(*a))
+    trial = trial_of(parts, frames, QUESTIONS)
+    for fewer in (None, 2, None, 2, 3):
+        trial.run(model, 0, fewer=fewer)
+    assert prepared == [4, 2, 3]
+
+
+def test_an_answer_with_its_scores_is_its_tokens(parts, frames):
+    model, _ = parts
+    plain = trial_of(parts, frames, QUESTIONS).run(model, 0)
+    more = trial_of(parts, frames, QUESTIONS, return_dict_in_generate=True, output_logits=True).run(model, 0)
+    assert torch.equal(plain, more)
+
+
+def test_what_has_an_entry_for_each_token_is_cut_with_the_frames():
+    model, arguments = visual_examples.onevision()
+    call = arguments(2, frames=6)
+    call["mm_token_type_ids"] = (call["input_ids"] == visual_examples.VIDEO).long()
+    call["token_type_ids"] = call["input_ids"]
+    cut = AnswerTrial(find_adapter(model), call)._prepared(2)
+    length = call["input_ids"].shape[1] - 4 * 16
+    assert cut["pixel_values_videos"].shape[1] == 2 and torch.equal(cut["token_type_ids"], cut["input_ids"])
+    assert cut["mm_token_type_ids"].shape == cut["attention_mask"].shape == (2, length)
+    assert cut["mm_token_type_ids"].sum(1).tolist() == [2 * 16 + 1] * 2
+
+
+def test_a_video_in_two_prompts_cannot_have_fewer_frames():
+    model, _ = visual_examples.onevision()
+    call = {"input_ids": torch.tensor([[5, *[visual_examples.VIDEO] * 48, 6]] * 2)}
+    call["pixel_values_videos"] = visual_examples.clip(1, 6, 32)
+    assert "no video of several frames" in AnswerTrial(find_adapter(model), call).no_simple
+
+
+# The command line
+
+
+@pytest.fixture
+def told(parts, frames, monkeypatch, tmp_path, capsys):
+    """Runs `mmaccel run vlm` on a clip of four frames in a second; gives lines and what was asked of the model."""
+    path, asked = tmp_path / "clip.gif", []
+    images = [Image.fromarray(frame) for frame in frames]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=250)
+    real = answering.ask
+
+    def ask(target, processor, clip, *args, **more):
+        asked.append((type(target).__name__, len(clip), more))
+        return real(target, processor, clip, *args, **more)
+
+    monkeypatch.setattr(command, "opened", lambda arguments: parts)
+    monkeypatch.setattr(answering, "ask", ask)
+
+    def run(*words):
+        assert cli.main(["run", "vlm", str(path), QUESTIONS[0], "--method", "VidCom2", *words]) == 0
+        return capsys.readouterr().out.splitlines(), asked
+
+    return run
+
+
+def test_a_question_of_the_command_line(told):
+    lines, asked = told("--max-new-tokens", "3")
+    assert asked == [("Session", 4, {"questions": QUESTIONS[:1], "max_new_tokens": 3})]
+    assert len(lines[0].split()) == 3 and not any("plain:" in line or "speed" in line for line in lines[:1])
+    assert any("VidCom2" in line for line in lines[1:])
+
+
+def test_the_plain_answer_of_the_command_line_comes_first_and_is_timed(told):
+    lines, asked = told("--compare", "--max-new-tokens", "3", "--frames", "2")
+    assert [call[:2] for call in asked] == [("LlavaOnevisionForConditionalGeneration", 2), ("Session", 2)]
+    assert asked[0][2] == asked[1][2]
+    assert lines[0].startswith("plain: ") and lines[1].startswith("fast:  ")
+    assert any("both measured" in line for line in lines[2:])
+
+
+def test_frames_of_a_second_count_before_the_number_of_frames(told):
+    _, asked = told("--fps", "2", "--frames", "4")
+    assert asked[0][1] == 2
+
+
+def test_the_picture_of_the_command_line_comes_last(told, tmp_path):
+    picture = tmp_path / "kept.png"
+    lines, _ = told("--picture", str(picture))
+    assert lines[-1] == f"wrote {picture}" and Image.open(picture).width > 4 * 200

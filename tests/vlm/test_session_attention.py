@@ -12,6 +12,7 @@ from mmaccel.cache import EvictingCache, SelectingCache
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels.policies import DECODE, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
+from mmaccel.vlm.decoder import generation
 from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import Call, GenerateRun
 from mmaccel.vlm.decoder.compress_kv import _visual
@@ -201,12 +202,15 @@ def test_lengths_of_a_call():
     assert tokens_made(result, {"inputs_embeds": torch.zeros(3, 4, 2)}) == 3 * 9, "they come without the prompt"
 
 
-def test_memory_is_asked_for_by_the_rows_of_a_prompt_of_embeddings():
+def test_memory_is_asked_for_by_the_rows_of_a_prompt_of_embeddings(monkeypatch):
     model, _ = examples.llama()
+    texts = []
+    monkeypatch.setattr(generation, "require_memory", lambda *needed: texts.append(needed[2]))
     embeds = model.get_input_embeddings()(torch.randint(4, 20, (2, 30)))
     with mmaccel.accelerate(model, CompressKV(budget=0.5)) as fast:
         fast.generate(inputs_embeds=embeds, max_new_tokens=3, do_sample=False)
         assert fast.report.engaged and fast.report.tokens == 2 * 3
+        assert texts == [f"generate with {CompressKV(budget=0.5)}, 2 x 33 tokens,"]
         layers, width = 3, 2 * 2 * (2 * 8 * 4 + 4)  # rows, heads, and a key, a value and a position
         assert fast.report.peak_extra_bytes == (layers * (15 + 3) + 30) * width
 
