@@ -269,7 +269,7 @@ def told(parts, frames, monkeypatch, tmp_path, capsys):
 
     def ask(target, processor, clip, *args, **more):
         asked.append((type(target).__name__, len(clip), more))
-        return real(target, processor, clip, *args, **more)
+        return real(target, processor, clip, *args, **more)[0], 1234.0
 
     monkeypatch.setattr(command, "opened", lambda arguments: parts)
     monkeypatch.setattr(answering, "ask", ask)
@@ -293,7 +293,7 @@ def test_the_plain_answer_of_the_command_line_comes_first_and_is_timed(told):
     assert [call[:2] for call in asked] == [("LlavaOnevisionForConditionalGeneration", 2), ("Session", 2)]
     assert asked[0][2] == asked[1][2]
     assert lines[0].startswith("plain: ") and lines[1].startswith("fast:  ")
-    assert any("both measured" in line for line in lines[2:])
+    assert any("both measured" in line and "1234" in line for line in lines[2:]), lines
 
 
 def test_frames_of_a_second_count_before_the_number_of_frames(told):
