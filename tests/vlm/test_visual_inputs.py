@@ -9,8 +9,10 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import mmaccel
 from mmaccel import registry, vlm
-from mmaccel.errors import PromptError, SettingError
+from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import visual_examples
+from mmaccel.vlm.families import visual_adapter
+from mmaccel.vlm.input.turns import ATTRIBUTE
 from mmaccel.vlm.pruning.compressed import chosen
 from mmaccel.vlm.pruning.compressor import Compressor
 
@@ -396,3 +398,67 @@ def test_seconds_of_a_grid_count_in_positions():
     assert not torch.equal(plain.logits[0], usual.logits[0])
     with mmaccel.accelerate(model, Some(step=1)) as fast:
         assert torch.equal(fast.generate(**slow).logits[0], plain.logits[0])
+
+
+def test_a_cache_remembers_no_features():
+    """They would stay in memory as long as the conversation."""
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, Some()) as fast:
+        first = fast.generate(**arguments(1, return_dict_in_generate=True))
+        prompt = getattr(first.past_key_values, ATTRIBUTE).prompt
+    assert prompt.visuals == {} and prompt.answered == 5 and len(prompt.cells) == 1
+
+
+@pytest.mark.parametrize(("pad", "expected"), ((3, 3), (None, 0)))
+def test_shorter_rows_are_padded_with_the_token_of_the_model(pad, expected):
+    model, arguments = visual_examples.onevision()
+    model.generation_config.pad_token_id = pad
+    with mmaccel.accelerate(model, Some()) as fast:
+        fast.generate(**arguments(2))
+        prompt = fast.adapter.last[0]
+    gone = prompt.attention_mask == 0
+    assert gone.any() and (prompt.input_ids[gone] == expected).all()
+
+
+def test_a_video_lies_in_one_prompt():
+    model, _ = visual_examples.onevision()
+    call = rows([5, *[VIDEO] * 48, 7], [5, *[VIDEO] * 49, 7])
+    call["pixel_values_videos"] = visual_examples.clip(1, 6, 32)
+    with mmaccel.accelerate(model, Some()) as fast, pytest.raises(PromptError, match="lie in two prompts of the batch"):
+        fast.generate(**call)
+
+
+@pytest.mark.parametrize("needs", ({"needs_key": False}, {"needs_attention": False}), ids=str)
+def test_the_tower_is_watched_for_a_method_that_needs_either(needs):
+    model, arguments = visual_examples.onevision()
+    method = type("Either", (Some,), needs)()
+    with mmaccel.accelerate(model, Some()) as fast:
+        (visual,) = fast.adapter.encode("video", method, arguments(1))
+        assert visual.scores is not None and visual.key is not None
+        (visual,) = fast.adapter.encode("video", vlm.VidCom2(), arguments(1))
+        assert visual.scores is None and visual.key is None
+
+
+def test_a_tower_without_attention_cannot_rank_tokens(monkeypatch):
+    model, arguments = visual_examples.onevision()
+    monkeypatch.setattr(visual_adapter, "attention_layers", lambda tower: [])
+    with mmaccel.accelerate(model, Some()) as fast, pytest.raises(UnsupportedTargetError, match="no attention to read"):
+        fast.generate(**arguments(1))
+
+
+def test_additional_features_come_before_the_first_cut():
+    """Two layers of this model receive them."""
+    model, _ = visual_examples.qwen3_vl()
+    mmaccel.plan(model, vlm.FastV(layer=2))
+    with pytest.raises(SettingError, match="before layer 1: .* from 2 to 5"):
+        mmaccel.plan(model, vlm.FastV(layer=1))
+
+
+def test_methods_on_the_cache_are_told_where_the_pictures_are():
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, vlm.CompressKV(policy="st_lite", budget=0.3)) as fast:
+        seen, begin = [], fast.adapter.begin
+        fast.adapter.begin = lambda methods, run, kwargs: [begin(methods, run, kwargs), seen.append(run.visual)][0]
+        call = arguments(2)
+        fast.generate(**dict(call))
+        assert seen == [fast.adapter.spans(call)] and seen[0][0]
