@@ -318,6 +318,12 @@ def test_a_picture_shows_the_first_of_the_frames_that_were_taken_for_one():
     assert orange.any() and places[1].max() < 128 + picture.shape[1] // 8 and places[0].min() > 128
 
 
+def test_eight_frames_stand_in_a_row():
+    frames = [np.zeros((8, 8, 3), np.uint8)] * 9
+    (wide, high), (row, one) = (vlm.Kept(torch.ones(n, 2, 2)).picture(frames[:n]).size for n in (9, 8))
+    assert wide == row and high > 1.5 * one
+
+
 def test_what_the_language_model_drops_is_gone_in_the_picture():
     model, arguments = visual_examples.onevision()
     with mmaccel.accelerate(model, vlm.FastV(keep=0.25)) as fast:

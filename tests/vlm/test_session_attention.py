@@ -234,3 +234,19 @@ def test_a_cache_of_another_session_is_not_ours():
         other.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, do_sample=False)
         assert "past_key_values is not from this session" in other.report.warnings[0]
         assert other.report.peak_extra_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    (
+        (SparsePrefill(min_length=300), "no prompt was longer than min_length=300 tokens"),
+        (SelectKV(dense_layers=9), "no step had more tokens than it may read, in a layer after the dense ones"),
+        (CompressKV(budget=None, tokens=500), "no prompt had more tokens than are kept"),
+    ),
+    ids=str,
+)
+def test_a_method_that_had_nothing_to_do_says_why(method, why):
+    model, arguments = examples.llama()
+    with mmaccel.accelerate(model, method) as fast:
+        fast.generate(**arguments(1, max_new_tokens=2))
+        assert fast.report.warnings == [f"{method} did not engage: {why}"] and not fast.report.engaged

@@ -10,6 +10,7 @@ from mmaccel.demos.training.onevision import shape
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import visual_examples
+from mmaccel.vlm.stream import video_stream
 from mmaccel.vlm.stream.streaming_compression import History
 from mmaccel.vlm.stream.token_memory import FrameTokens, TokenMemory
 from mmaccel.vlm.stream.tower_cache import TowerCache
@@ -361,6 +362,26 @@ def test_memory_counts_the_keys_of_the_last_question(parts):
         assert stream.stats.memory_bytes < asked_bytes > tokens > 0, "which are let go with the next frame"
 
 
+def test_the_last_frame_of_a_full_chunk_is_what_later_ones_are_held_against(parts):
+    model, processor = parts
+    cache = TowerCache(model.model.vision_tower.encoder.layers, refresh=1e-6, interval=100)
+    clip = np.stack([frames(1)[0], frames(1, seed=7)[0]])
+    first = tower_pass(model, processor, clip, cache)
+    before = cache.computed
+    again = tower_pass(model, processor, clip[1:], cache)
+    assert torch.allclose(again[0], first[1], atol=1e-5)
+    assert cache.computed - before == len(cache.layers), "a token of each layer at least"
+
+
+def test_what_is_remembered_of_a_chunk_is_one_frame_in_memory(parts):
+    model, processor = parts
+    cache = TowerCache(model.model.vision_tower.encoder.layers)
+    tower_pass(model, processor, frames(4), cache)
+    for known in cache.references.values():
+        for part in (known.key, known.value, known.attention, known.mlp):
+            assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
+
+
 def test_other_towers_are_refused():
     model, _ = visual_examples.qwen2_vl()
     with pytest.raises(UnsupportedTargetError, match=r"refresh=1\.0"):
@@ -388,6 +409,37 @@ def test_errors(parts):
     stream.close()
     with pytest.raises(PromptError, match="the stream has no frames"):
         stream.ask("what moves up?")
+
+
+def test_a_template_with_two_videos_is_refused(parts, monkeypatch):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor)
+    stream.push(frames(1))
+    template = processor.apply_chat_template
+    monkeypatch.setattr(processor, "apply_chat_template", lambda *a, **k: 2 * template(*a, **k))
+    with pytest.raises(PromptError, match="makes 2 video placeholders of one video"):
+        stream.ask("what moves up?")
+
+
+def test_seconds_add_up(parts, monkeypatch):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor)
+    ticks = iter((10.0, 13.0, 20.0, 24.0))
+    monkeypatch.setattr(video_stream.time, "perf_counter", lambda: next(ticks))
+    for _ in range(2):
+        stream.push(frames(1))
+    assert stream.stats.seconds == 7.0
+
+
+@pytest.mark.parametrize("ends", (0, 1))
+def test_a_line_ends_after_the_video_where_the_family_has_it_so(parts, monkeypatch, ends):
+    model, processor = parts
+    stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.25))
+    stream.push(frames(2))
+    monkeypatch.setattr(stream.adapter, "line_ends", ends, raising=False)
+    ids, embeds, end = stream._prompt("what moves up?")
+    shown = (ids[0] == stream.adapter.token_id("video")).nonzero().flatten()
+    assert len(shown) == stream.memory.count + ends and int(shown[-1]) + 1 == end and embeds.shape[1] == ids.shape[1]
 
 
 def test_perplexity_is_lowest_for_the_answer_itself(parts):
