@@ -420,6 +420,18 @@ def test_shorter_rows_are_padded_with_the_token_of_the_model(pad, expected):
     assert gone.any() and (prompt.input_ids[gone] == expected).all()
 
 
+def test_keys_of_a_later_turn_are_those_of_its_own_passes():
+    """What the cache holds is attended to, and not computed again; where all is kept both counts are one."""
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, Some(step=1)) as fast:
+        first = fast.generate(**arguments(1, return_dict_in_generate=True))
+        second_turn(fast, first, None, past_key_values=first.past_key_values)
+        report = fast.report
+    length = first.sequences.shape[1] + 3
+    queries = range(length - 3, length + 3)  # the last token of the first answer, 3 words, and 2 steps
+    assert report.keys == report.plain_keys == 4 * 6 * sum(queries)
+
+
 def test_a_video_lies_in_one_prompt():
     model, _ = visual_examples.onevision()
     call = rows([5, *[VIDEO] * 48, 7], [5, *[VIDEO] * 49, 7])

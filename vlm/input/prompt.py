@@ -44,7 +44,7 @@ class Prompt:
     cached
         Columns that an earlier call has seen.
     full_lengths
-        Tokens of each original prompt, and the number of them that an earlier call has seen.
+        Tokens of each original prompt, and the number of them whose keys an earlier call has computed.
     answered
         Columns of the last answer, at the end.
     """
@@ -110,7 +110,8 @@ def shortened(
     seen = 0 if before is None else before.full_ids.shape[1]
     ids, mask = full_ids[:, seen:], kwargs.get("attention_mask")
     mask = torch.ones_like(full_ids) if mask is None else mask
-    lengths = list(zip(mask.sum(1).tolist(), mask[:, :seen].sum(1).tolist(), strict=True))
+    held = mask[:, : max(0, seen - 1)]  # the last token of an answer was never in the decoder
+    lengths = list(zip(mask.sum(1).tolist(), held.sum(1).tolist(), strict=True))
     told, mask = mask[:, :seen], mask[:, seen:].bool()
     left = _Left(ids, mask, first=0 if before is None else len(before.cells))
     for kind, visuals in found.items():
