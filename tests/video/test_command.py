@@ -1,0 +1,107 @@
+"""The commands of video: what reaches the pipeline, and what is written and printed of it."""
+
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from mmaccel.cli import main as cli
+from mmaccel.errors import PromptError
+from mmaccel.files import clips
+from mmaccel.session import Session
+from mmaccel.video import examples, generation, quality
+from mmaccel.video.command import VideoCommand
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+SIZES = {"steps": 6, "guidance": 2.5, "frames": 9, "height": 32, "width": 48}
+OPTIONS = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
+
+
+def frames(colour):
+    return [Image.new("RGB", (32, 24), colour) for _ in range(2)]
+
+
+@pytest.fixture
+def filmed(monkeypatch, tmp_path, capsys):
+    """`film(*words)` types a command: the plain clip is red and takes 4 s, the accelerated one blue and takes 1 s."""
+    pipe, arguments = examples.wan_pipeline()
+    seen = SimpleNamespace(pipe=pipe, runs=[], labels=[], folder=tmp_path, loaded=0)
+
+    def load(*_):
+        seen.loaded += 1
+        return pipe
+
+    def film(target, prompt, settings):
+        fast = isinstance(target, Session)
+        is_attached = "step" in vars(pipe.scheduler)
+        seen.runs.append((fast, is_attached, prompt, settings, pipe._progress_bar_config["desc"]))
+        target(**arguments(steps=6))
+        return generation.Filmed(frames(BLUE if fast else RED), 1.0 if fast else 4.0)
+
+    def type_in(*words):
+        code = cli.main(["run", "video", "red heart", "-o", str(tmp_path / "a.png"), *words])
+        seen.printed = capsys.readouterr()
+        return code
+
+    beside = clips.side_by_side
+    monkeypatch.setattr(generation, "load", load)
+    monkeypatch.setattr(generation, "film", film)
+    monkeypatch.setattr(clips, "side_by_side", lambda found, texts: seen.labels.extend(texts) or beside(found, texts))
+    seen.type = type_in
+    return seen
+
+
+def test_both_runs_are_made_of_the_same_words(filmed):
+    method = "video.HeterogeneousSteps(budget=0.75)"
+    words = ["--compare", "--method", "HeterogeneousSteps:budget=0.75", "--seed", "5", *OPTIONS]
+    assert filmed.type(*words, "--trace", str(filmed.folder / "trace.png")) == 0
+    settings = generation.VideoSettings(seed=5, **SIZES)
+    plain, fast = filmed.runs
+    assert plain == (False, False, "red heart", settings, "plain")
+    assert fast == (True, True, "red heart", settings, "fast")
+    assert filmed.labels == ["plain: 4.00 s", f"{method}: 1.00 s"]
+    names = ["a.compare.png", "a.png", "trace.png"]
+    assert sorted(path.name for path in filmed.folder.iterdir()) == names
+
+
+def test_the_accelerated_clip_is_written_and_compared_with_the_plain_one(filmed):
+    assert filmed.type("--compare", "--method", "HeterogeneousSteps") == 0
+    clip, both = (Image.open(filmed.folder / f"a{more}.png").convert("RGB") for more in ("", ".compare"))
+    assert clip.getpixel((10, 10)) == BLUE
+    colours = [colour for _, colour in sorted(both.getcolors(1 << 20), reverse=True)]
+    assert {RED, BLUE} <= set(colours[:4])
+    kept = f"{quality.psnr(frames(RED), frames(BLUE)):.1f} dB PSNR, {quality.ssim(frames(RED), frames(BLUE)):.3f} SSIM"
+    assert f"  quality     {kept} to the plain clip, measured\n" in filmed.printed.out
+    assert "both measured" in filmed.printed.out and filmed.printed.out.splitlines()[-1].startswith("wrote ")
+
+
+def test_without_compare_nothing_runs_plainly(filmed):
+    assert filmed.type("--method", "EasyCache") == 0
+    assert [run[:2] for run in filmed.runs] == [(True, True)] and not filmed.labels
+    assert "quality" not in filmed.printed.out and "say --compare" in filmed.printed.out
+    assert [path.name for path in filmed.folder.iterdir()] == ["a.png"]
+
+
+def test_a_clip_is_kept_where_there_is_no_trace(filmed):
+    """Not every method keeps one, which is known after the run only."""
+    assert filmed.type("--method", "EasyCache", "--trace", str(filmed.folder / "trace.png")) == 2
+    assert "keeps no trace" in filmed.printed.err
+    assert [path.name for path in filmed.folder.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize("words", (["--trace", "trace.txt"], ["--method", "NoSuch"], OPTIONS), ids=str)
+def test_what_cannot_be_done_is_said_before_anything_is_loaded(filmed, monkeypatch, words):
+    monkeypatch.setattr(generation, "free_memory", lambda device: 1)
+    assert filmed.type(*words) == 2 and not filmed.loaded
+
+
+def test_compare_and_tune_make_the_call_of_a_run(filmed):
+    words = cli.build_parser().parse_args(["compare", "video", "red heart", "--method", "EasyCache", *OPTIONS])
+    pipe, call = VideoCommand().prepare(words)
+    sizes = generation.VideoSettings(**SIZES).arguments()
+    assert pipe is filmed.pipe and call == {"prompt": "red heart", "output_type": "pil", **sizes}
+    assert pipe._progress_bar_config == {"disable": True}, "which compare draws itself"
+    words.prompt = " "
+    with pytest.raises(PromptError, match="empty"):
+        VideoCommand().prepare(words)
+    assert filmed.loaded == 1
