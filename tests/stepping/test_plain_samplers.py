@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from mmaccel.errors import SettingError
 from mmaccel.stepping import EasyReuse, LatentLayout, SamplerRun, StepAllocation, StepReuse, Velocities, chosen, refresh
 
 STEPS = 40
@@ -150,6 +151,59 @@ def test_another_model_begins_anew_with_what_is_left_of_the_budget():
     assert run.begin(1) == rest.fractions[1]
     run.restart()
     assert run.begin(3) == 1.0, "nothing to forecast from"
+
+
+def test_a_run_that_begins_anew_keeps_its_settings():
+    sampler = TwoStep(4)
+    run = StepAllocation(sampler.levels, chosen(4, (0, 3)), forecast=0.25, sampler=sampler)
+    run.begin(0)
+    run.step(lambda velocity, x: sampler.step(velocity, 0, x), START, START)
+    assert run.nbytes() > run.velocities.nbytes() > 0, "the steps that may be made again are counted"
+    run.restart()
+    assert run.velocities.forecast == 0.25 and run.replay.sampler is sampler
+    assert run.nbytes() == 0 and not run.replay.made
+    uncorrected = StepAllocation(sampler.levels, chosen(4, (0, 3)), correct=False)
+    uncorrected.restart()
+    assert uncorrected.replay is None
+
+
+def test_random_tokens_are_the_same_in_every_run_and_draw_nothing_of_the_callers():
+    found, state = [], torch.get_rng_state()
+    for _ in range(2):
+        run, x = StepAllocation(levels_of(STEPS), refresh(STEPS, 0.6, fraction=0.34), tokens="random"), START
+        run.layout = LatentLayout(())
+        for k, level in enumerate(run.levels[:-1]):
+            share = run.begin(k)
+            found.append(None if run.active is None else run.active.tolist())
+            x = run.step(lambda velocity, x: x, field(x, level) if share else None, x)
+    assert found[:STEPS] == found[STEPS:] and torch.equal(torch.get_rng_state(), state)
+    assert len({str(active) for active in found if active}) > 1
+
+
+def test_numbers_keep_their_type():
+    """Velocities and samples of half precision, also where steps are made again."""
+    levels = levels_of(6)
+    run, x, seen = StepAllocation(levels, chosen(6, (0, 3, 5))), START.bfloat16(), set()
+
+    def make(velocity, sample):
+        seen.add((velocity.dtype, sample.dtype))
+        return sample + 0.1 * velocity
+
+    for k, level in enumerate(levels[:-1]):
+        velocity = field(x.double(), level).bfloat16() if run.begin(k) else None
+        x = run.step(make, velocity, x)
+    assert seen == {(torch.bfloat16, torch.bfloat16)} and x.dtype == torch.bfloat16
+
+
+def test_messages_say_what_to_change():
+    with pytest.raises(
+        SettingError, match="3 steps are too few for a warm-up of 3 and a cool-down of 2: run at least 5"
+    ):
+        refresh(3, 0.5, warmup=3, cooldown=2)
+    assert refresh(5, 0.5, warmup=3, cooldown=2).cost == 5
+    with pytest.raises(SettingError, match="step 6 is to be computed, and the run has only 6 steps.*calibrate with 6"):
+        chosen(6, (0, 6))
+    assert chosen(7, (0, 6)).fractions == (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("threshold", (0.0, 0.02, 0.1))

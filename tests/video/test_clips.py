@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.adapter import find_adapter
-from mmaccel.errors import MemoryLimitError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.errors import MemoryLimitError, MissingExtraError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files import clips
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.video import EasyCache, HeterogeneousSteps, Trace, comparing, examples, generation, quality, trace_of
@@ -76,6 +77,61 @@ def test_traces_count_and_draw(tmp_path):
     assert trace.heat_map()[1, 0, 0] == 2 and trace.heat_map()[0, 1, 2] == 3
     trace.save(tmp_path / "trace.png")
     assert Image.open(tmp_path / "trace.png").width > 500
+
+
+def test_a_trace_draws_shares_levels_and_frames(tmp_path, monkeypatch):
+    from matplotlib.colors import to_hex
+    from matplotlib.figure import Figure
+
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **more: drawn.append(self) or save(self, *given, **more)
+    )
+    trace = Trace([0.9, 0.6, 0.3, 0.1])  # of which the run made three
+    trace.grid = (3, 2, 2)
+    for active in (1.0, torch.tensor([0, 1, 2]), 0.0):
+        trace.add(active, tokens=12)
+    trace.save(tmp_path / "trace.png")
+    chart, *maps, levels, scale = sorted(
+        drawn[0].axes, key=lambda axes: axes.get_ylabel() in ("noise level", "steps computed")
+    )
+    assert [bar.get_height() for bar in chart.patches] == [1.0, 0.25, 0.0]
+    whole, partial, none = (to_hex(bar.get_facecolor()) for bar in chart.patches)
+    assert whole != partial == none, "full steps stand out"
+    assert chart.get_title(loc="left") == "1.2 of 3 steps computed"
+    assert levels.lines[0].get_ydata().tolist() == [0.9, 0.6, 0.3]
+    assert [axes.get_title() for axes in maps] == ["frame 0", "frame 1", "frame 2"]
+    assert [axes.images[0].get_array().tolist() for axes in maps] == [[[2, 2], [2, 1]], [[1, 1]] * 2, [[1, 1]] * 2]
+    assert scale.get_ylabel() == "steps computed" and scale.get_ylim() == (1, 2), "as the maps"
+
+
+def test_a_grid_of_another_size_is_not_used_for_a_trace():
+    trace = Trace([1.0])
+    trace.grid = (2, 2, 2)
+    trace.add(1.0, tokens=6)
+    assert trace.heat_map().shape == (1, 2, 3)
+
+
+def test_the_peak_is_1_for_pictures_and_the_range_for_latents():
+    pictures, latents = torch.tensor([0.2, 0.4]), torch.tensor([-1.0, 3.0])
+    assert quality.tensor_psnr(pictures, pictures + 0.1) == pytest.approx(20, abs=1e-3)
+    assert quality.tensor_psnr(latents, latents + 0.1) == pytest.approx(20 + 20 * math.log10(4), abs=1e-3)
+    assert quality.tensor_psnr(pictures + 0.7, pictures + 0.8) == pytest.approx(20 + 20 * math.log10(0.2), abs=1e-3)
+    with_alpha = [Image.new("RGBA", (4, 2), (255, 0, 51, 7))]
+    assert quality.pixels(with_alpha)[0, :, 0, 0].tolist() == pytest.approx([1.0, 0.0, 0.2])
+    assert quality.pixels(with_alpha).shape == (1, 3, 2, 4)
+
+
+def test_what_is_not_installed_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchmetrics.functional.image", None)
+    with pytest.raises(MissingExtraError, match=r"SSIM needs torchmetrics: pip install \"mmaccel\[metrics\]\""):
+        quality.ssim(clip(), clip())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"a trace need matplotlib: pip install \"mmaccel\[metrics\]\""):
+        Trace([1.0]).save("trace.png")
+    monkeypatch.setattr(comparing.importlib.util, "find_spec", lambda name: None)
+    trial = trial_of(examples.wan_pipeline()[0])
+    assert trial.metrics == (comparing.PSNR,) and set(trial.judge([clip()], [clip()])) == {"psnr"}
 
 
 def test_the_benchmark_tunes_to_a_time(monkeypatch):
@@ -277,6 +333,26 @@ def test_pictures_of_all_rows_are_judged_and_shown():
     assert set(trial.judge([clip(1, (11, 11))], [clip(1, (11, 11))])) == {"psnr", "ssim"}
     latents = torch.randn(1, 4, 2, 16, 16)
     assert set(trial.judge(latents, latents)) == {"psnr"} and not trial.show(latents).clips
+
+
+@pytest.mark.parametrize("kind", ("array", "tensor"))
+def test_clips_are_seen_in_every_output_type(kind):
+    """Arrays have their channels last, tensors before height and width; a batch of pictures is one of short clips."""
+    trial = trial_of(examples.wan_pipeline()[0])
+
+    def output(*shape):
+        pixels = torch.linspace(0, 1, math.prod(shape)).view(shape)
+        return pixels.numpy() if kind == "array" else pixels.movedim(-1, -3)
+
+    films, pictures = output(2, 3, 12, 16, 3), output(2, 12, 16, 3)
+    assert [[frame.size for frame in frames] for frames in trial.show(films).clips] == [[(16, 12)] * 3] * 2
+    assert [[frame.size for frame in frames] for frames in trial.show(pictures).clips] == [[(16, 12)]] * 2
+    first, last = trial.show(films).clips[0][0], trial.show(films).clips[1][2]
+    assert first.getpixel((0, 0)) == (0, 0, 0) and last.getpixel((15, 11)) == (255, 255, 255)
+    for seen in (films, pictures):
+        assert trial.judge(seen, seen) == {"psnr": 100.0, "ssim": pytest.approx(1.0, abs=1e-4)}
+    for latents in (films - 0.5, films * 2, output(2, 3, 12, 16, 4), output(12, 16, 3)):
+        assert not trial.show(latents).clips and set(trial.judge(latents, latents)) == {"psnr"}
 
 
 def test_a_trace_is_of_the_last_run_of_what_keeps_one():

@@ -209,6 +209,55 @@ def test_a_transformer_that_is_swapped_is_said():
         assert any("its transformer was changed" in text for text in fast.report.warnings)
 
 
+def test_a_sampler_gets_all_that_the_pipeline_gives_it():
+    """Of a step, also where the method makes it."""
+    given = []
+
+    class Noted(diffusers.FlowMatchEulerDiscreteScheduler):
+        def step(self, *args, **more):
+            given.append((len(args), more))
+            return super().step(*args, **more)
+
+    pipe, arguments = examples.wan_pipeline()
+    pipe.scheduler = Noted(shift=3)
+    for method in METHODS:
+        with mmaccel.accelerate(pipe, method) as fast:
+            given.clear()
+            fast(**arguments(steps=5))
+            assert given[:5] == [(3, {"return_dict": False})] * 5
+            given.clear()
+            pipe.scheduler.set_timesteps(5)
+            t, x = pipe.scheduler.timesteps[0], torch.zeros(1, 4, 2, 4, 4)
+            pipe.scheduler.step(x, t, x, 0.5, s_noise=0.25)
+            assert given == [(4, {"s_noise": 0.25})]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_steps_are_followed_again_after_a_plain_run(method):
+    """Once: what followed before would see no step, and say so."""
+    pipe, arguments = examples.wan_pipeline()
+    call = arguments(steps=6)
+    with mmaccel.accelerate(pipe, method) as fast:
+        expected, warned = fast(**call)[0], list(fast.report.warnings)
+        with fast.baseline() as plain:
+            assert not torch.equal(plain(**call)[0], expected)
+        assert torch.equal(fast(**call)[0], expected)
+        assert fast.report.warnings == warned and not any("followed" in text for text in warned)
+
+
+@pytest.mark.parametrize("method", (video.TeaCache(1e6), video.EasyCache(1e6, warmup=2), video.TokenCache()), ids=str)
+def test_a_pass_that_breaks_off_leaves_nothing(method, monkeypatch):
+    """Also in a call of the target itself, where nobody says that the call is over."""
+    pipe, arguments = examples.wan_pipeline()
+    made, make = [], type(method).stepper
+    monkeypatch.setattr(type(method), "stepper", lambda *given: made.append(make(*given)) or made[-1])
+    with mmaccel.accelerate(pipe, method):
+        with broken_after(pipe.transformer.blocks[0].ffn, 3), pytest.raises(Interrupted):
+            pipe(**arguments())
+        assert len(made) == 1 and made[0].held_bytes() == 0
+        assert "forward" not in vars(pipe.transformer.blocks[0])
+
+
 def test_a_pipeline_that_steps_another_scheduler_is_said():
     class Framewise(loop.Loop):
         def __call__(self, start, call, steps):

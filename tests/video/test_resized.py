@@ -54,6 +54,19 @@ def test_the_second_of_two_transformers_begins_anew_too():
         assert fast.report.details["computed"][2 * LARGER] == 1.0
 
 
+def test_latents_that_grow_where_the_second_begins_are_no_surprise():
+    """Nothing is kept for it yet, so that nothing has to start over."""
+    (first, arguments), (second, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
+    first.scheduler.set_timesteps(16)
+    before, after = first.scheduler.timesteps[LARGER - 1 : LARGER + 1].tolist()
+    parts = {**first.components, "transformer_2": second.transformer}
+    pipe = diffusers.WanPipeline(**parts, boundary_ratio=(before + after) / 2000)
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        fast(**arguments(1, steps=16), callback_on_step_end=grow)
+        assert fast.report.engaged and not fast.report.warnings
+
+
 def test_the_trace_is_that_of_the_last_size(tmp_path):
     pipe, arguments = examples.wan_pipeline()
     with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5)) as fast:
