@@ -131,6 +131,58 @@ def test_the_accelerated_picture_is_written_and_both_beside_each_other(compared)
     assert [both.getpixel((x, bottom)) for x in (50, both.width - 50)] == [red, blue]
 
 
+@pytest.fixture
+def drawn(monkeypatch, tmp_path, capsys):
+    """`type(*words)` types a command without `--compare`; what the painter was asked for is in `asked`."""
+    painter, seen = TinyPainter(), SimpleNamespace(asked=[], folder=tmp_path)
+
+    def paint(*given):
+        seen.asked.append(given)
+        return generation.Painted([Image.new("RGB", (64, 64), "red")], torch.zeros(1, LENGTH), 1.0, 2.0)
+
+    def type_in(prompt, name, *words):
+        code = cli.main(["run", "image", prompt, "-o", str(tmp_path / name), *words])
+        seen.printed = capsys.readouterr()
+        return code
+
+    monkeypatch.setattr(generation, "load", lambda *_: painter)
+    monkeypatch.setattr(painter, "paint", paint)
+    seen.type, seen.painter = type_in, painter
+    return seen
+
+
+def test_every_option_reaches_the_painter(drawn):
+    words = ["--seed", "4", "--count", "2", "--guidance", "2.5", "--temperature", "0.7", "--top-k", "11"]
+    assert drawn.type("fox", "a.png", *words, "--top-p", "0.9") == 0
+    ((target, prompts, settings, label),) = drawn.asked
+    assert settings == ImageSettings(4, 2, 2.5, 0.7, 11, 0.9) and (prompts, label) == (["fox"], "fast")
+    assert isinstance(target, mmaccel.session.Session) and target.plan.exact, "the preset where nothing is named"
+
+
+def test_one_run_says_nothing_of_another(drawn):
+    assert drawn.type("fox", "a.JPG") == 0 and len(drawn.asked) == 1
+    assert "both pictures" not in drawn.printed.out and "differ" not in drawn.printed.out
+    assert drawn.printed.out.splitlines()[-1] == f"wrote {drawn.folder / 'a.JPG'}"
+    assert Image.open(drawn.folder / "a.JPG").format == "JPEG"
+
+
+@pytest.mark.parametrize("command", ("run", "compare"))
+def test_a_prompt_that_cannot_be_drawn_is_refused_before_the_work(drawn, command, monkeypatch, capsys):
+    def refuse(prompts, settings):
+        raise PromptError(f"{prompts[0]} is no word")
+
+    for prompt, hint in ((" ", "the prompt is empty"), ("fxo", "fxo is no word")):
+        if prompt == "fxo":
+            monkeypatch.setattr(drawn.painter, "inputs", refuse)
+        if command == "run":
+            assert drawn.type(prompt, "a.png") == 2
+            error = drawn.printed.err
+        else:
+            assert cli.main(["compare", "image", prompt, "--method", "ZipAR"]) == 2
+            error = capsys.readouterr().err
+        assert hint in error and not drawn.asked and not list(drawn.folder.iterdir())
+
+
 def test_settings_out_of_range_are_refused():
     bad = {"count": (0,), "temperature": (0.0, -1.0), "top_k": (-1,), "top_p": (0.0, 1.1)}
     for name, values in bad.items():

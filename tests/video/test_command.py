@@ -89,13 +89,17 @@ def test_a_clip_is_kept_where_there_is_no_trace(filmed):
     assert [path.name for path in filmed.folder.iterdir()] == ["a.png"]
 
 
-@pytest.mark.parametrize("words", (["--trace", "trace.txt"], ["--method", "NoSuch"], OPTIONS), ids=str)
-def test_what_cannot_be_done_is_said_before_anything_is_loaded(filmed, monkeypatch, words):
-    monkeypatch.setattr(generation, "free_memory", lambda device: 1)
-    assert filmed.type(*words) == 2 and not filmed.loaded
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    ((["--trace", "trace.txt"], "trace.txt"), (["--method", "NoSuch"], "NoSuch"), (OPTIONS, "9 frames")),
+)
+def test_what_cannot_be_done_is_said_before_anything_is_loaded(filmed, monkeypatch, words, hint):
+    monkeypatch.setattr(generation, "free_memory", lambda device: 12 * 9 * 32 * 48 - 1)
+    assert filmed.type(*words) == 2 and hint in filmed.printed.err and not filmed.loaded
 
 
 def test_compare_and_tune_make_the_call_of_a_run(filmed):
+    filmed.pipe.set_progress_bar_config(desc="own")
     words = cli.build_parser().parse_args(["compare", "video", "red heart", "--method", "EasyCache", *OPTIONS])
     pipe, call = VideoCommand().prepare(words)
     sizes = generation.VideoSettings(**SIZES).arguments()
