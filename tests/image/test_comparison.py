@@ -6,7 +6,7 @@ import torch
 import mmaccel
 from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
-from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples, generation
+from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples, generation, quality
 from mmaccel.image.comparing import ImageTrial, verdict
 from mmaccel.image.quality import nats_per_token
 
@@ -96,3 +96,42 @@ def test_whether_a_call_draws_is_said_by_the_call_or_the_model():
         model.generation_config.do_sample = own
         trial = ImageTrial(find_adapter(model), {**call, **({} if said is None else {"do_sample": said})})
         assert trial.draws == draws and bool(trial.seedless) != draws
+
+
+def test_the_surprise_counts_every_token_once():
+    """With the likeliest tokens alone there is none; another last token surprises as much as a picture can."""
+    model, arguments = examples.janus()
+    adapter, call = find_adapter(model), arguments(2, top_k=1)
+    tokens = model.generate(**call)
+    assert nats_per_token(adapter, call, tokens).tolist() == [0.0, 0.0]
+    for row, place in ((0, -1), (1, -1), (0, 0)):
+        other = tokens.clone()
+        other[row, place] = (tokens[row, place] + 1) % examples.CODES
+        found = nats_per_token(adapter, call, other)
+        assert found[1 - row] == 0
+        least = torch.tensor(1e12).log() / tokens.shape[1]
+        assert found[row] == pytest.approx(float(least), rel=1e-5) if place else found[row] >= least - 1e-5
+
+
+def test_features_say_where_codes_are_and_how_they_meet():
+    codebook = torch.tensor([[0.0, 0.0], [1.0, 3.0]])
+    columns = torch.tensor([[0, 1] * 4] * 8)  # changes to the right, not downwards
+    for tokens, right, below in ((columns, [1.0, 3.0], [0.0, 0.0]), (columns.T, [0.0, 0.0], [1.0, 3.0])):
+        (found,) = quality.features(tokens.reshape(1, 64), codebook)
+        assert found[:32].tolist() == [0.5] * 16 + [1.5] * 16, "half of each cell, code by code"
+        assert found[32:].tolist() == [*right, *below] and found.dtype == torch.float64
+    corner = torch.zeros(1, 64, dtype=torch.long)
+    corner[0, [6, 7, 14, 15]] = 1  # the last two columns of the first two rows
+    (found,) = quality.features(corner, codebook)
+    assert found[:16].tolist() == [0, 0, 0, 1] + [0] * 12
+
+
+def test_the_frechet_distance_of_known_gaussians():
+    """In units of the spread of real features: shifted by one, and twice as wide."""
+    real = torch.randn(200, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 7
+    distance = quality.FrechetDistance(real)
+    assert distance(real) == pytest.approx(0, abs=1e-9)
+    assert distance(real + real.std(0)) == pytest.approx(5)
+    assert distance(real.mean(0) + 2 * (real - real.mean(0))) == pytest.approx(5), "of a standard deviation each"
+    still = torch.cat([real, torch.ones(200, 1)], 1)
+    assert quality.FrechetDistance(still)(still) == pytest.approx(0, abs=1e-9), "what never changes divides by nothing"

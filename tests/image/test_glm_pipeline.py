@@ -8,6 +8,7 @@ from diffusers import (
     GlmImagePipeline,
     GlmImageTransformer2DModel,
 )
+from PIL import Image
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
     ByT5Tokenizer,
@@ -167,3 +168,10 @@ def test_a_comparison_of_pipelines_draws_with_every_seed(pipe):
     assert trial.draws and not trial.seedless
     one, again, other = (trial.run(pipe, seed) for seed in (0, 0, 1))
     assert trial.equal(one, again) and not trial.equal(one, other)
+
+    def made(*shades):
+        return ([Image.new("RGB", (4, 2), (shade, 0, 0)) for shade in shades],)
+
+    assert [[frame.size for frame in frames] for frames in trial.show(made(0, 1)).clips] == [[(4, 2)]] * 2
+    assert trial.judge(made(0), made(0)) == {"same": 1.0}
+    assert trial.judge(made(0), made(9)) == {"same": pytest.approx(2 / 3)}

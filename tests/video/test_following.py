@@ -352,6 +352,23 @@ def test_plans_refuse_a_bare_transformer_and_compiled_blocks():
             mmaccel.plan(pipe, method)
 
 
+def test_plans_refuse_what_has_no_denoiser_or_one_that_is_wrapped():
+    unet, _ = examples.unet_pipeline()
+    with pytest.raises(UnsupportedTargetError, match="needs the steps of a pipeline, and UNet2DConditionModel is only"):
+        mmaccel.plan(unet.unet, video.EncoderReuse())
+    pipe, _ = examples.wan_pipeline()
+    wrapped = torch.nn.Module()
+    wrapped._orig_mod = pipe.transformer
+    pipe.transformer = wrapped
+    for method in (*METHODS, video.SparseAttention()):
+        with pytest.raises(UnsupportedTargetError, match=r"torch\.compile\(WanTransformer3DModel\): write"):
+            mmaccel.plan(pipe, method)
+    pipe.transformer = None
+    for method in (*METHODS, video.Auto()):
+        with pytest.raises(UnsupportedTargetError, match="WanPipeline has no transformer or unet whose steps"):
+            mmaccel.plan(pipe, method)
+
+
 @pytest.mark.parametrize("method", (*OF_BLOCKS, *OF_TOKENS), ids=lambda method: type(method).__name__)
 def test_plans_check_the_second_transformer_too(method):
     """Wan 2.2 has two."""

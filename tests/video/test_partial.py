@@ -17,6 +17,7 @@ from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
+from mmaccel.video.blocks.token_subset import KeysValues, TokenSubset
 from mmaccel.video.families.adapter import token_grid
 from mmaccel.video.families.families import layout_of
 from mmaccel.video.heterogeneous.partial import PartialForward
@@ -200,3 +201,62 @@ def test_tokens_lie_as_the_transformer_has_them():
     latents = torch.arange(3 * 8 * 6).float().view(1, 1, 3, 8, 6)
     tokens = LatentLayout((1, 2, 2)).tokens(latents)
     assert tokens[0, 1 * 12 + 2 * 3 + 1].tolist() == latents[0, 0, 1, 4:6, 2:4].flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "order", "places"), ((2, "first", [0, 1, 3, 5]), (2, "last", [1, 3, 4, 5]), (0, None, [1, 3])), ids=str
+)
+def test_a_subset_cuts_what_has_an_entry_per_token(text, order, places):
+    subset = TokenSubset(torch.tensor([1, 3]), 4, text, order)
+    assert subset.places.tolist() == places
+    rotary, whole = torch.arange(8).view(4, 2), torch.arange(2 * (4 + text)).view(1, 4 + text, 2)
+    assert subset.of(rotary).tolist() == [[2, 3], [6, 7]]
+    assert subset.of(rotary[None]).tolist() == [[[2, 3], [6, 7]]], "behind the batch"
+    assert subset.of(whole)[0, :, 0].tolist() == [2 * place for place in places]
+    for value in ((rotary, whole), [rotary, whole]):
+        cut = subset.of(value)
+        assert type(cut) is type(value) and [len(part) for part in (cut[0], cut[1][0])] == [2, len(places)]
+    for other in (torch.zeros(3, 2), torch.zeros(4), None, 4, torch.zeros(2, 9, 4)):
+        assert subset.of(other) is other
+    given = {"temb": rotary, "image_rotary_emb": (rotary, None), "hidden_states": rotary, "scale": rotary}
+    subset.choose(given)
+    assert given["hidden_states"] is rotary is given["scale"] and list(given) == [
+        "temb",
+        "image_rotary_emb",
+        "hidden_states",
+        "scale",
+    ]
+    assert len(given["temb"]) == 2 == len(given["image_rotary_emb"][0]) and given["image_rotary_emb"][1] is None
+
+
+def test_some_tokens_attend_with_the_mask_over_all_keys():
+    """Each branch with its own, whatever a block builds for the tokens it sees; and after a reset with none."""
+    attend, keys = torch.nn.functional.scaled_dot_product_attention, KeysValues(2)
+    tokens, new = torch.tensor([1, 3]), noise(1, 2, 2, 4, seed=9)
+    wholes = {branch: noise(1, 2, 4, 4, seed=branch) for branch in (0, 1)}
+    masks = {branch: (torch.arange(4) != branch).view(1, 1, 1, 4) for branch in (0, 1)}
+    for branch, x in wholes.items():
+        full = keys.attend(1, branch, None, attend, (x, x, x), {"attn_mask": masks[branch]})
+        assert torch.equal(full, attend(x, x, x, attn_mask=masks[branch]))
+    for branch, x in wholes.items():
+        renewed = x.clone()
+        renewed[:, :, tokens] = new
+        mask = {"attn_mask": torch.ones(1, 1, 1, 2, dtype=torch.bool)}
+        found = keys.attend(1, branch, TokenSubset(tokens, 4), attend, (new, new, new), mask)
+        torch.testing.assert_close(found, attend(new, renewed, renewed, attn_mask=masks[branch]))
+        bare = keys.attend(1, branch, TokenSubset(tokens, 4), attend, (new, new, new), {"scale": 0.5})
+        torch.testing.assert_close(bare, attend(new, renewed, renewed, scale=0.5))
+    assert keys.cache.nbytes() == 2 * 2 * 2 * 4 * 4 * 4
+    keys.reset()
+    assert keys.cache.nbytes() == 0 and not keys.masks
+
+
+@pytest.mark.parametrize(("kv", "bytes_each"), (("native", 4), ("fp8", 1), ("cpu", 4)))
+def test_keys_and_values_are_kept_as_asked_for(kv, bytes_each):
+    keys, x = KeysValues(1, kv), noise(1, 2, 4, 4)
+    keys.attend(0, 0, None, torch.nn.functional.scaled_dot_product_attention, (x, x, x), {})
+    assert keys.cache.nbytes() == 2 * x.numel() * bytes_each
+    assert (keys.cache.dtype, keys.cache.device) == (
+        torch.float8_e4m3fn if kv == "fp8" else None,
+        "cpu" if kv == "cpu" else None,
+    )
