@@ -97,4 +97,4 @@ def verdict(plain: torch.Tensor, other: torch.Tensor, plan: Plan) -> str:
 
 def _pixels(output: Any) -> torch.Tensor:
     """Pictures of a pipeline, `[B, H, W, C]`."""
-    return torch.stack([torch.from_numpy(np.asarray(picture)) for picture in output[0]])
+    return torch.stack([torch.from_numpy(np.array(picture)) for picture in output[0]])

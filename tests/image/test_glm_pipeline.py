@@ -161,6 +161,7 @@ def test_error_in_the_middle_of_a_pipeline_call(pipe):
     assert trace(pipe) == before
 
 
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 def test_a_comparison_of_pipelines_draws_with_every_seed(pipe):
     """Whatever `do_sample` its language model has: the diffusion behind it begins with noise."""
     call = {"height": SIZE, "width": SIZE, "num_inference_steps": 1, "prompt": "a red heart", "output_type": "np"}

@@ -367,6 +367,8 @@ def test_plans_refuse_what_has_no_denoiser_or_one_that_is_wrapped():
     for method in (*METHODS, video.Auto()):
         with pytest.raises(UnsupportedTargetError, match="WanPipeline has no transformer or unet whose steps"):
             mmaccel.plan(pipe, method)
+    with pytest.raises(UnsupportedTargetError, match="WanPipeline has no transformer to make sparse"):
+        mmaccel.plan(pipe, video.SparseAttention())
 
 
 @pytest.mark.parametrize("method", (*OF_BLOCKS, *OF_TOKENS), ids=lambda method: type(method).__name__)
