@@ -75,7 +75,7 @@ class Replay:
         for made in self.made:
             between = (made.level - before) * (made.level - velocities.level) < 0
             if bool(between.any()):
-                line = velocities.on_line(made.level).to(made.velocity.dtype)
+                line = velocities.on_line(made.level)
                 made.velocity = torch.where(between[:, None], line, made.velocity)
                 is_late = True
         if not is_late:

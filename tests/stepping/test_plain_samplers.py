@@ -180,10 +180,12 @@ def test_random_tokens_are_the_same_in_every_run_and_draw_nothing_of_the_callers
     assert len({str(active) for active in found if active}) > 1
 
 
-def test_numbers_keep_their_type():
-    """Velocities and samples of half precision, also where steps are made again."""
-    levels = levels_of(6)
-    run, x, seen = StepAllocation(levels, chosen(6, (0, 3, 5))), START.bfloat16(), set()
+@pytest.mark.parametrize("schedule", (chosen(6, (0, 3, 5)), refresh(12, 0.6, fraction=0.34)), ids=("whole", "partial"))
+def test_numbers_keep_their_type(schedule):
+    """Velocities and samples of half precision, also where steps are made again and some tokens computed."""
+    levels = levels_of(len(schedule.fractions))
+    run, x, seen = StepAllocation(levels, schedule), START.bfloat16(), set()
+    run.layout = LatentLayout(())
 
     def make(velocity, sample):
         seen.add((velocity.dtype, sample.dtype))
