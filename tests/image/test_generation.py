@@ -13,6 +13,7 @@ from mmaccel.cli import main as cli
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, examples, generation, pictures
 from mmaccel.image.generation import ImageSettings
+from mmaccel.image.modality import Image as Modality
 
 LENGTH = examples.ROWS * examples.COLUMNS
 
@@ -231,6 +232,14 @@ def test_a_model_is_opened_where_and_in_the_type_that_is_asked_for(family, monke
     painter = generation.load("some/folder-of-it", "cuda", torch.float16)
     assert (painter.name, painter.target.made, painter.processor) == ("folder-of-it", how, "own words")
     assert type(painter) is generation.FAMILIES[family][1]
+
+
+def test_the_modality_opens_a_painter_and_accelerates_its_model(monkeypatch):
+    given, painter = [], TinyPainter()
+    monkeypatch.setattr(generation, "load", lambda *asked: given.append(asked) or painter)
+    opened = Modality().open("some/model", "cuda", torch.bfloat16)
+    assert opened is painter and given == [("some/model", "cuda", torch.bfloat16)]
+    assert Modality().target(opened) is painter.target
 
 
 def test_a_zoo_model_saved_elsewhere_has_its_own_words(monkeypatch, tmp_path):

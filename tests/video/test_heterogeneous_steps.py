@@ -292,6 +292,20 @@ def test_two_transformers_share_one_budget(sampler, settings):
     assert shares[0] == shares[boundary] == shares[-1] == 1.0
 
 
+def test_solved_steps_stay_where_a_second_transformer_takes_over():
+    """And the step with which it begins is computed as well."""
+    (first, arguments), (second, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
+    pipe = WanPipeline(**{**first.components, "transformer_2": second.transformer}, boundary_ratio=0.8)
+    pipe.set_progress_bar_config(disable=True)
+    chosen = (0, 1, 4, 10, 11)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(steps=chosen)) as fast:
+        for _ in range(2):
+            run(fast, arguments(1, steps=12))
+            boundary = next(k for k, level in enumerate(trace_of(fast).levels) if level < 0.8)
+            shares = fast.report.details["steps"]
+            assert [k for k, share in enumerate(shares) if share] == sorted({*chosen, boundary}) != list(chosen)
+
+
 def test_keys_and_values_are_let_go_after_each_run(wan, monkeypatch):
     pipe, call = wan
     made = []
