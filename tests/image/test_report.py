@@ -127,6 +127,27 @@ def test_a_group_is_what_the_settings_say(monkeypatch):
     assert any_distance["distance"] == float("inf") and any_distance["embeddings"] is None
 
 
+@pytest.mark.parametrize("family", ("emu3", "glm_image"))
+def test_groups_of_a_vocabulary_are_among_its_image_codes(family, monkeypatch):
+    """Tokens that only close lines and pictures are near to none."""
+    from mmaccel.image import grouped_speculative
+
+    seen = []
+
+    def decode(decoder, width, acceptance):
+        seen.append((decoder.task, decoder.margin, acceptance.keywords["embeddings"]))
+        return torch.zeros(decoder.batch, decoder.length, dtype=torch.long)
+
+    monkeypatch.setattr(grouped_speculative, "decode_window", decode)
+    model, arguments = getattr(examples, family)()
+    with mmaccel.accelerate(model, GroupedSpeculative(window=5)) as fast:
+        fast.generate(**arguments())
+    ((task, margin, embeddings),) = seen
+    codes = model.get_input_embeddings().weight[task.ids[: task.codes]]
+    assert margin == 5 and len(embeddings) == task.codes + task.specials > task.codes
+    assert torch.equal(embeddings[: task.codes], codes) and not embeddings[task.codes :].any()
+
+
 def test_a_session_learns_by_shape_and_begins_each_picture_anew(monkeypatch):
     begun = []
     begin = speculative_jacobi.Budget.begin

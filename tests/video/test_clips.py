@@ -266,6 +266,12 @@ def test_a_clip_has_to_fit_into_memory(monkeypatch):
     generation.check_memory(generation.VideoSettings())
 
 
+def test_folders_of_pipelines_are_known(tmp_path):
+    known = [Video().recognizes(model) for model in ("tiny-wan", "tiny-janus", str(tmp_path))]
+    (tmp_path / "model_index.json").write_text("{}")
+    assert [*known, Video().recognizes(str(tmp_path))] == [True, False, False, True]
+
+
 def test_models_are_opened_on_their_device_and_in_their_type(monkeypatch):
     given = []
     monkeypatch.setattr(generation, "load", lambda *asked: given.append(asked) or "pipe")
