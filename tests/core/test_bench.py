@@ -11,8 +11,8 @@ import pytest
 
 from mmaccel import version
 from mmaccel.bench import index as bench_index
-from mmaccel.bench import pages, resume, selection
-from mmaccel.bench.benchmark import Benchmark
+from mmaccel.bench import pages, plots, resume, selection
+from mmaccel.bench.benchmark import Benchmark, Section, by
 from mmaccel.bench.difference import difference
 from mmaccel.bench.plots import plot
 from mmaccel.cli import bench as bench_commands
@@ -138,7 +138,9 @@ def test_rows_are_matched_and_compared():
     assert "3.00x to 1.50x" in text and "only in the old" in text and "only in the new" in text and not found.warnings
     data = json.loads(json.dumps(found.to_dict()))
     assert [r["in"] for r in data["rows"]] == ["both", "both", "new", "old"]
-    assert data["rows"][0]["speedup"] == {"old": 3.0, "new": 1.5}
+    assert data["rows"][0]["speedup"] == {"old": 3.0, "new": 1.5} and data["rows"][0]["batch"] == 4
+    assert data["rows"][3]["quality"] == {"old": 0.5, "new": None} and data["rows"][0]["same_settings"]
+    assert data["same_machine"] and data["warnings"] == [] and data["rows"][0]["time_ratio"] == 0.5
     assert [p.row["batch"] for p in found.fallen(0.9)] == [4] and not found.fallen(0.5)
 
 
@@ -385,6 +387,12 @@ def test_rows_of_another_machine_or_of_changes_nobody_knows_are_never_mixed_in(t
     (tmp_path / "x.unfinished.json").write_text("{")
     resume.measure(benchmark, False, tmp_path / "x.md")
     assert made[9:] == ["a", "b", "c"], "nor what is damaged"
+    (tmp_path / "x.unfinished.json").write_text(json.dumps({"header": results.result([])["header"], "full": False}))
+    resume.measure(benchmark, False, tmp_path / "x.md")
+    assert made[12:] == ["a", "b", "c"], "nor what has no parts"
+    monkeypatch.setattr("torch.get_num_threads", lambda: 99)
+    resume.measure(benchmark, False, tmp_path / "x.md")
+    assert made[15:] == ["a", "b", "c"], "nor those of another number of threads"
     benchmark, made = stopped(tmp_path / "y.md", monkeypatch, clean=False)
     resume.measure(benchmark, True, tmp_path / "y.md")
     assert made == ["a", "b", "c"] * 2
@@ -478,3 +486,78 @@ def test_a_benchmark_is_drawn(tmp_path):
     rows = [questions("plain", 1.0, 0.9, share=1.0), questions("vlm.HoliTom", 2.0, 0.8, settings={"keep": 0.1})]
     figure = plot(BENCHMARK, result(*rows, questions("fewer frames", 3.0, 0.7)), tmp_path / "x.png")
     assert {"HoliTom", "fewer frames", "plain"} == {t.get_text() for t in figure.axes[0].texts}
+
+
+def test_what_is_drawn_of_a_benchmark(monkeypatch):
+    """Tables, kinds of lines, their names and marks, and what the picture is told of the axes."""
+    monkeypatch.setattr(plots, "draw", lambda lines, around, path: (lines, around, path))
+    rows = [
+        questions("plain", 1.0, 0.9),
+        questions("vlm.A", 2.0, 0.8),
+        questions("vlm.A", 4.0, 0.7, exact=True),
+        questions("vlm.B", 1.25, 0.95, exact=True, share=0.5),
+        questions("fewer frames", 5.0, 0.5),
+        questions("theirs", 2.5, 0.6, kind="rival"),
+        questions("untimed", None, 0.99),
+    ]
+    section = Section(lambda rows: by("share", "{}", rows), "none.", plot="p", quality="q", form=".1%")
+    benchmark = dataclasses.replace(BENCHMARK, section=section, title="Questions")
+
+    def drawn(*rows, **changes):
+        changed = dataclasses.replace(benchmark, section=dataclasses.replace(section, **changes))
+        return plot(changed, result(*rows), "x.png")
+
+    lines, around, path = drawn(*rows)
+    assert path == "x.png" and around == Axes("Questions on m", "q", True, plain=0.9, is_share=True)
+    assert [(line.label, line.kind) for line in lines] == [
+        ("A", "method"),
+        ("fewer frames", "simple"),
+        ("theirs", "other"),
+        ("B (exact)", "method"),
+    ]
+    assert lines[0].marks == (Mark(0.5, 0.8), Mark(0.25, 0.7)) and lines[3].marks == (Mark(0.8, 0.95),)
+    assert [line.label for line in drawn(*rows, one_group=True)[0]] == ["A", "fewer frames", "theirs"]
+    assert [line.marks for line in drawn(*rows, draws_exact=False)[0]][0] == (Mark(0.5, 0.8),)
+    assert drawn(*rows, higher_is_better=False, form=".3g")[1] == Axes("Questions on m", "q", False, plain=0.9)
+    judged = [questions(r["method"], r["speedup"], r["quality"], baseline_quality=None) for r in rows[1:2]]
+    lines, around, _ = drawn(*judged, questions("vlm.C", 2.0, None, exact=True, baseline_quality=None))
+    assert [line.label for line in lines] == ["A"] and around.plain is None
+    lines = drawn(*rows[:2], questions("vlm.C", 2.0, None, exact=True), questions("vlm.D", 1.5, None, exact=True))[0]
+    assert [(line.label, line.marks) for line in lines[1:]] == [("C (exact)", (Mark(0.5, 0.9),))], "the fastest"
+
+
+def test_parts_of_a_method_are_drawn_only_where_they_are_worth_having(monkeypatch):
+    monkeypatch.setattr(plots, "draw", lambda lines, around, path: [line.label for line in lines])
+    best, worse = questions("vlm.A", 2.0, 0.9), questions("vlm.B", 1.5, 0.8, kind="part")
+    section = dataclasses.replace(SECTION, series=lambda row: row["method"])
+    benchmark = dataclasses.replace(BENCHMARK, section=section)
+    assert plot(benchmark, result(best, worse), "") == ["A"]
+    assert plot(benchmark, result(best, {**worse, "speedup": 3.0}), "") == ["A", "B"]
+    own = dataclasses.replace(section, picture=lambda rows: ([Series(r["method"], ()) for r in rows], Axes("t", "q")))
+    assert plot(dataclasses.replace(benchmark, section=own), result(best, worse), "") == ["vlm.A", "vlm.B"]
+
+
+def test_a_picture_shows_goals_worst_seeds_and_which_way_is_up(tmp_path):
+    lines = [
+        Series("m", (Mark(0.5, 0.9, worst=0.7), Mark(0.4, 0.8, label="here"))),
+        Series("o", (Mark(0.3, 0.6),), "other"),
+    ]
+    axes = draw(lines, Axes("t", "q", plain=1.0, target=0.45, floor=0.75), tmp_path / "x.png").axes[0]
+    assert [t.get_text() for t in axes.texts] == ["here", "m", "o", "plain", "asked for", "asked for"]
+    method, worst, other, *_ = axes.lines
+    assert list(method.get_xdata()) == [0.4, 0.5], "as the settings go, not as they came"
+    assert list(worst.get_ydata()) == [0.9, 0.7] and worst.get_color() == method.get_color()
+    assert (other.get_color(), other.get_linestyle()) == ("#888888", "-") != (method.get_color(), "-")
+    dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
+    assert [line.get_xdata()[0] for line in dotted][0] == 0.45 and dotted[1].get_ydata()[0] == 0.75
+    low, high = axes.get_ylim()
+    assert low < 0.6 and high > 1.0 and axes.get_xlim() == (0, 1.08)
+    assert (axes.get_title(), axes.get_ylabel()) == ("t", "q")
+    assert axes.xaxis.get_major_formatter()(0.5) == "50%" and axes.yaxis.get_major_formatter()(0.5) != "50%"
+    around = Axes("t", "q", higher_is_better=False, plain_time=2.0, plain_label="offline", time="s", is_share=True)
+    axes = draw(lines[:1], around, tmp_path / "x.png").axes[0]
+    low, high = axes.get_ylim()
+    assert low > 0.9 > 0.7 > high and axes.get_xlabel() == "s"
+    assert axes.yaxis.get_major_formatter()(0.5) == "50%" and axes.xaxis.get_major_formatter()(0.5) != "50%"
+    assert axes.texts[-1].get_text() == "offline: the reference for the others"
+    assert list(axes.lines[-1].get_xdata()) == [2.0] and list(axes.lines[-1].get_ydata()) == [high]
