@@ -29,7 +29,7 @@ def plot(benchmark: Benchmark, result: dict[str, Any], path: Path) -> Any:
         plain=plain,
         is_share="%" in section.form,
     )
-    return draw([line for line in lines if line.marks], around, path)
+    return draw(lines, around, path)
 
 
 def _is_drawn(section: Section, row: Row, group: Group) -> bool:
