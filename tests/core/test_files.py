@@ -1,0 +1,217 @@
+"""Pictures and clips on disk, files that appear whole, foreign JSON, and what this machine says of itself."""
+
+import errno
+import stat
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mmaccel import machine
+from mmaccel.errors import MissingExtraError, SettingError, WeightsError
+from mmaccel.files import clips, foreign_json, kept_choices, output, pictures, user_cache
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def picture(width, height, colour=RED):
+    return Image.new("RGB", (width, height), colour)
+
+
+# Pictures
+
+
+def test_pictures_are_enlarged_by_a_whole_factor_or_left_as_they_are():
+    sizes = {(64, 32): (256, 128), (100, 10): (300, 30), (256, 8): (256, 8), (300, 1): (300, 1)}
+    assert {size: pictures.enlarged(picture(*size)).size for size in sizes} == sizes
+
+
+def test_a_sheet_fills_rows_and_leaves_gaps():
+    page = pictures.sheet([picture(10, 6), picture(4, 8, BLUE), picture(10, 6, BLUE)], 2)
+    assert page.size == (2 * 10 + pictures.GAP, 2 * 8 + pictures.GAP)
+    at = {(0, 0): RED, (18, 0): BLUE, (18 + 4, 0): pictures.BACKGROUND, (0, 16): BLUE, (18, 16): pictures.BACKGROUND}
+    assert {point: page.getpixel(point) for point in at} == at and page.getpixel((12, 0)) == pictures.BACKGROUND
+
+
+def test_a_long_heading_takes_more_lines_and_pictures_beside_each_other_begin_at_one_height():
+    one, long = "short", "a heading of many words that needs several lines"
+    bar = pictures.headed(picture(100, 20), long).height - 20
+    lines = pictures.wrapped(long, 100)
+    assert len(lines) > 2 and " ".join(lines) == long and bar == pictures.BAR + pictures.LINE * (len(lines) - 1)
+    both = pictures.side_by_side([picture(100, 20), picture(100, 20, BLUE)], [one, long])
+    assert both.size == (200 + pictures.GAP, 20 + bar)
+    assert both.getpixel((0, bar)) == RED and both.getpixel((108, bar)) == BLUE
+    assert both.getpixel((0, bar - 1)) == pictures.BACKGROUND
+    for x in (0, 108):
+        heading = both.crop((x, 0, x + 100, bar))
+        assert len(heading.getcolors(1000)) > 2, "each has its text"
+    with pytest.raises(ValueError, match="longer"):
+        pictures.side_by_side([picture(9, 9)], [one, one])
+
+
+def test_words_that_are_too_long_break_between_letters_and_none_is_lost():
+    lines = pictures.wrapped("SpeculativeJacobi(window=16)", 90)
+    assert "".join(lines) == "SpeculativeJacobi(window=16)" and lines[0] == "SpeculativeJ"[: len(lines[0])]
+    assert "" not in lines and pictures.wrapped("", 90) == [""]
+
+
+def test_formats_of_pictures_in_any_case():
+    pictures.check_format("x.PNG")
+    with pytest.raises(SettingError, match=r"'x.gif': end the name with .png, .jpg, .jpeg, .webp"):
+        pictures.check_format("folder/x.gif")
+
+
+# Clips
+
+
+@pytest.mark.parametrize("kind", ("gif", "webp"))
+def test_clips_repeat_for_ever_at_their_rate(tmp_path, kind):
+    clips.save([picture(8, 8), picture(8, 8, BLUE)], tmp_path / f"x.{kind}", rate=4)
+    with Image.open(tmp_path / f"x.{kind}") as found:
+        assert (found.n_frames, found.info["loop"]) == (2, 0)
+        found.seek(1)
+        found.load()
+        assert found.info["duration"] == 250
+
+
+def test_all_frames_stand_in_one_row_of_a_png(tmp_path):
+    clips.save([picture(8, 8), picture(8, 8, BLUE)], tmp_path / "x.png")
+    with Image.open(tmp_path / "x.png") as found:
+        assert found.size == (16 + pictures.GAP, 8) and found.getpixel((17, 3)) == BLUE
+
+
+def test_mp4_is_refused_before_any_work_where_nothing_writes_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    clips.check_format(Path("x.gif"))
+    with pytest.raises(MissingExtraError, match=r"mmaccel\[video\]"):
+        clips.check_format(Path("x.MP4"))
+
+
+def test_clips_side_by_side_are_enlarged_and_of_one_length():
+    both = clips.side_by_side([[picture(64, 64)] * 2, [picture(64, 64, BLUE)] * 2], ["a", "b"])
+    assert [frame.size for frame in both] == [(2 * 256 + pictures.GAP, 256 + pictures.BAR)] * 2
+    with pytest.raises(ValueError, match="shorter"):
+        clips.side_by_side([[picture(8, 8)] * 2, [picture(8, 8)]], ["a", "b"])
+
+
+# Files that appear whole
+
+
+def test_a_finished_file_can_be_read_as_others_of_its_folder(tmp_path):
+    (tmp_path / "other").touch()
+    with output.replacing(tmp_path / "x.png") as temporary:
+        assert temporary.suffix == ".png" and temporary.parent == tmp_path and not (tmp_path / "x.png").exists()
+        temporary.write_text("new")
+    mode, others = (stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x.png", "other"))
+    assert mode == others and sorted(path.name for path in tmp_path.iterdir()) == ["other", "x.png"]
+    (tmp_path / "again").touch()
+    assert stat.S_IMODE((tmp_path / "again").stat().st_mode) == others, "the mask of the process is as it was"
+
+
+def test_a_full_disk_is_said_with_the_option_and_nothing_stays(tmp_path, monkeypatch):
+    def full(self, data):
+        assert len(data) == output.ROOM
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"no room for .*x.png \(No space left on device\): .* elsewhere with --page"):
+        output.check_writable(tmp_path / "x.png", "--page")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), ((".", "is a folder: give a file name"), ("none/x.png", "no folder .*none: .* with --page"))
+)
+def test_paths_that_cannot_be_written_are_told_before_work(tmp_path, name, word):
+    with pytest.raises(OSError, match=word):
+        output.check_writable(tmp_path / name, "--page")
+
+
+# JSON of others
+
+
+@pytest.mark.parametrize(
+    "found", ({"a\x1b": 1}, [["\u202e"]], ("\ud800",), {"a": {"b": "c\nd"}}, [2**1000], {"a": -(2**1001)})
+)
+def test_what_is_not_plain_is_found_anywhere(found):
+    with pytest.raises(WeightsError, match="control character|bits"):
+        foreign_json.check_plain(found)
+
+
+def test_what_is_plain_passes_up_to_the_deepest_level():
+    foreign_json.check_plain([2**1000 - 1, "é", None, True, 1.5])
+    nested = "x"
+    for _ in range(foreign_json.DEEPEST):
+        nested = [nested]
+    foreign_json.check_plain(nested)
+    with pytest.raises(WeightsError, match="nested"):
+        foreign_json.check_plain([nested])
+
+
+def test_a_file_of_just_the_largest_size_is_read(tmp_path):
+    (tmp_path / "x.json").write_text('"abc"')
+    assert foreign_json.read_json(tmp_path / "x.json", 5, "advice") == "abc"
+    with pytest.raises(WeightsError, match=r"x.json is larger than 0 MiB: advice"):
+        foreign_json.read_json(tmp_path / "x.json", 4, "advice")
+
+
+# What is kept of this machine
+
+
+def test_caches_are_where_the_user_says(monkeypatch):
+    monkeypatch.setenv("MMACCEL_CACHE", "~/kept")
+    assert user_cache.cache_folder() == Path.home() / "kept"
+    monkeypatch.delenv("MMACCEL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert user_cache.cache_folder() == Path("/somewhere/mmaccel")
+
+
+def test_only_choices_of_this_processor_and_this_torch_hold_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "new" / "choices.json")
+    here = kept_choices.place(3)
+    another = here.replace("torch ", "torch 0"), "Another, " + here
+    for place in (here, *another):
+        kept_choices.keep(place, "decoding", "packed")
+    assert kept_choices.here() == {here: {"decoding": "packed"}} and set(kept_choices.read()) == {here, *another}
+    (tmp_path / "new" / "choices.json").write_text(f'{{"{here}": {{"a": 1}}, "b": 3}}')
+    assert kept_choices.read() == {here: {"a": 1}}, "parts of another shape are left out"
+    kept_choices.forget()
+    kept_choices.forget()
+    assert kept_choices.read() == {} and not list((tmp_path / "new").iterdir())
+
+
+def test_a_machine_is_described_without_starting_an_accelerator(monkeypatch):
+    said = machine.machine()
+    assert list(said) == ["system", "processor", "cores", "accelerator"] and said["processor"] == machine.processor()
+    waited = []
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: waited.append(1))
+    for started in (False, True):
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda started=started: started)
+        machine.synchronize()
+    assert waited == [1]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
+    assert machine.machine()["accelerator"] == "H100"
+
+
+@pytest.mark.parametrize(
+    ("build", "platform", "devices", "asks_torch"),
+    (
+        ("2.13.0+cpu", "linux", ["/dev/null"], False),
+        ("2.13.0", "linux", ["/dev/none"], False),
+        ("2.13.0", "linux", ["/dev/none", "/dev/null"], True),
+        ("2.13.0", "win32", ["/dev/none"], True),
+    ),
+)
+def test_torch_is_loaded_only_where_there_can_be_an_accelerator(monkeypatch, build, platform, devices, asks_torch):
+    asked = []
+    monkeypatch.setattr(machine.metadata, "version", lambda name: build)
+    monkeypatch.setattr(machine.sys, "platform", platform)
+    monkeypatch.setattr(machine, "DEVICES", devices)
+    torch = type(machine)("torch")
+    torch.cuda = type("", (), {"is_available": staticmethod(lambda: asked.append(1) or False)})
+    modules = {name: module for name, module in machine.sys.modules.items() if name != "torch"}
+    monkeypatch.setattr(machine.sys, "modules", modules)
+    real = __import__
+    monkeypatch.setattr("builtins.__import__", lambda name, *rest: torch if name == "torch" else real(name, *rest))
+    assert machine._accelerator() == "none" and bool(asked) == asks_torch
