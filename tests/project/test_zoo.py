@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ import torch
 import mmaccel
 from mmaccel import image, zoo
 from mmaccel.demos.training import emoji_world, moving_world
-from mmaccel.errors import PromptError, UnknownNameError, WeightsError
+from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, WeightsError
 from mmaccel.image import quality
-from mmaccel.zoo import tiny_janus
+from mmaccel.zoo import tiny_janus, weights
+from mmaccel.zoo.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +134,153 @@ def test_what_is_held_out_stays_held_out():
     assert [i for i, scene in enumerate(moving) if scene.held_out] == [40, 45, 192]
     still = [emoji_world.random_scene(np.random.default_rng(i), ("heart", "pizza", "star")) for i in range(200)]
     assert [i for i, scene in enumerate(still) if scene.held_out] == [155]
+
+
+# ---------------------------------------------------------------- what is said of prompts
+
+
+class Words:
+    """A tokenizer that knows a few words and writes them small."""
+
+    known = ("red", "heart", "big", "on", "blue", "apple", "pizza", "green", "moves")
+
+    def __init__(self):
+        self.backend_tokenizer = self.normalizer = self
+
+    def get_vocab(self):
+        return {"<pad>": 0, **dict.fromkeys(self.known, 1)}
+
+    def normalize_str(self, text):
+        return text.lower()
+
+
+def said_of(prompt, names=("red heart", "green apple", "pizza")):
+    with pytest.raises(PromptError) as error:
+        Vocabulary("tiny", list(names), Words(), "red heart").check(prompt)
+    return str(error.value)
+
+
+def test_prompts_are_answered_with_what_comes_near():
+    Vocabulary("tiny", ["red heart", "pizza"], Words(), "red heart").check("Big RED heart on blue")
+    assert said_of(" ") == said_of(None) == said_of(3) == "the prompt is empty: say what to draw, such as 'red heart'"
+    assert said_of("<pad> pizza").startswith("tiny does not know '<pad>'"), "a word for the model alone"
+    assert said_of("pizzaa onn") == "tiny does not know 'pizzaa': near words are 'pizza'", "the first, and each once"
+    assert said_of("big apple") == "'big apple' is not enough for tiny: say which thing, such as 'green apple'"
+    assert said_of("green") == "'green' names no thing that tiny can draw: near are 'green apple'"
+    assert said_of("xyzzy") == ("tiny does not know 'xyzzy': it knows 3 things, such as red heart, green apple, pizza")
+    assert said_of("heart red").startswith("'heart red' is not enough"), "a name has its order"
+    many = [f"thing{i}" for i in range(80)]
+    assert said_of("xyzzy", many).endswith("it knows 80 things, such as " + ", ".join(many[::10]))
+    hearts = [f"{colour} heart" for colour in "abcdef"]
+    assert said_of("heart", hearts).endswith("such as 'a heart', 'b heart', 'c heart', 'd heart'")
+
+
+def test_each_prompt_of_a_batch_is_checked_and_only_those_of_pictures(loaded):
+    with pytest.raises(PromptError, match="spaceship"):
+        loaded[1](text=["red heart", "spaceship"], generation_mode="image", return_tensors="pt")
+    with pytest.raises(PromptError, match="empty"):
+        loaded[1](generation_mode="image", return_tensors="pt")
+    assert loaded[1](text="spaceship", generation_mode="text", return_tensors="pt")["input_ids"].ndim == 2
+
+
+def test_seeds_give_other_prompts_and_only_small_things_have_a_place():
+    one, two = zoo.prompts("tiny-janus", 60), zoo.prompts("tiny-janus", 60, seed=1)
+    assert one == zoo.prompts("tiny-janus", 60, seed=0) != two and zoo.prompts("tiny-janus", 0) == []
+    assert {prompt.split()[0] for prompt in one if "," in prompt} == {"small"}
+    assert all("," in prompt for prompt in one if prompt.startswith("small"))
+    assert {prompt.split()[0] for prompt in one} > {"small"}
+
+
+# ---------------------------------------------------------------- how it is loaded
+
+
+def test_a_model_that_is_not_trained_is_known_and_says_how_to_train_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(zoo, "_folder", lambda name: tmp_path / name)
+    (tmp_path / "tiny-wan").mkdir()
+    assert zoo.names() == ("tiny-wan",) and zoo.is_known("tiny-janus") and not zoo.is_known("tiny-janis")
+    with pytest.raises(WeightsError, match=r"demos.training.janus.train .* FOLDER/model can stand"):
+        zoo.load("tiny-janus")
+
+
+def test_models_answer_or_draw():
+    kinds = {name: zoo.modality(name) for name in zoo.names()}
+    assert kinds == {"tiny-janus": "image", "tiny-wan": "video", "tiny-onevision": "vlm"}
+    with pytest.raises(SettingError, match="tiny-janus answers no questions: tiny-onevision does"):
+        zoo.questions("tiny-janus", 1)
+
+
+@pytest.mark.parametrize("error", (ValueError, OSError))
+def test_code_of_a_checkpoint_finds_no_terminal_and_other_errors_stay(error):
+    terminal = sys.stdin
+    with (
+        pytest.raises(UnsupportedTargetError, match="x/y needs Python code of its own") as told,
+        weights.no_foreign_code("x/y"),
+    ):
+        assert sys.stdin is not terminal and sys.stdin.read() == ""
+        raise error("pass trust_remote_code=True")
+    assert sys.stdin is terminal and isinstance(told.value.__cause__, error)
+    with pytest.raises(error, match="another"), weights.no_foreign_code("x/y"):
+        raise error("another")
+    assert sys.stdin is terminal
+
+
+def test_two_threads_load_one_after_the_other():
+    order, terminal = [], sys.stdin
+
+    def second():
+        with weights.no_foreign_code("two"):
+            order.append("second")
+
+    with weights.no_foreign_code("one"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.1)
+        with weights.no_foreign_code("a part of one"):
+            order.append("first")
+    thread.join(5)
+    assert order == ["first", "second"] and sys.stdin is terminal
+
+
+class Loaded(torch.nn.Module):
+    """Stands for a class of transformers: notes how it is loaded, and says what it was told to."""
+
+    info = {"missing_keys": [], "mismatched_keys": []}
+    error = None
+
+    @classmethod
+    def from_pretrained(cls, source, **options):
+        if cls.error:
+            raise cls.error
+        cls.options = options
+        return cls(), cls.info
+
+
+def test_weights_are_loaded_as_safetensors_and_ready_to_run(monkeypatch):
+    model = weights.load_pretrained(Loaded, "x", more=1)
+    assert not model.training
+    assert Loaded.options == {"dtype": "auto", "use_safetensors": True, "output_loading_info": True, "more": 1}
+    weights.load_pretrained(Loaded, "x", torch.float16)
+    assert Loaded.options["dtype"] == torch.float16
+    monkeypatch.setattr(Loaded, "info", {"missing_keys": ["a"], "mismatched_keys": ["b", "c"]})
+    with pytest.raises(
+        WeightsError, match="not those of a Loaded: 3 tensors are missing or of another shape, such as a"
+    ):
+        weights.load_pretrained(Loaded, "x")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "word"),
+    (
+        (EOFError("end"), WeightsError, r"damaged \(end\): fetch or install"),
+        (OSError("Unable to load weights from x"), WeightsError, "x are damaged: fetch or install"),
+        (OSError("no such file"), OSError, "^no such file"),
+        (RuntimeError("sizes\nand more"), WeightsError, r"not those of a Loaded \(sizes\)$"),
+        (ValueError("Cannot load it"), WeightsError, r"not those of a Loaded \(Cannot load it\)"),
+        (ValueError("a wrong option"), ValueError, "^a wrong option"),
+    ),
+)
+def test_errors_of_libraries_are_translated_where_they_are_of_weights(monkeypatch, error, kind, word):
+    monkeypatch.setattr(Loaded, "error", error)
+    with pytest.raises(kind, match=word) as told:
+        weights.load_pretrained(Loaded, "x")
+    assert (told.value is error) == (kind is not WeightsError)
