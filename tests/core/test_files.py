@@ -69,6 +69,7 @@ def test_clips_repeat_for_ever_at_their_rate(tmp_path, kind):
     clips.save([picture(8, 8), picture(8, 8, BLUE)], tmp_path / f"x.{kind}", rate=4)
     with Image.open(tmp_path / f"x.{kind}") as found:
         assert (found.n_frames, found.info["loop"]) == (2, 0)
+        assert kind == "webp" or found.disposal_method == 2, "no frame shows through the next one"
         found.seek(1)
         found.load()
         assert found.info["duration"] == 250

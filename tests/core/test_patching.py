@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import torch
 
+from mmaccel import private
 from mmaccel.errors import ActiveSessionError
 from mmaccel.method import Method
 from mmaccel.patching import hook, intercept_sdpa, override, wrap_generate, wrap_method
@@ -346,3 +347,87 @@ def test_attention_gets_its_settings_and_what_comes_before_is_called_first():
     assert torch.equal(module(x), plain) and len(seen) == 2
     assert seen[0][0] is x and seen[1] == {"is_causal": True}
     stack.close()
+
+
+# What mmaccel calls of transformers' own
+
+
+def test_an_attention_function_has_a_mask_and_goes_from_both_tables():
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    tables = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+    before = [dict(table) for table in tables]
+    private.register_attention("one_of_ours", print)
+    assert [table["one_of_ours"] for table in tables] == [print, sdpa_mask]
+    private.unregister_attention("one_of_ours")
+    private.unregister_attention("one_of_ours")
+    assert [dict(table) for table in tables] == before
+    assert private.attention_function(None) is private.attention_function("sdpa") is before[0]["sdpa"]
+
+
+def test_which_attention_makes_its_keys_after_the_cache():
+    def module(name="Attention", **attributes):
+        return type(name, (), attributes)()
+
+    assert private.makes_keys_after_cache(module(expand_kv=1))
+    assert private.makes_keys_after_cache(module("JetMoeAttention"))
+    assert private.makes_keys_after_cache(module(k_layer_norm=1, qk_layer_norms=True))
+    for other in (module(), module(k_layer_norm=1), module(k_layer_norm=1, qk_layer_norms=False)):
+        assert not private.makes_keys_after_cache(other)
+    assert not private.makes_keys_after_cache(module(qk_layer_norms=True))
+
+
+def test_arguments_of_later_tokens_are_those_of_the_model_itself():
+    class Model:
+        config = type("", (), {"is_encoder_decoder": True})
+
+        def _update_model_kwargs_for_generation(self, outputs, kwargs, **more):
+            return {**kwargs, "outputs": outputs, **more}
+
+    given = {"attention_mask": 1}
+    grown = private.kwargs_after(Model(), given, 3)
+    assert grown == {"attention_mask": 1, "outputs": {}, "is_encoder_decoder": True, "num_new_tokens": 3}
+    same = private.kwargs_after(Model(), given, 0)
+    assert same == given == {"attention_mask": 1} and same is not given
+
+
+def test_arguments_of_generate_are_split_and_checked_as_by_the_model():
+    from transformers import GenerationConfig
+
+    asked = []
+
+    class Model:
+        def _prepare_generation_config(self, config, **kwargs):
+            asked.append((config, kwargs))
+            return GenerationConfig(max_new_tokens=kwargs["max_new_tokens"]), {"input_ids": kwargs["input_ids"]}
+
+        def _validate_model_kwargs(self, kwargs):
+            asked.append(kwargs.pop("input_ids"))
+
+    given = {"generation_config": "own", "max_new_tokens": 5, "input_ids": 7}
+    config, rest = private.generation_settings(Model(), given)
+    assert config.max_new_tokens == 5 and rest == {"input_ids": 7} and len(given) == 3
+    assert asked == [("own", {"max_new_tokens": 5, "input_ids": 7}), 7]
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        private.generation_settings(Model(), {"max_new_tokens": -1, "input_ids": 7})
+
+
+def test_the_models_own_loop_gets_what_generate_prepared():
+    class Model:
+        def _sample(self, ids, **given):
+            return ids, given
+
+    names = ("logits_processor", "stopping_criteria", "generation_config", "use_cache")
+    found = private.own_loop(Model(), "ids", "processors", "criteria", "config", {"use_cache": True})
+    assert found == ("ids", dict(zip(names, ("processors", "criteria", "config", True), strict=True)))
+
+
+def test_a_changed_configuration_is_a_copy():
+    class Config:
+        _attn_implementation_internal = _attn_implementation = "sdpa"
+
+    config = Config()
+    changed = private.with_attention(config, "ours")
+    assert changed is not config and changed._attn_implementation_internal == "ours"
+    assert config._attn_implementation_internal == private.attention_name(config) == "sdpa"
