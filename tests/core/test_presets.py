@@ -136,3 +136,21 @@ def test_what_is_said_of_a_row():
     assert first == f"2.00x end to end; 3.00x to the first token {measured}"
     preset = presets.presets_of("image", "janus")["fast"]
     assert str(dataclasses.replace(preset, note="with care")) == f"{presets.describe(preset.row)}; with care"
+
+
+def test_the_listing_has_methods_figures_and_reasons_under_shared_headings(monkeypatch):
+    first = presets.presets_of("image", "janus")["exact"]
+    table = {"a": {"exact": first}, "b": {"exact": first}, "c": {"exact": first}}
+    absent = {"a": {"fast": "too slow"}, "b": {"fast": "too slow"}, "e": {"exact": "nobody knows"}}
+    found = type("", (), {"presets": lambda self: table, "absent_presets": lambda self: absent})()
+    monkeypatch.setattr(presets, "get_modality", lambda name: found)
+    assert presets.families("image") == ("a", "b", "c", "e")
+    method, figures = " + ".join(map(str, first.methods)), str(first)
+    exact = f"  exact     {method}\n            {figures}"
+    assert presets.listing("image").split("\n\n") == [
+        f"image: a, b\n{exact}\n  fast      none: too slow",
+        f"image: c\n{exact}",
+        "image: e\n  exact     none: nobody knows",
+    ]
+    presets.presets_of("image", "a").clear()
+    assert table["a"], "what was read is a copy"

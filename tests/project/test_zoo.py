@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import mmaccel
 from mmaccel import image, zoo
@@ -272,6 +273,7 @@ def test_weights_are_loaded_as_safetensors_and_ready_to_run(monkeypatch):
     ("error", "kind", "word"),
     (
         (EOFError("end"), WeightsError, r"damaged \(end\): fetch or install"),
+        (SafetensorError("cut"), WeightsError, r"damaged \(cut\): fetch or install"),
         (OSError("Unable to load weights from x"), WeightsError, "x are damaged: fetch or install"),
         (OSError("no such file"), OSError, "^no such file"),
         (RuntimeError("sizes\nand more"), WeightsError, r"not those of a Loaded \(sizes\)$"),
