@@ -166,6 +166,12 @@ def test_prompts_are_answered_with_what_comes_near():
     assert said_of(" ") == said_of(None) == said_of(3) == "the prompt is empty: say what to draw, such as 'red heart'"
     assert said_of("<pad> pizza").startswith("tiny does not know '<pad>'"), "a word for the model alone"
     assert said_of("pizzaa onn") == "tiny does not know 'pizzaa': near words are 'pizza'", "the first, and each once"
+    assert said_of("moves onn") == "tiny does not know 'onn': near words are 'on'"
+    assert said_of("redheart") == "tiny does not know 'redheart': near words are 'red heart', 'heart'"
+    assert said_of("on", ["onn", "pizza"]) == "'on' names no thing that tiny can draw: near are 'onn'"
+    assert said_of("green", [f"green {letter}" for letter in "abcdef"]).endswith(
+        "'green a', 'green b', 'green c', 'green d'"
+    )
     assert said_of("big apple") == "'big apple' is not enough for tiny: say which thing, such as 'green apple'"
     assert said_of("green") == "'green' names no thing that tiny can draw: near are 'green apple'"
     assert said_of("xyzzy") == ("tiny does not know 'xyzzy': it knows 3 things, such as red heart, green apple, pizza")
