@@ -145,8 +145,25 @@ def test_what_is_plain_passes_up_to_the_deepest_level():
     for _ in range(foreign_json.DEEPEST):
         nested = [nested]
     foreign_json.check_plain(nested)
-    with pytest.raises(WeightsError, match="nested"):
-        foreign_json.check_plain([nested])
+    for deeper in ([nested], {"a": nested}, (nested,)):
+        with pytest.raises(WeightsError, match="nested"):
+            foreign_json.check_plain(deeper)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    (
+        (b'"\xff"', "is not JSON .*utf-8"),
+        (b"[1,", "is not JSON"),
+        (b'["\\u001b"]', "holds a text with the control"),
+        (b"9" * 5000, "a number of thousands of digits"),
+        (b"[" * 99_999, "is nested too deeply"),
+    ),
+)
+def test_files_are_refused_with_path_reason_and_advice(tmp_path, content, word):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(WeightsError, match=rf"x.json {word}.*: the advice$|x.json holds {word}: the advice$"):
+        foreign_json.read_json(tmp_path / "x.json", 10**6, "the advice")
 
 
 def test_a_file_of_just_the_largest_size_is_read(tmp_path):
@@ -186,10 +203,10 @@ def test_a_machine_is_described_without_starting_an_accelerator(monkeypatch):
     assert list(said) == ["system", "processor", "cores", "accelerator"] and said["processor"] == machine.processor()
     waited = []
     monkeypatch.setattr("torch.cuda.synchronize", lambda: waited.append(1))
-    for started in (False, True):
+    for started, calls in ((False, []), (True, [1])):
         monkeypatch.setattr("torch.cuda.is_initialized", lambda started=started: started)
         machine.synchronize()
-    assert waited == [1]
+        assert waited == calls
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
     assert machine.machine()["accelerator"] == "H100"
@@ -216,3 +233,19 @@ def test_torch_is_loaded_only_where_there_can_be_an_accelerator(monkeypatch, bui
     real = __import__
     monkeypatch.setattr("builtins.__import__", lambda name, *rest: torch if name == "torch" else real(name, *rest))
     assert machine._accelerator() == "none" and bool(asked) == asks_torch
+
+
+def test_the_processor_is_what_linux_or_else_python_calls_it(monkeypatch):
+    told = "processor\t: 0\nmodel name\t: A: B 9000 \nmodel name\t: another\n"
+    monkeypatch.setattr(Path, "is_file", lambda self: str(self) == "/proc/cpuinfo")
+    monkeypatch.setattr(Path, "read_text", lambda self: told)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "of Python")
+    assert machine.processor() == "A: B 9000"
+    told = "processor\t: 0\n"
+    assert machine.processor() == "of Python"
+    monkeypatch.setattr(Path, "is_file", lambda self: False)
+    monkeypatch.setattr(Path, "read_text", None)
+    assert machine.processor() == "of Python"
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    assert machine.processor() == "unknown"
+    assert set(machine.DEVICES) == {"/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg"}

@@ -13,6 +13,7 @@ from mmaccel import zoo
 from mmaccel.demos.training import moving_questions, moving_world
 from mmaccel.demos.training.onevision import data, parts, save, shape, thin, thinning
 from mmaccel.errors import PromptError, SettingError
+from mmaccel.zoo import frames as frames_module
 from mmaccel.zoo import tiny_onevision as shipped
 
 FOLDER = Path(zoo.__file__).parent / "tiny-onevision"
@@ -253,6 +254,93 @@ def test_prompts_that_do_not_fit(processor, clips, videos, text, words):
 def test_videos_of_different_length(processor, clips):
     with pytest.raises(PromptError, match=r"\[2, 3\]"):
         processor(videos=[clips[0].frames[:2], clips[1].frames[:3]], text=["what stays?"] * 2)
+
+
+@pytest.fixture(scope="module")
+def shipped_processor():
+    """That of the packaged model, which needs no font."""
+    return shipped.load_processor(zoo.path("tiny-onevision"))
+
+
+def test_pixels_of_every_kind_become_a_picture_in_rgb():
+    pixels = np.array([[[0, 51, 255], [254, 1, 2]]], np.uint8)
+    floats = pixels / np.float32(255)
+    kinds = [
+        pixels,
+        floats,
+        floats.transpose(2, 0, 1),
+        torch.from_numpy(floats).requires_grad_(),
+        torch.from_numpy(pixels),
+    ]
+    for given in [*kinds, Image.fromarray(pixels), Image.fromarray(pixels).convert("RGBA")]:
+        made = frames_module._pil(given)
+        assert made.mode == "RGB" and np.array_equal(np.asarray(made), pixels)
+    wild = np.array([[[-1.0, 2.0, 0.4999 / 255]]])
+    assert np.asarray(frames_module._pil(wild)).tolist() == [[[0, 255, 0]]]
+    square = np.zeros((3, 3, 3), np.uint8)
+    square[0] = 9
+    assert np.asarray(frames_module._pil(square))[0].min() == 9, "the last axis is that of colours where both could be"
+
+
+def test_one_or_several_of_everything():
+    one = np.zeros((4, 4, 3), np.uint8)
+    listed = frames_module._listed
+    assert listed(None, 3) == [] and [x.shape for x in listed(np.stack([one, one]), 3)] == [one.shape] * 2
+    assert len(listed(one, 3)) == len(listed(Image.fromarray(one), 3)) == 1 and len(listed([one, one, one], 3)) == 3
+    assert len(listed([one, one], 4)) == 1 and len(listed([[one, one], [one, one]], 4)) == 2
+    assert len(listed(np.stack([one, one]), 4)) == 1 and len(listed([np.stack([one, one])] * 2, 4)) == 2
+    assert len(listed((Image.fromarray(one),) * 2, 4)) == 1
+
+
+def test_lists_without_padding_and_texts_alone(shipped_processor):
+    texts = ["what stays?", "where is the star at the start?"]
+    inputs = shipped_processor(text=texts, return_tensors=None, padding=False)
+    assert len(inputs["input_ids"][0]) < len(inputs["input_ids"][1]) and isinstance(inputs["input_ids"], list)
+    assert set(inputs) == {"input_ids", "attention_mask"}
+    alone = shipped_processor(text=texts[0])["input_ids"]
+    assert torch.equal(alone, shipped_processor.tokenizer(texts[:1], return_tensors="pt")["input_ids"]), "as it stands"
+
+
+def test_conversations_about_pictures_in_their_order(shipped_processor):
+    pictures = [np.full((8, 8, 3), value, np.uint8) for value in (10, 200)]
+
+    def asked(picture):
+        parts = [{"type": "image", "image": picture}, {"type": "text", "text": "what stays?", "video": "no video"}]
+        return [{"role": "user", "content": parts}]
+
+    chats = [
+        [*asked(picture), {"role": "assistant", "content": [{"type": "text", "text": "star"}]}] for picture in pictures
+    ]
+    inputs = shipped_processor.apply_chat_template(chats, tokenize=True)
+    texts = shipped_processor.apply_chat_template(chats)
+    expected = shipped_processor(images=pictures, text=texts)
+    assert set(inputs) == set(expected) and "pixel_values_videos" not in inputs
+    assert all(torch.equal(inputs[key], expected[key]) for key in expected)
+    lists = shipped_processor.apply_chat_template(
+        asked(pictures[0]), tokenize=True, return_tensors=None, return_dict=False
+    )
+    assert isinstance(lists, list) and len(lists) == 1
+    said, longer = (
+        shipped_processor.apply_chat_template(asked(pictures[0]), add_generation_prompt=more) for more in (False, True)
+    )
+    assert longer.startswith(said) and longer != said
+    ids = shipped_processor.apply_chat_template(asked(pictures[0]), tokenize=True, add_generation_prompt=True)
+    assert torch.equal(ids["input_ids"], shipped_processor(images=pictures[:1], text=longer)["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("images", "videos", "text", "words"),
+    (
+        (0, 0, "<image> what stays?", "1 placeholders <image> for 0 images"),
+        (1, 1, "<video> what stays?", "0 placeholders <image> for 1 images"),
+        (0, 2, "what stays?", "1 texts without placeholders for 0 images and 2 videos"),
+        (1, 1, "what stays?", "1 texts without placeholders for 1 images and 1 videos"),
+    ),
+)
+def test_placeholders_are_counted_for_each_kind(shipped_processor, images, videos, text, words):
+    one = np.zeros((8, 8, 3), np.uint8)
+    with pytest.raises(PromptError, match=words):
+        shipped_processor(images=[one] * images or None, videos=[[one]] * videos or None, text=text)
 
 
 # ---------------------------------------------------------------- the training
