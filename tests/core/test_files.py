@@ -1,7 +1,9 @@
 """Pictures and clips on disk, files that appear whole, foreign JSON, and what this machine says of itself."""
 
 import errno
+import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,22 @@ def test_a_finished_file_can_be_read_as_others_of_its_folder(tmp_path):
     assert mode == others and sorted(path.name for path in tmp_path.iterdir()) == ["other", "x.png"]
     (tmp_path / "again").touch()
     assert stat.S_IMODE((tmp_path / "again").stat().st_mode) == others, "the mask of the process is as it was"
+
+
+def test_a_file_is_closed_hidden_while_it_is_written_and_may_be_taken_away(tmp_path, monkeypatch):
+    made, make = [], tempfile.mkstemp
+    monkeypatch.setattr(tempfile, "mkstemp", lambda **options: made.append(make(**options)) or made[-1])
+    with pytest.raises(ZeroDivisionError), output.replacing(tmp_path / "x.png") as temporary:
+        assert temporary.name.startswith(".mmaccel-")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(made[0][0])
+        temporary.unlink()
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), output.replacing(tmp_path / "x.png"):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir()), "nor does what has failed stay"
+    with pytest.raises(OSError, match="write elsewhere with -o$"):
+        output.check_writable(Path("/dev/null"))
 
 
 def test_a_full_disk_is_said_with_the_option_and_nothing_stays(tmp_path, monkeypatch):
