@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import registry
+from mmaccel import image, registry
 from mmaccel.errors import (
     ActiveSessionError,
     ConflictError,
@@ -56,6 +56,32 @@ def test_methods_are_sorted_and_named():
 
 def test_short_names():
     assert mmaccel.get_method("ZipAR") is ZipAR
+
+
+@pytest.mark.parametrize(
+    "name", ("image.get_method", "image.Method", "video.ZipAR", "nothing.ZipAR", "image.nothing", "")
+)
+def test_other_names_of_a_package_are_no_methods(name, monkeypatch):
+    monkeypatch.setattr(image, "get_method", mmaccel.get_method, raising=False)
+    monkeypatch.setattr(image, "Method", Method, raising=False)
+    with pytest.raises(UnknownNameError, match="unknown method"):
+        mmaccel.get_method(name)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    (
+        ({"name": "x", "settings": {}}, True),
+        ({"name": "x", "settings": {"a": [1]}, "more": 1}, True),
+        ({"name": "x", "settings": {1: 1}}, False),
+        ({"name": "x", "settings": [["a", 1]]}, False),
+        ({"name": 1, "settings": {}}, False),
+        ({"name": "x"}, False),
+        ([], False),
+    ),
+)
+def test_what_may_be_a_saved_method(found, told):
+    assert registry.is_saved(found) is told
 
 
 @pytest.mark.parametrize(

@@ -203,17 +203,26 @@ def test_caches_are_where_the_user_says(monkeypatch):
 
 
 def test_only_choices_of_this_processor_and_this_torch_hold_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "new" / "choices.json")
+    monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "a" / "new" / "choices.json")
     here = kept_choices.place(3)
     another = here.replace("torch ", "torch 0"), "Another, " + here
     for place in (here, *another):
         kept_choices.keep(place, "decoding", "packed")
     assert kept_choices.here() == {here: {"decoding": "packed"}} and set(kept_choices.read()) == {here, *another}
-    (tmp_path / "new" / "choices.json").write_text(f'{{"{here}": {{"a": 1}}, "b": 3}}')
+    (tmp_path / "a" / "new" / "choices.json").write_text(f'{{"{here}": {{"a": 1}}, "b": 3}}')
     assert kept_choices.read() == {here: {"a": 1}}, "parts of another shape are left out"
     kept_choices.forget()
     kept_choices.forget()
-    assert kept_choices.read() == {} and not list((tmp_path / "new").iterdir())
+    assert kept_choices.read() == {} and not list((tmp_path / "a" / "new").iterdir())
+
+
+def test_a_user_without_a_home_folder_measures_again(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(kept_choices, "path", homeless)
+    kept_choices.keep("here", "decoding", "packed")
+    assert kept_choices.read() == {}
 
 
 def test_a_machine_is_described_without_starting_an_accelerator(monkeypatch):

@@ -315,6 +315,12 @@ def test_conversations_about_pictures_in_their_order(shipped_processor):
     texts = shipped_processor.apply_chat_template(chats)
     expected = shipped_processor(images=pictures, text=texts)
     assert set(inputs) == set(expected) and "pixel_values_videos" not in inputs
+    assert torch.equal(inputs["batch_num_images"], torch.tensor([1, 1]))
+    asked_of_both = shipped_processor(images=pictures, text=["what stays?", "what moves up?"])
+    assert ["what stays" in said for said in shipped_processor.batch_decode(asked_of_both["input_ids"])] == [
+        True,
+        False,
+    ]
     assert all(torch.equal(inputs[key], expected[key]) for key in expected)
     lists = shipped_processor.apply_chat_template(
         asked(pictures[0]), tokenize=True, return_tensors=None, return_dict=False
