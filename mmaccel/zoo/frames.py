@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -205,9 +204,7 @@ def _listed(given: Any, single: int) -> list[Any]:
 
 
 def _axes(given: Any) -> int:
-    if isinstance(given, Image.Image):
-        return 3
-    return given.ndim if hasattr(given, "ndim") else 4 if isinstance(given, Sequence) else 0
+    return 3 if isinstance(given, Image.Image) else getattr(given, "ndim", 0)
 
 
 def _pil(picture: Any) -> Image.Image:

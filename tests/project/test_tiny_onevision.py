@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -332,6 +333,23 @@ def test_conversations_about_pictures_in_their_order(shipped_processor):
     assert longer.startswith(said) and longer != said
     ids = shipped_processor.apply_chat_template(asked(pictures[0]), tokenize=True, add_generation_prompt=True)
     assert torch.equal(ids["input_ids"], shipped_processor(images=pictures[:1], text=longer)["input_ids"])
+
+
+def test_pictures_take_tokens_for_their_tiles_and_span_minus_1_to_1(shipped_processor):
+    white = np.full((64, 128, 3), 255, np.uint8)
+    whole = shipped_processor.side**2
+
+    def counted(*pictures, text):
+        inputs = shipped_processor(images=list(pictures), text=text)
+        assert inputs["pixel_values"].max() == 1
+        return _placeholders(shipped_processor, inputs, "<image>")
+
+    rows, columns = shipped_processor.side // 2, shipped_processor.side  # of the one tile, without its padding
+    assert counted(white, text="what stays?") == [whole + rows * (columns + 1)], "each row of tiles has an end"
+    assert counted(white, white, text="<image> <image> what stays?") == [2 * (whole + 1)], "no tiles"
+    black = shipped_processor(videos=[[np.zeros_like(white)] * 3], text="what stays?")
+    assert black["pixel_values_videos"].unique().tolist() == [-1]
+    assert _placeholders(shipped_processor, black, "<video>") == [3 * math.ceil(shipped_processor.side / 2) ** 2 + 1]
 
 
 @pytest.mark.parametrize(
