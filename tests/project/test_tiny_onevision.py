@@ -327,6 +327,8 @@ def test_conversations_about_pictures_in_their_order(shipped_processor):
         asked(pictures[0]), tokenize=True, return_tensors=None, return_dict=False
     )
     assert isinstance(lists, list) and len(lists) == 1
+    with pytest.raises(PromptError, match="1 placeholders <image> for 0 images"):
+        shipped_processor.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}], tokenize=True)
     said, longer = (
         shipped_processor.apply_chat_template(asked(pictures[0]), add_generation_prompt=more) for more in (False, True)
     )
