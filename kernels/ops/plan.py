@@ -117,7 +117,7 @@ class BlockPlan:
         """Share of the blocks with a visible pair that is attended to."""
         sizes = (self.q_len, self.kv_len, self.block_m, self.block_n)
         some, _ = block_coverage(*sizes, causal, window, self.col.device)
-        return min(1.0, self.density / float(some.float().mean()))
+        return min(1.0, self.density / (int(some.sum()) / some.numel()))
 
     def mask(self) -> torch.Tensor:
         """The boolean table of blocks `[B, H, rows, columns]`."""

@@ -1,6 +1,7 @@
 """Bad arguments are a ValueError that names them; plans check themselves; ops work under torch.compile's fakes."""
 
 import re
+import threading
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmaccel import kernels
 from mmaccel.errors import UnknownNameError
-from mmaccel.kernels import BlockPlan, dispatch
+from mmaccel.kernels import BlockPlan, dispatch, library, reference
+from mmaccel.kernels.native import long_cache
 
 Q, K = torch.zeros(2, 4, 64, 16), torch.zeros(2, 2, 96, 16)
 PLAN = BlockPlan.from_mask(torch.ones(1, 1, 2, 3, dtype=torch.bool), q_len=64, kv_len=96, block_m=32, block_n=32)
@@ -19,21 +21,23 @@ P = torch.full((2, 4, 8), 1 / 8)
 def other_plan(**changes):
     sizes = {"q_len": 64, "kv_len": 96, "block_m": 32, "block_n": 32, **changes}
     rows, columns = -(-sizes["q_len"] // 32), -(-sizes["kv_len"] // 32)
-    heads = sizes.pop("heads", 1)
-    return BlockPlan.from_mask(torch.ones(1, heads, rows, columns, dtype=torch.bool), **sizes)
+    batch, heads = sizes.pop("batch", 1), sizes.pop("heads", 1)
+    return BlockPlan.from_mask(torch.ones(batch, heads, rows, columns, dtype=torch.bool), **sizes)
 
 
 ATTENTION = {
     "q": (
-        (Q[0], K, K), (Q.long(), K, K), (torch.zeros(2, 3, 64, 16), K, K),
+        (Q[0], K, K), (Q.long(), K, K), (torch.zeros(2, 3, 64, 16), K, K), (Q, K[:, :0], K[:, :0]),
     ),
     "k": (
-        (Q, K[:1], K), (Q, K.half(), K), (Q, K[..., :8], K), (Q, K.to("meta"), K),
+        (Q, K[0], K), (Q, K[:1], K), (Q, K.half(), K), (Q, K[..., :8], K), (Q, K.to("meta"), K),
     ),
-    "v": ((Q, K, K[:, :, :90]),),
+    "v": ((Q, K, K[:, :, :90]), (Q, K, K.half()), (Q, K, K.to("meta")), (Q, K, K[0])),
     "plan.q_len": ((Q, K, K, other_plan(q_len=60)),),
     "plan.kv_len": ((Q, K, K, other_plan(kv_len=95)),),
-    "plan": ((Q, K, K, other_plan(heads=3)),),
+    "plan": (
+        (Q, K, K, other_plan(heads=3)), (Q, K, K, other_plan(batch=3)), (Q, K, K, PLAN.to("meta")),
+    ),
 }  # fmt: skip
 
 
@@ -43,13 +47,30 @@ def test_attention_names_the_argument(name, arguments):
         kernels.block_sparse_attention(*arguments)
 
 
+def test_an_error_says_what_was_expected_and_what_came():
+    with pytest.raises(ValueError) as error:
+        kernels.block_sparse_attention(Q, K, K.bfloat16())
+    assert str(error.value) == "v must be float32, as q is, got bfloat16 [2, 2, 96, 16] on cpu"
+    with pytest.raises(ValueError, match=r"^plan must be of 1 or 2 or 4 heads, got int32 \[1, 3, 2\] on cpu$"):
+        kernels.block_sparse_attention(Q, K, K, other_plan(heads=3))
+    with pytest.raises(ValueError, match=r"^window_mask must be bool \[64, 64\] or \[2, 64, 64\], got float32"):
+        kernels.verify_attention(Q, K, K, LENGTHS, None, torch.ones(64, 64))
+    with pytest.raises(ValueError, match=r"^num_splits must be at least 0, got -1$"):
+        kernels.verify_attention(Q, K, K, LENGTHS, None, None, -1)
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     (
         ("window", {"window": 0}),
+        ("window", {"window": (-2, 0)}),
         ("window", {"window": (1, 2, 3)}),
         ("q_pos", {"q_pos": torch.zeros(2, 63, dtype=torch.int32)}),
         ("q_pos", {"q_pos": torch.zeros(2, 64)}),
+        ("q_pos", {"q_pos": torch.zeros(2, 64, dtype=torch.int16)}),
+        ("q_pos", {"q_pos": torch.zeros(1, 64, dtype=torch.int32)}),
+        ("q_pos", {"q_pos": torch.zeros(64, dtype=torch.int32)}),
+        ("q_pos", {"q_pos": torch.zeros(2, 64, dtype=torch.int32, device="meta")}),
         ("q", {"cu_seqlens_q": torch.tensor([0, 64]), "cu_seqlens_k": torch.tensor([0, 96])}),
     ),
 )
@@ -65,12 +86,27 @@ def test_positions_are_checked(name, more):
         ("cu_seqlens_q", ([0, 70, 64], [0, 90, 96])),
         ("cu_seqlens_k", ([0, 64], [0, 10, 96])),
         ("cu_seqlens_k", ([0, 64], None)),
+        ("cu_seqlens_q", (None, [0, 96])),
+        ("cu_seqlens_q", ([1, 64], [0, 96])),
+        ("cu_seqlens_k", ([0, 64], [1, 96])),
+        ("cu_seqlens_q", ([0.0, 64.0], [0, 96])),
+        ("cu_seqlens_k", ([0, 64], [[0, 96]])),
+        ("cu_seqlens_k", ([0, 64], [0, 90, 96])),
     ),
 )
 def test_sequence_bounds_are_checked(name, bounds):
     tensors = [None if b is None else torch.tensor(b) for b in bounds]
     with pytest.raises(ValueError, match=f"^{name} must be "):
         kernels.block_sparse_attention(Q[:1], K[:1], K[:1], cu_seqlens_q=tensors[0], cu_seqlens_k=tensors[1])
+
+
+def test_packed_sequences_have_no_positions_of_their_own():
+    bounds = {"cu_seqlens_q": torch.tensor([0, 64]), "cu_seqlens_k": torch.tensor([0, 96])}
+    with pytest.raises(ValueError, match="^q_pos must be left out where cu_seqlens_q and cu_seqlens_k are given"):
+        kernels.block_sparse_attention(Q[:1], K[:1], K[:1], q_pos=torch.zeros(1, 64).int(), **bounds)
+    bounds["cu_seqlens_k"] = bounds["cu_seqlens_k"].to("meta")
+    with pytest.raises(ValueError, match="^cu_seqlens_k must be on cpu"):
+        kernels.block_sparse_attention(Q[:1], K[:1], K[:1], **bounds)
 
 
 @pytest.mark.parametrize(
@@ -80,19 +116,36 @@ def test_sequence_bounds_are_checked(name, bounds):
         ("lengths", (torch.tensor([96.0, 96.0]),)),
         ("lengths", (torch.tensor([63, 96]),)),
         ("lengths", (torch.tensor([64, 97]),)),
+        ("lengths", (LENGTHS.to("meta"),)),
+        ("lengths", (LENGTHS[:, None],)),
         ("token_idx", (LENGTHS, torch.zeros(2, 4, 3, dtype=torch.int32))),
+        ("token_idx", (LENGTHS, torch.zeros(1, 2, 1, dtype=torch.int32))),
+        ("token_idx", (LENGTHS, torch.zeros(2, 2, 1))),
+        ("token_idx", (LENGTHS, torch.zeros(2, 2, 1, dtype=torch.int32, device="meta"))),
+        ("token_idx", (LENGTHS, torch.tensor([-2, 3]).expand(2, 2, 2))),
+        ("token_idx", (LENGTHS, torch.tensor([3, 3, -1]).expand(2, 2, 3))),
+        ("token_idx", (LENGTHS, torch.tensor([3, -1, 5]).expand(2, 2, 3))),
+        ("token_idx", (torch.tensor([96, 80]), torch.tensor([3, 80]).expand(2, 2, 2))),
         ("token_idx", (LENGTHS, torch.tensor([3, 2]).expand(2, 2, 2))),
         ("token_idx", (LENGTHS, torch.tensor([3, 3]).expand(2, 2, 2))),
         ("token_idx", (LENGTHS, torch.tensor([-1, 3]).expand(2, 2, 2))),
         ("token_idx", (LENGTHS, torch.tensor([3, 96]).expand(2, 2, 2))),
         ("window_mask", (LENGTHS, None, torch.ones(3, 3, dtype=torch.bool))),
         ("window_mask", (LENGTHS, None, torch.ones(64, 64))),
+        ("window_mask", (LENGTHS, None, torch.ones(1, 64, 64, dtype=torch.bool))),
+        ("window_mask", (LENGTHS, None, torch.ones(64, 64, dtype=torch.bool, device="meta"))),
         ("num_splits", (LENGTHS, None, None, -1)),
     ),
 )
 def test_verify_names_the_argument(name, rest):
     with pytest.raises(ValueError, match=f"^{name} must be "):
         kernels.verify_attention(Q, K, K, *rest)
+
+
+def test_more_queries_than_slots_are_refused():
+    with pytest.raises(ValueError, match="^q must be of at most 60 tokens, the slots of k"):
+        kernels.verify_attention(Q, K[:, :, :60], K[:, :, :60], torch.tensor([60, 60]))
+    kernels.verify_attention(Q, K[:, :, :64], K[:, :, :64], torch.tensor([64, 64]))  # as many are none too many
 
 
 def test_small_ops_name_the_argument():
@@ -104,22 +157,64 @@ def test_small_ops_name_the_argument():
         ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1, 5]), cache, cache.clone())),
         ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1]), cache, cache.clone())),
         ("k_new", kernels.kv_scatter_, (new.half(), new, torch.tensor([1, 2]), cache, cache.clone())),
+        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([-1, 1]), cache, cache.clone())),
+        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([[1, 2], [1, 2]]), cache, cache.clone())),
+        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1.0, 2.0]), cache, cache.clone())),
+        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1, 2], device="meta"), cache, cache.clone())),
+        ("k_new", kernels.kv_scatter_, (new[0], new[0], torch.tensor([1, 2]), cache, cache.clone())),
+        ("k_new", kernels.kv_scatter_, (new.to("meta"), new, torch.tensor([1, 2]), cache, cache.clone())),
+        ("v_new", kernels.kv_scatter_, (new, new[:, :, :1], torch.tensor([1, 2]), cache, cache.clone())),
+        ("v_new", kernels.kv_scatter_, (new, new.half(), torch.tensor([1, 2]), cache, cache.clone())),
+        ("k", kernels.kv_scatter_, (new, new, torch.tensor([1, 2]), cache[0], cache[0])),
+        ("v", kernels.kv_scatter_, (new, new, torch.tensor([1, 2]), cache, cache[:, :, :4])),
+        ("v", kernels.kv_scatter_, (new, new, torch.tensor([1, 2]), cache, cache.half())),
+        ("v", kernels.kv_scatter_, (new, new, torch.tensor([1, 2]), cache, cache.to("meta"))),
         ("x", kernels.segment_mean, (x[0], None, perm, ptr)),
+        ("x", kernels.segment_mean, (x.long(), None, perm, ptr)),
+        ("w", kernels.segment_mean, (x, torch.ones(4).long(), perm, ptr)),
+        ("w", kernels.segment_mean, (x, torch.ones(4, device="meta"), perm, ptr)),
+        ("perm", kernels.segment_mean, (x, None, perm - 1, ptr)),
+        ("perm", kernels.segment_mean, (x, None, perm.float(), ptr)),
+        ("perm", kernels.segment_mean, (x[None], None, perm.expand(2, -1), ptr[None])),
+        ("ptr", kernels.segment_mean, (x[None], None, perm[None], ptr)),
+        ("ptr", kernels.segment_mean, (x[None], None, perm[None], ptr.expand(2, -1))),
+        ("ptr", kernels.segment_mean, (x, None, perm, ptr[:0])),
+        ("ptr", kernels.segment_mean, (x, None, perm, ptr + 1)),
+        ("ptr", kernels.segment_mean, (x, None, perm, ptr - 1)),
         ("w", kernels.segment_mean, (x, torch.ones(3), perm, ptr)),
         ("perm", kernels.segment_mean, (x, None, perm + 1, ptr)),
         ("ptr", kernels.segment_mean, (x, None, perm, ptr.flip(0))),
         ("p", kernels.accept_length, (P[:, :2], q, tok, u)),
         ("tok", kernels.accept_length, (P, q, tok + 8, u)),
         ("u", kernels.accept_length, (P, q, tok, u[:1])),
+        ("u", kernels.accept_length, (P, q, tok, tok)),
+        ("u", kernels.accept_length, (P, q, tok, u.to("meta"))),
+        ("tok", kernels.accept_length, (P, q, tok - 1, u)),
+        ("tok", kernels.accept_length, (P, q, tok[:, :2], u)),
+        ("tok", kernels.accept_length, (P, q, u, u)),
+        ("q", kernels.accept_length, (P, q[0], tok, u)),
+        ("q", kernels.accept_length, (P, q.long(), tok, u)),
+        ("p", kernels.accept_length, (P.long(), q, tok, u)),
+        ("p", kernels.accept_length, (P.to("meta"), q, tok, u)),
         ("p", kernels.residual_sample, (P[:, :2], q, torch.zeros(2).long(), 0)),
+        ("n", kernels.residual_sample, (P, q, torch.tensor([0, -1]), 0)),
+        ("n", kernels.residual_sample, (P, q, torch.tensor([0]), 0)),
+        ("n", kernels.residual_sample, (P, q, torch.tensor([0.0, 1.0]), 0)),
+        ("n", kernels.residual_sample, (P, q, torch.tensor([0, 1], device="meta"), 0)),
+        ("seed", kernels.residual_sample, (P, q, torch.tensor([0, 3]), 2**63)),
         ("n", kernels.residual_sample, (q, q, torch.tensor([0, 3]), 0)),
         ("n", kernels.residual_sample, (P, q, torch.tensor([0, 4]), 0)),
         ("seed", kernels.residual_sample, (P, q, torch.tensor([0, 3]), -1)),
         ("lse", kernels.merge_states, (torch.zeros(2, 3, 4), torch.zeros(2, 4))),
+        ("lse", kernels.merge_states, (torch.zeros(2, 3, 4), torch.zeros(2, 3).double())),
+        ("lse", kernels.merge_states, (torch.zeros(2, 3, 4), torch.zeros(2, 3, device="meta"))),
+        ("output", kernels.merge_states, (torch.zeros(4), torch.zeros(()))),
+        ("output", kernels.merge_states, (torch.zeros(0, 3, 4), torch.zeros(0, 3))),
     )
     for name, op, arguments in cases:
         with pytest.raises(ValueError, match=f"^{name} must be "):
             op(*arguments)
+    kernels.residual_sample(P, q, torch.tensor([0, 3]), 2**63 - 1)  # the last seed that there is
 
 
 # Plans
@@ -147,11 +242,48 @@ def raw(row_ptr=(0, 1, 3), col=(0, 0, 2), n_full=(0, 1), **sizes):
         ("n_full", {"n_full": (0,)}),
         ("block_m", {"block_m": 24}),
         ("q_len", {"q_len": 0}),
+        ("kv_len", {"kv_len": 0}),
+        ("block_m", {"block_m": 8}),
+        ("block_n", {"block_n": 48}),
+        ("n_full", {"n_full": (0, -1)}),
     ),
 )
 def test_plans_check_themselves(name, changes):
     with pytest.raises(ValueError, match=f"^{name} must be "):
         raw(**changes)
+
+
+def test_plans_check_their_tensors():
+    plan = raw()
+    sizes = (32, 32, 64, 96)
+    for name, tensors in (
+        ("row_ptr", (plan.row_ptr.long(), plan.col, plan.n_full)),
+        ("row_ptr", (plan.row_ptr.to("meta"), plan.col, plan.n_full)),
+        ("row_ptr", (plan.row_ptr[0], plan.col, plan.n_full)),
+        ("row_ptr", (plan.row_ptr.expand(1, 2, -1), plan.col, plan.n_full)),
+        ("row_ptr", (plan.row_ptr.expand(1, 2, -1), plan.col, plan.n_full.expand(1, 2, -1))),  # heads share no columns
+        ("col", (plan.row_ptr, plan.col.long(), plan.n_full)),
+        ("col", (plan.row_ptr, plan.col[None], plan.n_full)),
+        ("n_full", (plan.row_ptr, plan.col, plan.n_full.long())),
+        ("n_full", (plan.row_ptr, plan.col, plan.n_full.to("meta"))),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must be "):
+            BlockPlan(*tensors, *sizes)
+    for mask in (torch.ones(2, 3).bool(), torch.ones(1, 1, 2, 3)):
+        with pytest.raises(ValueError, match="^mask must be a bool tensor"):
+            BlockPlan.from_mask(mask, q_len=64, kv_len=96, block_m=32, block_n=32)
+    with pytest.raises(ValueError, match="^block_n must be a power of two"):
+        BlockPlan.from_mask(torch.ones(1, 1, 2, 4).bool(), q_len=64, kv_len=96, block_m=32, block_n=24)
+
+
+def test_shares_of_a_plan():
+    """Of all blocks, and of those with a pair that is seen; a plan made without a window may hold more than those."""
+    plan = other_plan(heads=2)
+    assert plan.density == 1 and plan.visible_share() == 1 and plan.visible_share(causal=True) == 1
+    plan = BlockPlan.from_mask(torch.eye(3).bool()[None, None], q_len=96, kv_len=96, block_m=32, block_n=32)
+    assert plan.density == pytest.approx(1 / 3) and plan.visible_share(causal=True) == pytest.approx(1 / 2)
+    assert plan.visible_share(window=(32, 0)) == pytest.approx(3 / 5)
+    assert plan.visible_share(True, (0, 0)) == 1  # to the last bit: such a plan needs no measurement
 
 
 def test_a_plan_says_what_it_holds():
@@ -162,6 +294,10 @@ def test_a_plan_says_what_it_holds():
     assert again.mask().tolist() == plan.mask().tolist() and again.n_full.tolist() == [[[1, 1]]]
     moved = plan.to("meta")
     assert {x.device.type for x in (moved.row_ptr, moved.col, moved.n_full)} == {"meta"} and moved.rows == 2
+    whole = torch.ones(1, 2, 1, 6).bool()
+    other = BlockPlan.from_mask(whole, q_len=40, kv_len=90, block_m=64, block_n=16).to("cpu")
+    assert (other.block_m, other.block_n, other.q_len, other.kv_len) == (64, 16, 40, 90)
+    assert other.mask().shape == (1, 2, 1, 6) and other.mask().all()
     with pytest.raises(ValueError, match="^mask must be 2 rows and 3 columns of blocks"):
         BlockPlan.from_mask(plan.mask()[..., :2], q_len=64, kv_len=96, block_m=32, block_n=32)
 
@@ -197,6 +333,50 @@ def test_triton_runs_where_it_can(monkeypatch):
         dispatch.implementation(cpu)
 
 
+def test_triton_is_looked_for_and_not_imported(monkeypatch):
+    asked = []
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: asked.append(name))
+    dispatch.has_triton.cache_clear()
+    try:
+        assert not dispatch.has_triton() and not dispatch.has_triton()
+        assert asked == ["triton"], "once in a process"
+    finally:
+        dispatch.has_triton.cache_clear()
+
+
+def test_the_interpreter_takes_tensors_of_the_cpu(monkeypatch):
+    found = []
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    monkeypatch.setattr(dispatch.importlib, "import_module", found.append)
+    with kernels.backend("triton") as name:
+        assert name == "triton"
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        dispatch.implementation(torch.device("cpu"))
+        monkeypatch.delenv("TRITON_INTERPRET")
+        dispatch.implementation(torch.device("cuda"))
+    with kernels.backend("reference"):
+        dispatch.implementation(torch.device("cuda"))
+    dispatch.implementation(torch.device("cpu"))
+    folders = ("gpu", "gpu", "reference", "native")
+    assert found == [f"mmaccel.kernels.{folder}" for folder in folders]
+
+
+def test_a_backend_of_one_thread_is_not_that_of_another():
+    found = []
+    with kernels.backend("reference"):
+        other = threading.Thread(target=lambda: found.append(kernels.choose(torch.device("cpu"))))
+        other.start()
+        other.join()
+    assert found == ["native"]
+
+
+def test_the_first_tensor_says_where_an_op_runs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(library, "implementation", lambda device: asked.append(device) or reference)
+    kernels.merge_states(torch.zeros(2, 3, 4), torch.zeros(2, 3))
+    assert asked == [torch.device("cpu")]
+
+
 def test_a_backend_is_left_after_an_error():
     with pytest.raises(ZeroDivisionError), kernels.backend("reference"):
         1 / 0  # noqa: B018
@@ -216,20 +396,27 @@ def test_one_backend_entered_twice_leaves_twice():
 
 def test_ops_have_fakes():
     with FakeTensorMode():
-        q, k = torch.empty(2, 4, 64, 16, dtype=torch.bfloat16), torch.empty(2, 2, 96, 16, dtype=torch.bfloat16)
+        q = torch.empty(2, 64, 4, 16, dtype=torch.bfloat16).transpose(1, 2)  # as projections leave it
+        k = torch.empty(2, 2, 96, 16, dtype=torch.bfloat16)
         for output, lse in (
             torch.ops.mmaccel.block_sparse_attention(q, k, k, None, None, None, 64, 64, -1, 0, None, None, None, 0.25),
             torch.ops.mmaccel.verify_attention(q, k, k, torch.empty(2).int(), None, None, 0, 0.25),
         ):
-            assert output.shape == q.shape and output.dtype == q.dtype
+            assert output.shape == q.shape and output.dtype == q.dtype and output.is_contiguous()
             assert lse.shape == (2, 4, 64) and lse.dtype == torch.float32
         means = torch.ops.mmaccel.segment_mean(torch.empty(4, 3), None, torch.empty(4).long(), torch.empty(3).long())
         assert means.shape == (2, 3)
+        index = torch.empty(5, 4).long()
+        means = torch.ops.mmaccel.segment_mean(torch.empty(5, 9, 3).half(), None, index, index)
+        assert means.shape == (5, 3, 3) and means.dtype == torch.float16
+        merged, total = torch.ops.mmaccel.merge_states(torch.empty(2, 3, 4).half(), torch.empty(2, 3))
+        assert (merged.dtype, total.dtype, total.shape) == (torch.float16, torch.float32, (3,))
         assert torch.ops.mmaccel.merge_states(torch.empty(2, 3, 4), torch.empty(2, 3))[0].shape == (3, 4)
         p, q = torch.empty(2, 4, 8), torch.empty(2, 3, 8)
         count = torch.ops.mmaccel.accept_length(p, q, torch.empty(2, 3).long(), torch.empty(2, 3))
         assert count.shape == (2,) and count.dtype == torch.int32
-        assert torch.ops.mmaccel.residual_sample(p, q, count, 0).dtype == torch.int64
+        token = torch.ops.mmaccel.residual_sample(p, q, count, 0)
+        assert token.dtype == torch.int64 and token.shape == (2,)
 
 
 def cache(slots=5):
@@ -252,3 +439,30 @@ def test_schemas_are_honest(name):
     if name == "verify_attention":
         arguments = (arguments[0], *(x.expand(1, 2, -1, -1).contiguous() for x in arguments[1:3]), *arguments[3:])
     torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+ACROSS = torch.randn(1, 40, 4, 16, generator=torch.Generator().manual_seed(0)).transpose(1, 2)
+NO_PLAN = (None, None, None, 64, 64)
+WHOLE = BlockPlan.from_mask(torch.eye(2, 3).bool()[None, None], q_len=40, kv_len=40, block_m=32, block_n=16)
+LAYOUTS = {
+    "all": ("block_sparse_attention", (*NO_PLAN, -1, -1, None, None, None, 0.25)),
+    "causal": ("block_sparse_attention", (*NO_PLAN, -1, 0, None, None, None, 0.25)),
+    "window": ("block_sparse_attention", (*NO_PLAN, 9, 0, None, None, None, 0.25)),
+    "plan": (
+        "block_sparse_attention", (WHOLE.row_ptr, WHOLE.col, WHOLE.n_full, 32, 16, -1, -1, None, None, None, 0.25),
+    ),
+    "verify": ("verify_attention", (torch.tensor([40]), None, None, 0, 0.25)),
+    "selected": ("verify_attention", (torch.tensor([40]), torch.arange(40).expand(1, 4, 40), None, 0, 0.25)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("few", (False, True))
+def test_strides_are_those_of_the_fakes(monkeypatch, layout, few):
+    """Else a compiled model reads the output as if it lay otherwise in memory."""
+    name, rest = LAYOUTS[layout]
+    monkeypatch.setattr(long_cache, "LEAST_BYTES", 0)
+    monkeypatch.setattr(long_cache, "way", lambda *_: "packed")
+    q = ACROSS[:, :, :3] if few and layout != "plan" else ACROSS
+    op = getattr(torch.ops.mmaccel, name).default
+    torch.library.opcheck(op, (q, ACROSS, ACROSS, *rest), test_utils=("test_schema", "test_faketensor"))

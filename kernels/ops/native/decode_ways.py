@@ -68,7 +68,7 @@ def in_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) ->
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Pair:
     assert FLASH is not None
     output, lse = FLASH(q, k, v, 0.0, False, scale=scale)
-    return output, lse.float().contiguous()
+    return output.contiguous(), lse.float().contiguous()
 
 
 WAYS: dict[str, Way] = {

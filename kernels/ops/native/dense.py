@@ -39,7 +39,7 @@ def dense(
         return long_cache.few_queries(q, k, v, scale)
     bias = None if mask is None else mask.bias.expand(q.shape[0], -1, q.shape[2], k.shape[2])
     output, lse = _FLASH(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
-    lse = lse.float().contiguous()
+    output, lse = output.contiguous(), lse.float().contiguous()  # torch's has the strides of q
     if mask is not None and mask.empty is not None:
         empty = mask.empty.expand(lse.shape)
         output, lse = output.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
