@@ -103,6 +103,55 @@ def test_windows_are_their_definition(queries, keys, visible):
             assert full[row, column] == (bool(block.all()) and block.shape[1] == block_n)
 
 
+@pytest.mark.parametrize("flash", (True, False))
+def test_the_scale_of_the_scores(monkeypatch, flash):
+    """Not the usual one, on every path."""
+    from mmaccel.kernels.native import dense
+
+    if not flash:
+        monkeypatch.setattr(dense, "_FLASH", None)
+    q, k, v = tensors(torch.float32, queries=130)
+    given = {"scale": 0.37}
+    for visible in ({}, {"causal": True}, {"window": 20}):
+        agrees(kernels.block_sparse_attention, q, k, v, **visible, **given)
+        agrees(kernels.block_sparse_attention, q, k, v, plan((1, 2), 130, 130, **visible), **visible, **given)
+    few, lengths = q[:, :, :3], torch.tensor([130, 90])
+    agrees(kernels.verify_attention, few, k, v, lengths, **given)
+    agrees(kernels.verify_attention, few[:, :, :1], k, v, torch.tensor([130, 130]), **given)
+    agrees(kernels.verify_attention, few, k, v, lengths, select([130, 90], 2, 3, 20), **given)
+    everything = torch.arange(130).expand(2, 2, -1)
+    agrees(kernels.verify_attention, few[:, :, :1], k, v, torch.tensor([130, 130]), everything, **given)
+
+
+@pytest.mark.parametrize("index", (torch.int32, torch.int64))
+def test_selected_tokens_of_any_layout(index):
+    """Part of a larger cache, as projections leave it, keys laid out otherwise than values, one cache for all rows."""
+    q, k, v = tensors(torch.float32, queries=3)
+    lengths = torch.tensor([130, 90])
+    chosen = select([130, 90], 2, 3, 20).to(index)
+    expected, _ = agrees(kernels.verify_attention, q, k, v, lengths, chosen)
+
+    def part(x):
+        whole = torch.full((2, 4, 150, 32), torch.nan)
+        whole[:, 1:3, 7:137] = x
+        return whole[:, 1:3, 7:137]
+
+    def across(x):
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def turned(x):
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+
+    def uneven(x):
+        return torch.nn.functional.pad(x, (0, 1))[..., :32]
+
+    for key, value in ((part, part), (across, across), (part, across), (turned, turned), (uneven, uneven)):
+        output, _ = kernels.verify_attention(q, key(k), value(v), lengths, chosen)
+        torch.testing.assert_close(output, expected, rtol=2e-6, atol=2e-6)
+    one = [x[:1].expand(2, -1, -1, -1) for x in (k, v)]
+    agrees(kernels.verify_attention, q, *one, lengths, chosen)
+
+
 def test_a_plan_of_everything_and_of_nothing():
     q, k, v = tensors(torch.float32)
     for chosen in (torch.ones, torch.zeros):

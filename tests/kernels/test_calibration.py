@@ -140,6 +140,39 @@ def test_other_devices_run_half_precision_and_keep_no_file(monkeypatch):
     assert kept_choices.read() == {}
 
 
+def test_an_accelerator_is_measured_once_for_all_numbers_of_threads(monkeypatch):
+    asked, shares = [], iter((0.2, 0.4, 0.8))
+    monkeypatch.setattr(calibration, "_break_even", lambda *arguments: asked.append(arguments) or next(shares))
+    for threads in (2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert kernels.should_use_sparse(0.3, 2048, "meta", causal=True)
+    meta = torch.device("meta")
+    assert asked == [(n, meta, True, torch.bfloat16) for n in (512, 2048, 8192)]
+    assert not kernels.should_use_sparse(0.81, 8192, "meta", causal=True)
+
+
+def test_what_is_kept_of_a_calibration(monkeypatch):
+    """Rounded, under type and direction; the next process reads the break-even of each length."""
+    shares = iter((0.12345, 0.5, 0.9, 0.1, 0.2, 0.3))
+    monkeypatch.setattr(calibration, "_break_even", lambda *_: next(shares))
+    assert kernels.should_use_sparse(0.4, 2048) and not kernels.should_use_sparse(0.4, 2048, causal=True)
+    ((place, choices),) = kept_choices.read().items()
+    name = "break-even of block-sparse attention, float32"
+    assert place == kept_choices.place(torch.get_num_threads())
+    assert choices == {name: [0.123, 0.5, 0.9], f"{name}, causal": [0.1, 0.2, 0.3]}
+    calibration._kept.cache_clear()
+    assert kernels.should_use_sparse(0.8, 4096) and not kernels.should_use_sparse(0.2, 512)
+    assert calibration._kept("cpu", True, torch.float32, 1) == kernels.Calibration((512, 2048, 4096), (0.1, 0.2, 0.3))
+    assert kernels.Calibration((1,), (0.5,)).measured
+
+
+def test_bounds_of_the_arguments():
+    assert not kernels.should_use_sparse(1, 1)
+    for density, n in ((-0.01, 1), (float("nan"), 1), (0.5, -1)):
+        with pytest.raises(ValueError, match="must be"):
+            kernels.should_use_sparse(density, n)
+
+
 def test_two_threads_do_not_measure_against_each_other(monkeypatch):
     measured = []
 

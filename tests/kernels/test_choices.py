@@ -309,6 +309,97 @@ def test_a_way_that_this_torch_cannot_compute(monkeypatch, small, fails):
     assert long_cache.way(*KIND, threads=1) == "in_parts" and counts == [3]
 
 
+@pytest.mark.parametrize("wrong", (0, 1))
+def test_a_way_must_give_both_output_and_log_sum_exp(monkeypatch, small, wrong):
+    def way(*args):
+        found = list(decode_ways.matrix_products(*args))
+        found[wrong] = found[wrong] + 0.01
+        return tuple(found)
+
+    monkeypatch.setitem(decode_ways.WAYS, "each_head", way)
+    counts = times(monkeypatch, (3, 4, 2))
+    assert long_cache.way(*KIND, threads=1) == "in_parts" and counts == [3]
+
+
+def test_a_kept_way_is_one_of_this_type(monkeypatch, small):
+    """The file may have been changed by anybody."""
+    place, name = (
+        kept_choices.place(torch.get_num_threads()),
+        "decoding over a long cache, bfloat16, 2 x 16 over 2 heads",
+    )
+    for kept in ("matrix_products", "nonsense", 3, ["packed"]):
+        long_cache.way.cache_clear()
+        kept_choices.keep(place, name, kept)
+        times(monkeypatch, (4, 3, 5))
+        assert long_cache.way(torch.bfloat16, *KIND[1:], threads=1) == "each_head"
+        assert kept_choices.read()[place] == {name: "each_head"}
+
+
+def test_what_is_measured_of_a_way(monkeypatch, small):
+    """Each way over the keys and values of two layers, which are other memory than each other's."""
+    calls, runs = [], []
+    for name, way in list(decode_ways.WAYS.items()):
+        monkeypatch.setitem(
+            decode_ways.WAYS, name, lambda *args, name=name, way=way: calls.append((name, args)) or way(*args)
+        )
+    monkeypatch.setattr(
+        long_cache, "fastest", lambda found, device: runs.extend(found) or timing.Timing((1, 2, 3, 4), True)
+    )
+    assert long_cache.way(*KIND, threads=1) == "matrix_products"
+    calls.clear()
+    for run in runs:
+        run()
+    assert [name for name, _ in calls] == [name for name in decode_ways.WAYS for _ in range(2)]
+    assert len({x.data_ptr() for _, args in calls for x in args[1:3]}) == 4
+    q, k, v, scale = calls[0][1]
+    assert q.shape == (1, 2, 2, 16) and scale == 0.25 and 2 * k.nbytes == long_cache.LAYER_BYTES == 2 * v.nbytes
+    assert all(args[3] == scale for _, args in calls)
+
+
+def test_where_there_is_a_choice_of_ways(monkeypatch):
+    q, k = torch.zeros(2, 2, 8, 16), torch.zeros(2, 2, 64, 16)
+    monkeypatch.setattr(long_cache, "LEAST_BYTES", 2 * k.nbytes)
+    assert long_cache.suits(q, k, k), "8 queries, and as many bytes as are asked for"
+    assert not long_cache.suits(torch.zeros(2, 2, 9, 16), k, k)
+    assert not long_cache.suits(q, k[:, :, :63], k[:, :, :63])
+    assert not long_cache.suits(q.double(), k.double(), k.double())
+    assert not long_cache.suits(q.to("meta"), k.to("meta"), k.to("meta"))
+    apart = torch.zeros(2, 3, 64, 16)[:, :2]  # the heads of one row do not follow those of the other
+    assert not long_cache.suits(q, apart, k) and not long_cache.suits(q, k, apart)
+    monkeypatch.setattr(long_cache, "LEAST_BYTES", 0)
+    assert long_cache.suits(q[:1], apart[:1], apart[:1])
+
+
+def test_threads_are_part_of_what_a_way_holds_for(monkeypatch, small):
+    measured, k = [], torch.randn(1, 2, 33, 16)
+    monkeypatch.setattr(long_cache, "_measured", lambda *kind: measured.append(torch.get_num_threads()) or "packed")
+    for threads in (1, 3, 1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        long_cache.few_queries(k[:, :, :2], k, k, 0.25)
+    assert measured == [1, 3]
+
+
+def test_another_process_may_be_luckier(file):
+    """What it kept while this one measured in vain is taken, and stays."""
+    place = kept_choices.place(torch.get_num_threads())
+
+    def measure():
+        kept_choices.keep(place, "decoding", "split")
+
+    assert choosing.kept_or_measured("decoding", measure, is_text) == "split"
+    assert kept_choices.read()[place] == {"decoding": "split"}
+
+
+@pytest.mark.parametrize("tried", ("5", None, [9]))
+def test_tries_that_are_no_number_are_none(tried):
+    place = kept_choices.place(torch.get_num_threads())
+    kept_choices.keep(place, "decoding", {"tried": tried})
+    assert choosing.kept_or_measured("decoding", measured(None), is_text) is None
+    assert kept_choices.read()[place] == {"decoding": {"tried": 1}}
+    assert choosing.kept_or_measured("decoding", measured(None), is_text) is None
+    assert kept_choices.read()[place] == {"decoding": {"tried": 2}}
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_a_real_measurement_gives_a_way_of_the_type(small, dtype):
     found = long_cache.way(dtype, *KIND[1:], threads=1)

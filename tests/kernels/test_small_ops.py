@@ -53,6 +53,39 @@ def test_segment_mean(dtype, weighted):
     assert torch.equal(means, kernels.segment_mean(x, w, perm, ptr)), "deterministic"
 
 
+@pytest.mark.parametrize("name", ("kv_scatter_", "segment_mean", "accept_length", "residual_sample"))
+def test_indices_of_both_types(name):
+    """int32 and int64 alike, one row or several."""
+    p, q = torch.tensor([0.0, 0.25, 0.75]).expand(2, 3, 3), torch.tensor([0.0, 1.0, 0.0]).expand(2, 2, 3)
+    new = torch.randn(2, 3, 2, 4)
+    slots, tok = torch.tensor([[7, 0], [3, 9]]), torch.tensor([[1, 1], [1, 2]])
+    perm, ptr = torch.tensor([[2, 0, 1], [0, 1, 2]]), torch.tensor([[0, 1, 3], [1, 2, 3]])
+    calls = {
+        "kv_scatter_": lambda of: kernels.kv_scatter_(new, -new, of(slots), *torch.zeros(2, 2, 3, 10, 4))[1],
+        "segment_mean": lambda of: kernels.segment_mean(new[:, 0], None, of(perm % 2), of(ptr)),
+        "accept_length": lambda of: kernels.accept_length(p, q, of(tok), torch.full((2, 2), 0.2)),
+        "residual_sample": lambda of: kernels.residual_sample(p, q, of(torch.tensor([0, 2])), 3),
+    }
+    assert torch.equal(calls[name](torch.Tensor.int), calls[name](torch.Tensor.long))
+
+
+def test_half_precision_of_drafts():
+    """Products and differences are taken in float32, of drafts and weights of half precision too."""
+    p, q = torch.tensor([[[0.2500, 0.75]]]).bfloat16(), torch.tensor([[[0.5, 0.5]]]).bfloat16()
+    tok = torch.tensor([[0]])
+    assert kernels.accept_length(p, q, tok, torch.tensor([[0.4999]])).item() == 1, "in bfloat16 it is one half"
+    x, w = torch.tensor([[1.0], [2.0], [3.0]]).half(), torch.tensor([6e4, 6e4, 6e4]).half()
+    mean = kernels.segment_mean(x, w, torch.arange(3), torch.tensor([0, 3]))
+    assert mean.item() == 2 and mean.dtype == torch.float16, "sums beyond what half precision holds"
+
+
+def test_no_draft_at_all():
+    p = torch.tensor([0.0, 1.0, 0.0]).expand(2, 1, 3)
+    q, none = p[:, :0], torch.zeros(2, 0)
+    assert kernels.accept_length(p, q, none.long(), none).tolist() == [0, 0]
+    assert kernels.residual_sample(p, q, torch.tensor([0, 0]), 0).tolist() == [1, 1]
+
+
 def test_accept_length_against_the_reference():
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.rand(64, 5, 7, generator=generator).softmax(-1) for _ in range(2))

@@ -82,6 +82,28 @@ def test_strides(agrees, draw):
 
 
 @pytest.mark.parametrize("with_plan", (False, True))
+def test_scale(agrees, draw, with_plan):
+    table = plan((1, 1), 70, 100, causal=True) if with_plan else None
+    agrees(block_sparse_attention, *draw(width=16), table, causal=True, scale=0.15)
+
+
+def test_tables_and_positions_of_any_stride(agrees, draw):
+    q, k, v = draw(query_heads=4, key_heads=2, queries=70, keys=100, width=16)
+    table = plan((2, 4), 70, 100, 32, 16, causal=True)
+
+    def across(x):
+        return x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+
+    fields = (table.block_m, table.block_n, table.q_len, table.kv_len)
+    strided = BlockPlan(across(table.row_ptr), table.col, across(table.n_full), *fields)
+    expected = agrees(block_sparse_attention, q, k, v, table, causal=True)
+    assert all(map(torch.equal, agrees(block_sparse_attention, q, k, v, strided, causal=True), expected))
+    position = torch.stack([torch.randperm(100, generator=torch.Generator().manual_seed(b))[:70] for b in range(2)])
+    for places in (position, position.T.contiguous().T, position[:1].expand(2, -1)):
+        agrees(block_sparse_attention, q, k, v, q_pos=places, causal=True)
+
+
+@pytest.mark.parametrize("with_plan", (False, True))
 @pytest.mark.parametrize("visible", VISIBLE)
 def test_gathered_queries(agrees, draw, with_plan, visible):
     q, k, v = draw(queries=20)

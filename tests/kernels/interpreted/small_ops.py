@@ -97,6 +97,87 @@ def test_accept_length(dtype, places):
         assert kept.dtype == torch.int32 and torch.equal(kept, reference(kernels.accept_length, model, q, token, u))
 
 
+def apart(x):
+    """The same numbers, with others between them and around each row."""
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 3), 7).to(x.dtype)
+    wide[..., : 2 * x.shape[-1] : 2] = x
+    return wide[..., : 2 * x.shape[-1] : 2]
+
+
+def test_arguments_of_any_stride():
+    p, q = distributions(8, 5, 30)
+    for row in range(6):
+        p[row, :row] = q[row, :row]  # at least so many are kept
+    tok = torch.randint(30, (8, 5), generator=torch.Generator().manual_seed(2))
+    u = torch.rand(8, 5, generator=torch.Generator().manual_seed(3))
+    kept = kernels.accept_length(p, q, tok, u)
+    assert len(kept.unique()) > 2
+    given = [p, q, tok, u]
+    for number in range(4):
+        strided = [apart(x) if i == number else x for i, x in enumerate(given)]
+        assert torch.equal(kernels.accept_length(*strided), kept)
+    token = kernels.residual_sample(p, q, kept, 5)
+    for strided in ((apart(p), q, kept), (p, apart(q), kept), (p, q, apart(kept))):
+        assert torch.equal(kernels.residual_sample(*strided, 5), token)
+    one_row = (p[:1].expand(8, -1, -1), q[:1].expand(8, -1, -1))
+    assert torch.equal(kernels.accept_length(*one_row, tok, u), reference(kernels.accept_length, *one_row, tok, u))
+
+
+def test_segments_of_any_stride():
+    x, w = random(2, 20, 24), random(2, 20, seed=1).abs()
+    perm = torch.stack([torch.randperm(20, generator=torch.Generator().manual_seed(s)) for s in (0, 1)])
+    ptr = torch.tensor([[0, 3, 9, 20], [1, 2, 12, 18]])
+    given = [x, w, perm, ptr]
+    expected = kernels.segment_mean(*given)
+    for number in range(4):
+        strided = [apart(y) if i == number else y for i, y in enumerate(given)]
+        assert torch.equal(kernels.segment_mean(*strided), expected)
+        shared = [y[:1].expand_as(y) if i == number else y for i, y in enumerate(given)]
+        torch.testing.assert_close(kernels.segment_mean(*shared), reference(kernels.segment_mean, *shared))
+
+
+def test_writing_states_of_any_stride():
+    k_new, v_new = random(2, 3, 5, 8), random(2, 3, 5, 8, seed=1)
+    idx = torch.stack([torch.randperm(9, generator=torch.Generator().manual_seed(s))[:5] for s in (0, 1)])
+    wanted = reference(kernels.kv_scatter_, k_new, v_new, idx, torch.zeros(2, 3, 9, 8), torch.zeros(2, 3, 9, 8))
+    given = [k_new, v_new, idx]
+    across = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_new, v_new)]
+    layouts = [[apart(x) if i == number else x for i, x in enumerate(given)] for number in range(3)]
+    for strided in (*layouts, (across[0], v_new, idx), (k_new, across[1], idx)):
+        k, v = torch.zeros(2, 3, 9, 8), torch.zeros(2, 9, 3, 8).transpose(1, 2)
+        kernels.kv_scatter_(*strided, k, v)
+        assert torch.equal(k, wanted[0]) and torch.equal(v, wanted[1])
+    k, v = torch.zeros(1, 3, 9, 8), torch.zeros(1, 3, 9, 8)
+    kernels.kv_scatter_(k_new[:1], v_new[:1], idx[:1], k, v)
+    assert torch.equal(k[0], wanted[0][0]) and torch.equal(v[0], wanted[1][0])
+
+
+@pytest.mark.parametrize("name", ("q", "u"))
+def test_float64_is_refused_of_each_argument(name):
+    given = {"p": torch.ones(1, 2, 3), "q": torch.ones(1, 1, 3), "tok": torch.zeros(1, 1).long(), "u": torch.ones(1, 1)}
+    given[name] = given[name].double()
+    with pytest.raises(ValueError, match=f"^{name} must be float32, float16 or bfloat16 on the Triton backend"):
+        kernels.accept_length(*given.values())
+    w = torch.ones(2).double()
+    with pytest.raises(ValueError, match="^w must be"):
+        kernels.segment_mean(torch.ones(2, 3), w, torch.arange(2), torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="^q must be"):
+        kernels.residual_sample(given["p"].float(), torch.ones(1, 1, 3).double(), torch.tensor([0]), 0)
+
+
+def test_nothing_to_do():
+    p = torch.ones(0, 2, 3)
+    assert kernels.accept_length(p, p[:, :1], torch.zeros(0, 1).long(), torch.zeros(0, 1)).shape == (0,)
+    token = kernels.residual_sample(p, p[:, :1], torch.zeros(0).long(), 0)
+    assert token.shape == (0,) and token.dtype == torch.int64
+    none = torch.ones(1, 1, 0, 4)
+    k, v = kernels.kv_scatter_(none, none, torch.zeros(0).long(), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4))
+    assert k.all() and v.all()
+    assert kernels.segment_mean(torch.ones(2, 3), None, torch.arange(2), torch.tensor([0])).shape == (0, 3)
+    merged, total = kernels.merge_states(torch.ones(2, 0, 4), torch.ones(2, 0))
+    assert merged.shape == (0, 4) and total.shape == (0,)
+
+
 def test_accept_length_is_strict():
     p, q = torch.tensor([[[0.25, 0.75]]]), torch.tensor([[[0.5, 0.5]]])
     for u, kept in ((0.5, 0), (0.49999997, 1)):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmaccel.kernels import verify_attention
+from mmaccel.kernels import backend, verify_attention
 
 TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
 LENGTHS = torch.tensor([200, 90])
@@ -95,3 +95,27 @@ def test_strides(agrees, draw):
         assert all(map(torch.equal, agrees(verify_attention, *moved, torch.tensor([70, 80])), expected))
     mask = torch.stack([torch.eye(3), torch.ones(3, 3).tril()], -1).bool().permute(2, 0, 1)
     agrees(verify_attention, q, k, v, torch.tensor([70, 0, 80, 0])[::2], None, mask)
+
+
+@pytest.mark.parametrize("splits", (1, 2))
+def test_scale_and_strides_of_chosen_tokens(agrees, draw, splits):
+    q, k, v = draw(query_heads=4, key_heads=2, queries=2, keys=80, width=16)
+    lengths, chosen = torch.tensor([70, 80]), select((70, 80), 2, 2, 40)
+    mask = torch.stack([torch.eye(2), torch.ones(2, 2).tril()]).bool()
+    for tokens in (chosen, chosen.transpose(0, 1).contiguous().transpose(0, 1), chosen.mT.contiguous().mT):
+        for window in (None, mask, mask.mT.contiguous().mT, mask[:1].expand(2, -1, -1)):
+            agrees(verify_attention, q, k, v, lengths, tokens, window, splits, scale=0.15)
+    agrees(verify_attention, q, k, v, lengths, None, None, splits, scale=0.15)
+
+
+def test_float64_is_refused(draw):
+    q, k, v = (x.double() for x in draw(queries=1))
+    with backend("triton"), pytest.raises(ValueError, match="q must be float32.*float64"):
+        verify_attention(q, k, v, torch.tensor([100, 100]))
+
+
+def test_nothing_to_do(draw):
+    q, k, v = draw(queries=0, keys=10)
+    with backend("triton"):
+        output, lse = verify_attention(q, k, v, torch.tensor([10, 10]))
+    assert output.shape == (2, 2, 0, 40) and lse.shape == (2, 2, 0) and lse.dtype == torch.float32
