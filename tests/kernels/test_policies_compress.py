@@ -254,6 +254,10 @@ def test_st_lite_takes_any_order_of_spans_and_any_type():
     expected = policy(q, k, count=32, visual=visual)
     assert torch.equal(policy(q, k, count=32, visual=[visual[0][::-1]]), expected)
     assert policy(q.bfloat16(), k.bfloat16(), count=32, visual=visual).shape == expected.shape
+    k[:, :, 48:96] = torch.arange(16.0)  # the last screen is that of the newest tokens, not of the last span given
+    expected = policy(q, k, count=32, visual=visual)
+    assert torch.equal(policy(q, k, count=32, visual=[visual[0][::-1]]), expected)
+    assert policy(q, k, count=32, visual=[visual[0][:1]]).tolist() != expected.tolist()
 
 
 @pytest.mark.parametrize("policy", (policies.snap_kv, policies.fast_kv, policies.st_lite))
@@ -277,6 +281,24 @@ def test_settings_of_a_vote_pass_through_the_table(name):
         )
         assert torch.equal(found, expected[:, None].expand_as(found) if name == "fast_kv" else expected), given
     assert len({str(policies.COMPRESS[name](q, k, count=20, window=w).tolist()) for w in (2, 5, 8)}) == 3
+
+
+@pytest.mark.parametrize(("name", "window"), (("snap_kv", 32), ("fast_kv", 8), ("st_lite", 32)))
+def test_windows_of_the_table_are_those_of_the_policies(name, window):
+    q, k = draw(queries=40)
+    found = policies.COMPRESS[name](q, k, count=80)
+    assert torch.equal(found, policies.COMPRESS[name](q, k, count=80, window=window))
+    expected = getattr(policies, name)(q, k, count=80)
+    assert torch.equal(found, expected[:, None].expand_as(found) if name == "fast_kv" else expected)
+    assert policies.fast_kv(q, k).shape == (2, 20)
+
+
+@pytest.mark.parametrize(("count", "sinks"), ((6, 3), (8, 4), (20, 4)))
+def test_sinks_of_streaming_in_the_table(count, sinks):
+    q, k = draw()
+    kept = policies.COMPRESS["streaming"](q, k, count=count, valid=left_padding(0, 20))
+    for row, first in enumerate((0, 20)):
+        assert as_sets(kept)[row] == [{*range(first, first + sinks), *range(KEYS - count + sinks, KEYS)}] * 2
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "st_lite"])

@@ -406,6 +406,74 @@ def test_mac_with_padding_and_own_match_query():
     torch.testing.assert_close(output[1:], expected)
 
 
+def test_mac_compares_the_queries_that_are_given_for_it():
+    """Alike ones are a match whatever the rotated queries are, and others are none although these are alike."""
+    q, k = draw()
+    v = draw(seed=1)[1]
+    for match, hit in ((torch.ones_like(q), True), (torch.full_like(q, -1), False)):
+        state = {}
+        mac_step(q, k, v, LENGTHS - 5, state, q_match=torch.ones_like(q))
+        expected, changed = dense(q, k, v, LENGTHS), k.clone()
+        for row, length in enumerate((LENGTHS - 5).tolist()):
+            changed[row, :, : length - 6] *= -2
+        got = mac_step(q, changed, v, LENGTHS, state, q_match=match)
+        torch.testing.assert_close(got, expected if hit else dense(q, changed, v, LENGTHS))
+
+
+def test_mac_takes_of_equal_matches_the_one_that_had_read_most():
+    q, k = draw()
+    v = draw(seed=1)[1]
+    state = {}
+    for back in (12, 8):  # their places in the ring are in the same order in both rows
+        mac_step(q, k, v, LENGTHS - back, state)
+    expected = dense(q, k, v, LENGTHS)
+    for row, length in enumerate((LENGTHS - 8).tolist()):
+        k[row, :, : length - 6] = float("nan")
+    torch.testing.assert_close(mac_step(q, k, v, LENGTHS, state), expected)
+
+
+def test_mac_matches_from_the_least_length_on():
+    q, k = draw()
+    v = draw(seed=1)[1]
+    state = {}
+    mac_step(q, k, v, LENGTHS - 5, state)
+    expected = dense(q, k, v, LENGTHS)[0]
+    k[:, :, :10] = 9.0
+    output = mac_step(q, k, v, LENGTHS, state, least=96)[0]
+    torch.testing.assert_close(output[0], expected[0])
+    torch.testing.assert_close(output[1], dense(q, k, v, LENGTHS)[0][1])
+
+
+def test_mac_refuses_what_was_kept_with_another_ring_or_batch():
+    q, k = draw()
+    state = {}
+    mac_step(q, k, k, LENGTHS, state)
+    with pytest.raises(ValueError, match="state must be of 2 rows, 4 heads and a ring of 9, or empty"):
+        mac_step(q, k, k, LENGTHS, state, ring=9)
+    with pytest.raises(ValueError, match="state must be of 1 rows"):
+        mac_step(q[:1], k[:1], k[:1], LENGTHS[:1], state)
+
+
+def test_selection_cache_goes_on_with_other_numbers_of_queries_and_rows():
+    """A draft or a turn of several tokens votes anew, and so does the single token after it, which is then reused."""
+    state, options = {}, {"count": COUNT, "sink": 2, "recent": 6}
+    for queries, rows in ((5, 2), (3, 2), (1, 2), (1, 1)):
+        q, k = (x[:rows] for x in draw(queries, seed=queries))
+        lengths = LENGTHS[:rows]
+        expected = policies.token_select(q, k, lengths, **options)
+        for keys in (k, torch.full_like(k, float("nan"))):
+            assert torch.equal(policies.token_select_cached(q, keys, lengths, state=state, **options), expected)
+
+
+def test_defaults_of_what_is_learnt():
+    """An eighth of the pairs and a sixteenth of the channels, from the last 16 queries."""
+    q, k = draw(queries=30, width=32)
+    assert policies.label_channels(q, k).shape == (2, 2, 2) == policies.dominant_pairs(q, k).shape
+    last = policies.dominant_pairs(q[:, :, -16:], k, pairs=3)
+    assert torch.equal(policies.dominant_pairs(q, k, pairs=3), last)
+    assert not torch.equal(policies.dominant_pairs(q, k, pairs=3, window=30), last)
+
+
 Q, K = torch.zeros(2, 4, 1, 16), torch.zeros(2, 2, 96, 16)
 QKL = {"q": Q, "k": K, "lengths": LENGTHS}
 QKVL = QKL | {"v": K, "state": {}}

@@ -100,20 +100,21 @@ def token_select_cached(
     """
     real = check_decode(q, k, lengths, count, sink, recent, valid)
     require(isinstance(threshold, (int, float)) and threshold >= -1, "threshold", "at least -1", threshold)
-    alike = _alike(q, state.get("query"), threshold)
+    # a vote of other rows or of another number of queries says nothing of these
+    kept = state if "query" in state and state["query"].shape == q.shape else {}
+    alike = _alike(q, kept.get("query"), threshold)
     if not bool(alike.all()):
-        fresh, old = votes(q, k, lengths, real, scale).sum(1, keepdim=True), state.get("votes")
-        if old is None or old.shape[0] != q.shape[0]:
-            old = fresh
-        state["votes"] = torch.where(alike[:, None, None], to_length(old, k.shape[2]), fresh)
-        state["query"] = torch.where(alike[:, None, None, None], state.get("query", q), q)
+        fresh = votes(q, k, lengths, real, scale).sum(1, keepdim=True)
+        old = to_length(kept.get("votes", fresh), k.shape[2])
+        state["votes"] = torch.where(alike[:, None, None], old, fresh)
+        state["query"] = torch.where(alike[:, None, None, None], kept.get("query", q), q)
     score = to_length(state["votes"], k.shape[2])
     return choose(score, real, count, sink, recent, q.shape[2]).expand(-1, k.shape[1], -1).contiguous()
 
 
 def _alike(query: torch.Tensor, previous: torch.Tensor | None, threshold: float) -> torch.Tensor:
     """Rows whose query is like the one that voted last, bool `[B]`."""
-    if previous is None or previous.shape != query.shape:
+    if previous is None:
         return torch.zeros(query.shape[0], dtype=torch.bool, device=query.device)
     cosine = F.cosine_similarity(work(query).flatten(1), work(previous).flatten(1), dim=-1)
     return cosine >= threshold
