@@ -147,6 +147,23 @@ def test_padding_of_uneven_heads_is_counted_once():
     assert (layer.total, cache.get_mask_sizes(1, 0)) == (8, (6, 3))
 
 
+def test_padding_that_is_hidden_before_heads_are_uneven_is_known_to_each():
+    """Until then nothing is dropped, and any attention may read the layer."""
+    cache = EvictingCache(examples.llama()[0].config, 4, RaggedLayer)
+    for first in (0, 3):
+        cache.update(*states(3, first), 0)
+        if not first:
+            cache.layers[0].hide(torch.tensor([[False, True, True]]))
+    layer = cache.layers[0]
+    assert layer.hidden == [1] and layer.starts == [1] and not layer.evicted
+    layer.keep(torch.tensor([[[1, 4, 5], [5, -1, -1]]]))
+    cache.reader = SimpleNamespace(active=True, updated=lambda layer: None)
+    cache.update(*states(1, 6), 0)
+    layer.hide(torch.tensor([[False]]))
+    assert layer.hidden == [2] and [head.hidden for head in layer.heads] == [[2], [2]]
+    assert [head.starts for head in layer.heads] == [None, None], "there is a gap in each"
+
+
 @torch.no_grad()
 def test_model_sees_the_kept_tokens_at_their_positions():
     """Plain SDPA over the cache gives what a mask over the whole sequence gives."""

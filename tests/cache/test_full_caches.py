@@ -114,6 +114,20 @@ def test_estimate_of_an_evicting_cache_is_its_peak(llama):
     assert estimate == cache.peak
 
 
+@NAMES
+def test_more_is_taken_back_than_there_is(llama, make):
+    cache, key = make(llama[0].config), torch.ones(1, 2, 3, 8)
+    cache.update(key, key, 0)
+    cache.crop(-9)
+    assert cache.get_seq_length() == 0 and cache.update(2 * key, key, 0)[0].tolist() == (2 * key).tolist()
+    assert cache.layers[0].get_max_length() == -1
+
+
+def test_a_cache_that_expects_nothing_is_an_error(llama):
+    with pytest.raises(ValueError, match=r"SelectingCache\(expected=0\): expected must be at least 1, or None"):
+        SelectingCache(llama[0].config, DECODE["token_select"], expected=0)
+
+
 def test_a_policy_is_asked_with_what_it_remembers_of_these_rows(llama):
     seen = []
 

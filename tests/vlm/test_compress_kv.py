@@ -142,6 +142,53 @@ def test_later_passes_keep_how_the_heads_share(llama):
     assert all(set(range(330, 360)) <= positions(head)[0] for head in layer.heads), "the newest tokens stay"
 
 
+@pytest.mark.parametrize(("window", "few"), ((None, 32), (5, 5), (40, 40)))
+def test_a_later_pass_is_a_turn_if_it_is_longer_than_the_window(llama, window, few):
+    """What is not, keeps all its tokens: steps and drafts."""
+    cache, layer, attention = compressed(llama[0], CompressKV(budget=None, tokens=100, window=window))
+    for number, kept in ((few, 100 + few), (1, 101 + few), (few + 1, 100)):
+        q, k, v = states(number, number, seed=1)
+        attention(sdpa_attention_forward, Layer(), q, *cache.update(k, v, 0), None)
+        assert layer.length == kept
+
+
+@pytest.mark.parametrize("tokens", (2, 10, 20))
+def test_a_short_prompt_is_a_prompt(llama, tokens):
+    cache = EvictingCache(llama[0].config, 4)
+    cache.reader = attention = SessionAttention([CompressKV("streaming", budget=None, tokens=tokens)])
+    q, k, v = states(20, 20)
+    attention.run = run = GenerateRun()
+    attention(sdpa_attention_forward, Layer(), q, *cache.update(k, v, 0), None)
+    layer = cache.layers[0]
+    assert (layer.length, layer.evicted) == (tokens, tokens < 20)
+    assert run.engaged == ({"vlm.CompressKV"} if tokens < 20 else set())
+
+
+def test_rows_that_keep_all_beside_one_that_does_not(llama):
+    """The padding of each row is known from then on."""
+    cache = EvictingCache(llama[0].config, 4)
+    cache.reader = attention = SessionAttention([CompressKV("streaming", budget=None, tokens=12)])
+    q, k, v = (x.expand(3, -1, -1, -1) for x in states(20, 20))
+    starts = torch.tensor([0, 10, 8])
+    mask = torch.ones(20, 20, dtype=torch.bool).tril() & (torch.arange(20) >= starts[:, None, None])
+    attention(sdpa_attention_forward, Layer(), q, *cache.update(k, v, 0), mask[:, None])
+    layer = cache.layers[0]
+    assert layer.hidden == starts.tolist() and layer.starts == [0, 2, 0]
+    held = [[slot for slot in row if slot >= 0] for row in layer.positions[:, 1, : layer.length].tolist()]
+    assert held == [[*range(4), *range(12, 20)], [*range(10, 20)], [*range(8, 20)]]
+
+
+def test_room_of_its_cache_is_that_of_the_new_tokens(llama):
+    config = llama[0].config
+    assert [CompressKV().make_cache(config, 50, new).shared.room for new in (0, 1, 9)] == [1, 1, 9]
+    layers = [CompressKV(head_budgets=shared).make_cache(config, 50, 9).layers[0] for shared in (False, True)]
+    assert [isinstance(layer, RaggedLayer) for layer in layers] == [False, True]
+    bytes_of = lambda method, new=9: method.cache_bytes(config, 2, 50, new, torch.float32)  # noqa: E731
+    assert bytes_of(CompressKV(budget=0.5)) == bytes_of(CompressKV(budget=None, tokens=25))
+    assert bytes_of(CompressKV(budget=0.5)) != bytes_of(CompressKV(budget=None, tokens=24))
+    assert bytes_of(CompressKV(), 0) == bytes_of(CompressKV(), 1) < bytes_of(CompressKV(), 2)
+
+
 def test_uneven_heads_take_back_what_all_of_them_have(llama):
     cache = EvictingCache(llama[0].config, 4, RaggedLayer)
     cache.reader = SessionAttention([])

@@ -10,6 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import mmaccel
 from mmaccel.cache import EvictingCache, SelectingCache
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.kernels import policies
 from mmaccel.kernels.policies import DECODE, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 from mmaccel.vlm.decoder import generation
@@ -17,6 +18,7 @@ from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import Call, GenerateRun
 from mmaccel.vlm.decoder.compress_kv import _visual
 from mmaccel.vlm.decoder.generation import new_tokens, tokens_made
+from mmaccel.vlm.decoder.rows import causal_pairs, left_padding, runs, visible_in_blocks
 
 CONFIG = examples.llama()[0].config
 
@@ -188,6 +190,64 @@ def test_each_beam_has_the_pictures_of_its_prompt():
     assert _visual(call, (0, 1), 4) is None, "a picture in the padding"
     run.visual = [*known, known[0]]
     assert _visual(call, (0, 4), 0) is None, "no whole number of beams"
+
+
+def test_where_the_rows_of_a_mask_begin():
+    mask = left_padded(6, 0, 2, 6)
+    assert left_padding(mask, 3, 6, 6) == [0, 2, 6], "the last row is nothing but padding"
+    assert left_padding(mask[:, :, -2:], 3, 2, 6) == [0, 2, 6]
+    assert left_padding(mask[1:2], 3, 6, 6) == [2, 2, 2], "one row stands for all"
+    gap, ahead = mask.clone(), mask.clone()
+    gap[0, 0, 4, 1], ahead[1, 0, 3, 4] = False, True
+    others = gap, ahead, mask.float(), mask[:, 0], mask.expand(-1, 2, -1, -1), mask[..., :5], mask[:, :, :5]
+    assert [left_padding(other, 3, 6, 6) for other in others] == [None] * len(others)
+
+
+def test_rows_of_a_call_without_a_mask_begin_where_the_kernel_masks_rightly():
+    assert [left_padding(None, 2, queries, 6) for queries in (1, 6, 2)] == [[0, 0], [0, 0], None]
+
+
+def test_runs_of_rows_and_pairs_of_tokens():
+    assert runs([3, 3, 0, 3]) == [(0, 2), (2, 3), (3, 4)] and runs([(0, 1), (0, 2), (0, 2)]) == [(0, 1), (1, 3)]
+    assert [causal_pairs(queries, 5) for queries in (1, 2, 5, 9)] == [5, 9, 15, 15]
+    seen = torch.ones(5, 7, dtype=torch.bool).tril(2)
+    blocks = [[int(seen[i : i + 2, j : j + 3].sum()) for j in (0, 3, 6)] for i in (0, 2, 4)]
+    assert visible_in_blocks(5, 7, 2, 3, "cpu").tolist() == blocks
+
+
+def selecting(layer_idx, queries, keys, starts, policy="token_select", batch=2):
+    """A call over our cache, in a layer of the model."""
+    layer = SelectingCache(CONFIG, DECODE[policy]).layers[0]
+    query, key, value = states(queries, keys, batch)
+    return Call(layer_idx, query, key, value, None, None, layer, starts, lambda: query, GenerateRun())
+
+
+def test_which_steps_read_selected_tokens():
+    """Those of few queries, after a prompt, behind the dense layers, of which some row has more than it may read."""
+    method = SelectKV(budget=None, tokens=8, dense_layers=2)
+    cases = ((2, 1, 50), (2, 32, 50), (1, 1, 50), (2, 33, 50), (2, 32, 32), (2, 1, 8), (2, 1, 9))
+    found = [method.attend(selecting(*case, [0, 0])) is not None for case in cases]
+    assert found == [True, True, False, False, False, False, True]
+    assert method.attend(selecting(2, 1, 50, [0, 42])) is not None
+    assert method.attend(selecting(2, 1, 50, [42, 45])) is None
+    call = selecting(2, 1, 50, [0, 0])
+    call.cached = None
+    assert method.attend(call) is None
+
+
+@pytest.mark.parametrize(("policy", "name"), (("fasa", "pairs"), ("double_sparsity", "channels")))
+def test_what_a_policy_learns_of_a_prompt_is_kept_by_its_rows(policy, name):
+    method = SelectKV(policy=policy, dense_layers=2)
+    call = selecting(2, 40, 40, [0, 0, 9, 40], policy, batch=4)
+    method.after(call)
+    assert set(call.cached.states) == {(0, 1), (2,)}, "rows that begin alike are asked for together, padding is not"
+    learn = getattr(policies, {"fasa": "dominant_pairs", "double_sparsity": "label_channels"}[policy])
+    expected = learn(call.query[2:3, :, 9:], call.key[2:3, :, 9:])
+    assert list(call.cached.states[2,]) == [name] and torch.equal(call.cached.states[2,][name], expected)
+    for other in ((1, 40, 40, [0, 0]), (2, 32, 40, [0, 0]), (2, 40, 40, None)):
+        call = selecting(*other, policy)
+        method.after(call)
+        assert not call.cached.states
 
 
 def test_lengths_of_a_call():
