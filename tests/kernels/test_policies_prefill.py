@@ -472,6 +472,67 @@ def test_persistent_blocks_by_head():
     assert plan.mask().shape[:2] == (2, 4) and plan.mask()[:, 2:, :, 5].all()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_of_queries_and_of_keys_may_differ(name):
+    """Rows of 16 queries and columns of 32 keys, of which the third holds what all look for."""
+    q, k = draw()
+    q[..., 0], k[..., 0], k[:, :, 64:96, 0] = 8, 0, 8
+    plan = policies.PREFILL[name](q, k, budget=0.5, causal=False, block_m=16, block_n=32)
+    assert (plan.block_m, plan.block_n, plan.mask().shape[-2:]) == (16, 32, (8, 4))
+    assert plan.mask()[..., 2].all() or name in ("a_shape", "vertical_slash", "flex_prefill"), "by place and by lines"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    (
+        functools.partial(policies.radial, 12, 16, extra=20),
+        functools.partial(policies.sliding_tile, (4, 4, 12), (2, 2, 4), (1, 1, 1)),
+        functools.partial(policies.a_shape, 150, 192, sink=20, local=30),
+        functools.partial(policies.persistent_local, 150, 192, persistent=[], local=40, causal=False),
+    ),
+    ids=("radial", "sliding_tile", "a_shape", "persistent_local"),
+)
+def test_wider_blocks_are_several_narrow_ones(policy):
+    fine = policy(block_m=16, block_n=16).mask()[0, 0]
+    rows, columns = -(-fine.shape[0] // 2) * 2, -(-fine.shape[1] // 2) * 2
+    fine = torch.nn.functional.pad(fine, (0, columns - fine.shape[1], 0, rows - fine.shape[0]))
+    for block_m, block_n in ((32, 16), (16, 32)):
+        plan, joined = (
+            policy(block_m=block_m, block_n=block_n),
+            fine.view(rows * 16 // block_m, block_m // 16, columns * 16 // block_n, block_n // 16),
+        )
+        seen = plan.mask()[0, 0]
+        assert torch.equal(seen, joined.any(3).any(1)[: seen.shape[0], : seen.shape[1]]) and seen.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_of_64_and_causal_unless_told_otherwise(name):
+    q, k = draw(queries=130, keys=200)
+    plans = [policies.PREFILL[name](q, k, budget=1.0, causal=True)]
+    if name != "a_shape":
+        plans.append(getattr(policies, name)(q, k))
+    plans.append(policies.persistent_local(130, 200, persistent=[], local=200))
+    for plan in plans:
+        assert (plan.block_m, plan.block_n) == (64, 64)
+        assert not (plan.mask() & ~block_coverage(130, 200, 64, 64, True, None, "cpu")[0]).any()
+
+
+def test_frames_that_all_read():
+    """By default the first one; the others only where the window reaches, which is thin that far away."""
+    options = {"decay": 0.1, "block_m": BLOCK, "block_n": BLOCK}
+    for given, sinks in (({}, 1), ({"sink_frames": 0}, 0), ({"sink_frames": 3}, 3)):
+        mask = policies.radial(16, BLOCK * 4, **options, **given).mask()[0, 0]
+        assert [bool(mask[-4:, 4 * frame : 4 * frame + 4].all()) for frame in range(5)] == [x < sinks for x in range(5)]
+
+
+def test_persistent_blocks_mind_the_scale():
+    q, k = draw(queries=64, keys=192)
+    options = {"count": 3, "block_m": BLOCK, "block_n": BLOCK}
+    sharp = policies.persistent_blocks(q, k, scale=20.0, **options)
+    assert torch.equal(sharp, policies.persistent_blocks(80 * q, k, **options))
+    assert not torch.equal(sharp, policies.persistent_blocks(q, k, **options))
+
+
 QK = {"q": torch.zeros(1, 2, 64, 16), "k": torch.zeros(1, 1, 64, 16)}
 BAD = (
     (policies.pooled_top_k, QK | {"density": 0.0}, "density", "at most 1", "0.0"),

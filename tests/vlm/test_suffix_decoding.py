@@ -53,6 +53,18 @@ def test_the_tokens_of_the_model_in_fewer_passes(case, method):
     assert len(passes) <= -(-NEW // (method.block + 1)) + 4, "the second time nearly all is known"
 
 
+def test_drafts_of_no_tokens_are_none(case):
+    model, arguments = case
+    passes = []
+    with mmaccel.accelerate(model, SuffixDecoding(block=0, shortest=1)) as session:
+        handle = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
+        session.generate(**arguments())
+        handle.remove()
+        report = session.report
+    assert len(passes) == NEW and not report.engaged and not report.details.get("drafted")
+    assert any("drafts of 0 tokens" in text for text in report.warnings)
+
+
 @pytest.mark.parametrize("block", (1, 3, 12))
 def test_no_draft_is_longer_than_the_block(case, block):
     model, arguments = case
