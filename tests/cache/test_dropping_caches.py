@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmaccel.cache import EvictingCache, RaggedLayer
+from mmaccel.cache import EvictingCache, EvictingLayer, RaggedLayer
 from mmaccel.vlm import examples
 
 
@@ -39,6 +39,10 @@ def test_rows_of_different_lengths_lie_at_the_right():
     cache, layer = small(batch=2)
     layer.keep(torch.tensor([[[0, 1, 5]] * 2, [[4, -1, -1]] * 2]))
     assert layer.starts == [0, 2] and layer.valid[1, 0].tolist() == [False, False, True]
+    cache.reader = SimpleNamespace(active=False)
+    with pytest.raises(ValueError, match="different numbers of tokens"):
+        cache.update(*states(1, 6.0, batch=2), 0)
+    cache.reader = None
     with pytest.raises(ValueError, match="different numbers of tokens"):
         cache.update(*states(1, 6.0, batch=2), 0)
     cache.reorder_cache(torch.tensor([1, 0]))
@@ -162,6 +166,22 @@ def test_padding_that_is_hidden_before_heads_are_uneven_is_known_to_each():
     layer.hide(torch.tensor([[False]]))
     assert layer.hidden == [2] and [head.hidden for head in layer.heads] == [[2], [2]]
     assert [head.starts for head in layer.heads] == [None, None], "there is a gap in each"
+
+
+@pytest.mark.parametrize("kind", (EvictingLayer, RaggedLayer))
+def test_what_attention_was_given_is_not_held_any_longer(kind):
+    """Neither when tokens are dropped nor when rows change: it would keep the whole prompt in memory."""
+    cache = EvictingCache(examples.llama()[0].config, 4, kind)
+    layer = cache.layers[0]
+    for drop in (
+        lambda: layer.keep(torch.tensor([[[0, 5], [2, 4]]])),
+        lambda: cache.reorder_cache(torch.tensor([0])),
+        lambda: cache.reset(),
+    ):
+        cache.reset()
+        assert cache.update(*states(6), 0)[0] is layer.current
+        drop()
+        assert layer.current is None
 
 
 @torch.no_grad()

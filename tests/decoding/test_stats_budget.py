@@ -52,6 +52,18 @@ def test_plain_decoding_is_one_token_per_forward_at_any_batch():
     assert stats.tokens_per_forward == 0.5
 
 
+def test_statistics_and_costs_as_plain_types():
+    stats = Stats()
+    stats.observe([1, 0], drafted=2)
+    stats.seconds["verify"] += 1.5
+    counts = {"rounds": 1, "rows": 2, "drafted": 4, "emitted": 3, "forwards": 1, "accepted": 1}
+    by_depth = {"accepted_by_depth": [1, 0], "tested_by_depth": [2, 1], "acceptance": [0.5, 0.0]}
+    seconds = {"seconds": {"draft": 0.0, "verify": 1.5, "other": 0.0}}
+    assert stats.to_dict() == counts | by_depth | seconds | {"tokens_per_forward": 1.5}
+    assert Stats().seconds is not Stats().seconds
+    assert VerifyCost((1, 4), (1.0, 2.0)).to_dict() == {"buckets": [1, 4], "times": [1.0, 2.0]}
+
+
 # --------------------------------------------------------------------------------------------- VerifyCost
 def test_cost_interpolates_and_extrapolates():
     cost = VerifyCost((2, 4, 8), (1.0, 2.0, 6.0))
@@ -75,6 +87,7 @@ def test_cost_is_repaired_to_be_monotone():
         ((0, 1), (1.0, 1.0), "ascend strictly"),
         ((1,), (0.0,), "positive and finite"),
         ((1,), (float("nan"),), "positive and finite"),
+        ((1,), (float("inf"),), "positive and finite"),
     ],
 )
 def test_cost_refuses(buckets, times, message):
@@ -288,6 +301,38 @@ def test_plain_passes_that_were_timed_badly_are_timed_again():
         budget.observe(widths[-1], 1, 2.0 if i < 3 or widths[-1] > 1 else 1.0)
     assert widths.count(16) == 41  # a quarter of a plain pass is lost each, until it is more than ten
     assert set(widths[-70:]) == {1}
+
+
+def test_a_new_picture_begins_with_the_width_for_drafts_that_are_not_refined():
+    budget = Budget()
+    assert feed(budget, CHEAP, lambda i: 4, 12)[-1] == 64
+    budget.begin()
+    assert feed(budget, CHEAP, lambda i: 4, 7) == [8] * 6 + [64]
+
+
+def test_the_first_width_is_the_narrowest_where_none_is_as_narrow_as_asked():
+    assert feed(Budget((16, 32), start=4), CHEAP, lambda i: 4, 4) == [1] * 3 + [16]
+    assert feed(Budget((2, 5, 16), start=8), CHEAP, lambda i: 2, 4) == [1] * 3 + [5]
+
+
+def test_the_last_pass_of_a_text_is_no_timing_of_a_width():
+    """It is as narrow as the room that is left."""
+    budget = Budget((16,))
+    feed(budget, CHEAP, lambda i: 4, 12)
+    known = budget.cost
+    for _ in range(4):
+        budget.observe(7, 3, 99.0)
+    assert budget.cost == known == VerifyCost((1, 16), (1.0, CHEAP.seconds(16))) and budget.width() == 16
+
+
+def test_only_recent_runs_count():
+    """Four short runs are enough to forget the long ones."""
+    curve, found = VerifyCost((1, 4, 16), (1.0, 1.1, 2.8)), []
+    for history in (4, 400):
+        budget = Budget((4, 16), start=16, history=history, trial=4)
+        feed(budget, curve, lambda i: 16, 60)
+        found.append(feed(budget, curve, lambda i: 2, 8)[-1])
+    assert found == [4, 16]
 
 
 def test_batches_count_per_sequence():

@@ -1,5 +1,7 @@
 """What happens inside: frames merge in the tower, tokens merge and go in the language model, and pictures show it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -156,7 +158,10 @@ def test_a_cut_is_before_a_layer_that_there_is(layer):
 
 def test_inner_stage_is_where_the_paper_has_it():
     assert list(late_merging(28, None, 0.5)) == [18] and late_merging(28, None, 1.0) == {}
-    assert list(late_merging(28, 7, 0.5)) == [7]
+    assert list(late_merging(28, 7, 0.5)) == [7] and list(late_merging(1, None, 0.5)) == [1], "never before the first"
+    ((_, cut),) = late_merging(28, None, 0.01).items()
+    given = row()
+    assert int(given.visual[cut(given)[0]].sum()) == 1, "one stays, however few are asked for"
     assert list(vlm.HoliTom().cuts(28)) == [18] and vlm.HoliTom(inner_keep=1.0).cuts(28) == {}
 
 
@@ -211,6 +216,7 @@ def test_settings_of_the_inner_stage(cls):
 def test_layers_of_the_cuts():
     assert list(vlm.FrameFusion(layer=3).cuts(9)) == [3, 4] and list(vlm.FastV(layer=3).cuts(9)) == [3]
     after = {None: (4, 8), 0: (), 5: (5, 10), 20: ()}
+    assert vlm.EarlyTom().merges_after(2) == (1,), "a tower of few layers"
     assert {at: vlm.EarlyTom(merge_after=at).merges_after(12) for at in after} == after
 
 
@@ -318,6 +324,13 @@ def test_a_picture_shows_the_first_of_the_frames_that_were_taken_for_one():
     assert orange.any() and places[1].max() < 128 + picture.shape[1] // 8 and places[0].min() > 128
 
 
+def test_pictures_come_in_the_order_of_the_prompt():
+    sizes = [torch.ones(1, 1, count) for count in (1, 2, 3)]
+    prompt = SimpleNamespace(sizes=sizes, starts=[50, 70, 20])
+    session = SimpleNamespace(adapter=SimpleNamespace(last=(prompt, None)))
+    assert [kept.sizes.shape[2] for kept in vlm.kept(session)] == [3, 1, 2]
+
+
 def test_eight_frames_stand_in_a_row():
     frames = [np.zeros((8, 8, 3), np.uint8)] * 9
     (wide, high), (row, one) = (vlm.Kept(torch.ones(n, 2, 2)).picture(frames[:n]).size for n in (9, 8))
@@ -337,8 +350,9 @@ def test_beams_show_what_their_prompt_keeps(beams):
     model, arguments = visual_examples.onevision()
     with mmaccel.accelerate(model, vlm.FastV(keep=0.25)) as fast:
         fast.generate(**arguments(2))
-        alone = [kept.sizes for kept in vlm.kept(fast)]
+        alone, tokens = [kept.sizes for kept in vlm.kept(fast)], fast.report.visual_tokens
         fast.generate(**arguments(2, num_beams=beams))
+        assert fast.report.visual_tokens == tokens < fast.report.plain_visual_tokens
         together = [kept.sizes for kept in vlm.kept(fast)]
     assert not torch.equal(*alone), "the videos would not be told apart"
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))

@@ -153,6 +153,7 @@ def test_neutral_settings_say_so(llama):
     with mmaccel.accelerate(model, SelectKV(budget=1.0)) as session:
         session.generate(**arguments())
         assert not session.report.engaged and "plain attention" in str(session.report)
+        assert session.report.plain_keys == 0, "its attention is not even looked at"
 
 
 def test_positional_arguments_and_configurations(llama):

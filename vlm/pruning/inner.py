@@ -177,7 +177,7 @@ def late_merging(layers: int, layer: int | None, keep: float) -> dict[int, Cut]:
     """HoliTom's inner stage in a decoder of so many layers: before `layer`, or 18/28 of the depth, keep a share."""
     if keep == 1.0:
         return {}
-    at = max(1, round(layers * 18 / 28)) if layer is None else layer
+    at = round(layers * 18 / 28) if layer is None else layer
     return {at: by_attention(lambda total: max(1, round(keep * total)), merge=True)}
 
 
