@@ -319,6 +319,6 @@ def test_a_draft_method_says_what_drafts_and_how_far():
     index.observe(Verdict((), (4, 5)))
     assert len(index) == 2
     assert (SuffixMethod(block=0).block, SuffixMethod(block=256).block) == (0, 256)
-    for settings in ({"block": 257}, {"longest": 33}, {"longest": 4, "shortest": 5}):
+    for settings in ({"block": 257}, {"block": -1}, {"remember": -1}, {"longest": 33}, {"longest": 4, "shortest": 5}):
         with pytest.raises(ValueError, match=list(settings)[-1]):
             SuffixMethod(**settings)

@@ -293,6 +293,27 @@ def test_windows_of_the_table_are_those_of_the_policies(name, window):
     assert policies.fast_kv(q, k).shape == (2, 20)
 
 
+def test_votes_of_st_lite_are_pooled_as_those_of_snap_kv():
+    q, k = draw()
+    settings = {"count": 20, "window": 5, "kernel": 5, "valid": left_padding(0, 30)}
+    found = [policies.st_lite(q, k, pool=pool, **settings) for pool in ("avg", "max")]
+    assert not torch.equal(*found)
+    for pool, kept in zip(("avg", "max"), found, strict=True):
+        assert torch.equal(kept, policies.snap_kv(q, k, pool=pool, **settings))
+
+
+def test_a_head_keeps_a_fifth_of_its_part_unless_told_otherwise():
+    q, k = draw()
+    q[:, :2] *= 20
+    q[:, 2:] *= 0.01  # a head that attends to all alike takes most
+    settings = {"count": 60, "window": 2, "kernel": 1, "head_budgets": True}
+    lengths = [
+        (policies.snap_kv(q, k, **settings, **given)[:, 0] >= 0).sum(-1).tolist()
+        for given in ({}, {"safeguard": 0.2}, {"safeguard": 0.5})
+    ]
+    assert lengths == [[20, 20], [20, 20], [30, 30]]
+
+
 @pytest.mark.parametrize(("count", "sinks"), ((6, 3), (8, 4), (20, 4)))
 def test_sinks_of_streaming_in_the_table(count, sinks):
     q, k = draw()
@@ -319,6 +340,9 @@ BAD = (
     (policies.snap_kv, QK | {"count": 64, "pool": "min"}, "pool", "'avg' or 'max'", "'min'"),
     (policies.snap_kv, QK | {"count": 64, "valid": torch.ones(2, 8).bool()}, "valid", "bool [2, 100]", "[2, 8]"),
     (policies.st_lite, QK | {"count": 32}, "count", "above window, which is 32", "32"),
+    (policies.st_lite, QK | {"count": 0}, "count", "at least 1", "0"),
+    (policies.st_lite, QK | {"count": 64, "visual": [[], [policies.Span(-3, 1, 3, 4)]]}, "visual", "within", "(-3, 1"),
+    (policies.snap_kv, QK | {"count": 64, "safeguard": 0.0}, "safeguard", "above 0", "0.0"),
     (policies.st_lite, QK | {"count": 64, "visual": [[]]}, "visual", "spans for each of 2 rows", "1"),
     (policies.st_lite, QK | {"count": 64, "visual": [[], BEYOND]}, "visual", "within 100 keys", "(90, 1, 3, 4)"),
     (policies.st_lite, QK | {"count": 64, "visual": [[], EMPTY]}, "visual", "at least one token", "(9, 1, 0, 4)"),
@@ -327,6 +351,7 @@ BAD = (
     (policies.fast_kv, QK | {"count": 0}, "count", "at least 1", "0"),
     (policies.streaming, {"k": K, "count": 4}, "count", "above sink, which is 4", "4"),
     (policies.streaming, {"k": K, "count": 8, "sink": -1}, "sink", "at least 0", "-1"),
+    (policies.streaming, {"k": K, "count": 8, "valid": torch.ones(2, 8).bool()}, "valid", "bool [2, 100]", "[2, 8]"),
     (policies.streaming, {"k": K[0], "count": 8}, "k", "[B, Hkv, N, D]", "[2, 100, 16]"),
 )
 

@@ -465,6 +465,44 @@ def test_selection_cache_goes_on_with_other_numbers_of_queries_and_rows():
             assert torch.equal(policies.token_select_cached(q, keys, lengths, state=state, **options), expected)
 
 
+def test_mac_matches_below_the_distance_of_its_threshold():
+    """Of 16 channels and a threshold of a half that is 2 * 16 / 4, squared."""
+    q, k = draw()
+    v, match = draw(seed=1)[1], torch.ones_like(q)
+    for distance, hit in ((7.5, True), (8.5, False)):
+        state, changed = {}, k.clone()
+        mac_step(q, k, v, LENGTHS - 5, state, q_match=match, threshold=0.5)
+        changed[:, :, :10] = 9.0
+        beside = match.clone()
+        beside[:, 3, :, 0] += distance**0.5  # the farther of the two heads of a key head
+        output, _ = mac_step(q, changed, v, LENGTHS, state, q_match=beside, threshold=0.5)
+        read = dense(q, changed, v, LENGTHS)[0]
+        assert torch.allclose(output[:, 2:], read[:, 2:], atol=1e-5) == (not hit)
+        assert not torch.allclose(output[:, :2], read[:, :2], atol=1e-5), "the other key head has its match"
+    policies.mac(q, k, v, LENGTHS, state=(state := {}))
+    assert state["query"].shape[1] == 512
+
+
+def test_channels_of_a_row_are_those_of_its_own_queries():
+    """A row of 20 tokens has 20 queries, the last ones of 30."""
+    q, k = draw(queries=30)
+    q[1, :, :10, 3], q[1, :, 10:, 7] = 1e6, 50
+    assert policies.label_channels(q, k, lengths=torch.tensor([96, 20]))[1].tolist() == [[7], [7]]
+
+
+def test_pairs_agree_on_as_many_tokens_as_are_asked_for():
+    q, k = draw(queries=30)
+    few, more, all_of_them = (policies.dominant_pairs(q, k, pairs=3, count=count) for count in (1, 40, 500))
+    assert not torch.equal(few, more) and torch.equal(all_of_them, policies.dominant_pairs(q, k, pairs=3, count=48))
+
+
+def test_new_tokens_are_among_the_recent_ones():
+    score, real = torch.tensor([[[1.0, 9.0, 2.0, 3.0, 4.0, 5.0]]]), torch.ones(1, 6, dtype=torch.bool)
+    assert tokens.choose(score, real, 3, 0, 2, 1).tolist() == [[[1, 4, 5]]]
+    assert tokens.choose(score, real, 3, 0, 1, 2).tolist() == [[[1, 4, 5]]]
+    assert tokens.choose(score, real, 1, 1, 2, 2).tolist() == [[[0, 4, 5]]]
+
+
 def test_defaults_of_what_is_learnt():
     """An eighth of the pairs and a sixteenth of the channels, from the last 16 queries."""
     q, k = draw(queries=30, width=32)
@@ -497,6 +535,19 @@ BAD = (
     (policies.dominant_pairs, {"q": Q, "k": K, "window": 0}, "window", "at least 1", "0"),
     (policies.recycled_attention, QKL | {"state": {}, "stride": 0}, "stride", "at least 1", "0"),
     (policies.mac, QKVL | {"ring": 0}, "ring", "at least 1", "0"),
+    (policies.mac, QKVL | {"least": -1}, "least", "at least 0", "-1"),
+    (policies.mac, QKVL | {"threshold": -0.1}, "threshold", "between 0 and 1", "-0.1"),
+    (policies.token_select, QKL | {"valid": torch.ones(2, 96).bool().to("meta")}, "valid", "on cpu, as k is", ""),
+    (policies.token_select_cached, QKL | {"state": {}, "sink": -1}, "sink", "at least 0", "-1"),
+    (policies.recycled_attention, QKL | {"state": {}, "recent": -1}, "recent", "at least 0", "-1"),
+    (policies.recycled_attention, QKL | {"state": {}, "sink": -1}, "sink", "at least 0", "-1"),
+    (policies.double_sparsity, QKL | {"channels": PAIRS, "recent": -1}, "recent", "at least 0", "-1"),
+    (policies.fasa, QKL | {"pairs": PAIRS, "sink": -1}, "sink", "at least 0", "-1"),
+    (policies.double_sparsity, QKL | {"channels": PAIRS, "labels": K[..., :1].half()}, "labels", "float32", "float16"),
+    (policies.fasa, QKL | {"pairs": torch.zeros(3, 2, 1).long()}, "pairs", "[2, 2, P] or [2, P]", "[3, 2, 1]"),
+    (policies.dominant_pairs, {"q": Q, "k": K, "count": 0}, "count", "at least 1", "0"),
+    (policies.dominant_pairs, {"q": Q, "k": K, "valid": torch.ones(2, 5).bool()}, "valid", "bool [2, 96]", "[2, 5]"),
+    (policies.label_channels, {"q": Q, "k": K, "valid": torch.ones(2, 5).bool()}, "valid", "bool [2, 96]", "[2, 5]"),
     (policies.mac, QKVL | {"band": 0}, "band", "at least 1", "0"),
     (policies.mac, QKVL | {"threshold": 1.2}, "threshold", "between 0 and 1", "1.2"),
     (policies.mac, QKVL | {"q": Q.expand(2, 4, 2, 16)}, "q", "of one token", "[2, 4, 2, 16]"),

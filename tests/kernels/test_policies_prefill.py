@@ -525,6 +525,39 @@ def test_frames_that_all_read():
         assert [bool(mask[-4:, 4 * frame : 4 * frame + 4].all()) for frame in range(5)] == [x < sinks for x in range(5)]
 
 
+@pytest.mark.parametrize("causal", (True, False))
+def test_flex_prefill_of_heads_that_are_not_trusted_goes_by_lines(causal):
+    q, k = draw()
+    q[..., 0], k[:, :, -1, 0] = 8, 8  # all look for the last key, which is ahead of all but one
+    sizes = {"causal": causal, "block_m": BLOCK, "block_n": BLOCK}
+    plan = policies.flex_prefill(q, k, gamma=0.3, tau=0, min_budget=0, **sizes)
+    grid = BlockGrid.of(q, k, BLOCK, BLOCK, causal)
+    columns, diagonals = line_mass(last_attention(q, k, BLOCK, causal))
+    lines = on_lines(covering_lines(columns, 0.3), covering_lines(diagonals, 0.3), grid) > 0
+    assert torch.equal(plan.mask(), (lines | grid.anchors | grid.diagonal) & grid.visible)
+
+
+def test_flex_prefill_trusts_by_the_scale_of_the_call():
+    q, k = draw()
+    far = [
+        pattern_distance(q, k, last_attention(q, k, BLOCK, True, 1.0), BLOCK, scale)[0, 0].item()
+        for scale in (1.0, None)
+    ]
+    settings = {"gamma": 0.5, "min_budget": 0, "tau": sum(far) / 2, "block_m": BLOCK, "block_n": BLOCK}
+    found = policies.flex_prefill(q, k, scale=1.0, **settings).mask()
+    assert torch.equal(found, policies.flex_prefill(4 * q, k, **settings).mask())
+
+
+def test_the_last_64_queries_tell_the_lines_unless_told_otherwise():
+    q, k = draw()
+    sizes = {"block_m": BLOCK, "block_n": BLOCK}
+    lines = [
+        policies.vertical_slash(q, k, vertical=3, slash=3, **more, **sizes) for more in ({}, {"last": 64}, {"last": 32})
+    ]
+    usual, same, other = (plan.mask() for plan in lines)
+    assert torch.equal(usual, same) and not torch.equal(usual, other)
+
+
 def test_persistent_blocks_mind_the_scale():
     q, k = draw(queries=64, keys=192)
     options = {"count": 3, "block_m": BLOCK, "block_n": BLOCK}
@@ -565,6 +598,15 @@ BAD = (
     (policies.sliding_tile, {"grid": (4, 4), "tile": (2, 2, 2), "window": (1, 1, 1)}, "grid", "three", "(4, 4)"),
     (policies.tile_order, {"grid": (4, 4, 4), "tile": (0, 2, 2)}, "tile", "at least 1", "(0, 2, 2)"),
     (policies.radial, {"frames": 0, "tokens_per_frame": 4}, "frames", "at least 1", "0"),
+    (policies.radial, {"frames": 2, "tokens_per_frame": 4, "sink_frames": -1}, "sink_frames", "at least 0", "-1"),
+    (policies.radial, {"frames": 2, "tokens_per_frame": 4, "extra": -1}, "extra", "at least 0", "-1"),
+    (
+        policies.sliding_tile,
+        {"grid": (4, 4, 4), "tile": (2, 2, 2), "window": (1, 1, 1), "extra": -1},
+        "extra",
+        "at least 0",
+        "-1",
+    ),
     (policies.radial, {"frames": 2, "tokens_per_frame": 4, "decay": 0}, "decay", "above 0", "0"),
     (
         policies.persistent_local,

@@ -137,6 +137,7 @@ def test_later_passes_keep_how_the_heads_share(llama):
     q, k, v = states(40, 40, seed=1)
     attention(sdpa_attention_forward, Layer(), q, *cache.update(k, v, 0), None)
     after = [head.length for head in layer.heads]
+    assert layer.length == max(after) and layer.appended == min(head.appended for head in layer.heads)
     held = [40 + count for count in before]
     assert after == [pytest.approx(90 * count / (sum(held) / 2), abs=1) for count in held] and sum(after) <= 180
     assert all(set(range(330, 360)) <= positions(head)[0] for head in layer.heads), "the newest tokens stay"
@@ -211,6 +212,7 @@ def test_a_cache_of_uneven_heads_takes_tokens_and_rows_back(llama):
     with pytest.raises(ValueError, match="cannot remove 60 tokens"):
         cache.crop(-60)
     cache.batch_repeat_interleave(2)
+    assert layer.hidden == [0, 0]
     cache.reorder_cache(torch.tensor([1, 0]))
     assert all(head.keys.shape[0] == 2 for head in layer.heads) and layer.hidden == [0, 0]
     cache.reader.active = False

@@ -106,7 +106,6 @@ def _visual_score(score: torch.Tensor, k: torch.Tensor, spans: Sequence[Span], c
     """The score `[H, N]` of one row with saliency added to its visual tokens, and repeated ones set to 0."""
     if not spans:
         return score
-    score = score.clone()
     spans = sorted(spans)
     states = [F.normalize(k[:, span.first : span.end].float(), dim=-1) for span in spans]
     for span, state in zip(spans, states, strict=True):
