@@ -1,0 +1,307 @@
+"""The small parts below every method: untrained models, values of settings, lists of what is registered."""
+
+import runpy
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from mmaccel import adapter, modality, packed_linear, private, registry
+from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
+from mmaccel.image import SpeculativeJacobi, ZipAR
+from mmaccel.method import is_count, is_number
+from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
+from mmaccel.plan import Plan
+from mmaccel.report import Report
+from mmaccel.session import Session
+from mmaccel.testing import contract
+from mmaccel.testing.untrained import untrained
+from mmaccel.tuning import plot
+from mmaccel.tuning.curve import Goal, is_point
+from mmaccel.tuning.grid import settings_of
+
+# Untrained models, and the program itself
+
+
+def test_an_untrained_model_is_a_pure_function_of_its_seed_and_scale():
+    def build():
+        return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout())
+
+    state = torch.get_rng_state()
+    first, again, other, large = (untrained(build, *more) for more in ((), (0,), (1,), (1, 3.0)))
+    assert torch.equal(torch.get_rng_state(), state) and not first.training
+    assert torch.equal(first[0].weight, again[0].weight) and not torch.equal(first[0].weight, other[0].weight)
+    torch.manual_seed(1)
+    expected = build()
+    torch.set_rng_state(state)
+    assert torch.equal(other[0].weight, expected[0].weight)
+    assert torch.equal(large[0].weight, 3 * other[0].weight) and torch.equal(large[0].bias, other[0].bias)
+
+
+def test_the_program_ends_with_the_code_of_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["mmaccel", "presets", "--modality", "vidoe"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("mmaccel", run_name="__main__")
+    assert stop.value.code == 2 and "did you mean 'video'" in capsys.readouterr().err
+
+
+# The contract
+
+
+def test_an_example_runs_with_a_seed_of_its_own_or_none():
+    calls = []
+
+    def call(**given):
+        calls.append(given)
+        return [torch.rand(1)]
+
+    example = contract.Example("x", None, None, call="write", result=lambda output: output[0])
+    plain = SimpleNamespace(write=call)
+    one, two = (example.run(plain, lambda batch, **more: {"rows": batch, **more}, 3, seed, far=1) for seed in (5, 5))
+    assert torch.equal(one, two) and calls == [{"rows": 3, "far": 1}] * 2
+    assert example.settings({"window": "columns", "x": 2}) == {"window": 4, "x": 2}
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    assert torch.equal(example.run(plain, lambda batch: {}, seed=None), expected), "the caller has seeded"
+
+
+def test_a_model_breaks_after_so_many_calls_and_is_whole_again():
+    module = torch.nn.Identity()
+    with contract.broken_after(module, 2):
+        assert [module(1), module(2)] == [1, 2]
+        for _ in range(2):
+            with pytest.raises(contract.Interrupted):
+                module(3)
+    assert module(4) == 4
+
+
+# Values of settings
+
+
+def test_both_ends_of_a_range_are_allowed():
+    assert is_number(0, 0, 1) and is_number(1, 0, 1) and is_number(1.0, 0, 1) and is_count(1, 1) and is_count(3, 3, 3)
+    assert not is_count(0) and not is_count(2, 3) and not is_number(True, 0)
+    assert not is_number(float("inf"), 0) and not is_number(10**400, 0) and not is_number(-(10**400), -float("inf"))
+
+
+def test_a_value_of_a_wrong_kind_is_told_with_the_method_and_the_value():
+    with pytest.raises(SettingError, match=r"ZipAR\(window=\['x'\]\)"):
+        ZipAR.from_settings({"window": ["x"]})
+    with pytest.raises(SettingError, match=r"ZipAR\(window=0\): window must be "):
+        ZipAR(window=0)
+    assert str(ZipAR()) == "image.ZipAR()" and str(ZipAR(window=2, verify=True)) == "image.ZipAR(window=2, verify=True)"
+    assert "\n" not in ZipAR.summary() and ZipAR.__doc__.strip().startswith(ZipAR.summary().split(" ")[0])
+
+
+def test_a_saved_curve_must_have_its_figures():
+    whole = {"name": "image.ZipAR", "settings": {}, "speedup": 2.0, "metric": "far", "title": "far", "far": 1.0}
+    assert is_point(whole) and is_point({**whole, "far": None}) and is_point({**whole, "far": -1})
+    assert is_point({**whole, "far": float("nan")}), "a figure that is unknown"
+    for change in ({"speedup": None}, {"speedup": -1.0}, {"metric": 1}, {"metric": "near"}, {"title": 1}, {"far": "x"}):
+        assert not is_point({**whole, **change}), change
+    assert not is_point({key: value for key, value in whole.items() if key != "speedup"})
+    assert not is_point({**whole, "settings": None})
+
+
+# What is registered
+
+
+class Base:
+    pass
+
+
+class Special(Base):
+    pass
+
+
+def test_the_adapter_of_the_nearest_class_is_taken(monkeypatch):
+    class OfBase(adapter.Adapter):
+        family, classes, modality = "base", ("Base",), "image"
+
+    class OfSpecial(OfBase):
+        family, classes = "special", ("Special",)
+
+    monkeypatch.setattr(adapter, "_adapters", [*adapter.adapters(), OfBase, OfSpecial])
+    target = Special()
+    found = adapter.find_adapter(target)
+    assert found.family == "special" and found.target is target and found.parts() == [target]
+    assert adapter.find_adapter(Base()).family == "base"
+    adapter.adapters().clear()
+    assert adapter.adapters()[-1] is OfSpecial, "what was read is a copy"
+    with pytest.raises(UnsupportedTargetError, match="no adapter for int; supported are Base, .*, Special, "):
+        adapter.find_adapter(1)
+
+
+class Quiet(modality.Modality):
+    name, title, model = "quiet", "Quiet", "tiny-quiet"
+    open = command = trial = examples = None
+    loaded: ClassVar[list] = []
+
+    def load(self):
+        self.loaded.append(1)
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    kind = type("Quiet", (Quiet,), {"__abstractmethods__": frozenset(), "loaded": []})
+    monkeypatch.setattr(registry, "_loaded", set(registry._loaded))
+    monkeypatch.setattr(modality, "_registered", [])
+    return kind
+
+
+def test_a_modality_is_listed_once_by_rank_and_name_and_loaded_once(quiet):
+    first = type("First", (quiet,), {"name": "zebra", "rank": -1})
+    twin = type("Twin", (quiet,), {"name": "calm"})
+    for each in (quiet, twin, first, quiet):
+        assert modality.register_modality(each) is each
+    names = [each.name for each in modality.modalities()]
+    assert names[0] == "zebra" and names[-2:] == ["calm", "quiet"]
+    for _ in range(2):
+        registry.load_modalities()
+    assert len(quiet.loaded) == 3, "each of the three once"
+
+
+def test_what_a_modality_is_unless_it_says_otherwise(quiet):
+    one = quiet()
+    assert one.models() == ("tiny-quiet",) and one.recognizes("tiny-quiet") and not one.recognizes("tiny")
+    assert one.target(("model", "processor")) == "model" and one.target("model") == "model"
+    assert one.presets() == one.absent_presets() == one.benchmarks() == {} and one.rank == 100
+
+
+def test_the_whole_name_of_a_method_comes_before_its_short_one(monkeypatch):
+    table = {"a.X": ZipAR, "b.X": SpeculativeJacobi}
+    monkeypatch.setattr(registry, "_methods", table)
+    assert registry.get_method("a.X") is ZipAR and registry.get_method("b.X") is SpeculativeJacobi
+    with pytest.raises(UnknownNameError, match="'c.X'"):
+        registry.get_method("c.X")
+    registry.methods().clear()
+    assert table, "what was read is a copy"
+
+
+# Plans and reports
+
+
+def test_a_plan_that_is_read_is_checked_to_its_last_measured_setting():
+    point = {"name": "image.ZipAR", "settings": {"window": 2}, "speedup": 2.0, "metric": "far", "far": 1.0}
+    made = Plan((ZipAR(window=2),), "janus", measured=[point, point], why="because")
+    data = made.to_dict()
+    again = Plan.from_dict(data)
+    assert again.measured == [point, point] and again.why == "because"
+    assert again.versions == data["versions"] and again.versions is not data["versions"]
+    assert again.measured is not data["measured"] and str(again).splitlines()[2:] == [
+        "    because",
+        *["    measured image.ZipAR(window=2): 2.00x, PSNR dB 1"] * 2,
+    ]
+    with pytest.raises(SettingError, match="window"):
+        Plan.from_dict({**data, "measured": [point, {**point, "settings": {"window": 0}}]})
+    bare = Plan((ZipAR(),), "janus").to_dict()
+    assert "measured" not in bare and "why" not in bare and Plan.from_dict(bare).why == ""
+
+
+def test_work_is_told_in_passes_and_else_in_keys():
+    assert Report(["x"], True, forwards=2, plain_forwards=8, keys=1, plain_keys=2).work_ratio == 0.25
+    assert Report(["x"], True, keys=1, plain_keys=2).work_ratio == 0.5 and Report(["x"], True).work_ratio is None
+    assert Report(["x"], True, baseline_seconds=2.0).speedup is None
+    assert "4.00 instead of" not in str(Report(["x"], False, plain_forwards=8, wall_seconds=1.0))
+    assert "0 instead of 8, 8.00x fewer" in str(Report(["x"], False, plain_forwards=8, wall_seconds=1.0))
+    told = Report(["x", "y"], False, wall_seconds=1.0, warnings=["why"])
+    assert str(told).startswith("x, y: lossy\n") and str(told).endswith("warning     why") and "engage" not in str(told)
+    assert "engage" not in str(Report(["x"], True, wall_seconds=1.0, engaged=True))
+
+
+class Nothing(adapter.Adapter):
+    family, classes, modality = "nothing", (), "image"
+
+
+def test_a_run_that_fails_keeps_no_time_and_the_next_is_its_own():
+    session = Session(Plan((), "nothing"), Nothing(SimpleNamespace(generate=print)))
+    with pytest.raises(ValueError, match="no"), session.run():
+        session.report.forwards = 3
+        raise ValueError("no")
+    assert session.report.wall_seconds == 0 and session.report.forwards == 3
+    with session.run():
+        session.report.forwards += 1
+        with session.run():
+            session.report.forwards += 1
+    assert session.report.forwards == 2 and session.report.wall_seconds > 0
+    assert repr(session) == str(session) == "Session(SimpleNamespace, )"
+    session.remove()
+
+
+# Packed weights
+
+
+@torch.no_grad()
+def test_a_packed_weight_is_packed_once_until_it_changes(monkeypatch):
+    packed = []
+    monkeypatch.setattr(packed_linear.private, "can_pack", lambda tensor: tensor.dtype == torch.float32)
+    monkeypatch.setattr(packed_linear.private, "pack_weight", lambda matrix: packed.append(1) or matrix)
+    monkeypatch.setattr(packed_linear.private, "packed_linear", torch.nn.functional.linear)
+    linear, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    matrix = PackedMatrix(linear)
+    assert len(packed) == 1, "before the first product, which is timed"
+    for _ in range(2):
+        assert torch.equal(matrix(x, linear.bias), linear(x)) and len(packed) == 1
+    linear.weight.mul_(2)
+    assert torch.equal(matrix(x, linear.bias), linear(x)) and len(packed) == 2
+
+
+def test_inputs_that_want_gradients_get_them():
+    linear = torch.nn.Linear(4, 3).requires_grad_(False)
+    x = torch.randn(2, 4, requires_grad=True)
+    PackedLinear(linear)(x).sum().backward()
+    assert torch.allclose(x.grad, linear.weight.sum(0).expand(2, 4))
+
+
+def test_layers_of_other_classes_and_compiled_ones_stay_as_they_are(monkeypatch):
+    class Own(torch.nn.Linear):
+        pass
+
+    module = torch.nn.Sequential(Own(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    module.register_module("absent", None)
+    monkeypatch.setattr(private, "is_compiled", lambda part: part is module[1])
+    twin = with_packed_linears(module)
+    assert type(twin[0]) is Own and twin[1] is module[1] and twin._modules["absent"] is None
+
+
+# Tuning
+
+
+def test_multiples_of_a_default_are_each_measured_once(monkeypatch):
+    monkeypatch.setattr("mmaccel.tuning.grid.plan", lambda target, method: None)
+    assert [each.window for each in settings_of(None, ZipAR(window=1), None)] == [1, 2, 4]
+    with pytest.raises(TypeError, match="3 is not a method"):
+        settings_of(None, 3, None)
+    with pytest.raises(SettingError, match="the grid is empty: give values, such as grid={'window'"):
+        settings_of(None, ZipAR, [])
+    with pytest.raises(SettingError, match="'window': 'ab'.*give several values"):
+        settings_of(None, ZipAR, {"window": "ab"})
+
+
+def test_the_best_of_several_is_the_fastest_and_then_the_better_one():
+    def found(speedup, quality, exact=False):
+        return {"speedup": speedup, "metric": "m", "m": quality, "worst": quality, "exact": exact}
+
+    assert Goal(floor=1.0).pick([found(2.0, 1.0), found(2.0, 3.0), found(1.5, 9.0)]) == 1
+    assert Goal(target_speedup=1.5).pick([found(2.0, 3.0), found(3.0, 3.0), found(1.6, 2.0)]) == 1
+    assert Goal(target_speedup=1.5).pick([found(2.0, 3.0), found(1.6, 0.0, True)]) == 1, "exact is best"
+    assert Goal(floor=1.0).pick([found(2.0, None), found(1.1, 1.0)]) == 1, "nobody knows whether it keeps the floor"
+    assert Goal(target_speedup=2.0).pick([found(1.94, 1.0)]) == 0
+    assert Goal(target_speedup=2.0).pick([found(1.93, 1.0)]) is None
+    assert Goal(floor=-2.0).floor == -2.0
+
+
+def test_a_point_of_the_plot_is_labelled_with_what_varies_and_the_pick():
+    rows = [{"settings": {"window": size, "verify": False}} for size in (2, 4)]
+    varied = plot._varied([row["settings"] for row in rows])
+    assert varied == ["window"] and plot._varied([]) == []
+    assert plot._label(rows[0], varied, rows[1]) == "window 2" and plot._label(rows[1], varied, rows[1]) == (
+        "window 4 (picked)"
+    )
+    alone = {"method": "image.ZipAR", "settings": ZipAR(window=2).settings()}
+    assert plot._label(alone, [], None) == "image.ZipAR(window=2)"
+    mark = plot._mark({"speedup": 4.0, "quality": 3.0, "quality_worst": 1.0}, "x")
+    assert vars(mark) == vars(plot.Mark(0.25, 3.0, "x", 1.0))
