@@ -1,0 +1,173 @@
+"""Which rows the index shows, and how a result stands in a page and on a terminal."""
+
+import pytest
+
+from mmaccel.bench import pages, selection
+from mmaccel.bench.benchmark import Benchmark, Section, by
+from mmaccel.bench.resume import Unfinished, measure
+from mmaccel.comparison.results import row as full_row
+
+MIXED = Section(lambda rows: {"": rows}, "none", is_mixed=True)
+PLAIN = Section(lambda rows: {"": rows}, "none")
+LOWER = Section(lambda rows: {"": rows}, "none", higher_is_better=False)
+
+
+def row(method="a", speedup=2.0, quality=0.5, **more):
+    found = {"modality": "x", "model": "m", "settings": {}, "exact": False, "work_ratio": 0.5, "wall_seconds": 1.0}
+    return full_row(**{**found, "method": method, "speedup": speedup, "quality": quality, **more})
+
+
+def shown(section, *rows):
+    return [(each["method"], role) for each, role in selection.select(section, list(rows))]
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "role"),
+    (
+        ("plain", {}, "plain"),
+        ("offline", {}, "plain"),
+        ("a", {}, "method"),
+        ("a", {"kind": "simple"}, "simple"),
+        ("fewer frames", {}, "simple"),
+        ("fewer steps", {}, "simple"),
+        ("fixed chunks", {}, "simple"),
+        ("a", {"kind": "rival"}, "other"),
+        ("moonshine-voice 1.0", {}, "other"),
+    ),
+)
+def test_what_a_row_is(method, more, role):
+    assert selection.role_of(row(method, **more)) == role
+
+
+def test_ours_come_by_speed_the_exact_ones_last_then_the_best_of_others_then_the_simple_ones():
+    exact, slow = row("exact", 1.5, 0.9, exact=True, baseline_quality=0.9), row("slow", 2.0, 0.8)
+    fast, simple = row("fast", 3.0, 0.6), row("fewer steps", 2.0, 0.1)
+    rivals = row("better", 2.0, 0.7, kind="rival"), row("worse", 2.0, 0.6, kind="rival")
+    found = shown(PLAIN, simple, fast, *rivals, exact, row("plain", 1.0), slow)
+    assert found == [
+        ("exact", "method"),
+        ("slow", "method"),
+        ("fast", "method"),
+        ("better", "other"),
+        ("fewer steps", "simple"),
+    ]
+
+
+def test_only_rows_that_save_work_and_time_and_keep_to_the_time_they_were_tuned_to_are_shown():
+    good = row("good", 2.0, 0.9)
+    for useless in (
+        row("no faster", 1.0, 0.95),
+        row("neutral", 3.0, 0.95, work_ratio=1.0),
+        row("not measured", None, 0.95),
+        row("late", 3.0, 0.95, wall_share=0.58, budget=0.5),
+        row("worse", 2.0, 0.8),
+        row("as good, slower", 1.9, 0.9),
+    ):
+        assert shown(PLAIN, useless, good) == [("good", "method")]
+    assert len(shown(PLAIN, row("in time", 3.0, 0.8, wall_share=0.575, budget=0.5), good)) == 2
+    assert len(shown(PLAIN, row("work unknown", 3.0, 0.8, work_ratio=None), good)) == 2
+    assert len(shown(PLAIN, row("better", 1.9, 0.95), good)) == 2, "3 % of time are noise, 5 % are not"
+    assert shown(PLAIN, row("better", 1.95, 0.95), good) == [("better", "method")]
+    assert len(shown(PLAIN, row("ours", 1.9, 0.1, kind="ours"), good)) == 2, "as it comes"
+    assert len(shown(MIXED, row("worse", 1.9, 0.1), good)) == 2, "they measure different things"
+    assert len(shown(PLAIN, *(row(name, 2.0, None) for name in "ab"))) == 2, "nothing was judged"
+    assert shown(LOWER, row("high", 2.0, 0.9), row("low", 2.0, 0.5)) == [("low", "method")]
+
+
+def test_an_exact_row_has_the_quality_of_the_plain_run():
+    group = [row("plain", 1.0, None), row("a", baseline_quality=0.8)]
+    assert selection.score(PLAIN, row(exact=True, quality=0.1), group) == 0.8
+    assert selection.score(PLAIN, row(exact=True, quality=0.1), []) == 0.1
+    assert (
+        selection.score(LOWER, row(quality=0.1), group) == -0.1
+        and selection.score(LOWER, row(quality=None), []) is None
+    )
+
+
+def test_the_simple_alternative_wins_only_over_every_method_that_was_judged():
+    simple = row("fewer steps", 3.0, 0.8)
+
+    def wins(*rows):
+        return bool(selection.verdict(PLAIN, selection.select(MIXED, list(rows)), list(rows)))
+
+    assert wins(row("a", 2.0, 0.8), simple) and wins(row("a", 2.0, 0.8), row("b", 2.9, 0.1), simple)
+    assert not wins(row("a", 3.0, 0.8), simple), "as fast is not faster"
+    assert not wins(row("a", 2.0, 0.81), simple) and not wins(row("a", 2.0, 0.8), row("b", 2.0, 0.9), simple)
+    assert not wins(row("a", 2.0, 0.8), row("b", 2.0, None), simple) and not wins(simple)
+    assert wins(row("a", 2.0, 0.8), row("fewer frames", 9.0, 0.1), simple), "one of several is enough"
+
+
+def test_a_result_as_a_table():
+    rows = [
+        row("a", 2.0, 0.12345, baseline_quality=0.5, exact=True),
+        row("b", None, None, work_ratio=None, wall_seconds=None, settings={"k": 1}),
+    ]
+    assert pages.table({"rows": rows}).splitlines()[2:] == [
+        "| a | yes | 1.00 | 2.00x | 2.00x fewer | 0.123 (plain 0.5) |",
+        "| b(k=1) | no |  |  |  |  |",
+    ]
+    grouped = by("method", "of {}", [rows[1], rows[0], rows[1]])
+    assert list(grouped) == ["of b", "of a"] and len(grouped["of b"]) == 2
+
+
+HEADER = {
+    "versions": {"torch": "2", "numpy": "1"},
+    "commit": "36a45fe0c1d2",
+    "clean": True,
+    "machine": {"system": "Linux", "processor": "CPU", "cores": "2", "accelerator": "none"},
+    "threads": 1,
+    "date": "2026-11-22T08:00:00+00:00",
+}
+
+
+def test_a_page_has_its_texts_with_figures_and_its_plot_beside_it(tmp_path):
+    drawn = []
+    made = Benchmark(
+        "x",
+        "Title",
+        rows=None,
+        section=PLAIN,
+        intro="See {json} and {png}, on {place}: {count}.",
+        tables=lambda rows: {"One": f"{len(rows)} rows"},
+        limits=" {count} limits ",
+        facts=lambda rows: {"count": 7},
+        plot=lambda rows, path: drawn.append((rows, path)),
+    )
+    made.write_page({"header": HEADER, "rows": [1, 2]}, tmp_path / "new" / "y.md")
+    assert drawn == [([1, 2], tmp_path / "new" / "y.png")]
+    assert (tmp_path / "new" / "y.md").read_text().split("\n\n") == [
+        "# Title",
+        "See y.json and y.png, on CPU, 1 thread, 2026-11-22: 7.",
+        "- versions: torch 2, numpy 1\n- commit: 36a45fe0c1\n- machine: Linux, CPU, 2, none, 1 threads\n"
+        "- date: 2026-11-22T08:00:00+00:00",
+        "## One",
+        "2 rows",
+        "## What limits each",
+        "7 limits\n",
+    ]
+
+
+@pytest.mark.parametrize("full", (True, False))
+def test_parts_are_made_in_order_and_at_the_length_that_was_asked_for(full, tmp_path, monkeypatch):
+    monkeypatch.setattr("mmaccel.comparison.results.result", lambda rows: {"header": HEADER, "rows": []})
+    asked = []
+
+    def parts(full):
+        asked.append(full)
+        return {"one": lambda: [row("a")], "two": lambda: [row("b"), row("c")]}
+
+    made = Benchmark("x", "T", lambda full: iter([row(str(full))]), PLAIN, "", dict, "", parts=parts)
+    result, kept = measure(made, full, tmp_path / "x.md")
+    assert [each["method"] for each in result["rows"]] == ["a", "b", "c"] and asked == [full]
+    assert kept.path == tmp_path / "x.unfinished.json" and kept.path.is_file() and result["header"] == HEADER
+    assert list(Unfinished(kept.path, HEADER, full).parts) == ["one", "two"]
+    assert not Unfinished(kept.path, HEADER, not full).parts and not Unfinished(None, HEADER, full).parts
+    kept.remove()
+    kept.remove()
+    assert not kept.path.exists()
+    alone = Benchmark("x", "T", lambda full: iter([row(str(full))]), PLAIN, "", dict, "")
+    result, kept = measure(alone, full, None)
+    assert (
+        [each["method"] for each in result["rows"]] == [str(full)] and kept.path is None and list(kept.parts) == ["x"]
+    )
+    kept.remove()
