@@ -1,5 +1,6 @@
 """The small parts below every method: untrained models, values of settings, lists of what is registered."""
 
+import dataclasses
 import runpy
 import sys
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import torch
 from mmaccel import adapter, modality, packed_linear, private, registry
 from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Method, is_count, is_number
 from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
 from mmaccel.plan import Plan
 from mmaccel.report import Report
@@ -87,13 +88,31 @@ def test_both_ends_of_a_range_are_allowed():
     assert not is_number(float("inf"), 0) and not is_number(10**400, 0) and not is_number(-(10**400), -float("inf"))
 
 
+@dataclasses.dataclass(frozen=True)
+class Odd(Method):
+    """The first
+    sentence.
+
+    More.
+    """
+
+    name: ClassVar[str] = "x.Odd"
+    word: str = "a"
+
+    def __post_init__(self):
+        self._require(self.word in {"a", "b"}, "word", "a or b")
+
+
 def test_a_value_of_a_wrong_kind_is_told_with_the_method_and_the_value():
-    with pytest.raises(SettingError, match=r"ZipAR\(window=\['x'\]\)"):
-        ZipAR.from_settings({"window": ["x"]})
+    with pytest.raises(SettingError, match=r"^Odd\(word=\['x'\]\): unhashable type: 'list'; `mmaccel methods` lists"):
+        Odd.from_settings({"word": ["x"]})
+    with pytest.raises(SettingError, match=r"^Odd\(word='c'\): word must be a or b$"):
+        Odd.from_settings({"word": "c"})
+    assert Odd.from_settings({"word": "b"}) == Odd("b") and Odd().settings() == {"word": "a"}
+    assert Odd.summary() == "The first sentence." and str(Odd("b")) == "x.Odd(word='b')" and str(Odd()) == "x.Odd()"
     with pytest.raises(SettingError, match=r"ZipAR\(window=0\): window must be "):
         ZipAR(window=0)
     assert str(ZipAR()) == "image.ZipAR()" and str(ZipAR(window=2, verify=True)) == "image.ZipAR(window=2, verify=True)"
-    assert "\n" not in ZipAR.summary() and ZipAR.__doc__.strip().startswith(ZipAR.summary().split(" ")[0])
 
 
 def test_a_saved_curve_must_have_its_figures():
@@ -169,6 +188,28 @@ def test_what_a_modality_is_unless_it_says_otherwise(quiet):
     assert one.models() == ("tiny-quiet",) and one.recognizes("tiny-quiet") and not one.recognizes("tiny")
     assert one.target(("model", "processor")) == "model" and one.target("model") == "model"
     assert one.presets() == one.absent_presets() == one.benchmarks() == {} and one.rank == 100
+
+
+def test_a_modality_loads_all_that_it_lists_and_each_module_of_its_adapters(monkeypatch):
+    read, modules = [], []
+
+    class Package:
+        __all__ = ("One", "Two")
+
+        def __getattr__(self, name):
+            read.append(name)
+
+    def load(name):
+        modules.append(name)
+        return Package() if name == "pack" else SimpleNamespace(__name__=name, __path__=name)
+
+    inner = {"pack.families": ["a", "b"], "pack.more": ["c"]}
+    monkeypatch.setattr(modality, "import_module", load)
+    monkeypatch.setattr(modality, "iter_modules", lambda path: [SimpleNamespace(name=name) for name in inner[path]])
+    one = SimpleNamespace(package="pack", adapters=("families", "more"))
+    modality.Modality.load(one)
+    assert read == ["One", "Two"]
+    assert modules == ["pack", "pack.families", "pack.families.a", "pack.families.b", "pack.more", "pack.more.c"]
 
 
 def test_the_whole_name_of_a_method_comes_before_its_short_one(monkeypatch):
