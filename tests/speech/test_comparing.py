@@ -1,8 +1,10 @@
 """Comparisons of recognisers: segments, word errors, what is not carried from run to run, and the bench's figures."""
 
 import json
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +14,15 @@ from mmaccel import registry, speech
 from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
 from mmaccel.comparison.trial import trial_of
-from mmaccel.errors import AudioError, SettingError
+from mmaccel.errors import AudioError, MissingExtraError, SettingError
 from mmaccel.method import Method
 from mmaccel.patching import override
+from mmaccel.report import Report
 from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.audio.recordings import word_errors
 from mmaccel.speech.bench import parts as benchmark_parts
-from mmaccel.speech.comparing import RecognizerTrial, cut
+from mmaccel.speech.comparing import RecognizerTrial, Transcription, _total, cut, name_of, recording
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 
 pytest.importorskip("jiwer")
@@ -242,6 +245,94 @@ def test_bad_input(moonshine, inputs, error, hint):
 def test_words_need_a_processor(moonshine):
     with pytest.raises(SettingError, match="processor= is missing"):
         mmaccel.compare(moonshine[0], REPEATING, audio=said())
+
+
+def test_calls_are_greedy_and_no_longer_than_speech_unless_asked_for(moonshine, whisper):
+    (call,) = trial(moonshine).calls[0]
+    assert call["max_length"] == 1 + find_adapter(moonshine[0]).limit(1.0) and call["do_sample"] is False
+    assert trial(whisper).calls[0][0]["max_length"] == find_adapter(whisper[0]).limit(1.0), "its prompt does not count"
+    for limit in ({"max_new_tokens": 3}, {"max_length": 3}, {"generation_config": moonshine[0].generation_config}):
+        (call,) = trial(moonshine, **limit).calls[0]
+        assert {name: call.get(name) for name in limit} == limit
+        assert "max_length" in limit or "max_length" not in call
+
+
+def test_seeds_count_where_tokens_are_drawn(moonshine):
+    plain, drawn = trial(moonshine), trial(moonshine, do_sample=True)
+    assert (plain.draws, plain.seedless) == (False, "without do_sample=True nothing is drawn")
+    assert (drawn.draws, drawn.seedless) == (True, "") and drawn.calls[0][0]["do_sample"] is True
+    first, again, other = (drawn.run(moonshine[0], seed).tokens for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_outputs_with_more_than_tokens(moonshine):
+    asked = trial(moonshine, return_dict_in_generate=True)
+    assert asked.run(moonshine[0], 0).tokens == trial(moonshine).run(moonshine[0], 0).tokens
+
+
+def test_audio_has_the_precision_of_the_model(moonshine):
+    (call,) = trial((examples.moonshine()[0].bfloat16(), moonshine[1])).calls[0]
+    assert call["input_values"].dtype == torch.bfloat16
+
+
+def test_the_window_holds_the_longest_of_the_recordings(whisper):
+    made = trial(whisper, audio=(said(2.0), said(1.0)))
+    assert made.least == 4 and made.names == ["recording 1, 2.0 s", "recording 2, 1.0 s"]
+    assert "fills the window" in made.no_simple
+    short = made._shorter(made.calls[0][0], 4)["encoder_outputs"].last_hidden_state
+    assert not short.requires_grad
+
+
+def test_words_are_judged_against_the_plain_text_and_the_reference(moonshine):
+    made = trial(moonshine, audio=[said(), said(0.6, 4)], reference=["a b", "c"])
+    made.texts = lambda output: output
+    found = made.judge(["a b", "c d"], ["a", "c d"])
+    assert found == {"errors": pytest.approx(2 / 3), "changed": 0.25, "same": 0.5}
+
+
+def test_segments_without_words_leave_no_gap(moonshine):
+    made = trial(moonshine)
+    made.recogniser = SimpleNamespace(text=lambda tokens: "".join(tokens))
+    assert made.texts(Transcription([["one", "", "two"], [""]])) == ["one two", ""]
+
+
+def test_figures_of_calls_are_added_up_by_hand():
+    one = Report(["a"], False, forwards=2, plain_forwards=3, keys=4, plain_keys=5, tokens=6, wall_seconds=1.0)
+    two = Report(["a"], False, forwards=10, plain_forwards=20, keys=30, plain_keys=40, tokens=50, wall_seconds=2.0)
+    one.peak_extra_bytes, two.peak_extra_bytes, one.engaged, two.engaged = 70, 60, True, True
+    one.warnings, two.warnings = ["first", "both"], ["both", "last"]
+    total = _total([one, two])
+    assert (total.methods, total.exact, total.engaged, total.peak_extra_bytes) == (["a"], False, True, 70)
+    assert (total.forwards, total.plain_forwards, total.keys, total.plain_keys) == (12, 23, 34, 45)
+    assert (total.tokens, total.wall_seconds) == (56, 3.0) and total.warnings == ["first", "both", "last"]
+    one.engaged, one.warnings = False, []
+    assert _total([one]).warnings == ["it did not engage"] and not _total([one]).engaged
+    one.warnings = ["too short"]
+    assert _total([one, two]).engaged and _total([one, two]).warnings == ["both", "last", "in 1 of 2 calls too short"]
+
+
+def test_the_shortest_recording():
+    assert recording(torch.zeros(1600), 3)[0] == "recording 3, 0.1 s"
+    with pytest.raises(AudioError, match="holds 1599 samples, too few for a word: give at least 1600"):
+        recording(torch.zeros(1599), 1)
+
+
+def test_speech_until_the_last_sample_is_kept():
+    tone = 0.5 * torch.sin(torch.arange(RATE + 100) * 0.3)
+    (part,) = cut(torch.cat([torch.zeros(RATE), tone]), EnergyEndpoint())
+    assert torch.equal(part[-len(tone) :], tone)
+
+
+def test_a_converted_model_has_the_name_that_loads_it():
+    names = {"/home/x/moonshine-tiny-0123abcd": "moonshine-tiny", "someone/else-0123": "", "moonshine-tiny": ""}
+    assert {path: name_of(SimpleNamespace(name_or_path=path)) for path in names} == names
+    assert name_of(object()) == ""
+
+
+def test_word_errors_need_their_package(moonshine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jiwer", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[metrics\]"'):
+        trial(moonshine)
 
 
 def test_samples_can_be_numbers_and_arrays(moonshine):

@@ -495,6 +495,55 @@ def test_statistics_by_hand():
     assert isinstance(events[0], Partial)
 
 
+def test_times_of_events_are_those_of_the_stream():
+    """A second and a half of silence: words begin at 1.5 s, and a partial tells how much had come."""
+    events, came = [], []
+    with recognizer().stream() as stream:
+        for chunk in torch.cat([silence(1.5), spoken(range(6)), silence(1)]).split(512):
+            new = stream.push(chunk)
+            events, came = events + new, came + [stream.time] * len(new)
+    partials = [(event.time, at) for event, at in zip(events, came, strict=True) if isinstance(event, Partial)]
+    assert partials and all(told == at for told, at in partials)
+    final, end = finals(events)[0], 1.5 + 6 * 0.32 - 0.08
+    assert final.start == pytest.approx(1.2, abs=0.04) and final.end == pytest.approx(end + 0.3, abs=0.04)
+    assert final.words[0].start == pytest.approx(1.5, abs=0.02) and final.words[-1].end == pytest.approx(end, abs=0.02)
+
+
+def test_what_is_refused_changes_no_rate_and_loses_no_sound():
+    pytest.importorskip("soxr")
+    tone = torch.sin(2 * torch.pi * 440 * torch.arange(48_000) / 48_000) / 2
+    whole, refused = recognizer().stream(sample_rate=48_000), recognizer().stream(sample_rate=48_000)
+    for stream in (whole, refused):
+        stream.push(tone)
+        if stream is refused:
+            with pytest.raises(AudioError):
+                stream.push(BAD["nan"], sample_rate=8_000)
+            with pytest.raises(SettingError):
+                stream.push(tone, sample_rate=0)
+            assert refused.sample_rate == 48_000 and refused.time == whole.time
+        stream.push(tone)
+    assert torch.equal(*(stream._buffer.read(stream._buffer.start, whole._buffer.end) for stream in (whole, refused)))
+
+
+def test_figures_of_a_stream_by_hand():
+    stats = StreamStats(20.0, 15.0, 5.0, 1, 2, 30, 40, 25, 12, 8, 2)
+    for place, lags in enumerate((stats.first_partial, stats.word_lag, stats.finalisation), 1):
+        lags.add(1.0, 1.0 + place, 1.25 + place)
+    made = stats.to_dict()
+    assert (made["real_time_factor"], made["retracted_share"], made["accepted"]) == (0.25, 0.25, 25)
+    assert made["word_lag"] == {"heard_p50": 2, "heard_p90": 2, "ready_p50": 2.25, "ready_p90": 2.25}
+    assert str(stats) == (
+        "stream of 20.0 s, 15.0 s of it in 2 segments\n"
+        "  computing     5.00 s, real-time factor 0.250\n"
+        "  decoder       30 calls for 40 tokens, 25 from drafts\n"
+        "  words         12, 8 promised early, 25.0% taken back\n"
+        "  first partial p50 1.00 s, p90 1.00 s (with computing 1.25 s, 1.25 s)\n"
+        "  word lag      p50 2.00 s, p90 2.00 s (with computing 2.25 s, 2.25 s)\n"
+        "  finalisation  p50 3.00 s, p90 3.00 s (with computing 3.25 s, 3.25 s)"
+    )
+    assert StreamStats().real_time_factor == StreamStats().retracted_share == 0
+
+
 def test_the_compute_aware_clock_waits_for_work_before():
     clock = RealTimeClock()
     assert [clock.spend(1.0, 0.5), clock.spend(1.2, 0.5), clock.spend(5.0, 0.25)] == [1.5, 2.0, 5.25]
@@ -575,6 +624,56 @@ def test_a_bar_is_drawn_if_asked_for(capsys):
     for progress in (False, None, True):
         assert torch.equal(torch.cat(list(pieces(talk(), progress))), talk())
         assert bool(capsys.readouterr().err) == (progress is True)
+
+
+def test_a_bar_counts_the_seconds_of_long_recordings(monkeypatch):
+    """From a minute on by default; one that was asked for comes at once."""
+    bars = []
+
+    class Bar:
+        def __init__(self, **settings):
+            bars.append({**settings, "moved": []})
+            self.update = bars[-1]["moved"].append
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            bars[-1]["closed"] = True
+
+    monkeypatch.setattr("mmaccel.speech.stream.transcribe.tqdm", Bar)
+    for seconds, progress in ((60, None), (61, None), (61, False), (1, True)):
+        assert sum(map(len, pieces(torch.zeros(seconds * RATE), progress))) == seconds * RATE
+    assert [bar["disable"] for bar in bars] == [True, False, True, False]
+    assert bars[1]["total"] == sum(bars[1]["moved"]) == 61 and bars[1]["moved"][:2] == [5, 5] and bars[1]["closed"]
+    assert bars[3]["delay"] == 0 != bars[1]["delay"] and (bars[1]["unit"], bars[1]["desc"]) == ("s", "transcribe")
+
+
+def test_what_transcribe_is_told_reaches_the_recogniser(monkeypatch):
+    seen = []
+    module = "mmaccel.speech.stream.transcribe"
+    monkeypatch.setattr(f"{module}.read_audio", lambda path: f"sound of {path}")
+    monkeypatch.setattr(f"{module}.transcribe_samples", lambda *args: seen.append(args))
+    monkeypatch.setattr(f"{module}.as_recognizer", lambda *args: seen.append(args) or "asr")
+    transcribe("talk.wav")
+    transcribe("talk.wav", "whisper", "letters", "energy", 7, True)
+    assert seen[0] == ("moonshine-tiny", None, "auto", 200) and seen[1] == ("sound of talk.wav", "asr", None)
+    assert seen[2] == ("whisper", "letters", "energy", 7) and seen[3] == ("sound of talk.wav", "asr", True)
+
+
+def test_a_name_is_loaded_with_its_own_processor(monkeypatch):
+    named, adapter = [], ScriptedAdapter()
+    monkeypatch.setattr(
+        "mmaccel.speech.stream.transcribe.load", lambda name: named.append(name) or (adapter, "letters")
+    )
+    made = as_recognizer("moonshine-tiny", "another", "energy", 7)
+    assert named == ["moonshine-tiny"] and made.adapter is adapter and adapter.processor == "letters"
+
+
+def test_a_recording_that_is_missing_is_noticed_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setattr("mmaccel.speech.stream.transcribe.load", lambda name: pytest.fail("loaded"))
+    with pytest.raises(AudioError, match="missing.wav does not exist"):
+        transcribe("missing.wav")
 
 
 def test_finals_without_text_leave_no_gap():
