@@ -1,5 +1,8 @@
 """`compare speech` of streams: what verified drafts save, for equal events, beside a stream that looks less often."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,7 +11,17 @@ from mmaccel.errors import AudioError, SettingError
 from mmaccel.plan import Plan
 from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
-from mmaccel.speech.stream.stream_comparing import PlainStreams, StreamTrial, VerifiedDrafts, compare_streams
+from mmaccel.speech.stream import stream_comparing
+from mmaccel.speech.stream.events import Final
+from mmaccel.speech.stream.stats import StreamStats
+from mmaccel.speech.stream.stream_comparing import (
+    PlainStreams,
+    Streamed,
+    StreamTrial,
+    VerifiedDrafts,
+    _can_pack,
+    compare_streams,
+)
 from mmaccel.testing.contract import snapshot
 
 pytest.importorskip("jiwer")
@@ -82,12 +95,58 @@ def test_several_recordings_with_what_is_said(model):
     (
         (["missing.wav"], None, AudioError, "missing.wav does not exist"),
         ([torch.zeros(10)], None, AudioError, "10 samples"),
+        ([said(), torch.zeros(RATE)], None, AudioError, "no speech in recording 2, 1.0 s"),
         ([said()], ["one", "two"], SettingError, "each of 1 recordings"),
     ),
 )
 def test_bad_input_before_anything_runs(model, audio, reference, error, hint):
     with pytest.raises(error, match=hint):
         compare_streams(*model, audio, reference, endpoint=EnergyEndpoint())
+
+
+def test_what_is_asked_for_is_what_is_measured(model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(stream_comparing, "measured", lambda *args: asked.append(args))
+    compare_streams(*model, [said()], endpoint=EnergyEndpoint())
+    compare_streams(*model, [said()], ["a b"], rounds=7, simple=False, endpoint=EnergyEndpoint(silence=0.7))
+    (trial, entries, *rest), (other, _, *more) = asked
+    assert rest == [[0], 3, True] and more == [[0], 7, False]
+    assert [entry.label for entry in entries] == [
+        "plain",
+        "speech.StreamingRecognizer()",
+        "speech.StreamingRecognizer(packed=True)",
+    ]
+    assert trial.target.endpoint.silence == 0.5 and other.target.endpoint.silence == 0.7
+    assert other.references == ["a b"] and [one.key for one in other.metrics] == ["lag", "errors", "changed", "same"]
+    half = torch.nn.Linear(1, 1).bfloat16()
+    assert _can_pack(torch.nn.Linear(1, 1)) and not _can_pack(half) and not _can_pack(torch.nn.Identity())
+
+
+def test_no_stream_looks_less_often_than_it_may(model, monkeypatch):
+    monkeypatch.setattr(stream_comparing, "SLOWEST", 1.0)
+    made, intervals = trial(model, [said()]), []
+    assert made.least == 3
+    stream = SimpleNamespace(push=lambda chunk: [], finish=list, stats=StreamStats())
+    target = SimpleNamespace(stream=lambda update_interval: intervals.append(update_interval) or nullcontext(stream))
+    for fewer in (None, 4, 3, 1):
+        made.run(target, 0, fewer)
+    assert intervals == [0.5, 0.75, 1.0, 1.0] and made.plain_calls == 0, "of another target"
+
+
+def test_figures_of_streams_by_hand(model):
+    """Passes of all recordings, the median over all of their words, and no gap where a final has no text."""
+    stats = [StreamStats(decoder_calls=2), StreamStats(decoder_calls=3)]
+    for one, lags in zip(stats, ((1.0, 2.0), (9.0,)), strict=True):
+        for lag in lags:
+            one.word_lag.add(0.0, 0.0, lag)
+    texts = [["sun", "", "moon"], ["sea"]]
+    made = Streamed([[Final(text, (), 0.0, 1.0) for text in part] for part in texts], stats)
+    assert (made.calls, made.lag, made.texts) == (5, 2.0, ["sun moon", "sea"])
+    nothing = Streamed(made.events, [StreamStats(), StreamStats()])
+    judged = trial(model, [said()]).judge(made, nothing)
+    assert judged == {"changed": 0, "same": 1}, "no word, no lag"
+    other = Streamed([made.events[0], [Final("sea sky", (), 0.0, 1.0)]], stats)
+    assert trial(model, [said()]).judge(other, made) == {"lag": 2.0, "changed": 0.25, "same": 0.5}
 
 
 def test_the_command_line_compares_streams_if_no_method_is_named(model, tmp_path, capsys, monkeypatch):
