@@ -220,7 +220,10 @@ def test_bad_codes_leave_the_stream_as_it_was(tiny):
             (codes.repeat(1, 2, 1), "at most 4 codebooks"),
             (codes.float(), "codes.long"),
             (codes > 9, "codes.long"),
+            (codes[:, :0], "at most 4 codebooks"),
             (codes + 64, "from 0 to 63"),
+            (torch.where(codes == codes.max(), 64, codes), "codes from . to 64: .*from 0 to 63"),
+            (torch.where(codes == codes.max(), -1, codes), "codes from -1 to"),
             (codes - 64, "from 0 to 63"),
         ):
             with pytest.raises(SettingError, match=says):

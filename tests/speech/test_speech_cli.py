@@ -13,8 +13,10 @@ import torch
 
 from mmaccel import speech
 from mmaccel.cli import main as cli
+from mmaccel.cli.command import Command
 from mmaccel.speech import command as run_commands
-from mmaccel.speech.stream.events import Final, Partial
+from mmaccel.speech.modality import Speech
+from mmaccel.speech.stream.events import Endpoint, Final, Partial
 from mmaccel.speech.stream.live_text import CLEAR, LiveText
 
 wavfile = pytest.importorskip("scipy.io.wavfile")
@@ -160,6 +162,55 @@ def test_what_cannot_be_done(model, wav, arguments, says, capsys, monkeypatch):
     assert says in capsys.readouterr().err
 
 
+def test_what_a_pipe_holds_says_nothing_of_a_file(model, wav, capsys):
+    options = ["--live", "--rate", "8000", "--channels", "2", "--endpoint", "energy"]
+    assert cli.main(["run", "speech", str(wav), *options]) == 0
+    assert capsys.readouterr().out == f"{FIRST}\n{SECOND}\n"
+
+
+def test_samples_of_a_pipe_are_never_cut_in_two(monkeypatch):
+    data = bytes(range(23))
+    asked, left = [], io.BytesIO(data)
+    source = SimpleNamespace(read1=lambda count: asked.append(count) or left.read(3))
+    monkeypatch.setattr(run_commands.sys, "stdin", SimpleNamespace(buffer=source))
+    pieces = list(run_commands._whole_samples(4, 5))
+    assert b"".join(pieces) == data[:20] and all(len(piece) % 4 == 0 for piece in pieces) and set(asked) == {20}
+    monkeypatch.setattr(run_commands.sys, "stdin", SimpleNamespace(isatty=lambda: False))
+    monkeypatch.setattr(run_commands, "_whole_samples", lambda *given: given)
+    sizes = [run_commands._standard_input(SimpleNamespace(rate=rate, channels=2)) for rate in (32_000, 8)]
+    assert sizes == [(4, 3200), (4, 1)], "a tenth of a second, and something at least"
+
+
+def test_a_subtitle_that_cannot_be_written_is_noticed_before_anything_is_heard(wav, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mmaccel.speech.families.weights.load", lambda *_: pytest.fail("loaded"))
+    assert cli.main(["run", "speech", str(wav), "-o", str(tmp_path / "nowhere" / "talk.srt")]) == 2
+    assert cli.main(["run", "speech", str(tmp_path / "missing.wav")]) == 2
+    error = capsys.readouterr().err
+    assert "nowhere" in error and "missing.wav does not exist" in error
+
+
+def test_streams_are_compared_as_asked_unless_a_method_is_named(monkeypatch):
+    asked = []
+    monkeypatch.setattr("mmaccel.speech.stream.stream_comparing.compare_streams", lambda *a, **k: asked.append((a, k)))
+    monkeypatch.setattr(run_commands, "opened", lambda arguments: ("model", "letters"))
+    monkeypatch.setattr(Command, "compare", lambda *_: "of methods")
+    plain = {"method": [], "preset": None, "plan": None, "rounds": 7, "no_simple": True}
+    given = {"audio": ["a.wav", "b.wav"], "example": False, "reference": ["one", "two"]}
+    run_commands.SpeechCommand().compare(SimpleNamespace(**plain, **given))
+    run_commands.SpeechCommand().compare(SimpleNamespace(**{**plain, **given, "rounds": None, "no_simple": False}))
+    audio = {"audio": ["a.wav", "b.wav"], "reference": ["one", "two"], "processor": "letters"}
+    assert asked[0] == (("model",), {**audio, "rounds": 7, "simple": False})
+    assert asked[1] == (("model",), {**audio, "rounds": None, "simple": True})
+    for named in ({"method": ["speech.SuffixDraft"]}, {"preset": "exact"}, {"plan": "plan.json"}):
+        assert run_commands.SpeechCommand().compare(SimpleNamespace(**{**plain, **given, **named})) == "of methods"
+
+
+def test_models_open_where_and_as_asked(monkeypatch):
+    monkeypatch.setattr("mmaccel.speech.families.weights.load", lambda *given: given)
+    assert Speech().open("moonshine-tiny", "cuda", torch.bfloat16) == ("moonshine-tiny", "cuda", torch.bfloat16)
+    assert Speech().open("moonshine-tiny") == ("moonshine-tiny", "cpu", None)
+
+
 def test_no_pipe(model, capsys, monkeypatch):
     pipe(monkeypatch, b"", terminal=True)
     assert cli.main(["run", "speech", "-"]) == 2
@@ -175,6 +226,18 @@ def test_live_text_in_a_pipe():
     assert out.getvalue() == "try again fail again.\nNo matter.\n"
     live.show([Partial("fell", "", "fell"), Final("Fail better.", (), 2, 3)])
     assert out.getvalue().endswith("fell better.\n= Fail better.\n")
+
+
+def test_live_text_is_there_at_once_and_a_pause_is_no_text(monkeypatch):
+    out = io.StringIO()
+    flushed = []
+    out.flush = lambda: flushed.append(out.getvalue())
+    live = LiveText(out)
+    live.show([Partial("try", "", "try"), Endpoint(1.0)])
+    live.show([])
+    assert flushed == ["try", "try"]
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: SimpleNamespace(columns=33))
+    assert LiveText(out).width == 33
 
 
 def test_live_text_on_a_terminal():

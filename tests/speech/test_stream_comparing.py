@@ -126,7 +126,7 @@ def test_no_stream_looks_less_often_than_it_may(model, monkeypatch):
     monkeypatch.setattr(stream_comparing, "SLOWEST", 1.0)
     made, intervals = trial(model, [said()]), []
     assert made.least == 3
-    stream = SimpleNamespace(push=lambda chunk: [], finish=list, stats=StreamStats())
+    stream = SimpleNamespace(push=lambda chunk: [], finish=list, stats=StreamStats(decoder_calls=9))
     target = SimpleNamespace(stream=lambda update_interval: intervals.append(update_interval) or nullcontext(stream))
     for fewer in (None, 4, 3, 1):
         made.run(target, 0, fewer)

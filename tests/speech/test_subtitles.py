@@ -150,3 +150,47 @@ def test_files_follow_the_layout(tmp_path, suffix, written):
 
 def test_a_time_before_the_start_is_the_start():
     assert to_srt([Cue(-0.5, 1.0, ("a",))]).startswith("1\n00:00:00,000 --> 00:00:01,000")
+
+
+def test_bounds_of_a_layout_include_their_ends():
+    least = {"width": 10, "lines": 1, "longest": 1, "shortest": 0, "reading_speed": 1}
+    most = {"width": 200, "lines": 10, "longest": 60, "shortest": 60, "reading_speed": 1000}
+    for ends in (least, most):
+        made = SubtitleLayout(**ends)
+        assert {name: getattr(made, name) for name in ends} == ends
+    assert SubtitleLayout(longest=2, shortest=2).shortest == 2
+    for setting in ({"width": 201}, {"lines": 11}, {"longest": 60.1}, {"shortest": -0.1}, {"reading_speed": 1000.1}):
+        with pytest.raises(SettingError, match=f"SubtitleLayout.{next(iter(setting))}="):
+            SubtitleLayout(**setting)
+
+
+def test_words_that_the_text_writes_otherwise_keep_their_times():
+    words = (Word(" Dr.", 1.0, 1.5), Word(" Who ", 1.5, 2.5))
+    (shown,) = cues([Final("Doctor who is it", words, 1.0, 2.5)])
+    assert shown.lines == ("Dr. Who",) and (shown.start, shown.end) == (1.0, 2.5)
+
+
+def test_one_that_begins_before_the_one_before_it_ends_neither_early_nor_at_once():
+    first, second = cues([said("Try again.", 5.0), said("Fail again.", 4.0)])
+    assert (first.start, first.end) == (5.0, 5.0) and second.start == 4.0
+
+
+@pytest.mark.parametrize("end", (".", "?", "!", "\u3002", "\uff1f", "\uff01"))
+def test_every_end_of_a_sentence_parts(end):
+    first, second = cues([said(f"this is a sentence of some length{end} And more")])
+    assert first.lines == (f"this is a sentence of some length{end}",) and second.lines == ("And more",)
+
+
+def test_segments_have_their_times_to_the_millisecond():
+    word = Word("one", 1.00049, 1.99951)
+    made = json.loads(to_json([Final("one", (word,), 0.90049, 2.10051)]))["segments"]
+    assert made == [{"start": 0.9, "end": 2.101, "text": "one", "words": [{"text": "one", "start": 1.0, "end": 2.0}]}]
+
+
+def test_a_file_stays_as_it_was_where_subtitles_cannot_be_made(tmp_path):
+    (tmp_path / "talk.srt").write_text("before")
+    with pytest.raises(AttributeError):
+        write_subtitles(tmp_path / "talk.srt", [None])
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.srt"] and (
+        tmp_path / "talk.srt"
+    ).read_text() == "before"
