@@ -4,7 +4,11 @@ import types
 
 import pytest
 import torch
+from PIL import Image
 
+from mmaccel.comparison import results
+from mmaccel.demos.app.looks import style
+from mmaccel.demos.pages import attention, comparison, pictures, video_comparison
 from mmaccel.demos.pages.figures import drawn, figure
 from mmaccel.demos.pages.module_trace import ModuleTrace, transformer_parts, unet_parts
 from mmaccel.demos.pages.recorded_calls import recorded
@@ -58,3 +62,87 @@ def test_figures_are_pictures_of_their_size():
     made, (left, right) = figure(2, 4, 2)
     left.plot([0, 1])
     assert right is not left and drawn(made).size == (440, 220) and drawn(made).mode == "RGB"
+
+
+def test_the_middle_call_is_drawn_and_slots_of_the_first_head(monkeypatch):
+    assert attention._middle_blocks([((0, 0, 0, place), None) for place in "abcd"]) == "c"
+    shown = []
+    made = types.SimpleNamespace(
+        imshow=lambda table, **_: shown.append(table), set=lambda **labels: shown.append(labels)
+    )
+    monkeypatch.setattr(attention, "figure", lambda *_: (None, made))
+    monkeypatch.setattr(attention, "drawn", lambda _: "drawn")
+    rows = [torch.tensor([[[0, 2, -1], [1, 1, 1]], [[3, 3, 3], [3, 3, 3]]]), torch.tensor([[[3]]])]
+    assert attention._tokens(rows, 4, "token", "step") == "drawn"
+    assert shown[0].tolist() == [[1, 0, 1, 0], [0, 0, 0, 1]] and shown[1] == {"xlabel": "token", "ylabel": "step"}
+
+
+def test_the_last_pass_that_was_given_a_token_settled_it():
+    given = [[0, 1, 2, -1], [1, 2, 4], [3]]
+    calls = [((None, None, torch.tensor(index), None), None) for index in given]
+    assert pictures._settled(calls, 4).tolist() == [[0, 1], [1, 2]]
+    assert pictures._settled(calls[:1], 4).tolist() == [[0, 0], [0, 1]], "what was never given came out last"
+
+
+def test_only_what_is_wanted_is_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pictures, "FOLDER", tmp_path / "pictures")
+    wide = {name: (Image.new("RGB", (2080, 100)), f"caption of {name}") for name in ("one", "two")}
+    monkeypatch.setattr(pictures, "_jobs", lambda: [(name, lambda name=name: wide[name]) for name in wide])
+    pictures.main(["two"])
+    assert sorted(path.name for path in pictures.FOLDER.iterdir()) == ["two.png", "two.txt"]
+    assert Image.open(pictures.FOLDER / "two.png").size == (1040, 50)
+    assert (pictures.FOLDER / "two.txt").read_text() == "caption of two\n" and "two: " in capsys.readouterr().out
+    pictures.main([])
+    assert len(list(pictures.FOLDER.iterdir())) == 4
+
+
+def test_the_clip_of_fewer_steps_has_its_measured_gain(monkeypatch):
+    rows = [{"label": "20 steps", "speedup": 2}, {"speedup": 3}, {"label": "10 steps", "speedup": 4}]
+    monkeypatch.setattr(results, "load", lambda path: {"rows": rows})
+    assert video_comparison.fewer_speedup() == 4
+
+
+@pytest.mark.parametrize("exact", (True, False))
+def test_the_picture_of_the_readme_shows_what_is_said_of_it(tmp_path, monkeypatch, exact):
+    """Each prompt by itself, with the settings of the page; a preset that is exact must draw the same."""
+    asked, sheets = [], []
+
+    def paint(target, prompts, settings):
+        asked.append((target, prompts, settings))
+        return types.SimpleNamespace(pictures=[Image.new("RGB", (4, 4), "red" if target == "plain" else "blue")])
+
+    class Fast:
+        def __init__(self, target, preset):
+            self.preset = preset
+
+        def __enter__(self):
+            return self.preset
+
+        def __exit__(self, *_):
+            pass
+
+    preset = types.SimpleNamespace(row={"exact": exact, "speedup": 2.04})
+    monkeypatch.setattr(comparison.generation, "load", lambda _: types.SimpleNamespace(target="plain", paint=paint))
+    monkeypatch.setattr(comparison.mmaccel, "accelerate", Fast)
+    monkeypatch.setattr(comparison, "presets_of", lambda *_: dict.fromkeys(comparison.PRESETS, preset))
+    monkeypatch.setattr(comparison.pictures, "headed", lambda picture, label: label)
+    blank = Image.new("RGB", (8, 8))
+    monkeypatch.setattr(comparison.pictures, "sheet", lambda cells, wide: sheets.append((cells, wide)) or blank)
+    if exact:
+        with pytest.raises(SystemExit, match="preset='exact' is exact and draws another picture"):
+            comparison.main(tmp_path / "page.png")
+        return
+    comparison.main(tmp_path / "page.png")
+    ((cells, wide),) = sheets
+    labels = ['preset="exact"   2.0x, equal to the bit', 'preset="balanced"   2.0x, lossy']
+    assert cells == [text for text in ("plain generate", *labels) for _ in range(4)] and wide == 4
+    expected = [(of, [prompt]) for of in ("plain", "exact", "balanced") for prompt in comparison.PROMPTS]
+    assert [(of, prompts) for of, prompts, _ in asked] == expected and (tmp_path / "page.png").exists()
+    assert all(settings.seed == 1 for *_, settings in asked)
+
+
+def test_the_app_looks_as_it_is_told_to():
+    found = style.theme()
+    assert found.body_text_color_subdued == found.block_info_text_color == "*neutral_600"
+    assert found.body_text_color_subdued_dark == found.block_info_text_color_dark == "*neutral_300"
+    assert "system-ui" in found.font and "ui-monospace" in found.font_mono and found.primary_500 == "#3b82f6"

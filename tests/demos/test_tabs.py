@@ -288,6 +288,27 @@ def told(board, values):
     assert details["visible"] and report.endswith("as good") and seed == "7" and "own/m" in made_code
 
 
+def test_what_a_picture_costs_is_judged_beside_the_plain_one(monkeypatch):
+    """The chance of a token is e to the power of minus its surprise; own is that of the plain picture."""
+    judged = {("plain", "plain"): {"same": 1.0, "surprise": 0.0}, ("plain", "fast"): {"same": 0.25, "surprise": 0.6931}}
+    asked = []
+    trial = types.SimpleNamespace(judge=lambda *tokens: judged[tokens])
+    painter = types.SimpleNamespace(target="model", processor="words", inputs=lambda *given: given)
+    monkeypatch.setattr(image_run, "find_adapter", lambda target: f"adapter of {target}")
+    monkeypatch.setattr(image_run, "trial_of", lambda *given: asked.append(given) or trial)
+    session = types.SimpleNamespace(report=Report([], False))
+    request = types.SimpleNamespace(prompt="a cat", settings="settings")
+    plain, fast = (types.SimpleNamespace(tokens=tokens) for tokens in ("plain", "fast"))
+    quality, cost = image_run._quality(Run(), painter, request, session, plain, fast)
+    likely = "the plain model would have drawn each token with a chance of 50%, of its own picture 100%"
+    assert quality.splitlines() == [
+        f"  quality     {likely}, measured",
+        "  same        25% of the tokens are those of the plain picture",
+    ]
+    assert cost == f"Lossy: 25% of its tokens are those of the plain picture; {likely}."
+    assert asked == [("adapter of model", (["a cat"], "settings"), "words")]
+
+
 @pytest.mark.parametrize("computed", (None, Image.new("RGB", (16, 16))))
 def test_a_map_is_shown_only_where_there_is_one(computed, monkeypatch):
     """And the report, the seed and the code are those of this run."""
