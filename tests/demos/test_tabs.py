@@ -4,6 +4,7 @@ import types
 
 import gradio as gr
 import pytest
+import torch
 from PIL import Image
 
 from mmaccel import speech
@@ -14,7 +15,16 @@ from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.looks.gallery import Card, gallery, sample
 from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN
 from mmaccel.demos.app.runs import Run
-from mmaccel.demos.app.tabs import code, image_run, image_tab, question_tab, speech_tab, video_run, video_tab
+from mmaccel.demos.app.tabs import (
+    code,
+    image_run,
+    image_tab,
+    question_tab,
+    speech_run,
+    speech_tab,
+    video_run,
+    video_tab,
+)
 from mmaccel.demos.app.tabs.choice import MOST_SEED, Choice
 from mmaccel.demos.app.tabs.image_run import ImageRequest
 from mmaccel.demos.app.tabs.question_run import Answered, QuestionRequest
@@ -286,6 +296,50 @@ def told(board, values):
     details, report, seed, _, made_code = values
     assert "2.0x faster" in board and "cost &lt;c&gt;" in board
     assert details["visible"] and report.endswith("as good") and seed == "7" and "own/m" in made_code
+
+
+def test_a_recording_is_compared_with_a_warm_model(monkeypatch):
+    """A second warms it up, and is not counted; then once without drafts and once with, each in its own stage."""
+    made, heard, told = [], [], []
+
+    class Fake:
+        def __init__(self, drafts):
+            self.drafts, self.decoding, self.adapter = drafts, 9.0, types.SimpleNamespace(prompt=lambda: [1])
+
+        def hear(self, samples, prompt):
+            told.append((len(samples), prompt))
+
+    def listen(run, listener, samples, request):
+        heard.append((listener, listener.decoding, len(samples), request))
+        listener.decoding += 1.0
+        yield from (f"first {listener.drafts}", f"last {listener.drafts}")
+
+    monkeypatch.setattr(speech_run, "recognizer", lambda *_, drafts: made.append(Fake(drafts)) or made[-1])
+    monkeypatch.setattr(speech_run, "listen", listen)
+    monkeypatch.setattr(speech_run, "_report", lambda *given: given)
+    run = Run()
+    found = list(speech_run.compared(run, None, torch.zeros(40_000), "request"))
+    report = ("last False", 1.0, "last True", 10.0)
+    assert found == [("first True", None), ("last True", None), ("last True", report)]
+    assert told == [(16_000, [1])] and [one.drafts for one in made] == [False, True]
+    assert heard == [(made[0], 0.0, 40_000, "request"), (made[1], 9.0, 40_000, "request")]
+    assert list(run.stages) == ["warm up", PLAIN, ACCELERATED]
+
+
+def test_what_drafts_saved_leaves_out_what_took_nothing():
+    before, after = (
+        speech_run.PartialTranscript(None, StreamStats(decoder_calls=calls, compute_seconds=seconds), events)
+        for calls, seconds, events in ((30, 4.0, ["a"]), (10, 2.0, ["a"]))
+    )
+    saved = speech_run._report(before, 3.0, after, 1.5)
+    assert saved.seconds == (4.0, 2.0) and saved.cost == COSTS[True]
+    assert saved.report.splitlines()[1:] == [
+        "  decoder     10 calls instead of 30, 3.00x less",
+        "  decoding    1.50 CPU s instead of 3.00, 2.00x less",
+        "  in all      2.00 CPU s instead of 4.00, 2.00x less",
+        "  text        the same, event for event",
+    ]
+    assert "decoding" not in speech_run._report(before, 3.0, after, 0.0).report
 
 
 def test_what_a_picture_costs_is_judged_beside_the_plain_one(monkeypatch):
