@@ -1,6 +1,7 @@
 """What the scripts of the documentation's pictures see of a model."""
 
 import types
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -100,6 +101,27 @@ def test_the_clip_of_fewer_steps_has_its_measured_gain(monkeypatch):
     rows = [{"label": "20 steps", "speedup": 2}, {"speedup": 3}, {"label": "10 steps", "speedup": 4}]
     monkeypatch.setattr(results, "load", lambda path: {"rows": rows})
     assert video_comparison.fewer_speedup() == 4
+
+
+def test_clips_of_one_prompt_start_from_one_noise(monkeypatch):
+    scene, asked = types.SimpleNamespace(prompt="a rocket", seed=7), []
+
+    def film(prompt, num_inference_steps, output_type, generator):
+        asked.append((prompt, num_inference_steps, output_type, generator.initial_seed()))
+        return types.SimpleNamespace(frames=[f"clip {len(asked)}"])
+
+    preset = types.SimpleNamespace(row={"speedup": 2.04})
+    monkeypatch.setattr(video_comparison, "presets_of", lambda *_: {"fast": preset})
+    monkeypatch.setattr(video_comparison.mmaccel, "accelerate", lambda pipe, preset: nullcontext(pipe))
+    monkeypatch.setattr(video_comparison.quality, "psnr", lambda plain, clip: {"clip 2": 30, "clip 3": 20}[clip])
+    monkeypatch.setattr(video_comparison, "fewer_speedup", lambda: 4.0)
+    steps = video_comparison.STEPS
+    assert video_comparison.filmed(film, scene) == [
+        ("clip 1", f"plain, {steps} steps: a rocket"),
+        ("clip 2", f'preset="fast", {steps} steps   2.0x   30 dB to the plain clip'),
+        ("clip 3", "plain, 10 steps   4.0x   20 dB to the plain clip"),
+    ]
+    assert asked == [("a rocket", count, "pil", 7) for count in (steps, steps, 10)]
 
 
 @pytest.mark.parametrize("exact", (True, False))
