@@ -1,7 +1,9 @@
 """diffusers' own caches, made safe: branches apart, nothing stale, nothing left behind."""
 
+import inspect
 import itertools
 import re
+from types import SimpleNamespace
 
 import diffusers
 import diffusion_loop as loop
@@ -11,7 +13,7 @@ from diffusers import hooks
 
 import mmaccel
 from mmaccel import video
-from mmaccel.errors import ConflictError
+from mmaccel.errors import ConflictError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples, private
 
@@ -370,3 +372,107 @@ def test_hooks_that_cannot_be_put_on_leave_nothing():
     with pytest.raises(ValueError, match="no such block"):
         private.Hooks(pipe.transformer, apply)
     assert names == {module: set(vars(module)) for module in pipe.transformer.modules()}
+
+
+def test_halves_of_a_batch_are_counted():
+    """Where the second guidance branch is estimated, half of the attention runs."""
+    pipe, start, call = loop.pipeline("CogVideoXTransformer3DModel")
+    sizes = []
+    hook = pipe.transformer.transformer_blocks[0].register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+    with mmaccel.accelerate(pipe, video.FasterCache(spatial=1, unconditional=3)) as fast:
+        fast(start, call, batched=True, steps=8)
+        assert fast.report.details["attention"] == [size / 2 for size in sizes] and set(sizes) == {1, 2}
+    hook.remove()
+
+
+def test_only_settings_that_reuse_nothing_are_exact():
+    for spatial, unconditional in itertools.product((1, 2), repeat=2):
+        assert video.FasterCache(spatial, unconditional).exact is (spatial == unconditional == 1)
+    for distances in itertools.product((1, 2), repeat=3):
+        assert video.PyramidAttentionBroadcast(*distances).exact is (distances == (1, 1, 1))
+    assert video.TaylorSeer(interval=1).exact and not video.TaylorSeer(interval=2).exact
+    assert video.MagCache(threshold=0).exact and not video.MagCache(threshold=1e-9).exact
+
+
+def test_an_exact_mag_cache_measures_nothing():
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, video.MagCache(threshold=0)) as fast:
+        fast(start, call, steps=2)
+        assert not fast.report.warnings and not fast.memory
+
+
+def given_to(monkeypatch, place, method, pipe, **stepper):
+    """The configuration with which diffusers puts a cache on the pipeline's transformer."""
+    found = []
+    monkeypatch.setattr(f"diffusers.hooks.{place}", lambda denoiser, config: found.append(config))
+    session = SimpleNamespace(target=pipe)
+    method.put_on(pipe.transformer, SimpleNamespace(session=session, **stepper))
+    return found[0]
+
+
+def test_faster_cache_estimates_branches_only_where_they_are_halves_of_a_batch(monkeypatch):
+    """In a family whose arguments are known to be split, and where the pipeline says that it guides."""
+    place = "faster_cache.apply_faster_cache"
+    for name, guides, estimates in (
+        ("CogVideoXTransformer3DModel", True, True),
+        ("CogVideoXTransformer3DModel", False, False),
+        ("CogVideoXTransformer3DModel", None, False),
+        (WAN, True, False),
+    ):
+        pipe, _, _ = loop.pipeline(name)
+        if guides is not None:
+            pipe.do_classifier_free_guidance = guides
+        config = given_to(monkeypatch, place, video.FasterCache(), pipe, is_first=False, timestep=300.0)
+        assert config.is_guidance_distilled is not estimates
+        assert config.tensor_format == ("BCFHW" if name == WAN else "BFCHW")
+
+
+def test_faster_cache_gets_all_settings(monkeypatch):
+    pipe, _, _ = loop.pipeline(WAN)
+    method = video.FasterCache(3, 4, weight=0.3, timesteps=[5, 700])
+    place = "faster_cache.apply_faster_cache"
+    config = given_to(monkeypatch, place, method, pipe, is_first=False, timestep=300.0)
+    assert config.spatial_attention_block_skip_range == 3 and config.unconditional_batch_skip_range == 4
+    assert config.spatial_attention_timestep_skip_range == method.timesteps == (5, 700)
+    assert config.attention_weight_callback(None) == 0.3 and config.tensor_format == "BCFHW"
+    assert config.current_timestep_callback() == 300.0
+    first = given_to(monkeypatch, place, method, pipe, is_first=True, timestep=300.0)
+    assert first.current_timestep_callback() > 1e6, "outside of any range"
+
+
+def test_forecasts_are_kept_in_the_precision_of_the_model(monkeypatch):
+    pipe, _, _ = loop.pipeline(WAN)
+    pipe.transformer.to(torch.bfloat16)
+    config = given_to(monkeypatch, "taylorseer_cache.apply_taylorseer_cache", video.TaylorSeer(4, 2), pipe)
+    assert config.taylor_factors_dtype == next(pipe.transformer.parameters()).dtype == torch.bfloat16
+    assert (config.cache_interval, config.max_order, config.disable_cache_before_step) == (4, 2, 3)
+
+
+def test_a_refusal_names_the_families_that_fit():
+    pipe, _, _ = loop.pipeline("LTX2VideoTransformer3DModel")
+    with pytest.raises(UnsupportedTargetError) as error:
+        mmaccel.accelerate(pipe, video.MagCache())
+    reason, fit = str(error.value).split("It does on ")
+    assert "diffusers does not list its blocks" in reason
+    assert "LTX-Video" in fit and "LTX-2" not in fit and "Z-Image" not in fit
+
+
+@each
+def test_compiled_blocks_are_refused(method):
+    pipe, _, _ = loop.pipeline(WAN)
+    pipe.transformer.compile()
+    with pytest.raises(UnsupportedTargetError, match=r"is compiled.*compile_repeated_blocks\(\)"):
+        mmaccel.accelerate(pipe, method)
+
+
+def test_what_is_calibrated_has_the_defaults_of_its_method():
+    for calibrate, cls, names in (
+        (video.calibrate_mag_cache, video.MagCache, ("threshold",)),
+        (video.calibrate_tea_cache, video.TeaCache, ("threshold",)),
+        (video.calibrate_steps, video.HeterogeneousSteps, ("budget",)),
+        (video.calibrate_token_cache, video.TokenCache, ("budget", "interval", "warmup", "cooldown")),
+    ):
+        given = inspect.signature(calibrate).parameters
+        assert {name: given[name].default for name in names} == {name: getattr(cls, name) for name in names}

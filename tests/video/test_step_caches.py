@@ -12,6 +12,7 @@ from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.stepping.tensors import plus, relative_change
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
+from mmaccel.video.caches import tea_cache
 
 OWN = (video.EasyCache, video.TeaCache, video.BlockCache)
 WAN = "WanTransformer3DModel"
@@ -478,7 +479,19 @@ BAD = (
     (video.MagCache, {"ratios": (1.0,)}),
     (video.MagCache, {"ratios": 1.0}),
     (video.MagCache, {"max_skips": 0}),
+    (video.TaylorSeer, {"order": -1}),
+    (video.TaylorSeer, {"cooldown": -1}),
+    (video.MagCache, {"ratios": (1.0, -0.1)}),
     (video.PyramidAttentionBroadcast, {"cross": 0}),
+    (video.PyramidAttentionBroadcast, {"spatial": 0}),
+    (video.PyramidAttentionBroadcast, {"temporal": 0}),
+    (video.PyramidAttentionBroadcast, {"timesteps": (5, 5)}),
+    (video.PyramidAttentionBroadcast, {"timesteps": (0, 5, 9)}),
+    (video.PyramidAttentionBroadcast, {"warmup": 0}),
+    (video.FasterCache, {"spatial": 0}),
+    (video.FasterCache, {"weight": -0.1}),
+    (video.FasterCache, {"timesteps": ("a", 5)}),
+    (video.FasterCache, {"warmup": 0}),
     (video.PyramidAttentionBroadcast, {"timesteps": (800, 100)}),
     (video.PyramidAttentionBroadcast, {"timesteps": 5}),
     (video.FasterCache, {"weight": 1.5}),
@@ -491,3 +504,27 @@ BAD = (
 def test_bad_settings(method, settings):
     with pytest.raises(SettingError, match=method.__name__):
         method(**settings)
+
+
+def test_settings_at_their_limits_are_taken():
+    assert video.TaylorSeer(order=4, warmup=5, cooldown=0).lead == 5 and video.TaylorSeer(order=0, warmup=1).lead == 1
+    assert [video.FasterCache(weight=weight).weight for weight in (0, 1)] == [0, 1]
+    assert video.FasterCache(timesteps=[-1e9, 0]).timesteps == (-1e9, 0)
+    assert video.MagCache(ratios=[0, 1], max_skips=1).ratios == (0.0, 1.0)
+    assert video.TeaCache(coefficients=[3]).rescaled(0.5) == 3.0
+    assert video.BlockCache(first=1, last=0, warmup=1, cooldown=0).first == 1
+
+
+def test_as_many_different_changes_as_a_quartic_needs(monkeypatch):
+    """Of all prompts; the same change twice tells nothing new."""
+
+    def fitted(*changes):
+        pairs = [(x, 2 * x) for x in changes]
+        monkeypatch.setattr(tea_cache, "plain_runs", lambda *_: iter([{"changes": pairs[:2]}, {"changes": pairs}]))
+        return video.calibrate_tea_cache(None, threshold=0.3)
+
+    method = fitted(0.1, 0.2, 0.3, 0.4, 0.5)
+    assert method.threshold == 0.3 and method.rescaled(0.25) == pytest.approx(0.5)
+    for changes in ((0.1, 0.2, 0.3, 0.4, 0.4, 0.1), (), (0.1, 0.2, 0.3, 0.4)):
+        with pytest.raises(SettingError, match=f"^{len(changes)} changes.*polynomial of degree 4: take more steps"):
+            fitted(*changes)

@@ -92,8 +92,7 @@ class HookStepper(CacheStepper):
     @property
     def timestep(self) -> float:
         """The sampler's timestep."""
-        timesteps = self.session.target.scheduler.timesteps
-        return float(timesteps[min(self.run.step, len(timesteps) - 1)])
+        return float(self.session.target.scheduler.timesteps[self.run.step])
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         self.watch(denoiser)
