@@ -1,15 +1,18 @@
 """The one knob."""
 
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import mmaccel
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.tuning.curve import point
 from mmaccel.video import EasyCache, HeterogeneousSteps, auto, examples
+from mmaccel.video.heterogeneous import auto as auto_module
 from mmaccel.video.heterogeneous.auto import _Curve, as_tensor
 from mmaccel.video.quality import tensor_psnr
 
@@ -58,6 +61,12 @@ def test_a_quality_out_of_reach_runs_plainly(wan):
     with mmaccel.accelerate(pipe, auto(min_psnr=1000)) as fast:
         assert torch.equal(fast(**call)[0], plain)
         assert not fast.report.engaged and "did not engage" in str(fast.report)
+        assert fast.plan.methods == (auto(min_psnr=1000),) and fast.plan.measured
+        passes = []
+        hook = pipe.transformer.register_forward_hook(lambda *_: passes.append(1))
+        fast(**call)
+        hook.remove()
+        assert len(passes) == 48, "measured once, also where nothing was found"
 
 
 def test_the_baseline_is_one_plain_run(wan):
@@ -101,6 +110,8 @@ def test_outputs_of_every_kind_are_compared():
 
     picture = Image.new("RGB", (4, 4), (255, 0, 0))
     assert as_tensor(([[picture, picture]],)).sum() == 2 * 16
+    found = as_tensor({"one": np.array([[1, 2]]), "two": (torch.tensor([3.0]).half(), None), "three": [picture]})
+    assert found.dtype == torch.float32 and found.tolist() == [1, 2, 3, *[1, 0, 0] * 16]
     assert tensor_psnr(torch.zeros(4), torch.full((4,), 0.1)) == pytest.approx(20.0)
     assert tensor_psnr(torch.tensor([-1.0, 1.0]), torch.tensor([-0.8, 1.2])) == pytest.approx(20.0)
 
@@ -172,7 +183,27 @@ def test_what_is_picked_where_the_goal_is_out_of_reach():
     assert searched(auto(target_speedup=1.4, min_psnr=20), slow)[1] is None, "both"
 
 
-@pytest.mark.parametrize("settings", ({"target_speedup": 1.0}, {"min_psnr": 0}, {"target_speedup": "fast"}))
+@pytest.mark.parametrize(
+    "settings", ({"target_speedup": 1.0}, {"min_psnr": 0}, {"target_speedup": "fast"}, {"min_psnr": -3.0})
+)
 def test_settings_are_checked(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):
         auto(**settings)
+
+
+def test_a_transformer_without_its_pipeline_is_refused_at_once():
+    model, _ = examples.wan()
+    with pytest.raises(UnsupportedTargetError, match="needs the steps of a pipeline"):
+        mmaccel.plan(model, auto())
+
+
+def test_settings_that_did_not_engage_are_no_points_of_the_curve(wan, monkeypatch):
+    """Whatever the clock says of them; the first plain run is the slower one of a process, and not the baseline."""
+    pipe, call = wan
+    times = iter([0.0, 9.0, 10.0, 12.0, *(20.0 + k / 2 for k in range(99))])
+    monkeypatch.setattr(auto_module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.5)) as fast:
+        fast(**{**call, "num_inference_steps": 6})
+        assert fast.report.baseline_seconds == 2.0
+        assert {point["name"] for point in fast.plan.measured} == {"video.HeterogeneousSteps"}
+        assert {point["speedup"] for point in fast.plan.measured} == {4.0}

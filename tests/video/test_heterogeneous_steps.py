@@ -6,9 +6,11 @@ import itertools
 import pytest
 import torch
 from diffusers import (
+    DDIMScheduler,
     DEISMultistepScheduler,
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
+    HeliosScheduler,
     UniPCMultistepScheduler,
     WanPipeline,
 )
@@ -18,10 +20,12 @@ from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetErro
 from mmaccel.stepping.forecast import Velocities
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.replay import Replay
-from mmaccel.stepping.schedule import groups, refresh
+from mmaccel.stepping.schedule import chosen, default_warmup, groups, refresh
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
 from mmaccel.video.heterogeneous import partial
 from mmaccel.video.heterogeneous import run as module
+from mmaccel.video.heterogeneous.run import pinned_tokens
+from mmaccel.video.heterogeneous.samplers import is_one_step, is_repeatable
 
 ONLY_STEPS = {"fraction": 0.0}
 
@@ -497,6 +501,79 @@ def test_a_transformer_without_its_pipeline_is_refused():
     model, _ = examples.wan()
     with pytest.raises(UnsupportedTargetError, match=r"accelerate\(pipe"):
         mmaccel.accelerate(model, HeterogeneousSteps())
+
+
+def test_which_samplers_can_be_repeated():
+    """Those whose steps draw nothing; of one step are those that depend on nothing but where they start."""
+
+    class Own(FlowMatchEulerDiscreteScheduler):
+        pass
+
+    helios = {"stages": 1, "stage_range": [0, 1]}
+    for scheduler, repeatable, one_step in (
+        (FlowMatchEulerDiscreteScheduler(), True, True),
+        (Own(), True, True),
+        (UniPCMultistepScheduler(**FLOW), True, False),
+        (UniPCMultistepScheduler(**FLOW, solver_order=1), True, True),
+        (UniPCMultistepScheduler(**FLOW, solver_p=DPMSolverMultistepScheduler()), False, False),
+        (HeliosScheduler(**helios), True, False),
+        (HeliosScheduler(**helios, scheduler_type="dmd"), False, False),
+        (DRAWING["Euler"](), False, False),
+        (DRAWING["SDE"](), False, False),
+        (DDIMScheduler(), False, False),
+    ):
+        assert (is_repeatable(scheduler), is_one_step(scheduler)) == (repeatable, one_step), scheduler.config
+
+
+def test_tokens_that_are_held_have_a_timestep_of_their_own():
+    """0 in all rows, where others' is not; at the end of a run it is 0 for all."""
+
+    def pinned(*rows):
+        found = pinned_tokens({"timestep": torch.tensor(rows)})
+        return None if found is None else found.tolist()
+
+    assert pinned([0, 5, 5], [0, 5, 5]) == [True, False, False]
+    assert pinned([0, 5, 5], [0, 0, 5]) == [True, False, False], "in all rows"
+    assert pinned([0, 0, 0]) is None and pinned([5, 5, 5]) is None and pinned_tokens({}) is None
+    assert pinned_tokens({"timestep": torch.tensor([0, 5])}) is None, "one of each row"
+
+
+def test_settings_that_choose_tokens():
+    for settings, chooses in (
+        ({"fraction": 0.2}, True),
+        ({"policy": "groups"}, True),
+        ({}, False),
+        ({"fraction": 0}, False),
+        ({"fraction": 0.2, "budget": 1.0}, False),
+        ({"fraction": 0.2, "steps": (0, 3)}, False),
+        ({"policy": "groups", "steps": (0, 3)}, False),
+    ):
+        assert HeterogeneousSteps(**settings).chooses_tokens is chooses, settings
+
+
+def test_settings_reach_the_allocation_of_a_run(wan, monkeypatch):
+    pipe, call = wan
+    made, allocation = [], module.StepAllocation
+    monkeypatch.setattr(
+        module, "StepAllocation", lambda *given, **more: made.append((given, more)) or allocation(*given, **more)
+    )
+    for settings, schedule, rest in (
+        ({"forecast": 0.3, "tokens": "random"}, refresh(12, 0.5, default_warmup(12, 0.5)), ("random", False)),
+        ({"cooldown": 2, "warmup": 3}, refresh(12, 0.5, 3, 2), ("hottest", False)),
+        ({"interval": 3}, refresh(12, 0.5, interval=3), ("hottest", False)),
+        ({"fraction": 0.2, "warmup": 2}, refresh(12, 0.5, 2, fraction=0.2), ("hottest", False)),
+        ({"policy": "groups", "warmup": 3, "cooldown": 2, "interval": 5}, groups(12, 0.5, 3, 2, 5), ("hottest", True)),
+        ({"steps": (0, 5, 11)}, chosen(12, (0, 5, 11)), ("hottest", False)),
+    ):
+        made.clear()
+        method = HeterogeneousSteps(**settings)
+        with mmaccel.accelerate(pipe, method) as fast, pytest.raises(RuntimeError, match="stop"):
+            run(fast, call, num_inference_steps=12, callback_on_step_end=stop)
+        ((given, more),) = made
+        levels, solved, forecast, correct, sampler, tokens = given
+        assert solved == schedule and (tokens, more["by_groups"]) == rest, settings
+        assert forecast == method.forecast and correct is True and sampler is pipe.scheduler
+        assert len(levels) == 13
 
 
 @pytest.mark.parametrize("settings", (

@@ -8,6 +8,7 @@ import torch
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import HeterogeneousSteps, calibrate_steps, examples
 from mmaccel.video.blocks import share_solver
 from mmaccel.video.heterogeneous import step_solver
@@ -58,6 +59,24 @@ def test_steps_are_solved_for_all_prompts(monkeypatch):
     ((products, levels, count),) = taken
     assert np.allclose(products, one + two) and not np.allclose(one, two)
     assert levels == runs[0][1] and count == 3
+
+
+def test_prompts_come_before_one_among_the_arguments():
+    """In their order; without any it is the one, in a single run."""
+    pipe, call = prompted()
+    more = {"call": call, "prompt": "a single one", "steps": 2}
+    assert len(record_velocities(pipe, PROMPTS, more)) == 2
+    assert len(record_velocities(pipe, [], more)) == len(record_velocities(pipe, None, more)) == 1
+    assert [prompt for prompt, _ in pipe.asked] == [*PROMPTS, "a single one", "a single one"]
+
+
+def test_a_calibration_that_breaks_off_leaves_nothing():
+    pipe, call = prompted()
+    with broken_after(pipe.transformer.blocks[0].ffn, 5), pytest.raises(Interrupted):
+        calibrate_steps(pipe, PROMPTS, call=call, steps=2)
+    assert len(pipe.asked) == 2, "in the run of the second prompt"
+    assert not {"forward", "step", "set_timesteps"} & {*vars(pipe.transformer), *vars(pipe.scheduler)}
+    mmaccel.accelerate(pipe, HeterogeneousSteps()).remove()
 
 
 def test_ratios_are_the_mean_of_all_prompts():

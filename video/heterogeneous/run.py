@@ -66,7 +66,7 @@ class HeterogeneousRun(Stepper):
                 " better, see mmaccel.compare()"
             )
         fewer = max(1, round(method.budget * steps))
-        if not is_one_step(scheduler) and not method.exact and method.budget * steps < FEWEST:
+        if not is_one_step(scheduler) and method.budget * steps < FEWEST:
             self.warn(
                 f"{fewer} computed steps are few to forecast from with {sampler}: a plain run with"
                 f" num_inference_steps={fewer} may do as well"
