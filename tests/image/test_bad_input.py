@@ -348,12 +348,13 @@ def test_text_of_the_others_is_left_alone(family):
         assert torch.equal(fast.generate(**call), plain) and fast.report.forwards == 0
 
 
-def test_text_takes_no_progress():
-    """Which is of the tokens of a picture: the model itself would refuse it, or ignore it."""
+def test_text_takes_no_progress_and_no_generator():
+    """Which are of the tokens of a picture: the model itself would refuse them, or ignore them."""
     model, arguments = examples.janus()
-    call = {**arguments(1), "generation_mode": "text"}
-    with (
-        mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast,
-        pytest.raises(UnsupportedTargetError, match="progress"),
-    ):
-        fast.generate(**call, progress=lambda done, total: None)
+    call = {k: v for k, v in arguments(1).items() if k in ("input_ids", "attention_mask")}
+    call.update(generation_mode="text", max_new_tokens=2, do_sample=False, top_k=None)
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast:
+        for own in ({"progress": lambda done, total: None}, {"generator": torch.Generator()}):
+            with pytest.raises(UnsupportedTargetError, match="leave out generator and progress"):
+                fast.generate(**call, **own)
+        assert len(fast.generate(**call, generator=None, progress=None)) == 1, "which ask for nothing"

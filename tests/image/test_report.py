@@ -1,5 +1,6 @@
 """What a run of image decoding reports, and what a session remembers of it."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 import mmaccel
 from mmaccel.decoding import FixedWidth, loop
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples, speculative_jacobi
+from mmaccel.image.decoding import row_decoding
 from mmaccel.image.decoding.coupling import COUPLINGS
 from mmaccel.image.decoding.grid_decoder import GridDecoder
+from mmaccel.image.families.adapter import global_generator, private_generator
 
 LENGTH = examples.ROWS * examples.COLUMNS
 METHODS = (SpeculativeJacobi(window=4), GroupedSpeculative(window=4), ZipAR(window=2), ZipAR(window=2, verify=True))
@@ -263,3 +266,62 @@ def test_passes_are_timed_whole(monkeypatch):
     with mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast:
         fast.generate(**arguments(), generator=seed(), progress=progress)
     assert len(seen) > 3 and all(seconds == width for width, seconds in seen)
+
+
+class Elsewhere(torch.Generator):
+    """A generator of another device."""
+
+    device = torch.device("meta")
+
+
+def test_a_generator_of_another_device_seeds_one_by_a_single_draw():
+    state = torch.get_rng_state()
+    task = SimpleNamespace(device=torch.device("cpu"), sampling=SimpleNamespace(do_sample=True))
+    given = seed(5)
+    assert private_generator(given, task, False) is given
+    other = Elsewhere()
+    other.manual_seed(5)
+    drawn = int(torch.randint(2**62, (), generator=seed(5)))
+    for keeps in (False, True):
+        other.manual_seed(5)
+        made = private_generator(other, task, keeps)
+        assert made.initial_seed() == drawn and made.device == task.device
+    assert torch.equal(torch.get_rng_state(), state)
+    assert private_generator(None, task, True) is torch.default_generator
+    task.sampling.do_sample = False
+    assert private_generator(None, task, True).initial_seed() == 0
+    assert torch.equal(torch.get_rng_state(), state), "greedy decoding draws nothing"
+
+
+def test_the_global_generator_is_that_of_the_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "default_generators", ("of the first", "of the second"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    found = [global_generator(torch.device(name)) for name in ("cpu", "cuda", "cuda:0")]
+    assert found == [torch.default_generator, "of the second", "of the first"]
+
+
+@pytest.mark.parametrize("verify", (False, True))
+def test_rows_are_timed_and_counted_in_every_pass(verify, monkeypatch):
+    """Of a batch, whose rows have more or fewer drafts."""
+    ticks = itertools.count()
+    monkeypatch.setattr(row_decoding, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    model, arguments = examples.janus()
+    with mmaccel.accelerate(model, ZipAR(window=2, verify=verify, draft_window=3)) as fast:
+        fast.generate(**arguments(3, temperature=0.05), generator=seed())
+        stats = fast.report.details["stats"]
+    assert stats["seconds"]["verify"] == stats["forwards"] - 1 > 1, "one tick for each pass but the prompt's"
+    assert 0 <= stats["accepted"] <= stats["drafted"] and (stats["drafted"] > 0) is verify
+    assert len(stats["accepted_by_depth"]) <= (2 if verify else 0)
+
+
+def test_padding_is_not_seen_by_single_tokens_either():
+    """A pass over one token of each row needs no mask, unless prompts are padded."""
+    model, arguments = examples.emu3(seed=2)
+    call = arguments(1, guidance=3.0, do_sample=False, top_k=None)
+    padded = {"input_ids": torch.nn.functional.pad(call["input_ids"], (2, 0), value=7)}
+    padded["attention_mask"] = torch.nn.functional.pad(call["attention_mask"], (2, 0))
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=1)) as fast:
+        tokens = fast.generate(**call, generator=seed())
+        assert torch.equal(fast.generate(**{**call, **padded}, generator=seed())[:, 2:], tokens)
+        padded["attention_mask"] = torch.ones_like(padded["attention_mask"])
+        assert not torch.equal(fast.generate(**{**call, **padded}, generator=seed())[:, 2:], tokens), "seen"
