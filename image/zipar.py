@@ -84,6 +84,6 @@ class ZipAR(ImageMethod):
     def decode(
         self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
     ) -> GridDecoder:
-        decoder = GridDecoder(task, generator, progress, margin=2)
+        decoder = GridDecoder(task, generator, progress)
         decoder.tokens = RowDecoder(decoder, self.window, self.draft_window if self.verify else 1).run()
         return decoder

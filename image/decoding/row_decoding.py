@@ -82,7 +82,7 @@ class RowDecoder:
         self.forced = decoder.task.layout.forced
         self.choose = Coupling("maximal", decoder.generator)
         self.states = [[LineState(line) for line in decoder.task.layout.lines] for _ in range(decoder.batch)]
-        self.valid = torch.zeros(decoder.batch, decoder.length + 2, dtype=torch.bool, device=decoder.device)
+        self.valid = torch.zeros(decoder.batch, decoder.length + 1, dtype=torch.bool, device=decoder.device)
 
     def run(self) -> torch.Tensor:
         """Local token ids `[batch, length]`."""
@@ -233,7 +233,7 @@ class RowDecoder:
             begin, before = job.state.line.start + job.state.done, job.state.done
             self.tokens[job.row, begin : begin + distribution.shape[0]] = chosen[i, : distribution.shape[0]]
             self._advance(job.state, min(kept[i] + 1, job.limit, distribution.shape[0]))
-            job.state.q = distribution[job.state.done - before :] if width > 1 else None
+            job.state.q = distribution[job.state.done - before :]
 
     def _verify(
         self, writing: list[tuple[Job, torch.Tensor]], p: torch.Tensor, certain: torch.Tensor

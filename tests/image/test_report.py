@@ -325,3 +325,12 @@ def test_padding_is_not_seen_by_single_tokens_either():
         assert torch.equal(fast.generate(**{**call, **padded}, generator=seed())[:, 2:], tokens)
         padded["attention_mask"] = torch.ones_like(padded["attention_mask"])
         assert not torch.equal(fast.generate(**{**call, **padded}, generator=seed())[:, 2:], tokens), "seen"
+
+
+def test_drafts_behind_the_end_of_a_row_are_no_tokens():
+    """Rows of a batch with fewer drafts than others: what fills them up is not counted."""
+    model, arguments = examples.janus()
+    with mmaccel.accelerate(model, ZipAR(window=examples.COLUMNS, verify=True, draft_window=3)) as fast:
+        fast.generate(**arguments(3, temperature=0.05), generator=seed())
+        stats = fast.report.details["stats"]
+    assert stats["accepted"] > 0 and stats["emitted"] == 3 * (LENGTH - 1), "one line at a time: all of it is final"

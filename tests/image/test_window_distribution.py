@@ -322,6 +322,39 @@ def test_noise_of_final_tokens_is_forgotten(monkeypatch):
         assert max(kept) <= 2
 
 
+def test_noise_of_a_seed_is_the_same_whatever_the_windows_are(monkeypatch):
+    """It shares no generator with the drafts, and another seed has other noise."""
+    seen, at = {}, GumbelNoise.at
+
+    def watched(noise, positions, *given):
+        found = at(noise, positions, *given)
+        seen.update({int(i): row.tolist() for i, row in zip(positions[0], found[0], strict=True) if i < 6})
+        return found
+
+    monkeypatch.setattr(GumbelNoise, "at", watched)
+    runs = []
+    for number, width in ((7, 1), (7, 2), (7, 4), (8, 4)):
+        seen.clear()
+        decode_window(Toy(1, length=6, seed=number), FixedWidth(width), "gumbel")
+        runs.append(dict(seen))
+    assert runs[0] == runs[1] == runs[2] and len(runs[0]) == 5
+    assert all(runs[2][position] != runs[3][position] for position in runs[3])
+
+
+def test_only_codes_are_repeated_from_the_left(monkeypatch):
+    """Where the end of a line is left of the gap, the first code is: no model was fed specials between."""
+    fed, forward = [], Toy.forward
+
+    def watched(toy, tokens, index, *given):
+        fed.extend(zip(index.flatten().tolist(), tokens.flatten().tolist(), strict=True))
+        return forward(toy, tokens, index, *given)
+
+    monkeypatch.setattr(Toy, "forward", watched)
+    decode_window(Toy(20, length=5, forced=True), Cycle(3, 2, 1, 4), "maximal", "repeat_left")
+    assert {token for position, token in fed if position == 2} == {CODES}
+    assert {token for position, token in fed if position in (1, 3, 4)} <= set(range(CODES))
+
+
 def test_gumbel_couplings_need_noise():
     p = torch.full((1, 2, 3), 1 / 3)
     with pytest.raises(ValueError, match="need noise"):

@@ -61,6 +61,13 @@ def test_quality_of_known_differences():
     assert quality.ssim(clip(), clip(shift=51)) < 0.99
 
 
+def test_similarity_is_of_the_whole_range_of_colours():
+    """Not of that which the two clips happen to have."""
+    one, other = ([Image.new("RGB", (16, 16), (shade,) * 3)] * 2 for shade in (100, 120))
+    a, b, c = 100 / 255, 120 / 255, 0.01**2
+    assert quality.ssim(one, other) == pytest.approx((2 * a * b + c) / (a * a + b * b + c), abs=1e-4)
+
+
 def test_side_by_side_has_both():
     both = clips.side_by_side([clip(), clip(shift=50)], ["plain", "fast"])
     assert len(both) == 5 and both[0].width > 2 * 256

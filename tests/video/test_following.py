@@ -158,6 +158,29 @@ def test_a_call_that_breaks_off_between_two_steps_leaves_nothing(method, monkeyp
     assert "forward" not in vars(block) and made[1].held_bytes() == 0, "and ends with the session"
 
 
+@pytest.mark.parametrize("method", (video.TeaCache(1e6), video.BlockCache(1e6, warmup=2), video.TokenCache()), ids=str)
+def test_what_belongs_to_one_pass_is_let_go_behind_it(method, monkeypatch):
+    """Also where it breaks off, or the run ends."""
+    pipe, arguments = examples.wan_pipeline()
+    made, left = [], []
+    make = type(method).stepper
+    monkeypatch.setattr(type(method), "stepper", lambda *given: made.append(make(*given)) or made[-1])
+
+    def held(stepper):
+        return [value for name in ("entry", "start", "subset") if (value := getattr(stepper, name, None))]
+
+    def note(pipe, step, timestep, kwargs):
+        left.extend(held(made[-1]))
+        return kwargs
+
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**arguments(), callback_on_step_end=note)
+        assert not left and not getattr(made[0], "tokens", None)
+        with broken_after(pipe.transformer.blocks[1].ffn, 3), pytest.raises(Interrupted):
+            fast(**arguments())
+        assert len(made) == 2 and not held(made[1])
+
+
 def test_levels_are_those_of_the_sampler():
     euler, unipc = diffusers.FlowMatchEulerDiscreteScheduler(), diffusers.UniPCMultistepScheduler(**FLOW)
     for scheduler in (euler, unipc):

@@ -1,6 +1,7 @@
 """A pass over some of the tokens is right at those tokens, in every family."""
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
 from mmaccel.video.blocks.token_subset import KeysValues, TokenSubset
 from mmaccel.video.families.adapter import token_grid
-from mmaccel.video.families.families import layout_of
+from mmaccel.video.families.families import find_family, layout_of
 from mmaccel.video.heterogeneous.partial import PartialForward
 
 
@@ -260,3 +261,28 @@ def test_keys_and_values_are_kept_as_asked_for(kv, bytes_each):
         torch.float8_e4m3fn if kv == "fp8" else None,
         "cpu" if kv == "cpu" else None,
     )
+
+
+def stub(**config):
+    """The least of a subclass of a transformer in the table of families, which goes by names."""
+    base = type("HunyuanVideoTransformer3DModel", (), {"transformer_blocks": (), "single_transformer_blocks": ()})
+    model = type("Own", (base,), {})()
+    model.config = SimpleNamespace(**config)
+    return model
+
+
+def test_a_family_is_that_of_a_class_that_it_is_made_of():
+    assert find_family(stub()).name == "HunyuanVideo"
+    assert find_family(torch.nn.Linear(2, 2)) is None
+
+
+def test_patches_along_frames_and_sides():
+    clip, picture = torch.zeros(1, 4, 6, 8, 8), torch.zeros(1, 4, 8, 8)
+    for config, latents, patch in (
+        ({"patch_size": 2, "patch_size_t": 3}, clip, (3, 2, 2)),
+        ({"patch_size": 2, "patch_size_t": None}, clip, (1, 2, 2)),
+        ({"patch_size": 2}, clip, (1, 2, 2)),
+        ({"patch_size": 2}, picture, (2, 2)),
+        ({"patch_size": [3, 2, 2]}, clip, (3, 2, 2)),
+    ):
+        assert layout_of(stub(**config), latents).patch == patch, config

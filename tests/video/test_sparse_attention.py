@@ -206,6 +206,14 @@ def test_the_scale_of_the_model_is_kept():
     assert report.tokens == 256
 
 
+def test_tokens_of_a_report_are_those_of_the_longest_sequence_and_all_its_rows():
+    attention, report = attention_of()
+    for rows, length in ((1, 64), (3, 256), (1, 128)):
+        query = torch.randn(rows, 2, length, 24)
+        attention(F.scaled_dot_product_attention, query, query, query)
+    assert report.tokens == 3 * 256
+
+
 def test_whether_it_pays_is_asked_of_this_plan(monkeypatch):
     asked = []
     monkeypatch.setattr("mmaccel.kernels.should_use_sparse", lambda *given, **more: asked.append((given, more)) or True)
@@ -262,3 +270,10 @@ def test_a_policy_by_place_needs_a_known_grid():
     with pytest.raises(UnsupportedTargetError, match="FluxTransformer2DModel is not among"):
         mmaccel.accelerate(model, SparseAttention("radial"))
     mmaccel.accelerate(model, SparseAttention()).remove()
+
+
+def test_a_pipeline_without_a_transformer_has_nothing_to_make_sparse():
+    pipe, _ = examples.wan_pipeline()
+    pipe.register_modules(transformer=None)
+    with pytest.raises(UnsupportedTargetError, match="WanPipeline has no transformer to make sparse"):
+        mmaccel.plan(pipe, SparseAttention())

@@ -251,6 +251,15 @@ def test_budget_is_kept_or_the_report_says_why_not():
         assert "or calibrate again" in str(fast.report)
 
 
+@pytest.mark.parametrize(("budget", "warns"), [(0.6, False), (0.58, True)])
+def test_half_a_step_above_the_budget_is_no_warning(budget, warns):
+    """Four of six steps are full."""
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, video.TokenCache(budget)) as fast:
+        fast(start, call, steps=6)
+        assert bool(fast.report.warnings) is warns and computed(fast)[::2].count(1.0) == 4
+
+
 def test_errors_are_those_of_the_tokens_that_change_least():
     before, added, last_before, last_added = (loop.noise(2, 16, 3, seed=seed) for seed in range(4))
     found = share_errors(before, added, last_before, last_added)
