@@ -350,7 +350,8 @@ def test_only_codes_are_repeated_from_the_left(monkeypatch):
         return forward(toy, tokens, index, *given)
 
     monkeypatch.setattr(Toy, "forward", watched)
-    decode_window(Toy(20, length=5, forced=True), Cycle(3, 2, 1, 4), "maximal", "repeat_left")
+    for widths in ((2, 4), (1, 2, 3), (3, 2, 1, 4)):
+        decode_window(Toy(20, length=5, forced=True), Cycle(*widths), "maximal", "repeat_left")
     assert {token for position, token in fed if position == 2} == {CODES}
     assert {token for position, token in fed if position in (1, 3, 4)} <= set(range(CODES))
 

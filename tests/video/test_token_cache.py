@@ -14,7 +14,7 @@ from mmaccel import video
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import examples
-from mmaccel.video.blocks import token_cache
+from mmaccel.video.blocks import share_solver, token_cache
 from mmaccel.video.blocks.share_solver import PARTS, record_errors, share_errors
 from mmaccel.video.families.families import FAMILIES
 
@@ -288,6 +288,19 @@ def test_calibrated_shares_are_no_worse_than_uniform_ones(build):
         with mmaccel.accelerate(pipe, method) as fast:
             assert not torch.equal(fast(**call)[0], plain) and not fast.report.warnings
     assert torch.equal(pipe(**call)[0], plain)
+
+
+def test_calibration_of_two_experts(monkeypatch):
+    """The second has no last step to compare its first with; what was compared is let go behind the run."""
+    one, arguments = examples.wan_pipeline()
+    two, _ = examples.wan_pipeline(seed=1)
+    pipe = diffusers.WanPipeline(**{**one.components, "transformer_2": two.transformer}, boundary_ratio=0.8)
+    pipe.set_progress_bar_config(disable=True)
+    made, recorder = [], share_solver._Recorder
+    monkeypatch.setattr(share_solver, "_Recorder", lambda *given: made.append(recorder(*given)) or made[-1])
+    method = video.calibrate_token_cache(pipe, **ENDS, **arguments(1, steps=8))
+    assert len(method.fractions) == 2 and not made[0].last
+    assert all(np.isfinite(made[0].errors[layer]).all() for layer in (0, 1))
 
 
 def test_calibration_wants_steps_and_the_method_as_many_fractions_as_layers():
