@@ -408,6 +408,22 @@ def test_memory_is_estimated_counted_and_refused(wan, monkeypatch):
             run(fast, call)
 
 
+def test_memory_counts_the_outputs_of_both_branches(wan, monkeypatch):
+    pipe, call = wan
+    monkeypatch.setattr(module, "count_bytes", lambda *outputs: 10**8 * len(outputs))
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5)) as fast:
+        run(fast, call, num_inference_steps=6)
+        assert 2 * 10**8 < fast.report.peak_extra_bytes < 3 * 10**8
+
+
+def test_no_plain_run_has_fewer_than_one_step(wan):
+    pipe, call = wan
+    pipe.scheduler = SAMPLERS["UniPC"]()
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.1)) as fast:
+        run(fast, call, num_inference_steps=4)
+        assert "a plain run with num_inference_steps=1 may do as well" in str(fast.report)
+
+
 def refuse(needed, device, what):
     raise MemoryLimitError(what)
 
