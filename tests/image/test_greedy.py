@@ -141,6 +141,18 @@ def test_guidance_that_is_not_asked_for():
     assert (single.branches, len(single.prompt_ids)) == (1, 1)
 
 
+def test_without_a_negative_prompt_guidance_begins_with_the_last_token():
+    """Of each prompt, as in transformers' own."""
+    model, call = build("emu3", 3.0, 2)
+    del call["negative_prompt_ids"]
+    task = find_adapter(model).begin(dict(call))
+    assert task.branches == 2 and task.prompt_mask[2:].sum(-1).tolist() == [1, 1]
+    assert torch.equal(task.prompt_ids[2:, -1], call["input_ids"][:, -1])
+    plain = own("emu3", model, call)
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=6)) as fast:
+        assert torch.equal(fast.generate(**call), plain)
+
+
 def test_padding_of_a_negative_prompt_is_not_seen():
     """Its mask counts: two padded tokens before it change nothing."""
     model, call = build("emu3", 3.0, 1)

@@ -22,7 +22,7 @@ from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.replay import Replay
 from mmaccel.stepping.schedule import chosen, default_warmup, groups, refresh
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
-from mmaccel.video.heterogeneous import partial
+from mmaccel.video.heterogeneous import heterogeneous_steps, partial
 from mmaccel.video.heterogeneous import run as module
 from mmaccel.video.heterogeneous.run import pinned_tokens
 from mmaccel.video.heterogeneous.samplers import is_one_step, is_repeatable
@@ -574,22 +574,33 @@ def test_settings_reach_the_allocation_of_a_run(wan, monkeypatch):
         module, "StepAllocation", lambda *given, **more: made.append((given, more)) or allocation(*given, **more)
     )
     for settings, schedule, rest in (
-        ({"forecast": 0.3, "tokens": "random"}, refresh(12, 0.5, default_warmup(12, 0.5)), ("random", False)),
-        ({"cooldown": 2, "warmup": 3}, refresh(12, 0.5, 3, 2), ("hottest", False)),
-        ({"interval": 3}, refresh(12, 0.5, interval=3), ("hottest", False)),
-        ({"fraction": 0.2, "warmup": 2}, refresh(12, 0.5, 2, fraction=0.2), ("hottest", False)),
-        ({"policy": "groups", "warmup": 3, "cooldown": 2, "interval": 5}, groups(12, 0.5, 3, 2, 5), ("hottest", True)),
-        ({"steps": (0, 5, 11)}, chosen(12, (0, 5, 11)), ("hottest", False)),
+        ({"forecast": 0.3, "tokens": "random"}, refresh(24, 0.5, default_warmup(24, 0.5)), ("random", False)),
+        ({"cooldown": 2, "warmup": 3}, refresh(24, 0.5, 3, 2), ("hottest", False)),
+        ({"interval": 3}, refresh(24, 0.5, interval=3), ("hottest", False)),
+        ({"fraction": 0.2, "warmup": 2}, refresh(24, 0.5, 2, fraction=0.2), ("hottest", False)),
+        ({"policy": "groups", "warmup": 3, "cooldown": 2, "interval": 5}, groups(24, 0.5, 3, 2, 5), ("hottest", True)),
+        ({"steps": (0, 5, 23)}, chosen(24, (0, 5, 23)), ("hottest", False)),
     ):
         made.clear()
         method = HeterogeneousSteps(**settings)
         with mmaccel.accelerate(pipe, method) as fast, pytest.raises(RuntimeError, match="stop"):
-            run(fast, call, num_inference_steps=12, callback_on_step_end=stop)
+            run(fast, call, callback_on_step_end=stop)
         ((given, more),) = made
         levels, solved, forecast, correct, sampler, tokens = given
         assert solved == schedule and (tokens, more["by_groups"]) == rest, settings
         assert forecast == method.forecast and correct is True and sampler is pipe.scheduler
-        assert len(levels) == 13
+        assert len(levels) == 25
+
+
+def test_the_long_warm_up_is_that_of_the_first_expert(wan, monkeypatch):
+    """Where another goes on, the rest of the budget is spread as it is for any run."""
+    pipe, call = wan
+    made, make = [], heterogeneous_steps.HeterogeneousRun
+    monkeypatch.setattr(heterogeneous_steps, "HeterogeneousRun", lambda *given: made.append(make(*given)) or made[-1])
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5)) as fast, pytest.raises(RuntimeError, match="stop"):
+        run(fast, call, callback_on_step_end=stop)
+    assert made[0].allocation.schedule == refresh(24, 0.5, default_warmup(24, 0.5)) != refresh(24, 0.5)
+    assert made[0].expert == 0 and made[0]._solve(24, 0.5) == refresh(24, 0.5)
 
 
 @pytest.mark.parametrize("settings", (
