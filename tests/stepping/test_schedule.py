@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from mmaccel.errors import SettingError
-from mmaccel.stepping import Velocities, best_steps, groups, refresh
+from mmaccel.stepping import LatentLayout, StepAllocation, Velocities, best_steps, groups, refresh
 from mmaccel.stepping.allocation import active_count
+from mmaccel.stepping.schedule import Schedule
 
 
 @pytest.mark.parametrize("steps", (1, 2, 3, 8, 20, 40, 50))
@@ -116,3 +117,31 @@ def test_all_steps_and_too_few():
     assert best_steps(np.eye(4), [4, 3, 2, 1, 0], 9) == (0, 1, 2, 3)
     with pytest.raises(SettingError, match="at least 2"):
         best_steps(np.eye(4), [4, 3, 2, 1, 0], 1)
+
+
+def test_tiles_begin_where_there_are_many_tokens():
+    assert active_count(0.2, 4095) == 819 and active_count(0.2, 4096) == 6 * 128
+
+
+@pytest.mark.parametrize(("by_groups", "active"), [(True, [1]), (False, [0])])
+def test_groups_are_ranked_by_relative_change_and_in_full_steps_only(by_groups, active):
+    """Token 0 changes by more, and token 1 by a larger share of itself."""
+    run = StepAllocation([1.0, 0.8, 0.6, 0.4, 0.2], Schedule((1, 1, 0.5, 0.5)), by_groups=by_groups)
+    run.layout = LatentLayout(())
+    for k, velocity in enumerate(([10.0, 0.01], [11.0, 0.02])):
+        run.begin(k)
+        run.step(lambda velocity, x: x, torch.tensor(velocity).view(1, 2, 1), torch.zeros(1, 2, 1))
+    order = run.order
+    for k in (2, 3):
+        run.begin(k)
+        assert run.active.tolist() == active and (run.order is order) is by_groups
+        run.step(lambda velocity, x: x, torch.tensor([12.0, 0.03]).view(1, 2, 1), torch.zeros(1, 2, 1))
+
+
+def test_heat_of_small_velocities_and_of_a_level_that_comes_twice():
+    velocities = Velocities()
+    velocities.step(1.0, torch.full((1, 1, 1), 0.01))
+    velocities.step(0.5, torch.full((1, 1, 1), 0.02))
+    assert velocities.heat().item() == pytest.approx(0.02) and velocities.heat(relative=True).item() == pytest.approx(1)
+    velocities.step(0.5, torch.full((1, 1, 1), 0.03))
+    assert velocities.at(0.3).isfinite().all() and velocities.heat().isfinite().all()
