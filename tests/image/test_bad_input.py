@@ -301,6 +301,14 @@ def test_rows_of_glm_image_must_agree():
         assert_clear(error, "images_per_sample", "processor")
 
 
+def test_a_prompt_of_glm_image_that_has_all_its_grids_is_refused():
+    model, arguments = examples.glm_image()
+    call = arguments()
+    call["input_ids"][0, 1:3] = model.config.image_end_token_id
+    with pytest.raises(UnsupportedTargetError, match="one size at a time"):
+        find_adapter(model).begin(call)
+
+
 def test_a_model_of_no_family_lists_those_that_are():
     model = torch.nn.Linear(2, 2)
     before = snapshot(model)

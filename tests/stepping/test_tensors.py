@@ -8,6 +8,7 @@ import torch
 
 from mmaccel.stepping import EasyReuse, LatentLayout, SamplerRun, StepAllocation, StepReuse, refresh
 from mmaccel.stepping.ratios import growth, stretched
+from mmaccel.stepping.replay import Replay
 from mmaccel.stepping.reuse import BranchState
 from mmaccel.stepping.tensors import count_bytes, map_tensors, mean_change, mean_size, plus, relative_change, tensors
 
@@ -114,3 +115,12 @@ def test_pinned_tokens_are_never_chosen(tokens):
             chosen.update(run.active.tolist())
         x = run.step(lambda velocity, x: x, torch.randn(1, 6, 3, generator=source) if share else None, x)
     assert chosen and chosen <= {2, 3, 4, 5}
+
+
+def test_steps_that_may_be_made_again_hold_three_tensors():
+    """Where they began, where the last one ended, and the velocities of each."""
+    replay, x = Replay(), torch.zeros(3)
+    replay.begin(x)
+    for ends in (1, 2):
+        replay.note(1.0, torch.ones(3), lambda velocity, sample: sample, x + 1)
+        assert replay.nbytes() == 4 * 3 * (2 + ends)
