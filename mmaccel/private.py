@@ -41,6 +41,12 @@ def own_loop(
     )
 
 
+def pad_token(config: Any) -> int:
+    """The token with which a loop of `generate` fills texts up that ended before others; 0 where none can end."""
+    found = config._pad_token_tensor
+    return 0 if found is None else int(found)
+
+
 def kwargs_after(model: Any, kwargs: dict[str, Any], count: int) -> dict[str, Any]:
     """Arguments of a model within `generate` after `count` more tokens: mask, positions and token types."""
     grown = dict(kwargs)

@@ -21,9 +21,11 @@ from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
     from .decoder.compress_kv import CompressKV
+    from .decoder.fused_draft import FusedDraft
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
     from .decoder.suffix_decoding import SuffixDecoding
+    from .decoder.token_recycling import TokenRecycling
     from .input.read_video import VideoFrames, read_video
     from .pruning.dycoke import DyCoke
     from .pruning.early_tom import EarlyTom
@@ -50,6 +52,7 @@ __all__ = [
     "FastVGGT",
     "FastVID",
     "FrameFusion",
+    "FusedDraft",
     "HoliTom",
     "IDPruner",
     "Kept",
@@ -59,6 +62,7 @@ __all__ = [
     "VideoStreamStats",
     "StreamingCompression",
     "SuffixDecoding",
+    "TokenRecycling",
     "VidCom2",
     "VideoFrames",
     "VideoStream",

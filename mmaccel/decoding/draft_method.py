@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from mmaccel.method import Method, is_count
 from mmaccel.session import Session
 
 from .generation import TextDrafter, verify_drafts
+from .loop import FixedWidth, Width
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,23 @@ class DraftMethod(Method[Session]):
     lossless: ClassVar[bool] = True
     role: ClassVar[str] = "text drafts"
     neutral: ClassVar[dict[str, Any]] = {"block": 0}
+    branches: ClassVar[bool] = False  # whether drafts are trees
+    likely: ClassVar[int] = 0  # how many of the likeliest tokens after each node the drafter is told
 
     def __post_init__(self) -> None:
         self._require(is_count(self.block, 0, 256), "block", "between 0 and 256 tokens")
 
     def attach(self, session: Session, stack: ExitStack) -> None:
-        verify_drafts(session, stack, self.block, self.drafter)
+        verify_drafts(session, stack, self)
 
-    def drafter(self, session: Session) -> TextDrafter:
-        """What drafts the next text of this session."""
+    def drafters(self, session: Session, rows: int, branches: bool) -> Sequence[TextDrafter]:
+        """What drafts the next text of each row of a batch; trees only with `branches`."""
+        return [self.drafter(session, row) for row in range(rows)]
+
+    def drafter(self, session: Session, row: int) -> TextDrafter:
+        """What drafts the next text of a row."""
         raise TypeError(f"{type(self).__name__} does not say what drafts")  # pragma: no cover
+
+    def width(self, session: Session, rows: int) -> Width:
+        """How many tokens a pass over a batch verifies at most, the last committed one included."""
+        return FixedWidth(self.block + 1)

@@ -7,11 +7,10 @@ Each token is chosen as `generate` chooses it, so that the same random state giv
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
@@ -22,9 +21,20 @@ from mmaccel.patching import wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from .loop import Drafter, FixedWidth, draft_and_verify
-from .matching import Draft, Verdict, match
+from .generated_texts import Drafts, GeneratedTexts, Verdicts, unfit_for_rows
+from .loop import Drafter, Width, draft_and_verify
+from .matching import Draft, Verdict
 from .stats import Stats
+
+# Processors of transformers that look at more than the row they are given.
+OF_A_BATCH = (
+    "ClassifierFreeGuidanceLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "PrefixConstrainedLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "WhisperNoSpeechDetection",
+)
 
 
 class TextDrafter(Drafter[Draft, Verdict], Protocol):
@@ -34,12 +44,62 @@ class TextDrafter(Drafter[Draft, Verdict], Protocol):
         """A text begins with these tokens."""
 
 
+class Drafting(Protocol):
+    """What a method says of its drafts."""
+
+    block: int
+    branches: ClassVar[bool]
+    likely: ClassVar[int]
+
+    def drafters(self, session: Session, rows: int, branches: bool) -> Sequence[TextDrafter]:
+        """What drafts the next text of each row."""
+
+    def width(self, session: Session, rows: int) -> Width:
+        """How many tokens a pass verifies."""
+
+
+class RowDrafters:
+    """A drafter for each row of a batch.
+
+    Parameters
+    ----------
+    drafters
+        One per row.
+    branches
+        Whether trees can be verified; of a tree its first path is taken otherwise.
+    """
+
+    def __init__(self, drafters: Sequence[TextDrafter], branches: bool) -> None:
+        self.drafters, self.branches = drafters, branches
+        self._ended = [False] * len(drafters)
+
+    def propose(self, most: int) -> Drafts:
+        """A draft of at most `most` tokens for each text that goes on."""
+        return Drafts(
+            tuple(
+                Draft(()) if ended else self._shaped(drafter.propose(most))
+                for drafter, ended in zip(self.drafters, self._ended, strict=True)
+            )
+        )
+
+    def _shaped(self, draft: Draft) -> Draft:
+        return draft if self.branches else draft.chain()
+
+    def observe(self, verdicts: Verdicts) -> None:
+        """Show each drafter what became of its draft."""
+        for row, verdict in enumerate(verdicts):
+            if verdict is not None:
+                self.drafters[row].observe(verdict)
+                self._ended[row] = verdict.ended
+
+
 @dataclass
 class DraftedRun:
-    """The work of one call of `generate`, on one text or on the segments of one recording."""
+    """The work of one call of `generate`, on a batch of texts or on the segments of recordings."""
 
-    drafter: TextDrafter
-    block: int
+    session: Session
+    method: Drafting
+    streamer: Any = None
     stats: Stats = field(default_factory=Stats)
     tokens: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -50,14 +110,15 @@ class DraftedRun:
             self.warnings.append(text)
 
 
-def verify_drafts(session: Session, stack: ExitStack, block: int, drafter: Callable[[Session], TextDrafter]) -> None:
-    """Let `generate` of the session's target verify drafts of `block` tokens until the stack is closed."""
+def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
+    """Let `generate` of the session's target verify the drafts of a method until the stack is closed."""
     model = session.target
 
     def generate(original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        run = DraftedRun(drafter(session), block)
-        reason = _reason(model, kwargs) if block else "drafts of 0 tokens"
+        run = DraftedRun(session, method)
+        reason = _reason(model, kwargs) if method.block else "drafts of 0 tokens"
         if reason is None:
+            run.streamer = kwargs.pop("streamer", None)  # which `generate` gives to no loop but its own
             kwargs["custom_generate"] = functools.partial(_decode, run)
         else:
             run.warn(reason)
@@ -70,7 +131,7 @@ def verify_drafts(session: Session, stack: ExitStack, block: int, drafter: Calla
 
 def _reason(model: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as its arguments tell."""
-    for name in ("streamer", "assistant_model", "custom_generate"):
+    for name in ("assistant_model", "custom_generate"):
         if kwargs.get(name) is not None:
             return f"{name} was given"
     configs = [config for config in (kwargs.get("generation_config"), model.generation_config) if config is not None]
@@ -84,24 +145,43 @@ def _reason(model: Any, kwargs: dict[str, Any]) -> str | None:
 
 
 def _unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why this text must be left to the model."""
+    """Why this call must be left to the model."""
     cache = kwargs.get("past_key_values")
-    if input_ids.shape[0] > 1:
-        return f"a batch of {input_ids.shape[0]}; drafts are verified for one text at a time"
     if config.output_attentions or config.output_hidden_states:
         return "attentions or hidden states are asked for"
-    if model.config.is_encoder_decoder:
-        padded = kwargs.get("decoder_attention_mask") is not None or kwargs.get("decoder_position_ids") is not None
-        own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else None
-    else:
-        mask, own = kwargs.get("attention_mask"), cache
-        padded = mask is not None and (mask.ndim != 2 or not bool(mask.all()))
-    if padded:
-        return "the prompt is padded"
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if model.config.is_encoder_decoder != isinstance(cache, EncoderDecoderCache):
+        own = None
     if type(own) is not DynamicCache or not own.is_croppable or not kwargs.get("use_cache", True):
         return "there is no cache to take drafts back from"
     if kwargs.get("inputs_embeds") is not None and own.get_seq_length():
         return "embeddings go on from a cache"
+    mask = _mask(model, kwargs)
+    if model.config.is_encoder_decoder and (mask is not None or kwargs.get("decoder_position_ids") is not None):
+        return "the prompt is padded"
+    if mask is not None and (mask.ndim != 2 or not bool(mask[:, -1].all())):
+        return "the prompt is padded at its end, or has a mask of its own"
+    if _is_spread(model, input_ids, kwargs):
+        return unfit_for_rows(model)
+    return None
+
+
+def _mask(model: Any, kwargs: dict[str, Any]) -> Any:
+    return kwargs.get("decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask")
+
+
+def _is_spread(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether there are several texts, or a padded one."""
+    mask = _mask(model, kwargs)
+    return input_ids.shape[0] > 1 or (mask is not None and not bool(mask.all()))
+
+
+def _of_the_batch(processors: Any, criteria: Any) -> str | None:
+    """Which of them cannot be shown the texts of a batch one by one."""
+    for found in (*processors, *criteria):
+        name = type(found).__name__
+        if name in OF_A_BATCH or not type(found).__module__.startswith("transformers."):
+            return f"{name} may look at the whole batch"
     return None
 
 
@@ -116,104 +196,55 @@ def _decode(
 ) -> Any:
     """The loop of `generate`, with drafts."""
     reason = _unfit(model, input_ids, generation_config, model_kwargs)
+    if reason is None and input_ids.shape[0] > 1:
+        reason = _of_the_batch(logits_processor, stopping_criteria)
+    if run.streamer is not None:
+        run.streamer.put(input_ids.cpu())
     if reason is not None:
         run.warn(reason)
-        result = private.own_loop(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
-        )
+        more = {**model_kwargs, "streamer": run.streamer}
+        result = private.own_loop(model, input_ids, logits_processor, stopping_criteria, generation_config, more)
         ids = result if isinstance(result, torch.Tensor) else result.sequences
         run.tokens += ids.shape[0] * (ids.shape[1] - input_ids.shape[1])
         return result
-    text = GeneratedText(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
-    run.drafter.begin(input_ids[0].tolist())
-    draft_and_verify(run.drafter, text, text, FixedWidth(run.block + 1), run.stats)
-    run.tokens += text.ids.shape[1] - input_ids.shape[1]
-    if not generation_config.return_dict_in_generate:
-        return text.ids
+    method = run.method
+    branches = method.branches and unfit_for_rows(model) is None
+    spreads = branches or _is_spread(model, input_ids, model_kwargs)
+    texts = GeneratedTexts(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
+        spreads=spreads, likely=method.likely, streamer=run.streamer,
+    )  # fmt: skip
+    rows = input_ids.shape[0]
+    drafters, width = method.drafters(run.session, rows, branches), method.width(run.session, rows)
+    for drafter, tokens in zip(drafters, _prompts(model, input_ids, model_kwargs), strict=True):
+        drafter.begin(tokens)
+    try:
+        draft_and_verify(RowDrafters(drafters, branches), texts, texts, width, run.stats)
+    finally:
+        texts.close()
+    if run.streamer is not None:
+        run.streamer.end()
+    run.tokens += sum(text.ids.shape[1] - input_ids.shape[1] for text in texts.texts)
+    return _output(model, texts, generation_config)
+
+
+def _prompts(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> list[list[int]]:
+    """The tokens of each prompt without its padding."""
+    mask, length = _mask(model, kwargs), input_ids.shape[1]
+    if mask is None or mask.shape[1] < length:
+        return input_ids.tolist()  # type: ignore[no-any-return]
+    seen = mask[:, mask.shape[1] - length :].bool()
+    return [row[kept].tolist() for row, kept in zip(input_ids, seen, strict=True)]
+
+
+def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
+    """What `generate` returns."""
+    ids = texts.sequences(private.pad_token(config))
+    if not config.return_dict_in_generate:
+        return ids
     output = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
-    found: dict[str, Any] = {"sequences": text.ids, "scores": text.scores, "logits": text.logits}
-    return output(**found, past_key_values=text.cache)
-
-
-class GeneratedText:
-    """One text that grows by drafts: target of the loop, and its rule, which chooses tokens as `generate` does.
-
-    Processors and stopping criteria see each committed token once and in order, as in a loop of single steps.
-
-    Attributes
-    ----------
-    ids
-        `[1, N]`, prompt and committed tokens.
-    scores, logits
-        `[1, V]` of each new token, after and before the processors; None where they are not asked for.
-    """
-
-    def __init__(
-        self, model: Any, ids: torch.Tensor, processors: Any, criteria: Any, config: Any, kwargs: dict[str, Any]
-    ) -> None:
-        self.model, self.ids, self.device = model, ids, ids.device
-        self.processors, self.criteria, self.do_sample, self.kwargs = processors, criteria, config.do_sample, kwargs
-        self.cache = kwargs["past_key_values"]
-        self.is_decoder = not model.config.is_encoder_decoder
-        self.first, self.finished = True, False
-        self.drafted = 0  # tokens of the draft that is in the cache
-        returned = config.return_dict_in_generate
-        self.scores: tuple[torch.Tensor, ...] | None = () if returned and config.output_scores else None
-        self.logits: tuple[torch.Tensor, ...] | None = () if returned and config.output_logits else None
-
-    @property
-    def room(self) -> int:
-        if self.finished:
-            return 0
-        if self.first and self.is_decoder:
-            return 1  # the prompt may hold pictures: what prepares it knows nothing of drafts
-        longest = self.criteria.max_length
-        return sys.maxsize if longest is None else max(1, longest - self.ids.shape[1])
-
-    def forward(self, draft: Draft) -> torch.Tensor:
-        """Logits `[1, K + 1, V]` after the text, and after each token of the draft."""
-        fed = torch.cat([self.ids, self.ids.new_tensor([draft.tokens])], 1) if draft.size else self.ids
-        kwargs = private.kwargs_after(self.model, self.kwargs, draft.size)
-        if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = draft.size + 1
-        embedded = self.first and kwargs.get("inputs_embeds") is not None
-        inputs = self.model.prepare_inputs_for_generation(
-            fed,
-            next_sequence_length=None if embedded else fed.shape[1] - self._cached,
-            is_first_iteration=self.first,
-            **kwargs,
-        )
-        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
-        self.first, self.drafted = False, draft.size
-        return logits[:, -draft.size - 1 :]
-
-    @property
-    def _cached(self) -> int:
-        """Tokens of `ids` that the cache holds."""
-        return self.cache.get_seq_length() if self.first else self.ids.shape[1] - 1
-
-    def judge(self, output: torch.Tensor, draft: Draft) -> Verdict:
-        return match(draft, lambda node: self._choose(output[:, node + 1]))
-
-    def _choose(self, row: torch.Tensor) -> tuple[int, bool]:
-        """Append what the model chooses by its logits `[1, V]`; that token, and whether the text ends."""
-        logits = row.to(copy=True, dtype=torch.float32, device=self.device)
-        scores = self.processors(self.ids, logits)
-        token = torch.multinomial(scores.softmax(-1), 1) if self.do_sample else scores.argmax(-1, keepdim=True)
-        if self.scores is not None:
-            self.scores += (scores,)
-        if self.logits is not None:
-            self.logits += (logits,)
-        self.ids = torch.cat([self.ids, token], 1)
-        self.finished = bool(self.criteria(self.ids, self.scores).all())
-        return int(token), self.finished
-
-    def commit(self, verdict: Verdict) -> list[int]:
-        """Take the rejected drafts back from the cache."""
-        accepted = len(verdict.path)
-        self.cache.crop(accepted - self.drafted)
-        self.kwargs = private.kwargs_after(self.model, self.kwargs, len(verdict.tokens))
-        return [accepted]
+    cache = texts.kwargs["past_key_values"]
+    return output(sequences=ids, scores=texts.steps("scores"), logits=texts.steps("logits"), past_key_values=cache)
 
 
 def _fill(report: Report, run: DraftedRun) -> None:

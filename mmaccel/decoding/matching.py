@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+
+Likely = Sequence[tuple[int, float]]  # tokens and their probabilities
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,17 @@ class Draft:
         """Tokens of the longest path."""
         return max(self.depths, default=0)
 
+    def chain(self) -> Draft:
+        """Its first path: of several tokens that may follow, the first."""
+        if self.is_chain:
+            return self
+        tokens: list[int] = []
+        node = next((i for i, parent in enumerate(self.parents) if parent < 0), None)
+        while node is not None:
+            tokens.append(self.tokens[node])
+            node = next((i for i, parent in enumerate(self.parents) if parent == node), None)
+        return Draft(tuple(tokens))
+
     def child(self, node: int, token: int) -> int | None:
         """The node that follows `node` (-1 for the committed text) with that token."""
         if self.is_chain:
@@ -83,10 +96,17 @@ class Verdict:
         Accepted nodes, from the committed text on.
     tokens
         Newly committed tokens: those of the path, and the one that the model chose after it.
+    likely
+        The likeliest tokens after the committed text, and after each node of the draft, best first, with their
+        probabilities; () where no drafter asked for them.
+    ended
+        Whether the text ends with the last of the tokens.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+    likely: Sequence[Likely] = field(default=(), repr=False)
+    ended: bool = field(default=False, repr=False)
 
 
 def match(draft: Draft, choose: Callable[[int], tuple[int, bool]]) -> Verdict:

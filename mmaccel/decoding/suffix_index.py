@@ -68,11 +68,21 @@ class SuffixIndex:
 
     def propose(self, most: int) -> Draft:
         """What may come next: at most `most` tokens, and at most twice as many as matched."""
+        found = self.match()
+        return Draft(()) if found is None else Draft(tuple(self._copy(found[0], min(most, 2 * found[1]))))
+
+    def match(self) -> tuple[int, int] | None:
+        """The place behind the longest match of the end of this text, and the match's length."""
         for suffix in self._suffixes():
             place = self._next.get(suffix)
             if place is not None:
-                return Draft(tuple(self._copy(place, min(most, 2 * len(suffix)))))
-        return Draft(())
+                return place, len(suffix)
+        return None
+
+    def token(self, place: int) -> int | None:
+        """What stands at a place; None between two texts."""
+        found = self._tokens[place]
+        return None if found == BREAK else found
 
     def _suffixes(self) -> list[tuple[int, ...]]:
         """The last tokens of this text, `longest` to `shortest` of them."""

@@ -33,10 +33,10 @@ class SuffixMethod(DraftMethod):
         self._require(is_count(self.shortest, 1, self.longest), "shortest", f"between 1 and longest={self.longest}")
         self._require(is_count(self.remember, 0), "remember", "a whole number of at least 0 tokens")
 
-    def drafter(self, session: Session) -> SuffixIndex:
-        """The texts of this session."""
+    def drafter(self, session: Session, row: int) -> SuffixIndex:
+        """The texts of this session that stood in this row of a batch."""
         index = SuffixIndex(self.longest, self.shortest, self.remember, self._forbidden(session))
-        found: SuffixIndex = session.memory.setdefault(self.name, index)
+        found: SuffixIndex = session.memory.setdefault(f"{self.name}, row {row}" if row else self.name, index)
         return found
 
     def _forbidden(self, session: Session) -> frozenset[int]:

@@ -237,8 +237,8 @@ def test_arguments_that_leave_a_call_to_the_model():
     def reason(kwargs, **own):
         return generation._reason(SimpleNamespace(generation_config=SimpleNamespace(**own)), kwargs)
 
-    assert reason({"streamer": None, "num_beams": 1}) is None
-    for name in ("streamer", "assistant_model", "custom_generate"):
+    assert reason({"streamer": object(), "num_beams": 1}) is None
+    for name in ("assistant_model", "custom_generate"):
         assert reason({name: object()}) == f"{name} was given"
     settings = {"num_beams": 2, "prompt_lookup_num_tokens": 3, "cache_implementation": "static"}
     for name, value in {**settings, "prefill_chunk_size": 8}.items():
@@ -258,14 +258,15 @@ def filled():
 
 EMPTY, SEEN = DynamicCache(), torch.ones(1, 3)
 NO_CACHE, PADDED = "there is no cache to take drafts back from", "the prompt is padded"
+OWN_MASK = "the prompt is padded at its end, or has a mask of its own"
 
 
 @pytest.mark.parametrize(
     ("encoder", "more", "reason"),
     (
         (False, {"past_key_values": EMPTY, "attention_mask": SEEN}, None),
-        (False, {"past_key_values": EMPTY, "attention_mask": SEEN - SEEN.tril()}, PADDED),
-        (False, {"past_key_values": EMPTY, "attention_mask": SEEN[None, None]}, PADDED),
+        (False, {"past_key_values": EMPTY, "attention_mask": 1 - SEEN}, OWN_MASK),
+        (False, {"past_key_values": EMPTY, "attention_mask": SEEN[None, None]}, OWN_MASK),
         (False, {"past_key_values": EMPTY, "use_cache": False}, NO_CACHE),
         (False, {"past_key_values": EMPTY, "inputs_embeds": SEEN}, None),
         (False, {"past_key_values": filled(), "inputs_embeds": SEEN}, "embeddings go on from a cache"),
@@ -287,7 +288,7 @@ def test_texts_that_are_left_to_the_model(encoder, more, reason):
 
 
 def report_of(accepted, drafted, engaged=False, reasons=()):
-    run = generation.DraftedRun(None, 4)
+    run = generation.DraftedRun(None, None)
     run.tokens = 9
     for count in accepted:
         run.stats.observe([count], drafted)
@@ -314,8 +315,10 @@ def test_a_draft_method_says_what_drafts_and_how_far():
     from mmaccel.decoding.suffix_method import SuffixMethod
 
     method, session = SuffixMethod(longest=5, shortest=3, remember=7), SimpleNamespace(memory={})
-    index = method.drafter(session)
-    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method.drafter(session) is index
+    index, other = method.drafters(session, 2, branches=True)
+    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and other is not index
+    assert method.drafters(session, 1, branches=False) == [index], "kept for the next text of the row"
+    assert method.width(session, 2).width() == method.block + 1
     index.observe(Verdict((), (4, 5)))
     assert len(index) == 2
     assert (SuffixMethod(block=0).block, SuffixMethod(block=256).block) == (0, 256)

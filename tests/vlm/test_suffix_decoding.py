@@ -151,10 +151,9 @@ def test_a_second_turn(case):
     ("more", "reason"),
     (
         ({"num_beams": 2}, "num_beams=2"),
-        ({"num_return_sequences": 2, "do_sample": True}, "a batch of 2"),
         ({"use_cache": False}, "no cache"),
         ({"cache_implementation": "static"}, "cache_implementation='static'"),
-        ({"attention_mask": torch.cat([torch.zeros(1, 2), torch.ones(1, 34)], 1).long()}, "padded"),
+        ({"attention_mask": torch.cat([torch.ones(1, 34), torch.zeros(1, 2)], 1).long()}, "padded at its end"),
     ),
     ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
 )

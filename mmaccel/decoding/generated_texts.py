@@ -1,0 +1,275 @@
+"""Texts that grow by drafts within `generate`: target of the shared loop, and its rule."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import DynamicCache, EncoderDecoderCache
+
+from mmaccel import private
+
+from .matching import Draft, Likely, Verdict, match
+from .slots import Slots, is_full, recording
+
+ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """A draft for each row of a batch; those of texts that have ended are empty."""
+
+    rows: tuple[Draft, ...]
+
+    @property
+    def size(self) -> int:
+        return max(draft.size for draft in self.rows)
+
+    @property
+    def depth(self) -> int:
+        return max(draft.depth for draft in self.rows)
+
+
+Verdicts = tuple[Verdict | None, ...]  # None for a text that had ended
+
+
+class GeneratedText:
+    """One text, whose tokens are chosen as `generate` chooses them.
+
+    Attributes
+    ----------
+    ids
+        `[1, N]`, prompt and committed tokens.
+    finished
+        Whether a stopping criterion ended it.
+    scores, logits
+        `[1, V]` of each new token, after and before the processors; None where they are not asked for.
+    """
+
+    def __init__(self, ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any = None) -> None:
+        self.ids, self.processors, self.criteria, self.streamer = ids, processors, criteria, streamer
+        self.do_sample, self.finished = config.do_sample, False
+        returned = config.return_dict_in_generate
+        self.scores: list[torch.Tensor] | None = [] if returned and config.output_scores else None
+        self.logits: list[torch.Tensor] | None = [] if returned and config.output_logits else None
+
+    def choose(self, row: torch.Tensor) -> tuple[int, bool]:
+        """Append what the model chooses by its logits `[1, V]`; that token, and whether the text ends."""
+        logits = row.to(copy=True, dtype=torch.float32, device=self.ids.device)
+        scores = self.processors(self.ids, logits)
+        token = torch.multinomial(scores.softmax(-1), 1) if self.do_sample else scores.argmax(-1, keepdim=True)
+        for kept, values in ((self.scores, scores), (self.logits, logits)):
+            if kept is not None:
+                kept.append(values)
+        self.ids = torch.cat([self.ids, token], 1)
+        if self.streamer is not None:
+            self.streamer.put(token[0].cpu())
+        told = None if self.scores is None else tuple(self.scores)
+        self.finished = bool(self.criteria(self.ids, told).all())
+        return int(token), self.finished
+
+
+class GeneratedTexts:
+    """The texts of a batch: target of the loop, and its rule.
+
+    Processors and stopping criteria see each committed token of a text once and in order, as in a loop of single steps.
+
+    Parameters
+    ----------
+    model, ids, processors, criteria, config, kwargs
+        As `generate` gives them to its loop; `ids [B, N]`.
+    spreads
+        Whether rows have places of their own, as several texts, padded ones and trees need.
+    likely
+        How many of the likeliest tokens after each node a verdict tells.
+    streamer
+        Is given the tokens of the text, if there is one text.
+
+    Attributes
+    ----------
+    texts
+        One per row.
+    slots
+        Places of the rows in the cache, once the prompt is read; None where one text grows by chains, for which the
+        model's own masks and positions do.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        processors: Any,
+        criteria: Any,
+        config: Any,
+        kwargs: dict[str, Any],
+        spreads: bool = False,
+        likely: int = 0,
+        streamer: Any = None,
+    ) -> None:
+        self.model, self.kwargs, self.criteria = model, kwargs, criteria
+        self.spreads, self.likely = spreads, likely
+        self.device, self.start = ids.device, ids.shape[1]
+        self.texts = [GeneratedText(row[None], processors, criteria, config, streamer) for row in ids]
+        self.is_decoder = not model.config.is_encoder_decoder
+        self.first, self.drafted, self._fed = True, 0, 0  # tokens of the drafts, and all, that the last pass was given
+        self.slots: Slots | None = None
+        self._complete: set[int] = set()  # rows of which the cache holds the last token
+        self._next = ids.new_zeros(1)  # position of the last token of each row
+        found = kwargs["past_key_values"]
+        self.cache = found.self_attention_cache if isinstance(found, EncoderDecoderCache) else found
+        prefix = "" if self.is_decoder else "decoder_"
+        self._mask, self._places = f"{prefix}attention_mask", f"{prefix}position_ids"
+
+    @property
+    def room(self) -> int:
+        """Tokens that the shortest text may still get."""
+        left = [text.ids.shape[1] for text in self.texts if not text.finished]
+        if not left:
+            return 0
+        if self.first and (self.is_decoder or self.spreads):
+            return 1  # the prompt may hold pictures: what prepares it knows nothing of drafts
+        longest = self.criteria.max_length
+        return sys.maxsize if longest is None else max(1, longest - max(left))
+
+    def forward(self, drafts: Drafts) -> torch.Tensor:
+        """Logits `[B, K + 1, V]` after the texts, and after each node of the drafts."""
+        was_prompt = self.first
+        inputs = self._one(drafts.rows[0]) if self.slots is None else self._several(drafts)
+        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        if was_prompt:
+            self._begin(inputs)
+        self.drafted, self._fed = drafts.size, 0 if was_prompt else drafts.size + 1
+        return logits[:, -drafts.size - 1 :]
+
+    def _one(self, draft: Draft) -> dict[str, Any]:
+        """Inputs of a prompt, or of one text and a chain."""
+        ids = torch.cat([text.ids for text in self.texts]) if self.first else self.texts[0].ids
+        fed = torch.cat([ids, ids.new_tensor([draft.tokens])], 1) if draft.size else ids
+        kwargs = private.kwargs_after(self.model, self.kwargs, draft.size)
+        if "logits_to_keep" in kwargs:
+            kwargs["logits_to_keep"] = draft.size + 1
+        embedded = self.first and kwargs.get("inputs_embeds") is not None
+        held = self.cache.get_seq_length() if self.first else ids.shape[1] - 1
+        return self._prepared(fed, None if embedded else fed.shape[1] - held, kwargs)
+
+    def _several(self, drafts: Drafts) -> dict[str, Any]:
+        """Inputs of several texts, or of a tree."""
+        assert self.slots is not None
+        fed = torch.cat([text.ids[:, -1:] for text in self.texts])
+        nodes = [[*draft.tokens, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
+        fed = torch.cat([fed, fed.new_tensor(nodes).view(len(nodes), drafts.size)], 1)
+        depths = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
+        kwargs = {
+            **self.kwargs,
+            self._mask: self.slots.mask(drafts.rows, self.model.dtype),
+            self._places: self._next + torch.tensor(depths, device=self.device),
+        }
+        for name in ("token_type_ids", "mm_token_type_ids"):  # of text, as `generate` grows them
+            if kwargs.get(name) is not None:
+                kwargs[name] = kwargs[name][:, -1:].expand(-1, fed.shape[1])
+        if "logits_to_keep" in kwargs:
+            kwargs["logits_to_keep"] = fed.shape[1]
+        return self._prepared(fed, fed.shape[1], kwargs)
+
+    def _prepared(self, fed: torch.Tensor, count: int | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self.model.prepare_inputs_for_generation(
+            fed, next_sequence_length=count, is_first_iteration=self.first, **kwargs
+        )
+        return found
+
+    def _begin(self, inputs: dict[str, Any]) -> None:
+        """The prompt is read: from here on drafts may have to be taken back, and rows may have places of their own."""
+        self.first = False
+        if not self.spreads:
+            recording(self.cache, True)
+            return
+        held, mask, places = self.cache.get_seq_length(), self.kwargs.get(self._mask), inputs.get(self._places)
+        seen = torch.ones(len(self.texts), held, device=self.device) if mask is None else mask[:, :held]
+        self.slots = Slots(self.cache, seen)
+        last = torch.full((len(self.texts), 1), held - 1, device=self.device) if places is None else places[..., -1:]
+        self._next = last + 1
+
+    def judge(self, output: torch.Tensor, drafts: Drafts) -> Verdicts:
+        """Follow each text through its draft."""
+        likely = self._likely(output)
+        return tuple(
+            None if text.finished else self._judged(text, rows, draft, likely[row])
+            for row, (text, rows, draft) in enumerate(zip(self.texts, output, drafts.rows, strict=True))
+        )
+
+    def _likely(self, output: torch.Tensor) -> Sequence[Sequence[Likely]]:
+        """Of each row and node."""
+        if not self.likely:
+            return [()] * len(self.texts)
+        logits = output.float()
+        best, tokens = logits.topk(min(self.likely, logits.shape[-1]))
+        shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
+        rows = zip(tokens.tolist(), shares.tolist(), strict=True)
+        return [[list(zip(*node, strict=True)) for node in zip(*row, strict=True)] for row in rows]
+
+    def _judged(self, text: GeneratedText, rows: torch.Tensor, draft: Draft, likely: Sequence[Likely]) -> Verdict:
+        found = match(draft, lambda node: text.choose(rows[node + 1][None]))
+        return Verdict(found.path, found.tokens, likely[: draft.size + 1], text.finished)
+
+    def commit(self, verdicts: Verdicts) -> list[int]:
+        """Take the rejected drafts back from the cache."""
+        if self.slots is None:
+            found = verdicts[0]
+            assert found is not None
+            self.cache.crop(len(found.path) - self.drafted)
+            self.kwargs = private.kwargs_after(self.model, self.kwargs, len(found.tokens))
+        elif self._fed:
+            self.slots.keep([self._path(row, found) for row, found in enumerate(verdicts)], self._fed)
+            grown = [0 if found is None else len(found.tokens) for found in verdicts]
+            self._next = self._next + torch.tensor(grown, device=self.device)[:, None]
+        return [len(found.path) for found in verdicts if found is not None]
+
+    def _path(self, row: int, found: Verdict | None) -> tuple[int, ...] | None:
+        """What to keep of a row beside its last token; None once the last token of an ended text is kept."""
+        if found is not None:
+            return found.path
+        is_held = row in self._complete
+        self._complete.add(row)
+        return None if is_held else ()
+
+    def close(self) -> None:
+        """Leave the cache as the model's own loop does."""
+        if self.slots is None:
+            recording(self.cache, False)
+        else:
+            self.slots.close(max(text.ids.shape[1] for text in self.texts) - self.start - 1)
+
+    def sequences(self, pad: int) -> torch.Tensor:
+        """All texts `[B, N]`, shorter ones padded at their end."""
+        longest = max(text.ids.shape[1] for text in self.texts)
+        ends = (longest - text.ids.shape[1] for text in self.texts)
+        return torch.cat(
+            [functional.pad(text.ids, (0, end), value=pad) for text, end in zip(self.texts, ends, strict=True)]
+        )
+
+    def steps(self, name: str) -> tuple[torch.Tensor, ...] | None:
+        """Scores or logits `[B, V]` of each step, 0 for texts that had ended; None where they are not asked for."""
+        kept = [getattr(text, name) for text in self.texts]
+        if kept[0] is None:
+            return None
+        none = torch.zeros_like(kept[0][0])
+        return tuple(torch.cat(step) for step in itertools.zip_longest(*kept, fillvalue=none))
+
+
+def unfit_for_rows(model: Any) -> str | None:
+    """Why several texts, or alternatives for one, cannot be verified in one pass of this model."""
+    config = model.config.get_text_config(decoder=True)
+    places = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
+    if config._attn_implementation not in ATTENTION:
+        return f"attn_implementation={config._attn_implementation!r} takes no mask of its own for each token"
+    if places not in inspect.signature(model.forward).parameters:
+        return f"{type(model).__name__} takes no {places}"
+    if not is_full(DynamicCache(config=config)):
+        return "some layers keep a part of the past only"
+    return None

@@ -1,0 +1,81 @@
+"""What a pass costs by its width, measured while decoding, and the draft that is worth most at that cost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import log2
+from statistics import median
+
+from .verify_cost import VerifyCost
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+STEEP = 0.3  # of a plain pass, for each doubling, until it is measured: as SmolLM2-135M on two CPU cores has it
+RECENT, FEWEST = 9, 2  # passes of a width that count, and without which it is not believed
+MARGIN = 1.2  # what a node must save of what it costs, as neither is known well: best on 14 texts by SmolLM2-135M
+# Passes after which a plain one is timed again, where drafts save less than so many of them: what it cost may have
+# changed.
+STALE, CLEAR = 40, 1.0
+
+
+class PassCost:
+    """Seconds of recent passes by width; a width of the loop that learns from each pass.
+
+    Parameters
+    ----------
+    most
+        Tokens that a pass may verify, the last committed one included.
+    always
+        Whether all nodes are verified, whatever they cost.
+
+    Examples
+    --------
+    >>> cost = PassCost(9)
+    >>> cost.nodes([0.9, 0.8, 0.7, 0.1, 0.05]), cost.nodes([0.1])
+    (3, 0)
+    """
+
+    def __init__(self, most: int, always: bool = False) -> None:
+        self.most, self.always = most, always
+        self._seconds: dict[int, deque[float]] = {}
+        self._since = 0  # the last plain pass
+        self._curve: VerifyCost | None = None
+
+    def width(self) -> int:
+        return self.most
+
+    def observe(self, width: int, emitted: list[int], seconds: float) -> None:
+        """Learn the seconds of a pass."""
+        self._since = 0 if width == 1 else self._since + 1
+        self._seconds.setdefault(width, deque(maxlen=RECENT)).append(max(seconds, 1e-9))
+        self._curve = None
+
+    @property
+    def curve(self) -> VerifyCost:
+        """Cost by width: as measured, and below and above what was measured as steep as on other machines."""
+        if self._curve is None:
+            known = {w: median(times) for w, times in sorted(self._seconds.items()) if len(times) >= FEWEST} or {1: 1.0}
+            least, most = min(known), max(known)
+            known.setdefault(1, known[least] / _expected(least))
+            beyond = {w: known[most] * _expected(w) / _expected(most) for w in WIDTHS if w > most}
+            self._curve = VerifyCost(*zip(*sorted({**known, **beyond}.items()), strict=True))
+        return self._curve
+
+    def nodes(self, shares: Sequence[float]) -> int:
+        """How many nodes of a draft to verify that are accepted with these probabilities, the likeliest first.
+
+        As many as save the most time, if a token saves that of a plain pass.
+        """
+        if self.always:
+            return len(shares)
+        plain, tokens, best, most = self.curve.seconds(1), 0.0, 0, 0.0
+        for count, share in enumerate(shares, 1):
+            tokens += share
+            saved = tokens - MARGIN * (self.curve.seconds(count + 1) / plain - 1)
+            if saved > most and count + 1 in WIDTHS:
+                best, most = count, saved
+        return 0 if self._since >= STALE and most < CLEAR else best
+
+
+def _expected(width: int) -> float:
+    return 1 + STEEP * log2(width)

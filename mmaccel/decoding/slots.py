@@ -1,0 +1,111 @@
+"""Places of a cache, for trees of drafts and for rows that accept different numbers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from .matching import Draft
+
+
+def is_full(cache: DynamicCache) -> bool:
+    """Whether every layer keeps all of the past, so that any of its places can be kept or given up."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+class Slots:
+    """What stands where in a cache whose rows grow by different numbers of tokens.
+
+    A row that accepts fewer tokens than another gets places that nothing looks at.
+
+    Parameters
+    ----------
+    cache
+        That of the decoder itself; layers that keep all of the past.
+    seen
+        `[B, S]`, what is held already and may be looked at: all but the padding.
+
+    Attributes
+    ----------
+    seen
+        The same, kept up to date.
+    """
+
+    def __init__(self, cache: DynamicCache, seen: torch.Tensor) -> None:
+        self.cache, self.seen = cache, seen.bool()
+        self._held = seen.shape[1]
+
+    def mask(self, drafts: Sequence[Draft], dtype: torch.dtype) -> torch.Tensor:
+        """Additive mask `[B, 1, K + 1, S + K + 1]` of the last committed tokens and drafts of up to `K` nodes.
+
+        A node sees what its row has seen, the nodes before it on its path, and itself.
+        """
+        width = 1 + max(draft.size for draft in drafts)
+        before = self.seen[:, None].expand(-1, width, -1)
+        paths = torch.stack([ancestors(draft, width) for draft in drafts]).to(before.device)
+        allowed = torch.cat([before, paths], 2)[:, None]
+        return torch.zeros(allowed.shape, dtype=dtype, device=before.device).masked_fill(
+            ~allowed, torch.finfo(dtype).min
+        )
+
+    def keep(self, paths: Sequence[Sequence[int] | None], width: int) -> None:
+        """Of the `width` newest places keep the first and, behind it, the nodes of a path of each row; of None none."""
+        start, kept = self.seen.shape[1], 1 + max(len(path or ()) for path in paths)
+        index = torch.zeros(len(paths), kept, dtype=torch.long)
+        new = torch.zeros(len(paths), kept, dtype=torch.bool)
+        for row, path in enumerate(paths):
+            if path is not None:
+                index[row, 1 : 1 + len(path)] = torch.tensor(path, dtype=torch.long) + 1
+                new[row, : 1 + len(path)] = True
+        if any(path and tuple(path) != tuple(range(len(path))) for path in paths):
+            self._move(start, start + index.to(self.seen.device))
+        if kept < width:
+            self.cache.crop(kept - width)
+        self.seen = torch.cat([self.seen, new.to(self.seen.device)], 1)
+
+    def close(self, count: int) -> None:
+        """Leave `count` new tokens of each row in one piece, as the model's own loop does; shorter rows are padded."""
+        new = self.seen[:, self._held :]
+        if not bool(new.all()):
+            self._move(self._held, self._held + torch.argsort(~new, dim=1, stable=True))
+        if count < new.shape[1]:
+            self.cache.crop(count - new.shape[1])
+
+    def _move(self, start: int, index: torch.Tensor) -> None:
+        """Put what stands at `index [B, n]` at the places from `start` on."""
+        stop = start + index.shape[1]
+        for layer in self.cache.layers:
+            for values in (layer.keys, layer.values):
+                places = index[:, None, :, None].to(values.device).expand(-1, values.shape[1], -1, values.shape[3])
+                values[:, :, start:stop] = values.gather(2, places)
+
+
+def ancestors(draft: Draft, width: int) -> torch.Tensor:
+    """Bool `[width, width]`: which of the committed token and the nodes of a draft each of them sees.
+
+    Examples
+    --------
+    >>> ancestors(Draft((5, 6), parents=(-1, -1)), 3).int().tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    """
+    if draft.is_chain:
+        return torch.ones(width, width, dtype=torch.bool).tril()
+    seen = torch.eye(width, dtype=torch.bool)
+    seen[:, 0] = True
+    for node, parent in enumerate(draft.parents):
+        seen[node + 1] |= seen[parent + 1]
+    return seen
+
+
+def recording(cache: Any, on: bool) -> None:
+    """Let layers that forget what is out of their window keep it until the next crop, or not."""
+    if on:
+        cache.activate_past_recording()
+    else:
+        for layer in cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False

@@ -1,0 +1,132 @@
+"""Where guesses come from: what followed a token before, and what followed a longer match."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Protocol
+
+from .matching import Likely
+from .suffix_index import SuffixIndex
+
+State = Any  # of a source, at a node of a draft
+Guess = tuple[int, Hashable, State]  # a token, its kind, and the state behind it
+Context = tuple[int, ...]  # the last tokens of a text, or of a path of a draft
+Known = dict[Context, tuple[tuple[int, int], ...]]  # tokens after it, and the level of their probability
+LEVELS = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of probability, the first is the least that counts
+KEEPS = {1: 0.5, 2: 0.7, 3: 0.8, 4: 0.8}  # of its probability, elsewhere, by equal tokens before
+CONTEXT = 4  # tokens of the end of a path that sources are told
+
+
+class Source(Protocol):
+    """Proposes tokens that may follow a text, and learns from what a model says of it."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A text begins with these tokens."""
+
+    def root(self) -> State:
+        """The state at the end of the text; None where it knows nothing."""
+
+    def guesses(self, state: State) -> Iterator[Guess]:
+        """Tokens that may follow, the likeliest first."""
+
+    def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
+        """The text goes on with `tokens`; after each of the `ends` the model found others likely."""
+
+
+class Successors:
+    """What a model found likeliest after the same tokens, when it last saw them (Token Recycling, Luo et al., 2024).
+
+    Every verified node teaches, accepted or not, so that the candidates of one pass are the drafts of the next. With
+    `longest` above 1 those after several equal tokens come first, as in tables of n-grams (STAND, Song et al., 2025).
+
+    Parameters
+    ----------
+    known
+        Successors by the tokens before, shared by all texts of a session.
+    forbidden
+        Tokens that are never proposed.
+    longest
+        Most tokens that must be equal.
+    remember
+        Contexts that are kept, the newest.
+
+    Examples
+    --------
+    >>> source = Successors({}, frozenset())
+    >>> source.begin([7])
+    >>> source.learn([5], ends=[(3, 7)], likely=[[(5, 0.8), (6, 0.1)]])
+    >>> [token for token, kind, state in source.guesses((7,))]
+    [5, 6]
+    """
+
+    def __init__(self, known: Known, forbidden: frozenset[int], longest: int = 1, remember: int = 65_536) -> None:
+        self.known, self.forbidden, self.longest, self.remember = known, forbidden, longest, remember
+        self._end: Context = ()
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._end = tuple(tokens[-self.longest :])
+
+    def root(self) -> State:
+        return self._end
+
+    def guesses(self, state: State) -> Iterator[Guess]:
+        for length in range(len(state), 0, -1):
+            found = self.known.get(state[-length:])
+            if found is not None:
+                for token, level in found:
+                    if token not in self.forbidden:
+                        yield token, ("recycled", length, level), (*state, token)[-self.longest :]
+                return
+
+    def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
+        for end, found in zip(ends, likely, strict=False):
+            if not found:
+                continue
+            levels = tuple((token, bisect(LEVELS, share)) for token, share in found if share >= LEVELS[0])
+            for length in range(1, 1 + min(self.longest, len(end))):
+                self.known.pop(end[-length:], None)  # so that the newest stand last
+                self.known[end[-length:]] = levels
+        while len(self.known) > self.remember:
+            del self.known[next(iter(self.known))]
+        self._end = (*self._end, *tokens)[-self.longest :]
+
+
+class Repeats:
+    """What followed the longest match of the end of a text, in itself and in earlier ones.
+
+    A state is a place in the index, the length of the match, and the place where the copy began: past the end of the
+    text the copy itself goes on, as a text that repeats itself does.
+    """
+
+    EXPECTED = {1: 0.25, 2: 0.5, 3: 0.65, 4: 0.75, 6: 0.85, 8: 0.9, 16: 0.95}
+
+    def __init__(self, index: SuffixIndex) -> None:
+        self.index = index
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.index.begin(tokens)
+
+    def root(self) -> State:
+        found = self.index.match()
+        return None if found is None else (found[0], found[1], found[0])
+
+    def guesses(self, state: State) -> Iterator[Guess]:
+        place, length, start = state
+        place = start if place >= len(self.index) else place
+        token = self.index.token(place)
+        if token is not None:
+            kind = max(size for size in self.EXPECTED if size <= length)
+            yield token, ("repeated", kind), (place + 1, length + 1, start)
+
+    def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
+        for token in tokens:
+            self.index.add(token)
+
+
+EXPECTED: dict[Hashable, float] = {
+    **{
+        ("recycled", length, level + 1): share * KEEPS[length] for length in KEEPS for level, share in enumerate(LEVELS)
+    },
+    **{("repeated", length): share for length, share in Repeats.EXPECTED.items()},
+}

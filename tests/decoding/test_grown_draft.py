@@ -1,0 +1,260 @@
+"""Drafts that grow from the likeliest guess on: learned shares, measured costs, sources, and trees."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from mmaccel.decoding import Draft, SuffixIndex, Verdict
+from mmaccel.decoding.acceptance import Acceptance
+from mmaccel.decoding.grown_draft import GrownDrafter
+from mmaccel.decoding.pass_cost import FEWEST, STALE, PassCost
+from mmaccel.decoding.slots import Slots, ancestors, is_full
+from mmaccel.decoding.sources import EXPECTED, Repeats, Successors
+
+
+# ------------------------------------------------------------------------------------------------- acceptance
+def test_shares_begin_as_expected_and_follow_what_is_seen():
+    shares = Acceptance({"a": 0.8, "b": 0.2}, weight=4, memory=20)
+    assert (shares["a"], shares["b"], shares["other"]) == (0.8, 0.2, 0.1)
+    for _ in range(200):
+        shares.observe(["a"], False)
+        shares.observe(["b"], True)
+    assert shares["a"] < 0.15 and shares["b"] > 0.85
+    for _ in range(40):
+        shares.observe(["a"], True)
+    assert shares["a"] > 0.6, "old observations fade"
+
+
+def test_kinds_that_agree_are_learned_together_and_alone():
+    shares = Acceptance({"a": 0.5, "b": 0.3}, weight=1)
+    assert shares.of_all(["a", "b"]) == 0.5 and shares.of_all(["b"]) == 0.3
+    for _ in range(30):
+        shares.observe(["a", "b"], True)
+        shares.observe(["a"], False)
+    assert shares.of_all(["a", "b"]) > 0.9 and 0.4 < shares["a"] < 0.6 and shares["b"] > 0.9
+
+
+# ------------------------------------------------------------------------------------------------------- cost
+def measured(seconds, most=65):
+    cost = PassCost(most)
+    for width, value in seconds.items():
+        for _ in range(FEWEST):
+            cost.observe(width, [1], value)
+    return cost
+
+
+def test_as_many_nodes_as_save_time():
+    cheap = measured({1: 1.0, 2: 1.01, 8: 1.02, 64: 1.05})
+    dear = measured({1: 1.0, 2: 2.0, 8: 8.0, 64: 64.0})
+    shares = [0.9, 0.8, 0.5, 0.3, 0.2, 0.1, 0.1]
+    assert cheap.nodes(shares) == 7 and dear.nodes(shares) == 0
+    assert measured({1: 1.0, 2: 1.1, 4: 1.2, 8: 4.0}).nodes(shares) == 3
+    assert cheap.nodes([]) == 0 and cheap.width() == 65
+
+
+def test_what_was_not_measured_is_taken_to_be_as_steep_as_elsewhere():
+    assert PassCost(9).curve.seconds(2) / PassCost(9).curve.seconds(1) == pytest.approx(1.3)
+    cost = measured({1: 0.010})
+    assert cost.curve.seconds(1) == pytest.approx(0.010) and cost.curve.seconds(8) == pytest.approx(0.019)
+    cost.observe(8, [1], 0.5)
+    assert cost.curve.seconds(8) == pytest.approx(0.019), "one pass may have been slow by chance"
+    for _ in range(9):
+        cost.observe(8, [1], 0.012)
+    assert cost.curve.seconds(8) == pytest.approx(0.012), "the old time is forgotten"
+
+
+def test_a_plain_pass_is_timed_again_where_drafts_save_little():
+    cost = measured({1: 1.0, 2: 1.1})
+    assert cost.nodes([0.5]) == 1
+    for _ in range(STALE):
+        cost.observe(2, [1], 1.1)
+    assert cost.nodes([0.5]) == 0, "what a plain pass costs may have changed"
+    assert cost.nodes([0.99] * 3) == 3, "where drafts save much it does not matter"
+    cost.observe(1, [1], 1.0)
+    assert cost.nodes([0.5]) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- sources
+def test_successors_of_the_longest_context_that_is_known():
+    source = Successors({}, frozenset({9}), longest=2)
+    source.begin([1, 2, 3])
+    assert source.root() == (2, 3)
+    source.learn([4], ends=[(1, 2, 3)], likely=[[(4, 0.7), (9, 0.2), (5, 0.001)]])
+    assert source.root() == (3, 4) and set(source.known) == {(3,), (2, 3)}
+    guesses = list(source.guesses((2, 3)))
+    assert [(token, state) for token, _, state in guesses] == [(4, (3, 4))], "forbidden and unlikely ones are left out"
+    assert guesses[0][1] == ("recycled", 2, 7) and next(source.guesses((7, 3)))[1] == ("recycled", 1, 7)
+    assert not list(source.guesses((3, 7)))
+    source.learn([5], ends=[(3,), (8,)], likely=[[(6, 0.5)], ()])
+    assert [token for token, *_ in source.guesses((3,))] == [6] and (8,) not in source.known
+
+
+def test_successors_forget_the_oldest():
+    source = Successors({}, frozenset(), remember=2)
+    source.begin([])
+    for token in (1, 2, 1, 3):
+        source.learn([0], ends=[(token,)], likely=[[(token, 0.9)]])
+    assert list(source.known) == [(1,), (3,)]
+
+
+def test_repeats_go_on_past_their_own_end_and_stop_between_texts():
+    index = SuffixIndex(4, 1, 100, frozenset({0}))
+    source = Repeats(index)
+    source.begin([5, 6, 7, 5, 6])
+    state, copied = source.root(), []
+    assert state == (2, 2, 2)
+    for _ in range(5):
+        ((token, _, state),) = source.guesses(state)
+        copied.append(token)
+    assert copied == [7, 5, 6, 7, 5]
+    source.learn([8], [], [])
+    assert source.root() is None and len(index) == 6
+    source.begin([0, 5])
+    ((token, kind, _),) = source.guesses(source.root())
+    assert (token, kind) == (6, ("repeated", 1)), "matches reach back to the text before"
+    source.begin([7, 0])
+    assert source.root() is None and index.token(len(index) - 1) is None
+
+
+# ----------------------------------------------------------------------------------------------------- drafts
+class Listed:
+    """A source that says the same after each token, and notes what it is told."""
+
+    def __init__(self, after):
+        self.after, self.told, self.end = after, [], None
+
+    def begin(self, tokens):
+        self.end = tokens[-1]
+
+    def root(self):
+        return self.end
+
+    def guesses(self, state):
+        yield from ((token, kind, token) for token, kind in self.after.get(state, ()))
+
+    def learn(self, tokens, ends, likely):
+        self.told.append((tokens, ends, likely))
+        self.end = tokens[-1]
+
+
+FREE = SimpleNamespace(nodes=len)  # all that is grown is verified
+
+
+def test_the_likeliest_nodes_first_each_behind_its_parent():
+    source = Listed({1: [(2, "good"), (3, "poor")], 2: [(4, "good"), (5, "poor")], 3: [(6, "good")]})
+    drafter = GrownDrafter([source], Acceptance({"good": 0.6, "poor": 0.3}), FREE)
+    drafter.begin([1])
+    draft = drafter.propose(9)
+    assert draft.tokens == (2, 4, 3, 5, 6) and draft.parents == (-1, 0, -1, 0, 2)
+    assert drafter.propose(2).tokens == (2, 4)
+    chain = GrownDrafter([source], Acceptance({"good": 0.6, "poor": 0.3}), FREE, branches=False)
+    chain.begin([1])
+    assert chain.propose(9).is_chain and chain.propose(9).tokens == (2, 4)
+
+
+def test_sources_that_agree_make_one_node():
+    one, two = Listed({1: [(2, "a")], 2: [(3, "a")]}), Listed({1: [(2, "b")], 2: [(4, "b")]})
+    drafter = GrownDrafter([one, two], Acceptance({"a": 0.5, "b": 0.4}), FREE)
+    drafter.begin([1])
+    assert drafter.propose(9) == Draft((2, 3, 4), (-1, 0, 0)), "both go on behind it"
+
+
+def test_what_is_learned_from_a_pass():
+    source, shares = Listed({1: [(2, "a"), (3, "b")], 2: [(4, "a")]}), Acceptance({"a": 0.5, "b": 0.4}, weight=1)
+    drafter = GrownDrafter([source], shares, FREE)
+    drafter.begin([7, 1])
+    drafter.propose(9)
+    likely = [[(2, 0.9)], [(5, 0.8)], [(6, 0.7)], []]
+    drafter.observe(Verdict((0,), (2, 5), likely))
+    assert source.told == [((2, 5), [(7, 1), (7, 1, 2), (7, 1, 3), (7, 1, 2, 4)], likely)] or source.told == [
+        ((2, 5), [(7, 1), (7, 1, 2), (7, 1, 2, 4), (7, 1, 3)], likely)
+    ]
+    assert shares["a"] == pytest.approx((0.5 + 0.99) / (1 + 1.99)) and shares["b"] == pytest.approx(0.4 / 2)
+
+
+def test_guesses_are_judged_where_nothing_is_verified():
+    """A text that its drafts do not suit is decoded plainly, and drafted again when they do."""
+    source = Listed({token: [(token + 1, "next")] for token in range(2000)})
+    cost = measured({1: 1.0, 2: 1.3, 3: 1.6, 4: 1.9})
+    drafter = GrownDrafter([source], Acceptance({"next": 0.9}, memory=1e9), cost)
+    drafter.begin([0])
+    assert drafter.propose(3).size == 3
+    for _ in range(60):
+        drafter.propose(3)
+        drafter.observe(Verdict((), (0,)))
+    assert drafter.propose(3).size == 0
+    for text in range(1, 201):
+        drafter.propose(3)
+        drafter.observe(Verdict((), (text,)))
+    assert drafter.propose(3).size == 3
+    drafter.begin([0])
+    assert drafter.propose(3).size > 0, "another text is another matter"
+
+
+def test_every_kind_of_guess_has_a_share_that_is_expected():
+    source = Successors({}, frozenset(), longest=4)
+    source.begin([1, 2, 3, 4])
+    for share in (0.01, 0.05, 0.3, 0.6, 0.95, 1.0):
+        source.learn([5], ends=[(1, 2, 3, 4)], likely=[[(5, share)]])
+        for length in (1, 2, 3, 4):
+            ((_, kind, _),) = source.guesses((1, 2, 3, 4)[-length:])
+            assert 0 < EXPECTED[kind] <= share
+    assert all(0 < share < 1 for share in EXPECTED.values())
+
+
+# ------------------------------------------------------------------------------------------------------ places
+def test_what_a_node_sees():
+    tree = Draft((1, 2, 3, 4), (-1, -1, 0, 2))
+    seen = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
+    assert ancestors(tree, 5).int().tolist() == seen
+    assert torch.equal(ancestors(Draft((1,)), 3), torch.ones(3, 3).tril().bool())
+
+
+def numbered(rows, count):
+    """A cache whose keys and values are the numbers of their places."""
+    cache = DynamicCache()
+    values = torch.arange(float(count))[None, None, :, None].expand(rows, 1, -1, 2)
+    for layer in range(2):
+        cache.update(values.clone(), -values, layer)
+    return cache
+
+
+def test_rows_keep_their_paths():
+    cache = numbered(3, 9)
+    seen = torch.ones(3, 4)
+    seen[1, 0] = 0
+    slots = Slots(cache, seen)
+    tree, none = Draft((1, 2, 3, 4), (-1, -1, 1, 0)), Draft(())
+    mask = slots.mask([tree, Draft((5, 6)), none], torch.float32)
+    assert mask.shape == (3, 1, 5, 9) and mask[1, 0, 0, 0] == torch.finfo(torch.float32).min
+    assert (mask[0, 0, 3] == 0).tolist() == [True] * 5 + [False, True, True, False]
+    slots.keep([(1, 2), (0,), ()], 5)
+    keys, values = cache.layers[1].keys[:, 0, :, 0], cache.layers[0].values[:, 0, :, 1]
+    assert keys[0].tolist() == [0, 1, 2, 3, 4, 6, 7] and torch.equal(keys, -values)
+    assert keys[1, :6].tolist() == [0, 1, 2, 3, 4, 5]
+    assert slots.seen.int().tolist() == [[1] * 7, [0, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0]]
+
+
+def test_a_cache_is_left_in_one_piece():
+    """As the model's own loop leaves it: each row's tokens follow each other."""
+    cache = numbered(2, 6)
+    slots = Slots(cache, torch.ones(2, 2))
+    slots.seen = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool()  # a pass, of which one row kept less
+    slots.seen = torch.cat([slots.seen, torch.ones(2, 2).bool()], 1)  # another pass, of 4 and 5
+    cache.layers[0].keys[:, 0, :, 0] = cache.layers[1].keys[:, 0, :, 0] = torch.arange(6.0)
+    slots.close(4)
+    assert cache.layers[0].keys[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert cache.layers[1].keys[1, 0, :5, 0].tolist() == [0, 1, 2, 4, 5]
+
+
+def test_which_caches_keep_all_of_the_past():
+    from transformers import Gemma3TextConfig, LlamaConfig
+
+    assert is_full(DynamicCache(config=LlamaConfig(num_hidden_layers=2)))
+    assert not is_full(
+        DynamicCache(config=Gemma3TextConfig(num_hidden_layers=2, layer_types=["sliding_attention"] * 2))
+    )

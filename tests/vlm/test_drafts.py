@@ -1,0 +1,275 @@
+"""Drafts on models of all kinds of cache and position: one text and batches, greedy and sampled, trees and chains."""
+
+import pytest
+import torch
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    TextStreamer,
+)
+
+import mmaccel
+from mmaccel.vlm import FusedDraft, SuffixDecoding, TokenRecycling, examples, visual_examples
+
+NEW = 30
+METHODS = (SuffixDecoding(shortest=1), TokenRecycling(always=True), FusedDraft(always=True), FusedDraft())
+IDS = ("suffix", "recycling", "fused", "fused as it pays")
+PARTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+def sharp(model, config, **more):
+    return visual_examples.sharp(lambda: model(config(**{**examples.TEXT, **more})), 0, examples.WEIGHT_SCALE)
+
+
+def gemma3():
+    """Layers that keep a window of the past."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return sharp(Gemma3ForCausalLM, Gemma3TextConfig, head_dim=8, sliding_window=16, layer_types=kinds)
+
+
+def deepseek_v3():
+    """Latent attention."""
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    experts = {**PARTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    return sharp(DeepseekV3ForCausalLM, DeepseekV3Config, num_key_value_heads=4, **ranks, **experts)
+
+
+def qwen3_next():
+    """Layers with a state that cannot be taken back."""
+    linear = {f"linear_{name}": size for name, size in (("num_key_heads", 2), ("num_value_heads", 4))}
+    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    return sharp(Qwen3NextForCausalLM, Qwen3NextConfig, num_experts=4, head_dim=8, layer_types=kinds, **PARTS, **linear)
+
+
+def call(batch=1, pad=0, **more):
+    """Prompts whose second half begins to repeat the first; every second one is padded on the left."""
+    generator = torch.Generator().manual_seed(batch)
+    ids = torch.randint(4, 60, (batch, 24), generator=generator)
+    ids = torch.cat([ids, ids[:, :12]], 1)
+    mask = torch.ones_like(ids)
+    mask[(batch - 1) % 2 :: 2, :pad] = 0
+    given = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask, "max_new_tokens": NEW}
+    return {**given, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **more}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama()[0]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+@pytest.mark.parametrize("eos", (None, 7))
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (1, 5), (3, 0), (3, 5), (8, 5)))
+def test_texts_of_a_batch_are_those_of_the_model(llama, method, batch, pad, eos):
+    """Rows accept different numbers of drafts, end at different times, and are padded; twice, with what was learned."""
+    given = call(batch, pad, eos_token_id=eos)
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, method) as fast:
+        for _ in range(3):
+            assert torch.equal(fast.generate(**given), plain)
+    report = fast.report
+    assert report.exact and report.tokens <= batch * NEW
+    if method != FusedDraft():  # on a model so small no draft need be worth its cost
+        assert report.engaged and not report.warnings and report.details["accepted"] > 0
+
+
+@pytest.mark.parametrize("build", (gemma3, deepseek_v3), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+def test_caches_of_other_kinds(build, method):
+    model, given = build(), call()
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, method) as fast:
+        for _ in range(2):
+            result = fast.generate(**given, return_dict_in_generate=True)
+            assert torch.equal(result.sequences, plain)
+        assert fast.report.details["accepted"] > 0 or method == FusedDraft()
+    cache = result.past_key_values
+    assert cache.get_seq_length() == plain.shape[1] - 1
+    assert not any(getattr(layer, "record_past", False) for layer in cache.layers), "it forgets again what it may"
+
+
+@pytest.mark.parametrize(
+    ("build", "batch", "reason"),
+    (
+        (gemma3, 3, "some layers keep a part of the past only"),
+        (qwen3_next, 1, "there is no cache to take drafts back from"),
+    ),
+    ids=("gemma3", "qwen3_next"),
+)
+def test_caches_that_are_left_to_the_model(build, batch, reason):
+    model, given = build(), call(batch)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, FusedDraft()) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.warnings == [f"the model's own loop ran: {reason}"] and not fast.report.engaged
+
+
+@pytest.mark.parametrize("family", ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "onevision", "internvl", "smolvlm"))
+@pytest.mark.parametrize("batch", (1, 2))
+def test_answers_about_pictures(family, batch):
+    """Positions of three axes and padded prompts; tokens that stand for pictures are never drafted."""
+    model, arguments = getattr(visual_examples, family)()
+    given = arguments(batch, max_new_tokens=16)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
+def test_a_tree_is_verified_in_one_pass(llama):
+    """Some pass is given alternatives: tokens at the same position."""
+    seen = []
+    handle = llama.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["position_ids"].tolist()), with_kwargs=True
+    )
+    with mmaccel.accelerate(llama, TokenRecycling(always=True)) as fast:
+        for _ in range(3):
+            fast.generate(**call())
+    handle.remove()
+    assert any(len(set(row)) < len(row) for places in seen for row in places)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+@pytest.mark.parametrize("more", ({"temperature": 0.8}, {"top_p": 0.9, "top_k": 0}), ids=str)
+def test_one_text_samples_the_tokens_of_the_model(llama, method, more):
+    given = call(do_sample=True, **more)
+    with mmaccel.accelerate(llama, method) as fast:
+        for seed in (0, 1, 0):
+            torch.manual_seed(seed)
+            found = fast.generate(**given)
+            with fast.baseline():
+                torch.manual_seed(seed)
+                assert torch.equal(found, llama.generate(**given))
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])
+def test_a_batch_samples_from_the_distribution_of_the_model(llama, method):
+    """Chi-square of three tokens of 600 rows, of which drafts were tried, against the model's own."""
+    given = call(1, do_sample=True, temperature=1.5, top_k=4, max_new_tokens=3, num_return_sequences=600)
+    torch.manual_seed(0)
+    plain = llama.generate(**{**given, "num_return_sequences": 6000})[:, -3:]
+    with mmaccel.accelerate(llama, method) as fast:
+        fast.generate(**call(1, max_new_tokens=8))  # so that there is something to draft
+        torch.manual_seed(1)
+        found = fast.generate(**given)[:, -3:]
+        assert fast.report.details["drafted"] > 0
+    pairs, counts = torch.cat([plain, found]).unique(dim=0, return_inverse=True)
+    expected = torch.bincount(counts[:6000], minlength=len(pairs)).float() / 10
+    seen = torch.bincount(counts[6000:], minlength=len(pairs)).float()
+    often = expected >= 5
+    assert often.sum() > 3
+    chi = ((seen - expected)[often] ** 2 / (1.1 * expected[often])).sum()
+    assert chi < often.sum() + 4 * (2 * often.sum()) ** 0.5
+
+
+def test_scores_of_a_batch(llama):
+    """Of each step those of the model, and zeros for texts that had ended."""
+    given = call(3, 5, eos_token_id=7, return_dict_in_generate=True, output_scores=True, output_logits=True)
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            found = fast.generate(**given)
+    assert torch.equal(found.sequences, plain.sequences)
+    new = plain.sequences[:, 36:]
+    ended = (new == 7).int().cumsum(1) - (new == 7).int() > 0
+    for name in ("scores", "logits"):
+        assert len(found[name]) == len(plain[name])
+        for step, (one, two) in enumerate(zip(found[name], plain[name], strict=True)):
+            for row in range(3):
+                if ended[row, step]:
+                    assert not one[row].any()
+                else:
+                    torch.testing.assert_close(one[row], two[row], rtol=1e-3, atol=1e-3)
+
+
+def test_a_second_turn_of_a_batch(llama):
+    """The cache is left as the model's own loop leaves it, so that the model can go on from it alone."""
+    given = call(3, 5)
+    answers = []
+    for method in (None, FusedDraft(always=True)):
+        target = llama if method is None else mmaccel.accelerate(llama, method)
+        for _ in range(2):
+            first = target.generate(**given, return_dict_in_generate=True)
+        if method is not None:
+            target.remove()
+        ids = torch.cat([first.sequences, first.sequences[:, 5:9]], 1)
+        mask = torch.cat([given["attention_mask"], torch.ones(3, ids.shape[1] - 36).long()], 1)
+        more = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
+        answers.append(llama.generate(**{**given, **more}))
+    assert torch.equal(*answers)
+
+
+class Streamed(TextStreamer):
+    """Notes what it is given."""
+
+    def __init__(self):
+        self.tokens, self.ended = [], 0
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("more", ({}, {"use_cache": False}), ids=("drafted", "left to the model"))
+def test_a_streamer_is_given_the_text_as_it_grows(llama, more):
+    texts = []
+    for target in (llama, mmaccel.accelerate(llama, FusedDraft())):
+        for _ in range(2):
+            streamer = Streamed()
+            result = target.generate(**call(**more), streamer=streamer)
+        assert streamer.tokens == result[0].tolist() and streamer.ended == 1
+        texts.append(result)
+    target.remove()
+    assert torch.equal(*texts)
+
+
+class Mine(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("batch", "reasons"), ((1, []), (2, ["the model's own loop ran: Mine may look at the whole batch"]))
+)
+def test_a_processor_of_the_user_is_shown_batches_only_whole(llama, batch, reasons):
+    said = "the model's own loop ran: Mine may look at the whole batch"
+    given = call(batch, logits_processor=LogitsProcessorList([Mine()]))
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
+        assert torch.equal(fast.generate(**given), plain) and fast.report.warnings == ([said] if batch > 1 else [])
+
+
+def test_attention_that_takes_no_mask_of_its_own(llama):
+    """One text is drafted in chains there; a batch is left to the model."""
+    from mmaccel.decoding.generated_texts import unfit_for_rows
+
+    assert unfit_for_rows(llama) is None
+    before = llama.config._attn_implementation
+    llama.config._attn_implementation = "flash_attention_2"
+    try:
+        assert (
+            unfit_for_rows(llama) == "attn_implementation='flash_attention_2' takes no mask of its own for each token"
+        )
+    finally:
+        llama.config._attn_implementation = before
+
+
+def test_what_a_session_keeps_is_bounded(llama):
+    method = FusedDraft(remember=64)
+    with mmaccel.accelerate(llama, method) as fast:
+        sizes = []
+        for seed in range(12):
+            ids = torch.randint(4, 60, (1, 40), generator=torch.Generator().manual_seed(seed))
+            fast.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+            sizes.append(len(fast.memory[f"{method.name}, texts of row 0"]))
+        assert sizes[-1] <= 64 + 2 * 49 and len(set(sizes[4:])) <= 2
