@@ -16,10 +16,11 @@ class SuffixDraft(SuffixMethod):
     """Draft what followed the same tokens before, and verify it in one decoder pass (SuffixDecoding, 2024).
 
     For long recordings with recurring phrases, and for loops of a model, which then cost next to nothing.
-    `generate` of one recording at a time, greedy or sampled; all arguments that work on logits or on stopping keep
-    working, and so do Whisper's segments with times. Exact in float32: the tokens of the model itself, where it samples
-    those of the same random state. With beams, a batch, a streamer or an assistant the model's own loop runs, and the
-    report says so. Beside `MergeAudioTokens` it gives the tokens of `MergeAudioTokens` alone, and the plan is lossy.
+    `generate` of one recording or a batch, greedy or sampled; all arguments that work on logits or on stopping keep
+    working, and so do streamers and Whisper's segments with times. Exact in float32: the tokens of the model itself,
+    where it samples those of the same random state, in a batch their distribution. With beams or an assistant the
+    model's own loop runs, and the report says so. Beside `MergeAudioTokens` it gives the tokens of `MergeAudioTokens`
+    alone, and the plan is lossy.
 
     Parameters
     ----------

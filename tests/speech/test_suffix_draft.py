@@ -230,7 +230,6 @@ def test_long_form_with_times(spoken):
     (
         ({"num_beams": 2}, "num_beams=2"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
-        ({"batch": 2}, "a batch of 2"),
         ({"use_cache": False}, "no cache"),
         ({"cache_implementation": "static"}, "cache_implementation='static'"),
         ({"return_dict_in_generate": True, "output_attentions": True}, "attentions"),
@@ -252,8 +251,6 @@ def test_what_is_left_to_the_model(case, more, reason):
         found, plain = found["sequences"], plain["sequences"]
         model.set_attn_implementation("sdpa")
     assert torch.equal(found, plain) and not report.engaged
-    if "batch" in more:
-        assert report.tokens == 2 * NEW
     assert report.warnings[0].startswith("the model's own loop ran: ") and reason in report.warnings[0]
 
 
@@ -282,7 +279,7 @@ def test_each_call_has_its_own_report(case):
     """And the sound may be given by place."""
     model, arguments = case
     with mmaccel.accelerate(model, SuffixDraft()) as session:
-        session.generate(**arguments(batch=2))
+        session.generate(**arguments(use_cache=False))
         assert session.report.warnings
         call = arguments()
         session.generate(call.pop(next(iter(call))), **call)
@@ -333,7 +330,21 @@ def test_a_streamer_is_served():
     model, arguments = moonshine()
     streamer = Streamer()
     tokens, report = drafted(model, arguments, streamer=streamer)
-    assert streamer.tokens == tokens[0].tolist() and "streamer was given" in report.warnings[0]
+    assert (
+        streamer.tokens == tokens[0].tolist() and report.forwards and not any("own loop" in w for w in report.warnings)
+    )
+
+
+def test_recordings_of_a_batch_are_those_of_the_model(case):
+    """Rows accept different numbers of drafts; the second time most are known."""
+    model, arguments = case
+    plain = model.generate(**arguments(batch=3))
+    with mmaccel.accelerate(model, SuffixDraft(shortest=1)) as session:
+        for _ in range(2):
+            assert torch.equal(session.generate(**arguments(batch=3)), plain)
+        report = session.report
+    assert report.engaged and not report.warnings and report.tokens == report.plain_forwards == 3 * NEW
+    assert report.forwards < NEW
 
 
 def test_the_index():
@@ -352,8 +363,9 @@ def test_the_index():
 
 def test_the_settings_reach_the_index():
     method, session = SuffixDraft(longest=5, shortest=3, remember=7), types.SimpleNamespace(memory={})
-    index = method.drafter(session)
-    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method.drafter(session) is index
+    index = method.drafter(session, 0)
+    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method.drafter(session, 0) is index
+    assert method.drafter(session, 1) is not index, "rows of a batch are texts of their own"
 
 
 def test_bad_settings():

@@ -19,11 +19,11 @@ class SuffixDecoding(SuffixMethod):
     """Draft what followed the same tokens before, and verify it in one decoder pass (SuffixDecoding, 2024).
 
     For answers that repeat parts of the prompt or of an earlier answer: rewriting, reading documents, code. It
-    accelerates `generate` for one text at a time, greedy or sampled, on any decoder of transformers with a full cache;
-    all arguments that act on logits or on stopping keep working. Exact in float32: the tokens of the model itself, and
-    with sampling those of the same random state. With beams, a batch, a streamer, an assistant or another kind of cache
-    (also those of `SelectKV` and `CompressKV`) the model's own loop runs, and the report says so. Placeholder tokens of
-    pictures are never drafted.
+    accelerates `generate` of one text or a batch, greedy or sampled, on any decoder of transformers whose cache can be
+    taken back; all arguments that act on logits or on stopping keep working, and streamers are served. Exact in
+    float32: the tokens of the model itself, and with sampling those of the same random state, in a batch their
+    distribution. With beams, an assistant or another kind of cache (also those of `SelectKV` and `CompressKV`) the
+    model's own loop runs, and the report says so. Placeholder tokens of pictures are never drafted.
 
     Parameters
     ----------
