@@ -9,19 +9,16 @@ from typing import ClassVar
 import pytest
 import torch
 
-from mmaccel import adapter, modality, packed_linear, private, registry
+from mmaccel import adapter, modality, registry
 from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.method import Method, is_count, is_number
-from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
 from mmaccel.plan import Plan
 from mmaccel.report import Report
 from mmaccel.session import Session
 from mmaccel.testing import contract
 from mmaccel.testing.untrained import untrained
-from mmaccel.tuning import plot
-from mmaccel.tuning.curve import Goal, is_point
-from mmaccel.tuning.grid import settings_of
+from mmaccel.tuning.curve import is_point
 
 # Untrained models, and the program itself
 
@@ -270,79 +267,3 @@ def test_a_run_that_fails_keeps_no_time_and_the_next_is_its_own():
     assert session.report.forwards == 2 and session.report.wall_seconds > 0
     assert repr(session) == str(session) == "Session(SimpleNamespace, )"
     session.remove()
-
-
-# Packed weights
-
-
-@torch.no_grad()
-def test_a_packed_weight_is_packed_once_until_it_changes(monkeypatch):
-    packed = []
-    monkeypatch.setattr(packed_linear.private, "can_pack", lambda tensor: tensor.dtype == torch.float32)
-    monkeypatch.setattr(packed_linear.private, "pack_weight", lambda matrix: packed.append(1) or matrix)
-    monkeypatch.setattr(packed_linear.private, "packed_linear", torch.nn.functional.linear)
-    linear, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
-    matrix = PackedMatrix(linear)
-    assert len(packed) == 1, "before the first product, which is timed"
-    for _ in range(2):
-        assert torch.equal(matrix(x, linear.bias), linear(x)) and len(packed) == 1
-    linear.weight.mul_(2)
-    assert torch.equal(matrix(x, linear.bias), linear(x)) and len(packed) == 2
-
-
-def test_inputs_that_want_gradients_get_them():
-    linear = torch.nn.Linear(4, 3).requires_grad_(False)
-    x = torch.randn(2, 4, requires_grad=True)
-    PackedLinear(linear)(x).sum().backward()
-    assert torch.allclose(x.grad, linear.weight.sum(0).expand(2, 4))
-
-
-def test_layers_of_other_classes_and_compiled_ones_stay_as_they_are(monkeypatch):
-    class Own(torch.nn.Linear):
-        pass
-
-    module = torch.nn.Sequential(Own(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    module.register_module("absent", None)
-    monkeypatch.setattr(private, "is_compiled", lambda part: part is module[1])
-    twin = with_packed_linears(module)
-    assert type(twin[0]) is Own and twin[1] is module[1] and twin._modules["absent"] is None
-
-
-# Tuning
-
-
-def test_multiples_of_a_default_are_each_measured_once(monkeypatch):
-    monkeypatch.setattr("mmaccel.tuning.grid.plan", lambda target, method: None)
-    assert [each.window for each in settings_of(None, ZipAR(window=1), None)] == [1, 2, 4]
-    with pytest.raises(TypeError, match="3 is not a method"):
-        settings_of(None, 3, None)
-    with pytest.raises(SettingError, match="the grid is empty: give values, such as grid={'window'"):
-        settings_of(None, ZipAR, [])
-    with pytest.raises(SettingError, match="'window': 'ab'.*give several values"):
-        settings_of(None, ZipAR, {"window": "ab"})
-
-
-def test_the_best_of_several_is_the_fastest_and_then_the_better_one():
-    def found(speedup, quality, exact=False):
-        return {"speedup": speedup, "metric": "m", "m": quality, "worst": quality, "exact": exact}
-
-    assert Goal(floor=1.0).pick([found(2.0, 1.0), found(2.0, 3.0), found(1.5, 9.0)]) == 1
-    assert Goal(target_speedup=1.5).pick([found(2.0, 3.0), found(3.0, 3.0), found(1.6, 2.0)]) == 1
-    assert Goal(target_speedup=1.5).pick([found(2.0, 3.0), found(1.6, 0.0, True)]) == 1, "exact is best"
-    assert Goal(floor=1.0).pick([found(2.0, None), found(1.1, 1.0)]) == 1, "nobody knows whether it keeps the floor"
-    assert Goal(target_speedup=2.0).pick([found(1.94, 1.0)]) == 0
-    assert Goal(target_speedup=2.0).pick([found(1.93, 1.0)]) is None
-    assert Goal(floor=-2.0).floor == -2.0
-
-
-def test_a_point_of_the_plot_is_labelled_with_what_varies_and_the_pick():
-    rows = [{"settings": {"window": size, "verify": False}} for size in (2, 4)]
-    varied = plot._varied([row["settings"] for row in rows])
-    assert varied == ["window"] and plot._varied([]) == []
-    assert plot._label(rows[0], varied, rows[1]) == "window 2" and plot._label(rows[1], varied, rows[1]) == (
-        "window 4 (picked)"
-    )
-    alone = {"method": "image.ZipAR", "settings": ZipAR(window=2).settings()}
-    assert plot._label(alone, [], None) == "image.ZipAR(window=2)"
-    mark = plot._mark({"speedup": 4.0, "quality": 3.0, "quality_worst": 1.0}, "x")
-    assert vars(mark) == vars(plot.Mark(0.25, 3.0, "x", 1.0))

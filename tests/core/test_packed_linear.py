@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmaccel import private
+from mmaccel import packed_linear, private
 from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
 from mmaccel.testing.contract import snapshot
 
@@ -89,3 +89,36 @@ def test_a_matrix_is_made_once_in_other_types_too():
     assert len(made) == 1
     conv.weight.mul_(2)
     assert torch.equal(matrix(x), torch.nn.functional.linear(x, conv.weight.flatten(1))) and len(made) == 2
+
+
+@torch.no_grad()
+def test_a_packed_weight_is_packed_once_until_it_changes(monkeypatch):
+    packed = []
+    monkeypatch.setattr(packed_linear.private, "can_pack", lambda tensor: tensor.dtype == torch.float32)
+    monkeypatch.setattr(packed_linear.private, "pack_weight", lambda matrix: packed.append(1) or matrix)
+    monkeypatch.setattr(packed_linear.private, "packed_linear", torch.nn.functional.linear)
+    linear, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    matrix = PackedMatrix(linear)
+    assert len(packed) == 1, "before the first product, which is timed"
+    for _ in range(2):
+        assert torch.equal(matrix(x, linear.bias), linear(x)) and len(packed) == 1
+    linear.weight.mul_(2)
+    assert torch.equal(matrix(x, linear.bias), linear(x)) and len(packed) == 2
+
+
+def test_inputs_that_want_gradients_get_them():
+    linear = torch.nn.Linear(4, 3).requires_grad_(False)
+    x = torch.randn(2, 4, requires_grad=True)
+    PackedLinear(linear)(x).sum().backward()
+    assert torch.allclose(x.grad, linear.weight.sum(0).expand(2, 4))
+
+
+def test_layers_of_other_classes_and_compiled_ones_stay_as_they_are(monkeypatch):
+    class Own(torch.nn.Linear):
+        pass
+
+    module = torch.nn.Sequential(Own(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    module.register_module("absent", None)
+    monkeypatch.setattr(private, "is_compiled", lambda part: part is module[1])
+    twin = with_packed_linears(module)
+    assert type(twin[0]) is Own and twin[1] is module[1] and twin._modules["absent"] is None

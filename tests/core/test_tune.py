@@ -16,6 +16,7 @@ from mmaccel.errors import ConflictError, MissingExtraError, SettingError, Unkno
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
 from mmaccel.testing.contract import snapshot
+from mmaccel.tuning import plot
 from mmaccel.tuning.curve import Goal, describe, point
 from mmaccel.tuning.grid import settings_of
 from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache
@@ -423,3 +424,40 @@ def test_a_floor_is_kept_by_what_lies_on_it(higher_is_better):
     goal = Goal(floor=30.0, higher_is_better=higher_is_better)
     worse = 29.9 if higher_is_better else 30.1
     assert goal.is_good({"exact": False, "worst": 30.0}) and not goal.is_good({"exact": False, "worst": worse})
+
+
+def test_multiples_of_a_default_are_each_measured_once(monkeypatch):
+    monkeypatch.setattr("mmaccel.tuning.grid.plan", lambda target, method: None)
+    assert [each.window for each in settings_of(None, ZipAR(window=1), None)] == [1, 2, 4]
+    with pytest.raises(TypeError, match="3 is not a method"):
+        settings_of(None, 3, None)
+    with pytest.raises(SettingError, match="the grid is empty: give values, such as grid={'window'"):
+        settings_of(None, ZipAR, [])
+    with pytest.raises(SettingError, match="'window': 'ab'.*give several values"):
+        settings_of(None, ZipAR, {"window": "ab"})
+
+
+def test_the_best_of_several_is_the_fastest_and_then_the_better_one():
+    def found(speedup, quality, exact=False):
+        return {"speedup": speedup, "metric": "m", "m": quality, "worst": quality, "exact": exact}
+
+    assert Goal(floor=1.0).pick([found(2.0, 1.0), found(2.0, 3.0), found(1.5, 9.0)]) == 1
+    assert Goal(target_speedup=1.5).pick([found(2.0, 3.0), found(3.0, 3.0), found(1.6, 2.0)]) == 1
+    assert Goal(target_speedup=1.5).pick([found(2.0, 3.0), found(1.6, 0.0, True)]) == 1, "exact is best"
+    assert Goal(floor=1.0).pick([found(2.0, None), found(1.1, 1.0)]) == 1, "nobody knows whether it keeps the floor"
+    assert Goal(target_speedup=2.0).pick([found(1.94, 1.0)]) == 0
+    assert Goal(target_speedup=2.0).pick([found(1.93, 1.0)]) is None
+    assert Goal(floor=-2.0).floor == -2.0
+
+
+def test_a_point_of_the_plot_is_labelled_with_what_varies_and_the_pick():
+    rows = [{"settings": {"window": size, "verify": False}} for size in (2, 4)]
+    varied = plot._varied([row["settings"] for row in rows])
+    assert varied == ["window"] and plot._varied([]) == []
+    assert plot._label(rows[0], varied, rows[1]) == "window 2" and plot._label(rows[1], varied, rows[1]) == (
+        "window 4 (picked)"
+    )
+    alone = {"method": "image.ZipAR", "settings": ZipAR(window=2).settings()}
+    assert plot._label(alone, [], None) == "image.ZipAR(window=2)"
+    mark = plot._mark({"speedup": 4.0, "quality": 3.0, "quality_worst": 1.0}, "x")
+    assert vars(mark) == vars(plot.Mark(0.25, 3.0, "x", 1.0))
