@@ -200,6 +200,13 @@ def test_statistics_of_the_loop():
     assert set(stats.seconds) == {"draft", "verify", "other"}
 
 
+def test_statistics_of_a_tree_go_as_deep_as_its_longest_path():
+    toy, stats, guess = Toy(None, 3, None), Stats(), Guess(((0, 1, 0), (-1, -1, 0)))
+    toy.judge = lambda output, draft: match(draft, lambda node: (0, False))
+    draft_and_verify(guess, toy, toy, FixedWidth(4), stats)
+    assert stats.drafted == 2 and stats.acceptance == [1.0], "of three places, two nodes side by side"
+
+
 def test_seconds_of_the_loop_by_what_they_were_spent_on(monkeypatch):
     """The budget sees those until the tokens are committed, and all the drafter does is no part of the pass."""
     now, passes = [0.0], []
