@@ -47,9 +47,12 @@ class TextDrafter(Drafter[Draft, Verdict], Protocol):
 class Drafting(Protocol):
     """What a method says of its drafts."""
 
-    block: int
     branches: ClassVar[bool]
     likely: ClassVar[int]
+
+    @property
+    def block(self) -> int:
+        """Most tokens of a draft; 0 for none."""
 
     def drafters(self, session: Session, rows: int, branches: bool) -> Sequence[TextDrafter]:
         """What drafts the next text of each row."""
@@ -242,7 +245,7 @@ def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
     ids = texts.sequences(private.pad_token(config))
     if not config.return_dict_in_generate:
         return ids
-    output = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
+    output: Any = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
     cache = texts.kwargs["past_key_values"]
     return output(sequences=ids, scores=texts.steps("scores"), logits=texts.steps("logits"), past_key_values=cache)
 

@@ -78,7 +78,8 @@ class Slots:
     def _move(self, start: int, index: torch.Tensor) -> None:
         """Put what stands at `index [B, n]` at the places from `start` on."""
         stop = start + index.shape[1]
-        for layer in self.cache.layers:
+        layers: Any = self.cache.layers  # full ones, which have keys and values
+        for layer in layers:
             for values in (layer.keys, layer.values):
                 places = index[:, None, :, None].to(values.device).expand(-1, values.shape[1], -1, values.shape[3])
                 values[:, :, start:stop] = values.gather(2, places)
