@@ -167,7 +167,7 @@ class GeneratedTexts:
         depths = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
         kwargs = {
             **self.kwargs,
-            self._mask: self.slots.mask(drafts.rows, self.model.dtype),
+            self._mask: self._shaped(self.slots.mask(drafts.rows)),
             self._places: self._next + torch.tensor(depths, device=self.device),
         }
         for name in ("token_type_ids", "mm_token_type_ids"):  # of text, as `generate` grows them
@@ -176,6 +176,13 @@ class GeneratedTexts:
         if "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = fed.shape[1]
         return self._prepared(fed, fed.shape[1], kwargs)
+
+    def _shaped(self, allowed: torch.Tensor) -> torch.Tensor:
+        """A mask as the model's attention takes it."""
+        if self.model.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
+            return allowed
+        added = torch.zeros(allowed.shape, dtype=self.model.dtype, device=allowed.device)
+        return added.masked_fill(~allowed, torch.finfo(added.dtype).min)
 
     def _prepared(self, fed: torch.Tensor, count: int | None, kwargs: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = self.model.prepare_inputs_for_generation(

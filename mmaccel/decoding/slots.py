@@ -39,18 +39,15 @@ class Slots:
         self.cache, self.seen = cache, seen.bool()
         self._held = seen.shape[1]
 
-    def mask(self, drafts: Sequence[Draft], dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask `[B, 1, K + 1, S + K + 1]` of the last committed tokens and drafts of up to `K` nodes.
+    def mask(self, drafts: Sequence[Draft]) -> torch.Tensor:
+        """Bool mask `[B, 1, K + 1, S + K + 1]` of the last committed tokens and drafts of up to `K` nodes.
 
         A node sees what its row has seen, the nodes before it on its path, and itself.
         """
         width = 1 + max(draft.size for draft in drafts)
         before = self.seen[:, None].expand(-1, width, -1)
         paths = torch.stack([ancestors(draft, width) for draft in drafts]).to(before.device)
-        allowed = torch.cat([before, paths], 2)[:, None]
-        return torch.zeros(allowed.shape, dtype=dtype, device=before.device).masked_fill(
-            ~allowed, torch.finfo(dtype).min
-        )
+        return torch.cat([before, paths], 2)[:, None]
 
     def keep(self, paths: Sequence[Sequence[int] | None], width: int) -> None:
         """Of the `width` newest places keep the first and, behind it, the nodes of a path of each row; of None none."""
@@ -62,7 +59,7 @@ class Slots:
                 index[row, 1 : 1 + len(path)] = torch.tensor(path, dtype=torch.long) + 1
                 new[row, : 1 + len(path)] = True
         if any(path and tuple(path) != tuple(range(len(path))) for path in paths):
-            self._move(start, start + index.to(self.seen.device))
+            self._move(start + width, start, start + index.to(self.seen.device))
         if kept < width:
             self.cache.crop(kept - width)
         self.seen = torch.cat([self.seen, new.to(self.seen.device)], 1)
@@ -71,18 +68,23 @@ class Slots:
         """Leave `count` new tokens of each row in one piece, as the model's own loop does; shorter rows are padded."""
         new = self.seen[:, self._held :]
         if not bool(new.all()):
-            self._move(self._held, self._held + torch.argsort(~new, dim=1, stable=True))
+            self._move(self.seen.shape[1], self._held, self._held + torch.argsort(~new, dim=1, stable=True))
         if count < new.shape[1]:
             self.cache.crop(count - new.shape[1])
 
-    def _move(self, start: int, index: torch.Tensor) -> None:
-        """Put what stands at `index [B, n]` at the places from `start` on."""
-        stop = start + index.shape[1]
+    def _move(self, total: int, start: int, index: torch.Tensor) -> None:
+        """Of `total` places put what stands at `index [B, n]` at those from `start` on.
+
+        Layers may hold fewer, as where tokens of the prompt are dropped before them.
+        """
         layers: Any = self.cache.layers  # full ones, which have keys and values
         for layer in layers:
+            shift = layer.keys.shape[2] - total
             for values in (layer.keys, layer.values):
-                places = index[:, None, :, None].to(values.device).expand(-1, values.shape[1], -1, values.shape[3])
-                values[:, :, start:stop] = values.gather(2, places)
+                places = (
+                    (index + shift)[:, None, :, None].to(values.device).expand(-1, values.shape[1], -1, values.shape[3])
+                )
+                values[:, :, start + shift : start + shift + index.shape[1]] = values.gather(2, places)
 
 
 def ancestors(draft: Draft, width: int) -> torch.Tensor:

@@ -107,6 +107,8 @@ def test_a_talk_is_of_one_visitor_and_one_clip(frame, clip, asked, tmp_path):
         assert len(mine.turns) == len(yours.turns) == expected
     assert {question for question, _ in yours.turns} == {asked[0].question}
     assert mine.about(str(other)).turns == [] and len(mine.turns) == 2
+    (_, fresh, *_), shown = ask(frame, other, asked[0].question, mine, told=True)
+    assert [question for question, _ in fresh.turns] == [asked[0].question] and asked[4].question not in shown.code
 
 
 def test_earlier_turns_are_told_only_where_asked(clip):

@@ -335,9 +335,12 @@ def test_a_streamer_is_served():
     )
 
 
-def test_recordings_of_a_batch_are_those_of_the_model(case):
+@pytest.mark.parametrize("attention", ("sdpa", "eager"))
+def test_recordings_of_a_batch_are_those_of_the_model(case, attention, request):
     """Rows accept different numbers of drafts; the second time most are known."""
     model, arguments = case
+    model.set_attn_implementation(attention)
+    request.addfinalizer(lambda: model.set_attn_implementation("sdpa"))
     plain = model.generate(**arguments(batch=3))
     with mmaccel.accelerate(model, SuffixDraft(shortest=1)) as session:
         for _ in range(2):

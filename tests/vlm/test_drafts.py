@@ -15,7 +15,17 @@ from transformers import (
 )
 
 import mmaccel
-from mmaccel.vlm import FusedDraft, SuffixDecoding, TokenRecycling, examples, visual_examples
+from mmaccel.vlm import (
+    FastV,
+    FrameFusion,
+    FusedDraft,
+    HoliTom,
+    SuffixDecoding,
+    TokenRecycling,
+    VisionZip,
+    examples,
+    visual_examples,
+)
 
 NEW = 30
 METHODS = (SuffixDecoding(shortest=1), TokenRecycling(always=True), FusedDraft(always=True), FusedDraft())
@@ -122,6 +132,23 @@ def test_answers_about_pictures(family, batch):
         for _ in range(2):
             assert torch.equal(fast.generate(**given), plain)
         assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
+@pytest.mark.parametrize("family", ("onevision", "qwen2_5_vl"))
+@pytest.mark.parametrize("batch", (1, 2))
+@pytest.mark.parametrize(
+    "fewer", (HoliTom(keep=0.3), FastV(keep=0.5), FrameFusion(keep=0.5), VisionZip(keep=0.3)), ids=lambda m: m.name
+)
+def test_drafts_beside_fewer_visual_tokens(family, batch, fewer):
+    """The answer is that of the shortened prompt alone, also where layers hold different numbers of tokens."""
+    model, arguments = getattr(visual_examples, family)()
+    given = arguments(batch, max_new_tokens=14)
+    with mmaccel.accelerate(model, fewer) as fast:
+        plain = fast.generate(**given)
+    with mmaccel.accelerate(model, fewer, FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.exact
 
 
 def test_a_tree_is_verified_in_one_pass(llama):
