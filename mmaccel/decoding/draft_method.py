@@ -38,6 +38,7 @@ class DraftMethod(Method[Session]):
     role: ClassVar[str] = "text drafts"
     neutral: ClassVar[dict[str, Any]] = {"block": 0}
     branches: ClassVar[bool] = False  # whether drafts are trees
+    silent: ClassVar[str] = "there was nothing to guess from"  # why a text has no draft at all
     likely: ClassVar[int] = 0  # how many of the likeliest tokens after each node the drafter is told
 
     def __post_init__(self) -> None:
@@ -57,3 +58,7 @@ class DraftMethod(Method[Session]):
     def width(self, session: Session, rows: int) -> Width:
         """How many tokens a pass over a batch verifies at most, the last committed one included."""
         return FixedWidth(self.block + 1)
+
+    def _forbidden(self, session: Session) -> frozenset[int]:
+        """Tokens of the model that stand for something else than text."""
+        return frozenset()

@@ -166,11 +166,11 @@ class GeneratedTexts:
         fed = torch.cat([fed, fed.new_tensor(nodes).view(len(nodes), drafts.size)], 1)
         depths = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
         kwargs = {
-            **self.kwargs,
+            **private.kwargs_after(self.model, self.kwargs, 1),
             self._mask: self._shaped(self.slots.mask(drafts.rows)),
             self._places: self._next + torch.tensor(depths, device=self.device),
         }
-        for name in ("token_type_ids", "mm_token_type_ids"):  # of text, as `generate` grows them
+        for name in ("token_type_ids", "mm_token_type_ids"):  # of the text, all as of its next token
             if kwargs.get(name) is not None:
                 kwargs[name] = kwargs[name][:, -1:].expand(-1, fed.shape[1])
         if "logits_to_keep" in kwargs:
@@ -222,7 +222,7 @@ class GeneratedTexts:
 
     def _judged(self, text: GeneratedText, rows: torch.Tensor, draft: Draft, likely: Sequence[Likely]) -> Verdict:
         found = match(draft, lambda node: text.choose(rows[node + 1][None]))
-        return Verdict(found.path, found.tokens, likely[: draft.size + 1], text.finished)
+        return Verdict(found.path, found.tokens, likely[: draft.size + 1])
 
     def commit(self, verdicts: Verdicts) -> list[int]:
         """Take the rejected drafts back from the cache."""

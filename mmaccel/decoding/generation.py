@@ -21,7 +21,7 @@ from mmaccel.patching import wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from .generated_texts import Drafts, GeneratedTexts, Verdicts, unfit_for_rows
+from .generated_texts import Drafts, GeneratedText, GeneratedTexts, Verdicts, unfit_for_rows
 from .loop import Drafter, Width, draft_and_verify
 from .matching import Draft, Verdict
 from .stats import Stats
@@ -49,6 +49,7 @@ class Drafting(Protocol):
 
     branches: ClassVar[bool]
     likely: ClassVar[int]
+    silent: ClassVar[str]
 
     @property
     def block(self) -> int:
@@ -66,22 +67,21 @@ class RowDrafters:
 
     Parameters
     ----------
-    drafters
-        One per row.
+    drafters, texts
+        One each per row; nothing is drafted for a text that has ended.
     branches
         Whether trees can be verified; of a tree its first path is taken otherwise.
     """
 
-    def __init__(self, drafters: Sequence[TextDrafter], branches: bool) -> None:
-        self.drafters, self.branches = drafters, branches
-        self._ended = [False] * len(drafters)
+    def __init__(self, drafters: Sequence[TextDrafter], texts: Sequence[GeneratedText], branches: bool) -> None:
+        self.drafters, self.texts, self.branches = drafters, texts, branches
 
     def propose(self, most: int) -> Drafts:
         """A draft of at most `most` tokens for each text that goes on."""
         return Drafts(
             tuple(
-                Draft(()) if ended else self._shaped(drafter.propose(most))
-                for drafter, ended in zip(self.drafters, self._ended, strict=True)
+                Draft(()) if text.finished else self._shaped(drafter.propose(most))
+                for drafter, text in zip(self.drafters, self.texts, strict=True)
             )
         )
 
@@ -90,10 +90,9 @@ class RowDrafters:
 
     def observe(self, verdicts: Verdicts) -> None:
         """Show each drafter what became of its draft."""
-        for row, verdict in enumerate(verdicts):
+        for drafter, verdict in zip(self.drafters, verdicts, strict=True):
             if verdict is not None:
-                self.drafters[row].observe(verdict)
-                self._ended[row] = verdict.ended
+                drafter.observe(verdict)
 
 
 @dataclass
@@ -222,7 +221,7 @@ def _decode(
     for drafter, tokens in zip(drafters, _prompts(model, input_ids, model_kwargs), strict=True):
         drafter.begin(tokens)
     try:
-        draft_and_verify(RowDrafters(drafters, branches), texts, texts, width, run.stats)
+        draft_and_verify(RowDrafters(drafters, texts.texts, branches), texts, texts, width, run.stats)
     finally:
         texts.close()
     if run.streamer is not None:
@@ -257,6 +256,8 @@ def _fill(report: Report, run: DraftedRun) -> None:
     report.warnings.extend(run.warnings)
     report.details.update(drafted=stats.drafted, accepted=stats.accepted)
     if stats.forwards and not stats.accepted:
-        wrong = f"none of {stats.drafted} drafted tokens was right: this text does not repeat itself"
-        nothing = "nothing was drafted: no repeat was found in the prompt or the answer"
-        report.warnings.append(wrong if stats.drafted else nothing)
+        report.warnings.append(
+            f"none of {stats.drafted} drafted tokens was right: this text does not repeat itself"
+            if stats.drafted
+            else f"nothing was drafted: {run.method.silent}"
+        )

@@ -11,7 +11,7 @@ from .acceptance import Acceptance
 from .draft_method import DraftMethod
 from .grown_draft import GrownDrafter
 from .pass_cost import PassCost
-from .sources import EXPECTED, Source
+from .sources import EXPECTED, Source, Successors
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class GrownMethod(DraftMethod):
 
     engaging: ClassVar[dict[str, Any]] = {"always": True}  # what a pass costs is no part of the contract
 
+    silent: ClassVar[str] = "no guess was worth what a wider pass costs"
     branches: ClassVar[bool] = True
     likely: ClassVar[int] = 8  # as in the paper of Token Recycling
 
@@ -47,6 +48,10 @@ class GrownMethod(DraftMethod):
     def sources(self, session: Session, row: int) -> list[Source]:
         """Where the guesses for a row come from, as far as kept for the session."""
         raise TypeError(f"{type(self).__name__} does not say where guesses come from")  # pragma: no cover
+
+    def successors(self, session: Session, longest: int = 1) -> Successors:
+        """The successors that the session knows, after at most so many equal tokens."""
+        return Successors(self._kept(session, "successors", {}), self._forbidden(session), longest)
 
     def _kept(self, session: Session, what: str, new: Any) -> Any:
         return session.memory.setdefault(f"{self.name}, {what}", new)

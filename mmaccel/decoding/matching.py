@@ -99,14 +99,11 @@ class Verdict:
     likely
         The likeliest tokens after the committed text, and after each node of the draft, best first, with their
         probabilities; () where no drafter asked for them.
-    ended
-        Whether the text ends with the last of the tokens.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     likely: Sequence[Likely] = field(default=(), repr=False)
-    ended: bool = field(default=False, repr=False)
 
 
 def match(draft: Draft, choose: Callable[[int], tuple[int, bool]]) -> Verdict:

@@ -68,12 +68,13 @@ class PassCost:
         """
         if self.always:
             return len(shares)
-        plain, tokens, best, most = self.curve.seconds(1), 0.0, 0, 0.0
-        for count, share in enumerate(shares, 1):
-            tokens += share
-            saved = tokens - MARGIN * (self.curve.seconds(count + 1) / plain - 1)
-            if saved > most and count + 1 in WIDTHS:
-                best, most = count, saved
+        curve, best, most = self.curve, 0, 0.0
+        for width in WIDTHS[1:]:
+            if width > len(shares) + 1:
+                break
+            saved = sum(shares[: width - 1]) - MARGIN * (curve.seconds(width) / curve.seconds(1) - 1)
+            if saved > most:
+                best, most = width - 1, saved
         return 0 if self._since >= STALE and most < CLEAR else best
 
 

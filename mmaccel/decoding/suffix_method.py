@@ -24,6 +24,7 @@ class SuffixMethod(DraftMethod):
     remember: int = 4096
 
     paper: ClassVar[str] = "SuffixDecoding: A Model-Free Approach to Speeding Up LLM Inference by Oliaro et al., 2024"
+    silent: ClassVar[str] = "no repeat was found in the prompt or the answer"
     # short drafts, so that the contract's models, which say little, need some passes
     engaging: ClassVar[dict[str, Any]] = {"block": 2, "shortest": 1, "remember": 0}
 
@@ -38,7 +39,3 @@ class SuffixMethod(DraftMethod):
         index = SuffixIndex(self.longest, self.shortest, self.remember, self._forbidden(session))
         found: SuffixIndex = session.memory.setdefault(f"{self.name}, row {row}" if row else self.name, index)
         return found
-
-    def _forbidden(self, session: Session) -> frozenset[int]:
-        """Tokens of the model that stand for something else than text."""
-        return frozenset()

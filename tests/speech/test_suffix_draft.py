@@ -5,6 +5,7 @@ import types
 
 import pytest
 import torch
+from noted_streamer import NotedStreamer
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -315,20 +316,9 @@ def test_the_tokens_that_the_model_samples(case):
     assert report.forwards < report.plain_forwards == report.tokens == NEW
 
 
-class Streamer:
-    def __init__(self):
-        self.tokens = []
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        pass
-
-
 def test_a_streamer_is_served():
     model, arguments = moonshine()
-    streamer = Streamer()
+    streamer = NotedStreamer()
     tokens, report = drafted(model, arguments, streamer=streamer)
     assert (
         streamer.tokens == tokens[0].tolist() and report.forwards and not any("own loop" in w for w in report.warnings)

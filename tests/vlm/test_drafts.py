@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from noted_streamer import NotedStreamer
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -11,7 +12,6 @@ from transformers import (
     LogitsProcessorList,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
-    TextStreamer,
 )
 
 import mmaccel
@@ -234,25 +234,12 @@ def test_a_second_turn_of_a_batch(llama):
     assert torch.equal(*answers)
 
 
-class Streamed(TextStreamer):
-    """Notes what it is given."""
-
-    def __init__(self):
-        self.tokens, self.ended = [], 0
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended += 1
-
-
 @pytest.mark.parametrize("more", ({}, {"use_cache": False}), ids=("drafted", "left to the model"))
 def test_a_streamer_is_given_the_text_as_it_grows(llama, more):
     texts = []
     for target in (llama, mmaccel.accelerate(llama, FusedDraft())):
         for _ in range(2):
-            streamer = Streamed()
+            streamer = NotedStreamer()
             result = target.generate(**call(**more), streamer=streamer)
         assert streamer.tokens == result[0].tolist() and streamer.ended == 1
         texts.append(result)
@@ -291,6 +278,13 @@ def test_attention_that_takes_no_mask_of_its_own(llama):
         llama.config._attn_implementation = before
 
 
+def test_a_text_without_drafts_says_why(llama):
+    given = call(max_new_tokens=1)
+    with mmaccel.accelerate(llama, FusedDraft()) as fast:
+        fast.generate(**given)
+    assert fast.report.warnings == ["nothing was drafted: no guess was worth what a wider pass costs"]
+
+
 def test_what_a_session_keeps_is_bounded(llama):
     method = FusedDraft(remember=64)
     with mmaccel.accelerate(llama, method) as fast:
@@ -298,5 +292,5 @@ def test_what_a_session_keeps_is_bounded(llama):
         for seed in range(12):
             ids = torch.randint(4, 60, (1, 40), generator=torch.Generator().manual_seed(seed))
             fast.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
-            sizes.append(len(fast.memory[f"{method.name}, texts of row 0"]))
+            sizes.append(len(fast.memory[method.name]))
         assert sizes[-1] <= 64 + 2 * 49 and len(set(sizes[4:])) <= 2

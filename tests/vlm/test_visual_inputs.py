@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from noted_streamer import NotedStreamer
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import mmaccel
@@ -236,21 +237,10 @@ def test_beams_are_counted_once_as_tokens_and_each_as_keys():
             assert (report.keys == report.plain_keys) == (share == 1.0) and report.keys <= report.plain_keys
 
 
-class Streamer:
-    def __init__(self):
-        self.tokens, self.ended = [], 0
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended += 1
-
-
 def test_a_streamer_is_given_the_prompt_as_it_was():
     model, arguments = visual_examples.onevision()
     with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
-        streamer = Streamer()
+        streamer = NotedStreamer()
         tokens = fast.generate(**arguments(1), streamer=streamer)
         assert streamer.tokens == tokens[0].tolist() and streamer.ended == 1
 

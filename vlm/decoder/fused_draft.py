@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mmaccel.decoding.grown_method import GrownMethod
-from mmaccel.decoding.sources import Known, Repeats, Source, Successors
-from mmaccel.decoding.suffix_index import SuffixIndex
-from mmaccel.method import Advice, is_count
+from mmaccel.decoding.sources import Repeats, Source
+from mmaccel.decoding.suffix_method import SuffixMethod
+from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.session import Session
 
@@ -17,7 +17,7 @@ from .placeholders import placeholders
 
 @register("vlm")
 @dataclass(frozen=True)
-class FusedDraft(GrownMethod):
+class FusedDraft(GrownMethod, SuffixMethod):
     """Draft what followed the same tokens before and what the model last found likely, in one tree (RASD, 2025).
 
     The method to begin with: what repeats is copied in long drafts, as by `SuffixDecoding`, and elsewhere candidates
@@ -34,15 +34,15 @@ class FusedDraft(GrownMethod):
     ----------
     block
         Most nodes of a draft; default 32. 0 turns drafts off.
-    always
-        Verify all guesses, up to `block`, whether or not they are worth their cost; default False, for which passes
-        are timed.
     longest
         Longest match that is looked up, in tokens; default 8.
     shortest
         Fewest tokens that must match; default 1, as matches that are seldom right are not verified.
     remember
         Tokens of the session's earlier texts that are searched too; default 4096. 0 searches the current text only.
+    always
+        Verify all guesses, up to `block`, whether or not they are worth their cost; default False, for which passes
+        are timed.
 
     Raises
     ------
@@ -57,9 +57,7 @@ class FusedDraft(GrownMethod):
     """
 
     block: int = 32
-    longest: int = 8
     shortest: int = 1
-    remember: int = 4096
 
     paper: ClassVar[str] = "RASD: Retrieval-Augmented Speculative Decoding by Quan et al., 2025"
     advice: ClassVar[Advice] = Advice(
@@ -69,15 +67,9 @@ class FusedDraft(GrownMethod):
     learns: ClassVar[bool] = True
     engaging: ClassVar[dict[str, Any]] = {"always": True, "remember": 0}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(is_count(self.longest, 1, 32), "longest", "between 1 and 32 tokens")
-        self._require(is_count(self.shortest, 1, self.longest), "shortest", f"between 1 and longest={self.longest}")
-        self._require(is_count(self.remember, 0), "remember", "a whole number of at least 0 tokens")
-
     def sources(self, session: Session, row: int) -> list[Source]:
         """Repeats of this row's texts, and the successors that the session knows."""
-        forbidden = placeholders(session.target.config)
-        known: Known = self._kept(session, "successors", {})
-        index = SuffixIndex(self.longest, self.shortest, self.remember, forbidden)
-        return [Repeats(self._kept(session, f"texts of row {row}", index)), Successors(known, forbidden, longest=3)]
+        return [Repeats(self.drafter(session, row)), self.successors(session, longest=3)]
+
+    def _forbidden(self, session: Session) -> frozenset[int]:
+        return placeholders(session.target.config)

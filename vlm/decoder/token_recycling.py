@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mmaccel.decoding.grown_method import GrownMethod
-from mmaccel.decoding.sources import Known, Source, Successors
+from mmaccel.decoding.sources import Source
 from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -60,5 +60,7 @@ class TokenRecycling(GrownMethod):
 
     def sources(self, session: Session, row: int) -> list[Source]:
         """The successors that the session knows."""
-        known: Known = self._kept(session, "successors", {})
-        return [Successors(known, placeholders(session.target.config))]
+        return [self.successors(session)]
+
+    def _forbidden(self, session: Session) -> frozenset[int]:
+        return placeholders(session.target.config)
