@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from ..comparison import results
 from ..errors import WeightsError
 from ..files.foreign_json import read_json
@@ -84,5 +86,6 @@ def measure(benchmark: Benchmark, full: bool, page: Path | None) -> tuple[dict[s
     result = results.result([])
     parts = benchmark.parts(full) if benchmark.parts else {benchmark.name: lambda: benchmark.rows(full)}
     kept = Unfinished(page.with_suffix(SUFFIX) if page else None, result["header"], full)
-    rows = [row for name, make in parts.items() for row in kept.part(name, make)]
+    measured = tqdm(parts.items(), desc=benchmark.name, disable=len(parts) == 1)
+    rows = [row for name, make in measured for row in kept.part(name, make)]
     return {"header": kept.header, "rows": rows}, kept

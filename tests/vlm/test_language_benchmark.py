@@ -38,6 +38,11 @@ def test_both_forms_measure_what_presets_stand_on():
             assert [method for method in chosen if method == preset.methods[0]] == list(preset.methods)
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_a_stopped_run_goes_on_at_each_method_and_length(full):
+    assert len(language_benchmark.parts(full)) == sum(len(chosen) for _, _, chosen in language_benchmark.cases(full))
+
+
 def test_a_row_says_which_switches_are_on():
     row = {"method": "vlm.CompressKV", "settings": CompressKV(budget=0.1, head_budgets=True).settings()}
     assert language_benchmark._label(row) == "CompressKV('snap_kv', 0.1, head_budgets=True)"

@@ -7,10 +7,9 @@ timed in one alternation with the plain model, on the first texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-from tqdm import tqdm
 
 from mmaccel.bench.benchmark import Benchmark, Row, Section, by
 from mmaccel.bench.pages import markdown
@@ -54,38 +53,60 @@ def cases(full: bool) -> list[tuple[int, int, list[DecoderMethod]]]:
     return [(2048, 8 if full else 2, [*methods(), *tight]), (8000, 8 if full else 1, long)]
 
 
+class Prompts:
+    """Texts and planted numbers of a length, with what the plain model makes of them."""
+
+    def __init__(self, length: int, count: int, loaded: Callable[[], tuple[Any, Any]]) -> None:
+        model, self.tokenizer = loaded()
+        should_use_sparse(0.5, 2048, causal=True)  # measured before anything else is timed
+        self.length, self.seeds = length, range(count)
+        self.reading = Reading(model, [text_task(self.tokenizer, length, seed) for seed in self.seeds])
+        self.needles = [needle_task(self.tokenizer, length, seed, count) for seed in self.seeds]
+        self.losses = [self.reading.run(model, seed) for seed in self.seeds]
+        self.plain = self.found(model)
+
+    def found(self, model: Any) -> list[bool]:
+        """Which planted numbers a model gives back."""
+        return [found(model, self.tokenizer, needle) for needle in self.needles]
+
+
+def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
+    """The row of each method and length of prompt of :func:`cases`, by name."""
+    made: dict[str, Callable[[], Iterable[Row]]] = {}
+    loaded = functools.cache(load)
+    for length, count, chosen in cases(full):
+        prompts = functools.cache(functools.partial(Prompts, length, count, loaded))
+        for method in chosen:
+            made[f"{length} tokens, {method}"] = functools.partial(lambda p, m: [measure(p(), m)], prompts, method)
+    return made
+
+
 def rows(full: bool = False) -> Iterator[Row]:
     """One row for each method and length of prompt of :func:`cases`."""
-    model, tokenizer = load()
-    should_use_sparse(0.5, 2048, causal=True)  # measured before anything else is timed
-    for length, count, chosen in cases(full):
-        reading = Reading(model, [text_task(tokenizer, length, seed) for seed in range(count)])
-        needles = [needle_task(tokenizer, length, seed, count) for seed in range(count)]
-        losses = [reading.run(model, seed) for seed in range(count)]
-        plain = [found(model, tokenizer, needle) for needle in needles]
-        for method in tqdm(chosen, desc=f"{MODEL}, {length} tokens"):
-            with accelerate(model, method) as fast:
-                hits = [found(fast, tokenizer, needle) for needle in needles]
-            yield {**measure(reading, method, length, losses), **recalled(needles, hits, plain)}
+    for make in parts(full).values():
+        yield from make()
 
 
-def measure(reading: Reading, method: DecoderMethod, length: int, plain_losses: list[float]) -> Row:
-    """Loss of a method on every text beside that of the plain model, and its time on the first of them."""
+def measure(prompts: Prompts, method: DecoderMethod) -> Row:
+    """Loss of a method on every text beside that of the plain model, its time on the first, and what it finds."""
+    reading, seeds = prompts.reading, prompts.seeds
     plain, entry = Entry(PLAIN, PLAIN), Entry.of(reading.target, method)
-    seeds = range(len(reading.texts))
     Runner(reading, [plain, entry], seeds[:TIMED]).run(warm_up=False)
     losses = [figures["loss"] for figures in entry.metrics.values()]
     with accelerate(reading.target, method) as fast:
         losses += [reading.run(fast, seed) for seed in seeds[TIMED:]]
+    with accelerate(reading.target, method) as fast:
+        hits = prompts.found(fast)
     work = entry.work()["work_ratio"]
     return results.row(
         modality="language",
-        model=f"{MODEL}, prompts of {length} tokens",
+        model=f"{MODEL}, prompts of {prompts.length} tokens",
         **{**entry.identity(), "exact": method.is_neutral},
         seeds=list(seeds),
         **entry.timing(plain),
         work_ratio=1.0 if work is None else work,
-        **lost(losses, plain_losses),
+        **lost(losses, prompts.losses),
+        **recalled(prompts.needles, hits, prompts.plain),
     )
 
 
@@ -195,4 +216,5 @@ BENCHMARK = Benchmark(
     tables,
     LIMITS,
     facts=facts,
+    parts=parts,
 )
