@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .budget import Budget
+from .drafters.suffix_index import SuffixIndex
 from .grouped import grouped_ratio
 from .loop import Drafter, FixedWidth, Rule, Target, Width, draft_and_verify
 from .matching import Draft, Verdict, match
 from .probability import gumbel, one_hot, sample
 from .stats import Stats
-from .suffix_index import SuffixIndex
 from .verify_cost import VerifyCost
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mmaccel.decoding.suffix_method import SuffixMethod
+from mmaccel.decoding.drafters.suffix_method import SuffixMethod
 from mmaccel.method import Advice
 from mmaccel.registry import register
 

@@ -9,11 +9,11 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.decoding import Draft, SuffixIndex, Verdict
-from mmaccel.decoding.acceptance import Acceptance
-from mmaccel.decoding.grown_draft import GrownDrafter
-from mmaccel.decoding.pass_cost import FEWEST, STALE, PassCost
+from mmaccel.decoding.drafters.acceptance import Acceptance
+from mmaccel.decoding.drafters.grown_draft import GrownDrafter
+from mmaccel.decoding.drafters.pass_cost import FEWEST, STALE, PassCost
+from mmaccel.decoding.drafters.sources import EXPECTED, Repeats, Successors
 from mmaccel.decoding.slots import Slots, ancestors, is_full
-from mmaccel.decoding.sources import EXPECTED, Repeats, Successors
 
 
 # ------------------------------------------------------------------------------------------------- acceptance

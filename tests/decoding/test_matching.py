@@ -319,7 +319,7 @@ def test_a_report_of_drafts():
 
 def test_a_draft_method_says_what_drafts_and_how_far():
     """Blocks of drafts are between 0, which is plain decoding, and 256 tokens."""
-    from mmaccel.decoding.suffix_method import SuffixMethod
+    from mmaccel.decoding.drafters.suffix_method import SuffixMethod
 
     method, session = SuffixMethod(longest=5, shortest=3, remember=7), SimpleNamespace(memory={})
     index, other = method.drafters(session, 2, branches=True)

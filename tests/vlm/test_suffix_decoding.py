@@ -8,7 +8,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import mmaccel
 from mmaccel import vlm
-from mmaccel.decoding.draft_method import DraftMethod
+from mmaccel.decoding.drafters.draft_method import DraftMethod
 from mmaccel.errors import ConflictError
 from mmaccel.vlm import SuffixDecoding, examples, visual_examples
 

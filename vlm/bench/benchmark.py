@@ -179,5 +179,14 @@ SECTION = Section(
     one_group=True,
 )
 BENCHMARK = Benchmark(
-    "vlm", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot, parts=parts
+    "vlm",
+    page.TITLE,
+    rows,
+    SECTION,
+    page.INTRO,
+    page.tables,
+    page.LIMITS,
+    facts=page.facts,
+    plot=page.plot,
+    parts=parts,
 )

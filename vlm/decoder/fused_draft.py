@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.decoding.grown_method import GrownMethod
-from mmaccel.decoding.sources import Repeats, Source
-from mmaccel.decoding.suffix_method import SuffixMethod
+from mmaccel.decoding.drafters.grown_method import GrownMethod
+from mmaccel.decoding.drafters.sources import Repeats, Source
+from mmaccel.decoding.drafters.suffix_method import SuffixMethod
 from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.session import Session

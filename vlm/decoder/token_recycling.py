@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mmaccel.decoding.grown_method import GrownMethod
-from mmaccel.decoding.sources import Source
+from mmaccel.decoding.drafters.grown_method import GrownMethod
+from mmaccel.decoding.drafters.sources import Source
 from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.session import Session

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from ..matching import Draft, Verdict
 from .acceptance import Acceptance
-from .matching import Draft, Verdict
 from .pass_cost import PassCost
 from .sources import CONTEXT, Context, Source, State
 

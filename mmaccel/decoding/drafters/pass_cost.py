@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import log2
 from statistics import median
 
-from .verify_cost import VerifyCost
+from ..verify_cost import VerifyCost
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 STEEP = 0.3  # of a plain pass, for each doubling, until it is measured: as SmolLM2-135M on two CPU cores has it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from .matching import Draft, Verdict
+from ..matching import Draft, Verdict
 
 BREAK = -1  # between two texts; no token
 

@@ -6,7 +6,7 @@ from bisect import bisect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
-from .matching import Likely
+from ..matching import Likely
 from .suffix_index import SuffixIndex
 
 State = Any  # of a source, at a node of a draft

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from mmaccel.method import Method, is_count
 from mmaccel.session import Session
 
-from .generation import TextDrafter, verify_drafts
-from .loop import FixedWidth, Width
+from ..generation import TextDrafter, verify_drafts
+from ..loop import FixedWidth, Width
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What drafts text: lookups, trees of guesses, and the methods that are made of them."""
