@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
     from .decoder.suffix_decoding import SuffixDecoding
+    from .decoder.text_draft import TextDraft
     from .decoder.token_recycling import TokenRecycling
     from .input.read_video import VideoFrames, read_video
     from .pruning.dycoke import DyCoke
@@ -62,6 +63,7 @@ __all__ = [
     "VideoStreamStats",
     "StreamingCompression",
     "SuffixDecoding",
+    "TextDraft",
     "TokenRecycling",
     "VidCom2",
     "VideoFrames",

@@ -67,6 +67,10 @@ class WindowDraft:
     def size(self) -> int:
         return self.tokens.shape[1] - 1
 
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
     depth = size
 
 

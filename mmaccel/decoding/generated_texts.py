@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import sys
 from collections.abc import Sequence
@@ -11,14 +10,13 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import EncoderDecoderCache
 
 from mmaccel import private
 
 from .matching import Draft, Likely, Verdict, match
-from .slots import Slots, is_full, recording
-
-ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
+from .rollback import Rollback
+from .slots import Slots
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,15 @@ class Drafts:
     """A draft for each row of a batch; those of texts that have ended are empty."""
 
     rows: tuple[Draft, ...]
+    again: int = 0  # tokens that are read again with it
 
     @property
     def size(self) -> int:
         return max(draft.size for draft in self.rows)
+
+    @property
+    def width(self) -> int:
+        return self.again + 1 + self.size
 
     @property
     def depth(self) -> int:
@@ -48,13 +51,15 @@ class GeneratedText:
         `[1, N]`, prompt and committed tokens.
     finished
         Whether a stopping criterion ended it.
+    unread
+        Committed tokens before the last that the cache does not hold any more.
     scores, logits
         `[1, V]` of each new token, after and before the processors; None where they are not asked for.
     """
 
     def __init__(self, ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any = None) -> None:
         self.ids, self.processors, self.criteria, self.streamer = ids, processors, criteria, streamer
-        self.do_sample, self.finished = config.do_sample, False
+        self.do_sample, self.finished, self.unread = config.do_sample, False, 0
         returned = config.return_dict_in_generate
         self.scores: list[torch.Tensor] | None = [] if returned and config.output_scores else None
         self.logits: list[torch.Tensor] | None = [] if returned and config.output_logits else None
@@ -98,6 +103,8 @@ class GeneratedTexts:
     slots
         Places of the rows in the cache, once the prompt is read; None where one text grows by chains, for which the
         model's own masks and positions do.
+    past
+        The cache of such a text, once the prompt is read.
     """
 
     def __init__(
@@ -119,6 +126,7 @@ class GeneratedTexts:
         self.is_decoder = not model.config.is_encoder_decoder
         self.first, self.drafted, self._fed = True, 0, 0  # tokens of the drafts, and all, that the last pass was given
         self.slots: Slots | None = None
+        self.past: Rollback | None = None
         self._complete: set[int] = set()  # rows of which the cache holds the last token
         self._next = ids.new_zeros(1)  # position of the last token of each row
         found = kwargs["past_key_values"]
@@ -134,12 +142,16 @@ class GeneratedTexts:
             return 0
         if self.first and (self.is_decoder or self.spreads):
             return 1  # the prompt may hold pictures: what prepares it knows nothing of drafts
+        if self.texts[0].unread:
+            return 1  # which are read without a draft, so that nothing has to be read a third time
         longest = self.criteria.max_length
         return sys.maxsize if longest is None else max(1, longest - max(left))
 
     def forward(self, drafts: Drafts) -> torch.Tensor:
         """Logits `[B, K + 1, V]` after the texts, and after each node of the drafts."""
         was_prompt = self.first
+        if self.past is not None:
+            self.past.mark(drafts.size)
         inputs = self._one(drafts.rows[0]) if self.slots is None else self._several(drafts)
         logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
         if was_prompt:
@@ -152,11 +164,9 @@ class GeneratedTexts:
         ids = torch.cat([text.ids for text in self.texts]) if self.first else self.texts[0].ids
         fed = torch.cat([ids, ids.new_tensor([draft.tokens])], 1) if draft.size else ids
         kwargs = private.kwargs_after(self.model, self.kwargs, draft.size)
-        if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = draft.size + 1
         embedded = self.first and kwargs.get("inputs_embeds") is not None
-        held = self.cache.get_seq_length() if self.first else ids.shape[1] - 1
-        return self._prepared(fed, None if embedded else fed.shape[1] - held, kwargs)
+        held = self.cache.get_seq_length() if self.first else ids.shape[1] - 1 - self.texts[0].unread
+        return self._prepared(fed, None if embedded else fed.shape[1] - held, draft.size + 1, kwargs)
 
     def _several(self, drafts: Drafts) -> dict[str, Any]:
         """Inputs of several texts, or of a tree."""
@@ -173,9 +183,7 @@ class GeneratedTexts:
         for name in ("token_type_ids", "mm_token_type_ids"):  # of the text, all as of its next token
             if kwargs.get(name) is not None:
                 kwargs[name] = kwargs[name][:, -1:].expand(-1, fed.shape[1])
-        if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = fed.shape[1]
-        return self._prepared(fed, fed.shape[1], kwargs)
+        return self._prepared(fed, fed.shape[1], fed.shape[1], kwargs)
 
     def _shaped(self, allowed: torch.Tensor) -> torch.Tensor:
         """A mask as the model's attention takes it."""
@@ -184,17 +192,20 @@ class GeneratedTexts:
         added = torch.zeros(allowed.shape, dtype=self.model.dtype, device=allowed.device)
         return added.masked_fill(~allowed, torch.finfo(added.dtype).min)
 
-    def _prepared(self, fed: torch.Tensor, count: int | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _prepared(self, fed: torch.Tensor, count: int | None, keep: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Inputs of a pass over the last `count` of the tokens, with logits of the last `keep`."""
         found: dict[str, Any] = self.model.prepare_inputs_for_generation(
             fed, next_sequence_length=count, is_first_iteration=self.first, **kwargs
         )
+        if "logits_to_keep" in found:  # some models set it themselves
+            found["logits_to_keep"] = keep
         return found
 
     def _begin(self, inputs: dict[str, Any]) -> None:
         """The prompt is read: from here on drafts may have to be taken back, and rows may have places of their own."""
         self.first = False
         if not self.spreads:
-            recording(self.cache, True)
+            self.past = Rollback(self.cache)
             return
         held, mask, places = self.cache.get_seq_length(), self.kwargs.get(self._mask), inputs.get(self._places)
         seen = torch.ones(len(self.texts), held, device=self.device) if mask is None else mask[:, :held]
@@ -228,14 +239,24 @@ class GeneratedTexts:
         """Take the rejected drafts back from the cache."""
         if self.slots is None:
             found = verdicts[0]
-            assert found is not None
-            self.cache.crop(len(found.path) - self.drafted)
+            assert found is not None and self.past is not None
+            self.past.keep(len(found.path), self.drafted)
+            if self.texts[0].finished and self.past.unread:
+                self._read_again(len(found.path))
+            self.texts[0].unread = self.past.unread
             self.kwargs = private.kwargs_after(self.model, self.kwargs, len(found.tokens))
         elif self._fed:
             self.slots.keep([self._path(row, found) for row, found in enumerate(verdicts)], self._fed)
             grown = [0 if found is None else len(found.tokens) for found in verdicts]
             self._next = self._next + torch.tensor(grown, device=self.device)[:, None]
         return [len(found.path) for found in verdicts if found is not None]
+
+    def _read_again(self, accepted: int) -> None:
+        """Leave the cache of a text that ended as the model's own loop does, with all but the last token."""
+        assert self.past is not None
+        ids, kwargs = self.texts[0].ids[:, :-1], private.kwargs_after(self.model, self.kwargs, accepted)
+        self.model(**self._prepared(ids, self.past.unread, 1, kwargs), return_dict=True)
+        self.past.unread = 0
 
     def _path(self, row: int, found: Verdict | None) -> tuple[int, ...] | None:
         """What to keep of a row beside its last token; None once the last token of an ended text is kept."""
@@ -247,9 +268,9 @@ class GeneratedTexts:
 
     def close(self) -> None:
         """Leave the cache as the model's own loop does."""
-        if self.slots is None:
-            recording(self.cache, False)
-        else:
+        if self.past is not None:
+            self.past.close()
+        if self.slots is not None:
             self.slots.close(max(text.ids.shape[1] for text in self.texts) - self.start - 1)
 
     def sequences(self, pad: int) -> torch.Tensor:
@@ -267,16 +288,3 @@ class GeneratedTexts:
             return None
         none = torch.zeros_like(kept[0][0])
         return tuple(torch.cat(step) for step in itertools.zip_longest(*kept, fillvalue=none))
-
-
-def unfit_for_rows(model: Any) -> str | None:
-    """Why several texts, or alternatives for one, cannot be verified in one pass of this model."""
-    config = model.config.get_text_config(decoder=True)
-    places = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
-    if config._attn_implementation not in ATTENTION:
-        return f"attn_implementation={config._attn_implementation!r} takes no mask of its own for each token"
-    if places not in inspect.signature(model.forward).parameters:
-        return f"{type(model).__name__} takes no {places}"
-    if not is_full(DynamicCache(config=config)):
-        return "some layers keep a part of the past only"
-    return None

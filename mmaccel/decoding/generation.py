@@ -21,9 +21,11 @@ from mmaccel.patching import wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from .generated_texts import Drafts, GeneratedText, GeneratedTexts, Verdicts, unfit_for_rows
+from .generated_texts import Drafts, GeneratedText, GeneratedTexts, Verdicts
 from .loop import Drafter, Width, draft_and_verify
 from .matching import Draft, Verdict
+from .rollback import can_go_back
+from .slots import unfit_for_rows
 from .stats import Stats
 
 # Processors of transformers that look at more than the row they are given.
@@ -55,6 +57,12 @@ class Drafting(Protocol):
     def block(self) -> int:
         """Most tokens of a draft; 0 for none."""
 
+    def take(self, session: Session, kwargs: dict[str, Any]) -> None:
+        """Take what is meant for the drafts out of the arguments of a call of `generate`."""
+
+    def tell(self, session: Session, report: Report) -> None:
+        """Say in the report of a call what else there is to say of its drafts."""
+
     def drafters(self, session: Session, rows: int, branches: bool) -> Sequence[TextDrafter]:
         """What drafts the next text of each row."""
 
@@ -82,7 +90,8 @@ class RowDrafters:
             tuple(
                 Draft(()) if text.finished else self._shaped(drafter.propose(most))
                 for drafter, text in zip(self.drafters, self.texts, strict=True)
-            )
+            ),
+            again=max(text.unread for text in self.texts),
         )
 
     def _shaped(self, draft: Draft) -> Draft:
@@ -118,6 +127,7 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
 
     def generate(original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         run = DraftedRun(session, method)
+        method.take(session, kwargs)
         reason = _reason(model, kwargs) if method.block else "drafts of 0 tokens"
         if reason is None:
             run.streamer = kwargs.pop("streamer", None)  # which `generate` gives to no loop but its own
@@ -126,6 +136,7 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
             run.warn(reason)
         result = original(**kwargs)
         _fill(session.report, run)
+        method.tell(session, session.report)
         return result
 
     wrap_generate(stack, session, generate)
@@ -154,7 +165,7 @@ def _unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if model.config.is_encoder_decoder != isinstance(cache, EncoderDecoderCache):
         own = None
-    if type(own) is not DynamicCache or not own.is_croppable or not kwargs.get("use_cache", True):
+    if type(own) is not DynamicCache or not can_go_back(own) or not kwargs.get("use_cache", True):
         return "there is no cache to take drafts back from"
     if kwargs.get("inputs_embeds") is not None and own.get_seq_length():
         return "embeddings go on from a cache"

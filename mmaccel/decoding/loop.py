@@ -31,6 +31,10 @@ class Sized(Protocol):
         """Draft tokens of each sequence."""
 
     @property
+    def width(self) -> int:
+        """Tokens of the pass that verifies it, those that are committed included."""
+
+    @property
     def depth(self) -> int:
         """Most tokens that can be accepted; the size, unless the draft is a tree."""
 
@@ -124,7 +128,7 @@ def draft_and_verify(
         verified = time.perf_counter()
         verdict = rule.judge(output, draft)
         accepted = target.commit(verdict)
-        width.observe(draft.size + 1, [count + 1 for count in accepted], clock() - started)
+        width.observe(draft.width, [count + 1 for count in accepted], clock() - started)
         stats.observe(accepted, draft.size, depth=draft.depth)
         drafter.observe(verdict)
         for name, seconds in (("draft", drafted - began), ("verify", verified - drafted)):

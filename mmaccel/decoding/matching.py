@@ -47,6 +47,11 @@ class Draft:
         return len(self.tokens)
 
     @property
+    def width(self) -> int:
+        """Tokens of the pass that verifies it, the last committed one included."""
+        return 1 + self.size
+
+    @property
     def is_chain(self) -> bool:
         """Whether each node follows the one before it."""
         return not self.parents or self.parents == tuple(range(-1, self.size - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from .matching import Draft
+
+ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
 
 
 def is_full(cache: DynamicCache) -> bool:
@@ -104,11 +107,14 @@ def ancestors(draft: Draft, width: int) -> torch.Tensor:
     return seen
 
 
-def recording(cache: Any, on: bool) -> None:
-    """Let layers that forget what is out of their window keep it until the next crop, or not."""
-    if on:
-        cache.activate_past_recording()
-    else:
-        for layer in cache.layers:
-            if hasattr(layer, "record_past"):
-                layer.record_past = False
+def unfit_for_rows(model: Any) -> str | None:
+    """Why several texts, or alternatives for one, cannot be verified in one pass of this model."""
+    config = model.config.get_text_config(decoder=True)
+    places = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
+    if config._attn_implementation not in ATTENTION:
+        return f"attn_implementation={config._attn_implementation!r} takes no mask of its own for each token"
+    if places not in inspect.signature(model.forward).parameters:
+        return f"{type(model).__name__} takes no {places}"
+    if not is_full(DynamicCache(config=config)):
+        return "some layers keep a part of the past only"
+    return None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmaccel.decoding import Draft, Verdict
+from mmaccel.decoding.drafters.given_text import nearest
 
 # proposed after a mismatch, doubled as long as all are right; 8 tokens cost Moonshine tiny 1.3 times what 1 costs
 FIRST_BLOCK = 8
-LONGEST_SUFFIX = 4
-REACH = 8  # a match of one token counts this near to where it was expected
 PATIENCE = 2  # blocks without a single hit before only longer matches are believed
 
 
@@ -56,17 +55,6 @@ class RealignedDraft:
             self._next, self._size, self._misses = at + 1, 2 * self._size, 0
             return
         self._misses = 0 if accepted else self._misses + 1
-        found = self._find(self._decoded, at + 1)
+        found = nearest(self.tokens, self._decoded, at + 1, shortest=1 if self._misses < PATIENCE else 2)
         believed = found is not None or self._misses < PATIENCE
         self._next, self._size = at + 1 if found is None else found, FIRST_BLOCK if believed else 0
-
-    def _find(self, decoded: Sequence[int], expected: int) -> int | None:
-        """Where the draft goes on after the longest suffix of `decoded`, nearest to `expected`."""
-        shortest = 1 if self._misses < PATIENCE else 2
-        for length in range(min(LONGEST_SUFFIX, len(decoded)), shortest - 1, -1):
-            suffix = list(decoded[-length:])
-            ends = (end for end in range(length, len(self.tokens)) if self.tokens[end - length : end] == suffix)
-            best = min(ends, key=lambda end: abs(end - expected), default=None)
-            if best is not None and (length > 1 or abs(best - expected) <= REACH):
-                return best
-        return None

@@ -6,10 +6,22 @@ from noted_streamer import NotedStreamer
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
@@ -21,6 +33,7 @@ from mmaccel.vlm import (
     FusedDraft,
     HoliTom,
     SuffixDecoding,
+    TextDraft,
     TokenRecycling,
     VisionZip,
     examples,
@@ -51,11 +64,23 @@ def deepseek_v3():
 
 
 def qwen3_next():
-    """Layers with a state that cannot be taken back."""
+    """Layers with a state instead of keys."""
     linear = {f"linear_{name}": size for name, size in (("num_key_heads", 2), ("num_value_heads", 4))}
     linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}
     kinds = ["linear_attention", "full_attention", "linear_attention"]
     return sharp(Qwen3NextForCausalLM, Qwen3NextConfig, num_experts=4, head_dim=8, layer_types=kinds, **PARTS, **linear)
+
+
+def falcon_h1():
+    """Layers with a state beside keys."""
+    state = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 16}
+    return sharp(FalconH1ForCausalLM, FalconH1Config, **state, mamba_chunk_size=8)
+
+
+def lfm2():
+    """Convolutions, of which the last tokens are the state."""
+    kinds = ["conv", "full_attention", "conv"]
+    return sharp(Lfm2ForCausalLM, Lfm2Config, layer_types=kinds)
 
 
 def call(batch=1, pad=0, **more):
@@ -105,11 +130,67 @@ def test_caches_of_other_kinds(build, method):
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers), "it forgets again what it may"
 
 
+@pytest.mark.parametrize("build", (qwen3_next, falcon_h1, lfm2), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("method", (*METHODS[:3], TextDraft(always=True)), ids=(*IDS[:3], "text"))
+@pytest.mark.parametrize("eos", (None, 7))
+def test_states_are_put_back(build, method, eos):
+    """After a rejected draft, and when the text ends with one: a text that goes on from the cache is the model's."""
+    model, given = build(), call(eos_token_id=eos, return_dict_in_generate=True, output_logits=True)
+    plain = model.generate(**given)
+    more = {"input_ids": torch.cat([plain.sequences, given["input_ids"][:, :7]], 1), "max_new_tokens": NEW}
+    further = model.generate(**more, do_sample=False, eos_token_id=None, past_key_values=plain.past_key_values)
+    accepted = rejected = 0
+    expected = plain.sequences[0, given["input_ids"].shape[1] :].clone()
+    expected[2::5] = 3
+    known = {"prediction": expected} if isinstance(method, TextDraft) else {}
+    with mmaccel.accelerate(model, method) as fast:
+        for _ in range(3):
+            result = fast.generate(**given, **known)
+            accepted += fast.report.details["accepted"]
+            rejected += fast.report.details["drafted"] - fast.report.details["accepted"]
+            assert torch.equal(result.sequences, plain.sequences)
+            assert not any("the model's own loop" in warning for warning in fast.report.warnings)
+            torch.testing.assert_close(torch.stack(result.logits), torch.stack(plain.logits), rtol=1e-3, atol=1e-3)
+            again = fast.generate(**more, do_sample=False, eos_token_id=None, past_key_values=result.past_key_values)
+            assert torch.equal(again, further)
+    assert accepted and (rejected or not known)
+
+
+def gemma2():
+    """Capped scores, and windows."""
+    return sharp(Gemma2ForCausalLM, Gemma2Config, head_dim=8, sliding_window=16, attn_implementation="eager")
+
+
+def gpt_oss():
+    """Attention sinks, and windows."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return sharp(GptOssForCausalLM, GptOssConfig, head_dim=8, sliding_window=16, attn_implementation="eager", **experts)
+
+
+def mistral():
+    """Nothing but windows."""
+    return sharp(MistralForCausalLM, MistralConfig, sliding_window=16)
+
+
+def eager():
+    return sharp(LlamaForCausalLM, LlamaConfig, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("build", (gemma2, gpt_oss, mistral, eager), ids=lambda build: build.__name__)
+def test_attention_that_other_methods_cannot_take_over(build):
+    model, given = build(), call()
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
 @pytest.mark.parametrize(
     ("build", "batch", "reason"),
     (
         (gemma3, 3, "some layers keep a part of the past only"),
-        (qwen3_next, 1, "there is no cache to take drafts back from"),
+        (qwen3_next, 2, "some layers keep a part of the past only"),
     ),
     ids=("gemma3", "qwen3_next"),
 )
@@ -265,7 +346,7 @@ def test_a_processor_of_the_user_is_shown_batches_only_whole(llama, batch, reaso
 
 def test_attention_that_takes_no_mask_of_its_own(llama):
     """One text is drafted in chains there; a batch is left to the model."""
-    from mmaccel.decoding.generated_texts import unfit_for_rows
+    from mmaccel.decoding.slots import unfit_for_rows
 
     assert unfit_for_rows(llama) is None
     before = llama.config._attn_implementation

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.cache import SelectingCache
+from mmaccel.decoding.drafters.draft_method import DraftMethod
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import intercept_attention, wrap_generate
 from mmaccel.report import Report
@@ -66,9 +67,6 @@ class DecoderAdapter(Adapter):
         name = type(self.target).__name__
         if self.target.config.is_encoder_decoder:
             raise UnsupportedTargetError(f"{name} is an encoder-decoder; the vlm methods work on decoders")
-        text = self.text_config
-        if getattr(text, "attn_logit_softcapping", None) is not None:
-            raise UnsupportedTargetError(f"{name} caps its attention scores (softcap), which no vlm method supports")
         modules = self.attention_modules()
         if not modules:
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
@@ -76,16 +74,25 @@ class DecoderAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"{name} attends in both directions; the vlm methods work on decoders: load it with is_decoder=True"
             )
+        if not isinstance(method, DraftMethod):  # drafts are verified by the attention that the model has
+            self._check_attention(method, name, modules)
+            self._check_layers(method, name)
+        if isinstance(method, DecoderMethod):
+            self._check_keys(method, name, modules)
+
+    def _check_attention(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
+        """Raise unless it is plain attention in SDPA."""
+        others = f"{method.name} does not support; drafts work on it, such as vlm.FusedDraft"
+        text = self.text_config
+        if getattr(text, "attn_logit_softcapping", None) is not None:
+            raise UnsupportedTargetError(f"{name} caps its attention scores (softcap), which {others}")
         if any(getattr(module, "sinks", None) is not None for module in modules):
-            raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which no vlm method supports")
+            raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which {others}")
         asked = private.attention_name(text)
         if asked != "sdpa":
             raise UnsupportedTargetError(
                 f"attn_implementation={asked!r}: load the model with attn_implementation='sdpa'"
             )
-        if isinstance(method, DecoderMethod):
-            self._check_keys(method, name, modules)
-        self._check_layers(method, name)
 
     def _check_keys(self, method: DecoderMethod, name: str, modules: list[torch.nn.Module]) -> None:
         """Raise unless keys come from this layer's cache and have the size of the values."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mmaccel.method import Method, is_count
+from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..generation import TextDrafter, verify_drafts
@@ -46,6 +47,12 @@ class DraftMethod(Method[Session]):
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         verify_drafts(session, stack, self)
+
+    def take(self, session: Session, kwargs: dict[str, Any]) -> None:
+        """Take what is meant for the drafts out of the arguments of a call of `generate`."""
+
+    def tell(self, session: Session, report: Report) -> None:
+        """Say in the report of a call what else there is to say of its drafts."""
 
     def drafters(self, session: Session, rows: int, branches: bool) -> Sequence[TextDrafter]:
         """What drafts the next text of each row of a batch; trees only with `branches`."""

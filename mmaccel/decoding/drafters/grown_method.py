@@ -9,6 +9,7 @@ from mmaccel.session import Session
 
 from .acceptance import Acceptance
 from .draft_method import DraftMethod
+from .given_text import EXPECTED as GIVEN
 from .grown_draft import GrownDrafter
 from .pass_cost import PassCost
 from .sources import EXPECTED, Source, Successors
@@ -36,7 +37,7 @@ class GrownMethod(DraftMethod):
 
     def drafters(self, session: Session, rows: int, branches: bool) -> list[GrownDrafter]:
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""
-        acceptance: Acceptance = self._kept(session, "acceptance", Acceptance(EXPECTED))
+        acceptance: Acceptance = self._kept(session, "acceptance", Acceptance({**EXPECTED, **GIVEN}))
         cost = self.width(session, rows)
         return [GrownDrafter(self.sources(session, row), acceptance, cost, branches) for row in range(rows)]
 
