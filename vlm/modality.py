@@ -67,4 +67,5 @@ class Vlm(Modality):
         return ABSENT
 
     def benchmarks(self) -> Mapping[str, str]:
-        return {"vlm": f"{self.package}.bench.benchmark", "language": f"{self.package}.bench.language"}
+        names = {"vlm": "benchmark", "language": "language", "text": "text"}
+        return {name: f"{self.package}.bench.{module}" for name, module in names.items()}

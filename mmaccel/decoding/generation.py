@@ -46,6 +46,13 @@ class TextDrafter(Drafter[Draft, Verdict], Protocol):
         """A text begins with these tokens."""
 
 
+class Holder(Protocol):
+    """What drafts belong to: a session, or what stands in its place."""
+
+    target: Any
+    memory: dict[str, Any]
+
+
 class Drafting(Protocol):
     """What a method says of its drafts."""
 
@@ -57,16 +64,16 @@ class Drafting(Protocol):
     def block(self) -> int:
         """Most tokens of a draft; 0 for none."""
 
-    def take(self, session: Session, kwargs: dict[str, Any]) -> None:
+    def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
         """Take what is meant for the drafts out of the arguments of a call of `generate`."""
 
-    def tell(self, session: Session, report: Report) -> None:
+    def tell(self, session: Holder, report: Report) -> None:
         """Say in the report of a call what else there is to say of its drafts."""
 
-    def drafters(self, session: Session, rows: int, branches: bool) -> Sequence[TextDrafter]:
+    def drafters(self, session: Holder, rows: int, branches: bool) -> Sequence[TextDrafter]:
         """What drafts the next text of each row."""
 
-    def width(self, session: Session, rows: int) -> Width:
+    def width(self, session: Holder, rows: int) -> Width:
         """How many tokens a pass verifies."""
 
 
@@ -108,7 +115,7 @@ class RowDrafters:
 class DraftedRun:
     """The work of one call of `generate`, on a batch of texts or on the segments of recordings."""
 
-    session: Session
+    session: Holder
     method: Drafting
     streamer: Any = None
     stats: Stats = field(default_factory=Stats)
@@ -128,21 +135,21 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
     def generate(original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         run = DraftedRun(session, method)
         method.take(session, kwargs)
-        reason = _reason(model, kwargs) if method.block else "drafts of 0 tokens"
+        reason = reason_to_leave(model, kwargs) if method.block else "drafts of 0 tokens"
         if reason is None:
             run.streamer = kwargs.pop("streamer", None)  # which `generate` gives to no loop but its own
-            kwargs["custom_generate"] = functools.partial(_decode, run)
+            kwargs["custom_generate"] = functools.partial(decode, run)
         else:
             run.warn(reason)
         result = original(**kwargs)
-        _fill(session.report, run)
+        fill(session.report, run)
         method.tell(session, session.report)
         return result
 
     wrap_generate(stack, session, generate)
 
 
-def _reason(model: Any, kwargs: dict[str, Any]) -> str | None:
+def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as its arguments tell."""
     for name in ("assistant_model", "custom_generate"):
         if kwargs.get(name) is not None:
@@ -198,7 +205,7 @@ def _of_the_batch(processors: Any, criteria: Any) -> str | None:
     return None
 
 
-def _decode(
+def decode(
     run: DraftedRun,
     model: Any,
     input_ids: torch.Tensor,
@@ -260,7 +267,7 @@ def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
     return output(sequences=ids, scores=texts.steps("scores"), logits=texts.steps("logits"), past_key_values=cache)
 
 
-def _fill(report: Report, run: DraftedRun) -> None:
+def fill(report: Report, run: DraftedRun) -> None:
     stats = run.stats
     report.tokens, report.forwards, report.plain_forwards = run.tokens, stats.forwards, stats.emitted
     report.engaged |= stats.accepted > 0  # a method beside it may have

@@ -242,7 +242,7 @@ def test_which_clock_times_a_pass(monkeypatch):
 # -------------------------------------------------------------------------------------------- text of `generate`
 def test_arguments_that_leave_a_call_to_the_model():
     def reason(kwargs, **own):
-        return generation._reason(SimpleNamespace(generation_config=SimpleNamespace(**own)), kwargs)
+        return generation.reason_to_leave(SimpleNamespace(generation_config=SimpleNamespace(**own)), kwargs)
 
     assert reason({"streamer": object(), "num_beams": 1}) is None
     for name in ("assistant_model", "custom_generate"):
@@ -302,7 +302,7 @@ def report_of(accepted, drafted, engaged=False, reasons=()):
     for reason in reasons:
         run.warn(reason)
     report = Report(["m"], True, engaged=engaged)
-    generation._fill(report, run)
+    generation.fill(report, run)
     return report
 
 

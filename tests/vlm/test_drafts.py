@@ -149,6 +149,7 @@ def test_states_are_put_back(build, method, eos):
             accepted += fast.report.details["accepted"]
             rejected += fast.report.details["drafted"] - fast.report.details["accepted"]
             assert torch.equal(result.sequences, plain.sequences)
+            assert result.past_key_values.get_seq_length() == plain.sequences.shape[1] - 1
             assert not any("the model's own loop" in warning for warning in fast.report.warnings)
             torch.testing.assert_close(torch.stack(result.logits), torch.stack(plain.logits), rtol=1e-3, atol=1e-3)
             again = fast.generate(**more, do_sample=False, eos_token_id=None, past_key_values=result.past_key_values)

@@ -11,11 +11,11 @@ import torch
 from mmaccel.decoding.drafters.given_text import GivenText
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.sources import Source
+from mmaccel.decoding.generation import Holder
 from mmaccel.errors import SettingError, shown
 from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.report import Report
-from mmaccel.session import Session
 
 from .fused_draft import FusedDraft
 
@@ -70,7 +70,7 @@ class TextDraft(FusedDraft):
         "Nothing in quality; a few megabytes for what is learned.",
     )
 
-    def take(self, session: Session, kwargs: dict[str, Any]) -> None:
+    def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
         """Take the prediction out of the arguments of a call."""
         given = kwargs.pop("prediction", None)
         texts = None if given is None else token_lists(given)
@@ -87,7 +87,7 @@ class TextDraft(FusedDraft):
     def _key(self) -> str:
         return f"{self.name}, prediction"
 
-    def drafters(self, session: Session, rows: int, branches: bool) -> list[GrownDrafter]:
+    def drafters(self, session: Holder, rows: int, branches: bool) -> list[GrownDrafter]:
         """A drafter for each row, with its text."""
         given: Prediction | None = session.memory.get(self._key)
         if given is not None and rows % len(given.texts):
@@ -99,12 +99,12 @@ class TextDraft(FusedDraft):
             given.sources = [GivenText([text], forbidden) for text in given.texts for _ in range(repeats)]
         return super().drafters(session, rows, branches)
 
-    def sources(self, session: Session, row: int) -> list[Source]:
+    def sources(self, session: Holder, row: int) -> list[Source]:
         """The text that is given for a row, and the guesses of :class:`FusedDraft`."""
         found, given = super().sources(session, row), session.memory.get(self._key)
         return found if given is None else [given.sources[row], *found]
 
-    def tell(self, session: Session, report: Report) -> None:
+    def tell(self, session: Holder, report: Report) -> None:
         """Say how much of the answer was as predicted."""
         given: Prediction | None = session.memory.get(self._key)
         if given is None or not given.sources:

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from mmaccel.decoding.drafters.grown_method import GrownMethod
 from mmaccel.decoding.drafters.sources import Source
+from mmaccel.decoding.generation import Holder
 from mmaccel.method import Advice
 from mmaccel.registry import register
-from mmaccel.session import Session
 
 from .placeholders import placeholders
 
@@ -58,9 +58,9 @@ class TokenRecycling(GrownMethod):
     )
     learns: ClassVar[bool] = True
 
-    def sources(self, session: Session, row: int) -> list[Source]:
+    def sources(self, session: Holder, row: int) -> list[Source]:
         """The successors that the session knows."""
         return [self.successors(session)]
 
-    def _forbidden(self, session: Session) -> frozenset[int]:
+    def _forbidden(self, session: Holder) -> frozenset[int]:
         return placeholders(session.target.config)

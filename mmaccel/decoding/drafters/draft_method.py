@@ -11,7 +11,8 @@ from mmaccel.method import Method, is_count
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from ..generation import TextDrafter, verify_drafts
+from ..custom_generate import CustomGenerate
+from ..generation import Holder, TextDrafter, verify_drafts
 from ..loop import FixedWidth, Width
 
 
@@ -48,24 +49,28 @@ class DraftMethod(Method[Session]):
     def attach(self, session: Session, stack: ExitStack) -> None:
         verify_drafts(session, stack, self)
 
-    def take(self, session: Session, kwargs: dict[str, Any]) -> None:
+    def custom_generate(self) -> CustomGenerate:
+        """The drafts without a session, for `generate(..., custom_generate=...)` of transformers or another engine."""
+        return CustomGenerate(self)
+
+    def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
         """Take what is meant for the drafts out of the arguments of a call of `generate`."""
 
-    def tell(self, session: Session, report: Report) -> None:
+    def tell(self, session: Holder, report: Report) -> None:
         """Say in the report of a call what else there is to say of its drafts."""
 
-    def drafters(self, session: Session, rows: int, branches: bool) -> Sequence[TextDrafter]:
+    def drafters(self, session: Holder, rows: int, branches: bool) -> Sequence[TextDrafter]:
         """What drafts the next text of each row of a batch; trees only with `branches`."""
         return [self.drafter(session, row) for row in range(rows)]
 
-    def drafter(self, session: Session, row: int) -> TextDrafter:
+    def drafter(self, session: Holder, row: int) -> TextDrafter:
         """What drafts the next text of a row."""
         raise TypeError(f"{type(self).__name__} does not say what drafts")  # pragma: no cover
 
-    def width(self, session: Session, rows: int) -> Width:
+    def width(self, session: Holder, rows: int) -> Width:
         """How many tokens a pass over a batch verifies at most, the last committed one included."""
         return FixedWidth(self.block + 1)
 
-    def _forbidden(self, session: Session) -> frozenset[int]:
+    def _forbidden(self, session: Holder) -> frozenset[int]:
         """Tokens of the model that stand for something else than text."""
         return frozenset()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.session import Session
-
+from ..generation import Holder
 from .acceptance import Acceptance
 from .draft_method import DraftMethod
 from .given_text import EXPECTED as GIVEN
@@ -35,24 +34,24 @@ class GrownMethod(DraftMethod):
     branches: ClassVar[bool] = True
     likely: ClassVar[int] = 8  # as in the paper of Token Recycling
 
-    def drafters(self, session: Session, rows: int, branches: bool) -> list[GrownDrafter]:
+    def drafters(self, session: Holder, rows: int, branches: bool) -> list[GrownDrafter]:
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""
         acceptance: Acceptance = self._kept(session, "acceptance", Acceptance({**EXPECTED, **GIVEN}))
         cost = self.width(session, rows)
         return [GrownDrafter(self.sources(session, row), acceptance, cost, branches) for row in range(rows)]
 
-    def width(self, session: Session, rows: int) -> PassCost:
+    def width(self, session: Holder, rows: int) -> PassCost:
         """What passes over so many rows cost."""
         found: PassCost = self._kept(session, f"cost of {rows} rows", PassCost(self.block + 1, self.always))
         return found
 
-    def sources(self, session: Session, row: int) -> list[Source]:
+    def sources(self, session: Holder, row: int) -> list[Source]:
         """Where the guesses for a row come from, as far as kept for the session."""
         raise TypeError(f"{type(self).__name__} does not say where guesses come from")  # pragma: no cover
 
-    def successors(self, session: Session, longest: int = 1) -> Successors:
+    def successors(self, session: Holder, longest: int = 1) -> Successors:
         """The successors that the session knows, after at most so many equal tokens."""
         return Successors(self._kept(session, "successors", {}), self._forbidden(session), longest)
 
-    def _kept(self, session: Session, what: str, new: Any) -> Any:
+    def _kept(self, session: Holder, what: str, new: Any) -> Any:
         return session.memory.setdefault(f"{self.name}, {what}", new)

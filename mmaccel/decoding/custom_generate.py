@@ -1,0 +1,101 @@
+"""Drafts without a session: as the `custom_generate` of plain transformers, or one by one for another engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.errors import SettingError
+from mmaccel.report import Report
+
+from .generation import DraftedRun, TextDrafter, decode, fill, reason_to_leave
+
+if TYPE_CHECKING:
+    from .drafters.draft_method import DraftMethod
+
+
+class CustomGenerate:
+    """The drafts of a method for `generate` of an untouched model; made by `DraftMethod.custom_generate`.
+
+    What is learned is kept from one call to the next, for one model. transformers hands no streamer to a
+    `custom_generate`: with one, use a session.
+
+    Parameters
+    ----------
+    method
+        Of drafts, such as ``vlm.FusedDraft()``.
+
+    Attributes
+    ----------
+    report
+        Of the last call.
+
+    Raises
+    ------
+    SettingError
+        When called, with beams or for another model than before.
+
+    Examples
+    --------
+    >>> drafts = vlm.FusedDraft().custom_generate()  # doctest: +SKIP
+    >>> tokens = model.generate(**inputs, max_new_tokens=200, custom_generate=drafts)  # doctest: +SKIP
+    >>> print(drafts.report)  # doctest: +SKIP
+
+    An engine that verifies itself asks a drafter of each text, and tells it what became of the draft:
+
+    >>> from mmaccel import vlm
+    >>> from mmaccel.decoding import Verdict
+    >>> (drafter,) = vlm.SuffixDecoding(shortest=1).custom_generate().drafters()
+    >>> drafter.begin([5, 6, 7, 5])
+    >>> drafter.propose(4).tokens
+    (6, 7)
+    >>> drafter.observe(Verdict(path=(0,), tokens=(6, 9)))
+    """
+
+    def __init__(self, method: DraftMethod) -> None:
+        self.method, self.memory = method, dict[str, Any]()
+        self.report = Report([str(method)], method.exact)
+        self.target: Any = SimpleNamespace(config=None)  # the model, once it has called
+
+    def drafters(self, rows: int = 1, branches: bool = True) -> Sequence[TextDrafter]:
+        """A drafter for each text of a batch; drafts are chains without `branches`."""
+        return self.method.drafters(self, rows, branches)
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Any,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        prediction: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """The loop of `generate`, as transformers calls it."""
+        self._belongs_to(model)
+        reason = reason_to_leave(model, {"generation_config": generation_config})
+        if reason is not None:
+            raise SettingError(f"drafts do not go with {reason}: call generate without custom_generate=")
+        given = {} if prediction is None else {"prediction": prediction}
+        self.method.take(self, given)
+        if given:
+            raise SettingError(f"{type(self.method).__name__} takes no prediction; vlm.TextDraft does")
+        run = DraftedRun(self, self.method)
+        self.report.start()
+        began = time.perf_counter()
+        result = decode(run, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        self.report.wall_seconds = time.perf_counter() - began
+        fill(self.report, run)
+        self.method.tell(self, self.report)
+        return result
+
+    def _belongs_to(self, model: Any) -> None:
+        if self.target.config is None:
+            self.target = model
+        if self.target is not model:
+            raise SettingError(
+                f"these drafts learned from another {type(self.target).__name__}: "
+                f"make others for this model with {type(self.method).__name__}(...).custom_generate()"
+            )
