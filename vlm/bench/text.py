@@ -220,9 +220,7 @@ def said(group: list[Row]) -> str:
         if found["speedup"] < TOLERANCE
     ]
     return (
-        f"Slower than the plain model: {', '.join(losses)}."
-        if losses
-        else "Nothing here is slower than the plain model."
+        f"Slower than the plain model: {', '.join(losses)}." if losses else "No entry is slower than the plain model."
     )
 
 
