@@ -222,7 +222,9 @@ def test_one_crash_loses_nothing(tmp_path, capfd, stand_in):
     out = capfd.readouterr()
     assert len([json.loads(line) for line in out.out.splitlines()]) == 5
     kept = {path.stem for path in folder.glob("*.json")}
-    assert kept == {"image", "kernels", "language", "text", "vlm"}, "what came through, and what failed after it had measured"
+    assert kept == {"image", "kernels", "language", "text", "vlm"}, (
+        "what came through, and what failed after it had measured"
+    )
     assert all(results.load(path)["rows"] for path in folder.glob("*.json")) and (folder / "index.md").is_file()
     assert "speech failed: exit code 1" in out.err and "video failed: exit code -9" in out.err
     last = out.err.strip().splitlines()[-1]

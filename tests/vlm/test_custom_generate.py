@@ -1,10 +1,15 @@
 """Drafts handed to plain transformers, and to an engine that verifies itself."""
 
+import collections
+import dataclasses
+import random
+
 import pytest
 import torch
 
 import mmaccel
 from mmaccel.decoding import Draft, Verdict, match
+from mmaccel.decoding.drafters.sources import Successors
 from mmaccel.errors import SettingError
 from mmaccel.vlm import FusedDraft, SuffixDecoding, TextDraft, TokenRecycling, examples, visual_examples
 
@@ -105,3 +110,30 @@ def test_an_engine_of_its_own(method, branches):
         assert written == text
         passes.append(count)
     assert max(passes) < len(text) / 2
+
+
+@pytest.mark.parametrize("method", (SuffixDecoding(), TokenRecycling(), FusedDraft()), ids=lambda m: m.name)
+def test_a_thousand_texts_take_no_more_memory_than_a_few(method, monkeypatch):
+    """What is learned from the oldest is forgotten."""
+    monkeypatch.setattr(Successors.__init__, "__defaults__", (1, 2000))
+    drafts = dataclasses.replace(method, **({"remember": 500} if hasattr(method, "remember") else {})).custom_generate()
+    rng, sizes = random.Random(0), []
+    for number in range(1, 1001):
+        (drafter,) = drafts.drafters()
+        drafter.begin([rng.randrange(5000) for _ in range(20)])
+        for _ in range(15):
+            draft = drafter.propose(4)
+            likely = [[(rng.randrange(5000), 0.5), (rng.randrange(5000), 0.2)] for _ in range(draft.size + 1)]
+            drafter.observe(Verdict((), (rng.randrange(5000),), likely))
+        if number in (200, 1000):
+            sizes.append(held(drafts.memory))
+    assert sizes[1] < 1.1 * sizes[0]
+
+
+def held(value):
+    """How many things a value holds, in all containers below it."""
+    if isinstance(value, dict):
+        return sum(map(held, value.values())) + sum(map(held, value))
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        return sum(map(held, value))
+    return held(vars(value)) if hasattr(value, "__dict__") else 1
