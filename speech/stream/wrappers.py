@@ -61,7 +61,7 @@ class BackgroundStream:
         Called with each event, in the thread.
     on_error
         Called with what went wrong with a chunk or in the callback, in the thread; the stream goes on. Without one,
-        the next `push` or `finish` raises it.
+        the next `push` or `finish` raises it, as it does what `on_error` raises.
     waiting
         Most chunks that wait; default 1000, after which `push` waits too.
 
@@ -144,7 +144,8 @@ class BackgroundStream:
         try:
             step()
         except Exception as error:
-            if self._on_error is None:
-                self._errors.put(error)
-            else:
-                self._on_error(error)
+            tell = self._on_error or self._errors.put
+            try:
+                tell(error)
+            except Exception as another:
+                self._errors.put(another)

@@ -867,6 +867,24 @@ def test_a_thread_that_is_closed_stops(in_background):
         BackgroundStream(asr.stream(), print, waiting=0)
 
 
+def test_an_error_of_what_is_told_of_errors_is_raised_too(in_background):
+    """And the thread lives on, so that nothing waits for it."""
+    told, stream = [], SlowStream()
+    stream.go_on.set()
+
+    def wrong(*_):
+        told.append(1)
+        raise KeyError("of the handler")
+
+    stream.push = wrong
+    background = in_background(stream, print, wrong, waiting=1)
+    with pytest.raises(KeyError, match="of the handler"):
+        for _ in range(50):
+            background.push(silence(0.1))
+            time.sleep(0.01)
+    assert background._thread.is_alive() and told
+
+
 @pytest.mark.parametrize("end", ("close", "finish"))
 def test_a_thread_that_has_ended_leaves_a_closed_stream(in_background, end):
     stream = recognizer().stream()
