@@ -22,6 +22,7 @@ from mmaccel.lazy import on_demand
 if TYPE_CHECKING:
     from .decoder.compress_kv import CompressKV
     from .decoder.fused_draft import FusedDraft
+    from .decoder.model_draft import ModelDraft
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
     from .decoder.suffix_decoding import SuffixDecoding
@@ -57,6 +58,7 @@ __all__ = [
     "HoliTom",
     "IDPruner",
     "Kept",
+    "ModelDraft",
     "ResponseGate",
     "SelectKV",
     "SparsePrefill",

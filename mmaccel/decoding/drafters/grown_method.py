@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ..generation import Holder
 from .acceptance import Acceptance
+from .assistant import EXPECTED as ASSISTANT
 from .draft_method import DraftMethod
 from .given_text import EXPECTED as GIVEN
 from .grown_draft import GrownDrafter
@@ -36,7 +37,7 @@ class GrownMethod(DraftMethod):
 
     def drafters(self, session: Holder, rows: int, branches: bool) -> list[GrownDrafter]:
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""
-        acceptance: Acceptance = self._kept(session, "acceptance", Acceptance({**EXPECTED, **GIVEN}))
+        acceptance: Acceptance = self._kept(session, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT}))
         cost = self.width(session, rows)
         return [GrownDrafter(self.sources(session, row), acceptance, cost, branches) for row in range(rows)]
 

@@ -39,15 +39,21 @@ class PassCost:
         self.most, self.always = most, always
         self._seconds: dict[int, deque[float]] = {}
         self._since = 0  # the last plain pass
+        self._left_out = 0.0  # seconds since the last pass that are no part of the next one
         self._curve: VerifyCost | None = None
 
     def width(self) -> int:
         return self.most
 
+    def leave_out(self, seconds: float) -> None:
+        """So much of the time until the next pass has ended is no part of it."""
+        self._left_out += seconds
+
     def observe(self, width: int, emitted: list[int], seconds: float) -> None:
         """Learn the seconds of a pass."""
         self._since = 0 if width == 1 else self._since + 1
-        self._seconds.setdefault(width, deque(maxlen=RECENT)).append(max(seconds, 1e-9))
+        seconds, self._left_out = max(seconds - self._left_out, 1e-9), 0.0
+        self._seconds.setdefault(width, deque(maxlen=RECENT)).append(seconds)
         self._curve = None
 
     @property

@@ -1,0 +1,120 @@
+"""Guesses of a second, smaller model, asked as long as its answer is worth its time."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect
+from collections import deque
+from collections.abc import Container, Hashable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from ..matching import Likely
+from .pass_cost import PassCost
+from .sources import LEVELS, Context, Guess, State
+
+RECENT = 9  # steps whose seconds count
+FADE = 0.95  # how much of what is known of its guesses counts after each token
+AGAIN = 64  # passes after which it is asked once more, where it was not worth its time
+EXPECTED: dict[Hashable, float] = {("assistant", level + 1): 0.9 * share for level, share in enumerate(LEVELS)}
+
+
+class AssistantCost:
+    """What a step of an assistant costs, and how often its guesses are right; shared by all texts of a session.
+
+    Parameters
+    ----------
+    plain
+        Of the passes of the model.
+    rows
+        Texts of a batch, each with steps of its own.
+    """
+
+    def __init__(self, plain: PassCost, rows: int = 1) -> None:
+        self.plain, self.rows = plain, rows
+        self.seconds: deque[float] = deque(maxlen=RECENT)
+        self._right, self._count = 2.0, 3.0
+        self._idle = 0
+
+    def observe_step(self, seconds: float) -> None:
+        """A step took so long; it is no part of the pass that verifies."""
+        self.seconds.append(seconds)
+        self.plain.leave_out(seconds)
+
+    def observe_guess(self, is_right: bool) -> None:
+        """Its first guess for a pass was right, or not."""
+        self._right, self._count = self._right * FADE + is_right, self._count * FADE + 1
+
+    def is_worth(self, share: float) -> bool:
+        """Whether to ask after a path that is right with this probability.
+
+        SpecDec++ (Huang et al., 2024) stops a draft where a rejection is likely; here what a step costs decides how
+        likely that may be.
+        """
+        if self.plain.always or len(self.seconds) < 2:
+            return True
+        ratio = self.rows * median(self.seconds) / self.plain.curve.seconds(1)
+        worth = share * self._right / self._count > ratio
+        self._idle = 0 if worth else self._idle + 1
+        return worth or self._idle % AGAIN == 0
+
+
+class Assistant:
+    """The likeliest token of a smaller model, step by step.
+
+    Parameters
+    ----------
+    model
+        A decoder with the same tokenizer, and a cache that can be cropped.
+    cost
+        Of its steps.
+    forbidden
+        Tokens that it is not shown, and that are never proposed.
+    """
+
+    def __init__(self, model: Any, cost: AssistantCost, forbidden: Container[int] = ()) -> None:
+        self.model, self.cost, self.forbidden = model, cost, forbidden
+        self._cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
+        self._text: list[int] = []
+        self._held: list[int] = []  # tokens in the cache
+        self._first: int | None = None  # its guess for the next token
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._text, self._first = [token for token in tokens if token not in self.forbidden], None
+
+    def root(self) -> State:
+        return (), 1.0
+
+    def guesses(self, state: State) -> Iterator[Guess]:
+        tokens, share = state
+        if not self._text or not self.cost.is_worth(share):
+            return
+        began = time.thread_time()
+        token, probability = self._next([*self._text, *tokens])
+        self.cost.observe_step(time.thread_time() - began)
+        if not tokens:
+            self._first = token
+        if token not in self.forbidden:
+            level = bisect(LEVELS, probability)
+            yield token, ("assistant", level), ((*tokens, token), share * probability)
+
+    def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
+        if self._first is not None:
+            self.cost.observe_guess(self._first == tokens[0])
+        self._text, self._first = [*self._text, *tokens], None
+
+    @torch.no_grad()
+    def _next(self, ids: list[int]) -> tuple[int, float]:
+        """The likeliest token after a text, and its probability; what the cache holds of the text is not read again."""
+        same = next((n for n, (a, b) in enumerate(zip(ids, self._held, strict=False)) if a != b), None)
+        same = min(len(ids) - 1, len(self._held) if same is None else same)
+        if same < len(self._held):
+            self._cache.crop(same - len(self._held))
+        fed = torch.tensor([ids[same:]], device=self.model.device)
+        output = self.model(fed, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._held = list(ids)
+        probability, token = output.logits[0, -1].float().softmax(-1).max(-1)
+        return int(token), float(probability)

@@ -1,0 +1,151 @@
+"""A smaller model guesses: the text stays the model's, and it is asked only where that is worth its time."""
+
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3NextForCausalLM
+
+import mmaccel
+from mmaccel.decoding.drafters.assistant import AGAIN, Assistant, AssistantCost
+from mmaccel.decoding.drafters.pass_cost import PassCost
+from mmaccel.errors import SettingError
+from mmaccel.vlm import FusedDraft, ModelDraft, TokenRecycling, examples, visual_examples
+
+NEW = 30
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama()[0]
+
+
+def small(vocab_size=None, seed=1):
+    torch.manual_seed(seed)
+    size = {} if vocab_size is None else {"vocab_size": vocab_size}
+    return LlamaForCausalLM(LlamaConfig(**{**examples.TEXT, **size, "num_hidden_layers": 1})).eval()
+
+
+def call(batch=1, pad=0, **more):
+    ids = torch.randint(4, 60, (batch, 14), generator=torch.Generator().manual_seed(batch))
+    mask = torch.ones_like(ids)
+    mask[1::2, :pad] = 0
+    given = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask, "max_new_tokens": NEW}
+    return {**given, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **more}
+
+
+@pytest.mark.parametrize("assistant", ("stranger", "twin"))
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 0), (3, 4)))
+@pytest.mark.parametrize("sampled", (False, True))
+def test_the_text_is_the_models(llama, assistant, batch, pad, sampled):
+    helper = small() if assistant == "stranger" else copy.deepcopy(llama)
+    given = call(batch, pad, do_sample=sampled and batch == 1)
+    torch.manual_seed(2)
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, ModelDraft(always=True)) as fast:
+        for _ in range(2):
+            torch.manual_seed(2)
+            assert torch.equal(fast.generate(**given, assistant_model=helper), plain)
+        report = fast.report
+        assert report.exact and not report.warnings
+        if assistant == "twin" and not given["do_sample"]:
+            assert report.forwards <= 4, "its guesses are all right"
+        assert not any(isinstance(value, torch.nn.Module) for value in fast.memory.values()), "it may be large"
+
+
+def test_an_assistant_is_of_one_call_and_without_one_it_drafts_as_fused_draft(llama):
+    given, reports = call(), []
+    for method in (ModelDraft(always=True), FusedDraft(always=True)):
+        with mmaccel.accelerate(llama, method) as fast:
+            fast.generate(**given)
+            reports.append((fast.report.forwards, fast.report.details))
+    assert reports[0] == reports[1]
+
+
+def test_a_reader_of_pictures_with_an_assistant_that_sees_none():
+    model, arguments = visual_examples.qwen2_5_vl()
+    given = arguments(1, max_new_tokens=16)
+    plain = model.generate(**given)
+    helper = small(model.config.get_text_config(decoder=True).vocab_size)
+    with mmaccel.accelerate(model, ModelDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**given, assistant_model=helper), plain)
+
+
+def test_what_the_cache_holds_is_not_read_again(llama):
+    lengths = []
+    forward = llama.forward
+
+    def counted(ids, **more):
+        lengths.append(ids.shape[1])
+        return forward(ids, **more)
+
+    helper = Assistant(llama, AssistantCost(PassCost(9, always=True)))
+    llama.forward = counted
+    try:
+        texts = ([5, 6, 7, 8], [5, 6, 7, 8, 9], [5, 6, 9], [5, 6, 9, 9, 9], [5, 6, 9], [5, 6, 9], [7])
+        found = [helper._next(list(text)) for text in texts]
+    finally:
+        del llama.forward
+    assert lengths == [4, 1, 1, 2, 1, 1, 1]
+    for text, (token, probability) in zip(texts, found, strict=True):
+        share = llama(torch.tensor([text])).logits[0, -1].softmax(-1)
+        assert token == int(share.argmax()) and probability == pytest.approx(float(share.max()), abs=1e-5)
+
+
+def test_it_is_asked_where_it_is_worth_its_time():
+    plain = PassCost(9)
+    for _ in range(3):
+        plain.observe(1, [1], 0.1)
+    cost = AssistantCost(plain)
+    assert cost.is_worth(0.01), "nothing is known of it yet"
+    for _ in range(9):
+        cost.observe_step(0.02)
+    assert cost.is_worth(0.9) and not cost.is_worth(0.1)
+    for _ in range(60):
+        cost.observe_guess(False)
+    asked = [cost.is_worth(1.0) for _ in range(2 * AGAIN)]
+    assert sum(asked) == 2, "now and then it is asked again"
+    many = AssistantCost(plain, rows=8)
+    for _ in range(9):
+        many.observe_step(0.02)
+    assert not many.is_worth(0.9), "each of eight rows has steps of its own"
+
+
+def test_its_time_is_no_part_of_a_pass():
+    plain = PassCost(9)
+    cost = AssistantCost(plain)
+    for _ in range(2):
+        cost.observe_step(0.3)
+        cost.observe_step(0.3)
+        plain.observe(1, [1], 0.7)
+    assert plain.curve.seconds(1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("assistant", "said"),
+    (
+        (lambda model: model, "assistant_model is the model itself"),
+        (lambda model: small(200), "assistant_model=LlamaForCausalLM has 200 tokens, this model 64"),
+        (lambda model: hybrid(), "assistant_model=Qwen3NextForCausalLM has no cache that guesses can be taken back"),
+    ),
+    ids=("itself", "vocabulary", "state"),
+)
+def test_what_cannot_help_is_refused(llama, assistant, said):
+    given = call()
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, ModelDraft()) as fast:
+        with pytest.raises(SettingError, match=said):
+            fast.generate(**given, assistant_model=assistant(llama))
+        assert torch.equal(fast.generate(**given), plain)
+
+
+def hybrid():
+    return Qwen3NextForCausalLM(
+        Qwen3NextForCausalLM.config_class(**{**examples.TEXT, "num_experts": 2, "num_experts_per_tok": 1})
+    )
+
+
+def test_other_drafters_leave_an_assistant_to_the_model(llama):
+    with mmaccel.accelerate(llama, TokenRecycling()) as fast:
+        fast.generate(**call(), assistant_model=small())
+        assert fast.report.warnings == ["the model's own loop ran: assistant_model was given"]

@@ -1,0 +1,111 @@
+"""ModelDraft: a smaller model guesses, where that is worth its time."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from transformers import DynamicCache
+
+from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost
+from mmaccel.decoding.drafters.grown_draft import GrownDrafter
+from mmaccel.decoding.drafters.sources import Source
+from mmaccel.decoding.generation import Holder
+from mmaccel.decoding.rollback import can_go_back
+from mmaccel.errors import SettingError
+from mmaccel.method import Advice
+from mmaccel.registry import register
+
+from .fused_draft import FusedDraft
+
+CLOSE = 0.01  # share by which vocabularies of one tokenizer may differ, as sizes are rounded up
+
+
+@register("vlm")
+@dataclass(frozen=True)
+class ModelDraft(FusedDraft):
+    """Draft with a smaller model of the same tokenizer, given with the call as `assistant_model` (Leviathan, 2023).
+
+    The argument is that of transformers' own assisted generation: ``generate(..., assistant_model=small)``. Its guesses
+    stand in one tree with those of :class:`FusedDraft`, which also serve calls without an assistant. The assistant is
+    asked for as many tokens as are worth its measured time at its measured acceptance, and no longer where it slows the
+    text down; batches are served too. Exact in float32: the tokens of the model itself, and with sampling those of the
+    same random state, in a batch their distribution. With beams or another kind of cache the model's own loop runs, and
+    the report says so.
+
+    Parameters
+    ----------
+    block
+        Most nodes of a draft; default 32. 0 turns drafts off.
+    longest
+        Longest match that is looked up in the prompt and earlier texts, in tokens; default 8.
+    shortest
+        Fewest tokens that must match; default 1, as matches that are seldom right are not verified.
+    remember
+        Tokens of the session's earlier texts that are searched too; default 4096. 0 searches the current text only.
+    always
+        Verify all guesses, up to `block`, and ask the assistant for each, whether or not that is worth its cost;
+        default False, for which passes are timed.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range; from `generate`, if the assistant has another vocabulary or no cache that can be
+        cropped, or is the model itself.
+
+    Examples
+    --------
+    >>> with mmaccel.accelerate(model, ModelDraft()) as fast:  # doctest: +SKIP
+    ...     tokens = fast.generate(**inputs, assistant_model=small, max_new_tokens=200)
+    ...     print(fast.report)
+    """
+
+    paper: ClassVar[str] = "Fast Inference from Transformers via Speculative Decoding by Leviathan et al., 2023"
+    advice: ClassVar[Advice] = Advice(
+        "Large models with a small sister of the same tokenizer, at a tenth of its size or less.",
+        "Nothing in quality; the memory of the smaller model and its cache.",
+    )
+
+    def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
+        """Take the assistant out of the arguments of a call."""
+        assistant = kwargs.pop("assistant_model", None)
+        if assistant is not None:
+            _check(assistant, session.target)
+        session.memory[self._key] = assistant
+
+    @property
+    def _key(self) -> str:
+        return f"{self.name}, assistant"
+
+    def drafters(self, session: Holder, rows: int, branches: bool) -> list[GrownDrafter]:
+        """A drafter for each row, with an assistant of its own."""
+        assistant = session.memory.get(self._key)
+        if assistant is not None:
+            new = AssistantCost(self.width(session, rows), rows)
+            cost: AssistantCost = self._kept(session, f"cost of an assistant of {rows} rows", new)
+            session.memory[self._key] = functools.partial(Assistant, assistant, cost, self._forbidden(session))
+        try:
+            return super().drafters(session, rows, branches)
+        finally:
+            session.memory[self._key] = None  # it is of one call, and may be large
+
+    def sources(self, session: Holder, row: int) -> list[Source]:
+        """The guesses of :class:`FusedDraft`, and the assistant."""
+        found, assistant = super().sources(session, row), session.memory.get(self._key)
+        return found if assistant is None else [*found, assistant()]
+
+
+def _check(assistant: Any, model: Any) -> None:
+    if assistant is model:
+        raise SettingError("assistant_model is the model itself: give a smaller one of the same tokenizer")
+    name = f"assistant_model={type(assistant).__name__}"
+    config = assistant.config.get_text_config(decoder=True)
+    sizes = config.vocab_size, model.config.get_text_config(decoder=True).vocab_size
+    if abs(sizes[0] - sizes[1]) > CLOSE * max(sizes):
+        raise SettingError(
+            f"{name} has {sizes[0]} tokens, this model {sizes[1]}: give a smaller model of the same tokenizer"
+        )
+    cache = DynamicCache(config=config)
+    if assistant.config.is_encoder_decoder or not cache.is_croppable or not can_go_back(cache):
+        raise SettingError(f"{name} has no cache that guesses can be taken back from: give a plain decoder")
