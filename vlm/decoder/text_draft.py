@@ -73,15 +73,7 @@ class TextDraft(FusedDraft):
     def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
         """Take the prediction out of the arguments of a call."""
         given = kwargs.pop("prediction", None)
-        texts = None if given is None else token_lists(given)
-        size = session.target.config.get_text_config(decoder=True).vocab_size
-        for token in (token for text in texts or () for token in text):
-            if not 0 <= token < size:
-                raise SettingError(
-                    f"prediction has token {token}, but this model has {size}: "
-                    "is it of another tokenizer? Give it the tokens of the model's own"
-                )
-        session.memory[self._key] = None if texts is None else Prediction(texts)
+        session.memory[self._key] = None if given is None else Prediction(_known(given, session.target))
 
     @property
     def _key(self) -> str:
@@ -125,6 +117,18 @@ class Prediction:
 
     texts: list[list[int]]
     sources: list[GivenText] = field(default_factory=list)
+
+
+def _known(given: Any, model: Any) -> list[list[int]]:
+    """The texts of a prediction, whose tokens the model has."""
+    texts, size = token_lists(given), model.config.get_text_config(decoder=True).vocab_size
+    for token in (token for text in texts for token in text):
+        if not 0 <= token < size:
+            raise SettingError(
+                f"prediction has token {token}, but this model has {size}: "
+                "is it of another tokenizer? Give it the tokens of the model's own"
+            )
+    return texts
 
 
 def token_lists(given: Any) -> list[list[int]]:
