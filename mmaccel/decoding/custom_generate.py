@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.errors import SettingError
 from mmaccel.report import Report
 
-from .generation import DraftedRun, TextDrafter, decode, fill, reason_to_leave
+from .generation import Call, DraftedRun, TextDrafter, decode, fill, reason_to_leave
 
 if TYPE_CHECKING:
     from .drafters.draft_method import DraftMethod
@@ -61,7 +61,7 @@ class CustomGenerate:
 
     def drafters(self, rows: int = 1, branches: bool = True) -> Sequence[TextDrafter]:
         """A drafter for each text of a batch; drafts are chains without `branches`."""
-        return self.method.drafters(self, rows, branches)
+        return self.method.drafters(Call(self, rows, branches))
 
     def __call__(
         self,
@@ -79,16 +79,14 @@ class CustomGenerate:
         if reason is not None:
             raise SettingError(f"drafts do not go with {reason}: call generate without custom_generate=")
         given = {} if prediction is None else {"prediction": prediction}
-        self.method.take(self, given)
+        run = DraftedRun(self, self.method, self.method.take(model, given))
         if given:
             raise SettingError(f"{type(self.method).__name__} takes no prediction; vlm.TextDraft does")
-        run = DraftedRun(self, self.method)
         self.report.start()
         began = time.perf_counter()
         result = decode(run, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
         self.report.wall_seconds = time.perf_counter() - began
         fill(self.report, run)
-        self.method.tell(self, self.report)
         return result
 
     def _belongs_to(self, model: Any) -> None:

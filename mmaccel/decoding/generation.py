@@ -53,6 +53,31 @@ class Holder(Protocol):
     memory: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Call:
+    """What drafters know of a text, or a batch, that is to be written.
+
+    Attributes
+    ----------
+    session
+        Where is kept what they learn.
+    rows
+        Texts of the batch.
+    branches
+        Whether drafts may be trees.
+    given
+        What the method took out of the arguments.
+    texts
+        That grow by the drafts; None where another engine writes them.
+    """
+
+    session: Holder
+    rows: int = 1
+    branches: bool = True
+    given: Any = None
+    texts: GeneratedTexts | None = None
+
+
 class Drafting(Protocol):
     """What a method says of its drafts."""
 
@@ -64,16 +89,16 @@ class Drafting(Protocol):
     def block(self) -> int:
         """Most tokens of a draft; 0 for none."""
 
-    def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
+    def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take what is meant for the drafts out of the arguments of a call of `generate`."""
 
-    def tell(self, session: Holder, report: Report) -> None:
-        """Say in the report of a call what else there is to say of its drafts."""
+    def tell(self, report: Report, given: Any) -> None:
+        """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
 
-    def drafters(self, session: Holder, rows: int, branches: bool) -> Sequence[TextDrafter]:
+    def drafters(self, call: Call) -> Sequence[TextDrafter]:
         """What drafts the next text of each row."""
 
-    def width(self, session: Holder, rows: int) -> Width:
+    def width(self, call: Call) -> Width:
         """How many tokens a pass verifies."""
 
 
@@ -117,6 +142,7 @@ class DraftedRun:
 
     session: Holder
     method: Drafting
+    given: Any = None  # what the method took out of its arguments
     streamer: Any = None
     stats: Stats = field(default_factory=Stats)
     tokens: int = 0
@@ -133,8 +159,7 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
     model = session.target
 
     def generate(original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        run = DraftedRun(session, method)
-        method.take(session, kwargs)
+        run = DraftedRun(session, method, method.take(model, kwargs))
         reason = reason_to_leave(model, kwargs) if method.block else "drafts of 0 tokens"
         if reason is None:
             run.streamer = kwargs.pop("streamer", None)  # which `generate` gives to no loop but its own
@@ -143,7 +168,6 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
             run.warn(reason)
         result = original(**kwargs)
         fill(session.report, run)
-        method.tell(session, session.report)
         return result
 
     wrap_generate(stack, session, generate)
@@ -234,8 +258,8 @@ def decode(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
         spreads=spreads, likely=method.likely, streamer=run.streamer,
     )  # fmt: skip
-    rows = input_ids.shape[0]
-    drafters, width = method.drafters(run.session, rows, branches), method.width(run.session, rows)
+    call = Call(run.session, input_ids.shape[0], branches, run.given, texts)
+    drafters, width = method.drafters(call), method.width(call)
     for drafter, tokens in zip(drafters, _prompts(model, input_ids, model_kwargs), strict=True):
         drafter.begin(tokens)
     try:
@@ -268,6 +292,7 @@ def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
 
 
 def fill(report: Report, run: DraftedRun) -> None:
+    """Say in the report of a call what its drafts saved."""
     stats = run.stats
     report.tokens, report.forwards, report.plain_forwards = run.tokens, stats.forwards, stats.emitted
     report.engaged |= stats.accepted > 0  # a method beside it may have
@@ -279,3 +304,4 @@ def fill(report: Report, run: DraftedRun) -> None:
             if stats.drafted
             else f"nothing was drafted: {run.method.silent}"
         )
+    run.method.tell(report, run.given)

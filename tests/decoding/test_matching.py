@@ -14,6 +14,8 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, generation, loop, match
+from mmaccel.decoding.drafters.suffix_method import SuffixMethod
+from mmaccel.decoding.generation import Call
 from mmaccel.report import Report
 
 TREES = [
@@ -295,7 +297,7 @@ def test_texts_that_are_left_to_the_model(encoder, more, reason):
 
 
 def report_of(accepted, drafted, engaged=False, reasons=()):
-    run = generation.DraftedRun(None, None)
+    run = generation.DraftedRun(None, SuffixMethod())
     run.tokens = 9
     for count in accepted:
         run.stats.observe([count], drafted)
@@ -319,13 +321,11 @@ def test_a_report_of_drafts():
 
 def test_a_draft_method_says_what_drafts_and_how_far():
     """Blocks of drafts are between 0, which is plain decoding, and 256 tokens."""
-    from mmaccel.decoding.drafters.suffix_method import SuffixMethod
-
     method, session = SuffixMethod(longest=5, shortest=3, remember=7), SimpleNamespace(memory={})
-    index, other = method.drafters(session, 2, branches=True)
+    index, other = method.drafters(Call(session, 2))
     assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and other is not index
-    assert method.drafters(session, 1, branches=False) == [index], "kept for the next text of the row"
-    assert method.width(session, 2).width() == method.block + 1
+    assert method.drafters(Call(session, 1, branches=False)) == [index], "kept for the next text of the row"
+    assert method.width(Call(session, 2)).width() == method.block + 1
     index.observe(Verdict((), (4, 5)))
     assert len(index) == 2
     assert (SuffixMethod(block=0).block, SuffixMethod(block=256).block) == (0, 256)

@@ -22,6 +22,7 @@ from transformers import (
 import mmaccel
 from mmaccel.adapter import find_adapter
 from mmaccel.decoding import SuffixIndex
+from mmaccel.decoding.generation import Call
 from mmaccel.errors import SettingError
 from mmaccel.speech import examples
 from mmaccel.speech.decoding.suffix_draft import SuffixDraft
@@ -355,10 +356,10 @@ def test_the_index():
 
 
 def test_the_settings_reach_the_index():
-    method, session = SuffixDraft(longest=5, shortest=3, remember=7), types.SimpleNamespace(memory={})
-    index = method.drafter(session, 0)
-    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method.drafter(session, 0) is index
-    assert method.drafter(session, 1) is not index, "rows of a batch are texts of their own"
+    method, call = SuffixDraft(longest=5, shortest=3, remember=7), Call(types.SimpleNamespace(memory={}))
+    index = method.drafter(call, 0)
+    assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method.drafter(call, 0) is index
+    assert method.drafter(call, 1) is not index, "rows of a batch are texts of their own"
 
 
 def test_bad_settings():

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mmaccel.decoding.drafters.grown_method import GrownMethod
 from mmaccel.decoding.drafters.sources import Repeats, Source
 from mmaccel.decoding.drafters.suffix_method import SuffixMethod
-from mmaccel.decoding.generation import Holder
+from mmaccel.decoding.generation import Call, Holder
 from mmaccel.method import Advice
 from mmaccel.registry import register
 
@@ -67,9 +67,9 @@ class FusedDraft(GrownMethod, SuffixMethod):
     learns: ClassVar[bool] = True
     engaging: ClassVar[dict[str, Any]] = {"always": True, "remember": 0}
 
-    def sources(self, session: Holder, row: int) -> list[Source]:
+    def sources(self, call: Call, row: int) -> list[Source]:
         """Repeats of this row's texts, and the successors that the session knows."""
-        return [Repeats(self.drafter(session, row)), self.successors(session, longest=3)]
+        return [Repeats(self.drafter(call, row)), self.successors(call, longest=3)]
 
     def _forbidden(self, session: Holder) -> frozenset[int]:
         return placeholders(session.target.config)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from transformers import DynamicCache
 
 from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost
-from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.sources import Source
-from mmaccel.decoding.generation import Holder
+from mmaccel.decoding.generation import Call
 from mmaccel.decoding.rollback import can_go_back
 from mmaccel.errors import SettingError
 from mmaccel.method import Advice
@@ -67,33 +65,21 @@ class ModelDraft(FusedDraft):
         "Nothing in quality; the memory of the smaller model and its cache.",
     )
 
-    def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
+    def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take the assistant out of the arguments of a call."""
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None:
-            _check(assistant, session.target)
-        session.memory[self._key] = assistant
+            _check(assistant, model)
+        return assistant
 
-    @property
-    def _key(self) -> str:
-        return f"{self.name}, assistant"
-
-    def drafters(self, session: Holder, rows: int, branches: bool) -> list[GrownDrafter]:
-        """A drafter for each row, with an assistant of its own."""
-        assistant = session.memory.get(self._key)
-        if assistant is not None:
-            new = AssistantCost(self.width(session, rows), rows)
-            cost: AssistantCost = self._kept(session, f"cost of an assistant of {rows} rows", new)
-            session.memory[self._key] = functools.partial(Assistant, assistant, cost, self._forbidden(session))
-        try:
-            return super().drafters(session, rows, branches)
-        finally:
-            session.memory[self._key] = None  # it is of one call, and may be large
-
-    def sources(self, session: Holder, row: int) -> list[Source]:
+    def sources(self, call: Call, row: int) -> list[Source]:
         """The guesses of :class:`FusedDraft`, and the assistant."""
-        found, assistant = super().sources(session, row), session.memory.get(self._key)
-        return found if assistant is None else [*found, assistant()]
+        found = super().sources(call, row)
+        if call.given is None:
+            return found
+        new = AssistantCost(self.width(call), call.rows)
+        cost: AssistantCost = self._kept(call, f"cost of an assistant of {call.rows} rows", new)
+        return [*found, Assistant(call.given, cost, self._forbidden(call.session))]
 
 
 def _check(assistant: Any, model: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from mmaccel.decoding.drafters.given_text import GivenText
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.sources import Source
-from mmaccel.decoding.generation import Holder
+from mmaccel.decoding.generation import Call
 from mmaccel.errors import SettingError, shown
 from mmaccel.method import Advice
 from mmaccel.registry import register
@@ -70,35 +70,31 @@ class TextDraft(FusedDraft):
         "Nothing in quality; a few megabytes for what is learned.",
     )
 
-    def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
+    def take(self, model: Any, kwargs: dict[str, Any]) -> Prediction | None:
         """Take the prediction out of the arguments of a call."""
         given = kwargs.pop("prediction", None)
-        session.memory[self._key] = None if given is None else Prediction(_known(given, session.target))
+        return None if given is None else Prediction(_known(given, model))
 
-    @property
-    def _key(self) -> str:
-        return f"{self.name}, prediction"
-
-    def drafters(self, session: Holder, rows: int, branches: bool) -> list[GrownDrafter]:
+    def drafters(self, call: Call) -> list[GrownDrafter]:
         """A drafter for each row, with its text."""
-        given: Prediction | None = session.memory.get(self._key)
-        if given is not None and rows % len(given.texts):
+        given: Prediction | None = call.given
+        if given is not None and call.rows % len(given.texts):
             raise SettingError(
-                f"prediction has {len(given.texts)} texts for a batch of {rows}: give one for each row, or one for all"
+                f"prediction has {len(given.texts)} texts for a batch of {call.rows}: "
+                "give one for each row, or one for all"
             )
         if given is not None:
-            repeats, forbidden = rows // len(given.texts), self._forbidden(session)
+            repeats, forbidden = call.rows // len(given.texts), self._forbidden(call.session)
             given.sources = [GivenText([text], forbidden) for text in given.texts for _ in range(repeats)]
-        return super().drafters(session, rows, branches)
+        return super().drafters(call)
 
-    def sources(self, session: Holder, row: int) -> list[Source]:
+    def sources(self, call: Call, row: int) -> list[Source]:
         """The text that is given for a row, and the guesses of :class:`FusedDraft`."""
-        found, given = super().sources(session, row), session.memory.get(self._key)
-        return found if given is None else [given.sources[row], *found]
+        found = super().sources(call, row)
+        return found if call.given is None else [call.given.sources[row], *found]
 
-    def tell(self, session: Holder, report: Report) -> None:
+    def tell(self, report: Report, given: Prediction | None) -> None:
         """Say how much of the answer was as predicted."""
-        given: Prediction | None = session.memory.get(self._key)
         if given is None or not given.sources:
             return
         followed = sum(source.followed for source in given.sources)

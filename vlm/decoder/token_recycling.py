@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mmaccel.decoding.drafters.grown_method import GrownMethod
 from mmaccel.decoding.drafters.sources import Source
-from mmaccel.decoding.generation import Holder
+from mmaccel.decoding.generation import Call, Holder
 from mmaccel.method import Advice
 from mmaccel.registry import register
 
@@ -58,9 +58,9 @@ class TokenRecycling(GrownMethod):
     )
     learns: ClassVar[bool] = True
 
-    def sources(self, session: Holder, row: int) -> list[Source]:
+    def sources(self, call: Call, row: int) -> list[Source]:
         """The successors that the session knows."""
-        return [self.successors(session)]
+        return [self.successors(call)]
 
     def _forbidden(self, session: Holder) -> frozenset[int]:
         return placeholders(session.target.config)

@@ -12,7 +12,7 @@ from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..custom_generate import CustomGenerate
-from ..generation import Holder, TextDrafter, verify_drafts
+from ..generation import Call, Holder, TextDrafter, verify_drafts
 from ..loop import FixedWidth, Width
 
 
@@ -53,21 +53,21 @@ class DraftMethod(Method[Session]):
         """The drafts without a session, for `generate(..., custom_generate=...)` of transformers or another engine."""
         return CustomGenerate(self)
 
-    def take(self, session: Holder, kwargs: dict[str, Any]) -> None:
+    def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take what is meant for the drafts out of the arguments of a call of `generate`."""
 
-    def tell(self, session: Holder, report: Report) -> None:
-        """Say in the report of a call what else there is to say of its drafts."""
+    def tell(self, report: Report, given: Any) -> None:
+        """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
 
-    def drafters(self, session: Holder, rows: int, branches: bool) -> Sequence[TextDrafter]:
-        """What drafts the next text of each row of a batch; trees only with `branches`."""
-        return [self.drafter(session, row) for row in range(rows)]
+    def drafters(self, call: Call) -> Sequence[TextDrafter]:
+        """What drafts the next text of each row of a batch."""
+        return [self.drafter(call, row) for row in range(call.rows)]
 
-    def drafter(self, session: Holder, row: int) -> TextDrafter:
+    def drafter(self, call: Call, row: int) -> TextDrafter:
         """What drafts the next text of a row."""
         raise TypeError(f"{type(self).__name__} does not say what drafts")  # pragma: no cover
 
-    def width(self, session: Holder, rows: int) -> Width:
+    def width(self, call: Call) -> Width:
         """How many tokens a pass over a batch verifies at most, the last committed one included."""
         return FixedWidth(self.block + 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..generation import Holder
+from ..generation import Call
 from .acceptance import Acceptance
 from .assistant import EXPECTED as ASSISTANT
 from .draft_method import DraftMethod
@@ -35,24 +35,24 @@ class GrownMethod(DraftMethod):
     branches: ClassVar[bool] = True
     likely: ClassVar[int] = 8  # as in the paper of Token Recycling
 
-    def drafters(self, session: Holder, rows: int, branches: bool) -> list[GrownDrafter]:
+    def drafters(self, call: Call) -> list[GrownDrafter]:
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""
-        acceptance: Acceptance = self._kept(session, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT}))
-        cost = self.width(session, rows)
-        return [GrownDrafter(self.sources(session, row), acceptance, cost, branches) for row in range(rows)]
+        acceptance: Acceptance = self._kept(call, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT}))
+        cost = self.width(call)
+        return [GrownDrafter(self.sources(call, row), acceptance, cost, call.branches) for row in range(call.rows)]
 
-    def width(self, session: Holder, rows: int) -> PassCost:
+    def width(self, call: Call) -> PassCost:
         """What passes over so many rows cost."""
-        found: PassCost = self._kept(session, f"cost of {rows} rows", PassCost(self.block + 1, self.always))
+        found: PassCost = self._kept(call, f"cost of {call.rows} rows", PassCost(self.block + 1, self.always))
         return found
 
-    def sources(self, session: Holder, row: int) -> list[Source]:
+    def sources(self, call: Call, row: int) -> list[Source]:
         """Where the guesses for a row come from, as far as kept for the session."""
         raise TypeError(f"{type(self).__name__} does not say where guesses come from")  # pragma: no cover
 
-    def successors(self, session: Holder, longest: int = 1) -> Successors:
+    def successors(self, call: Call, longest: int = 1) -> Successors:
         """The successors that the session knows, after at most so many equal tokens."""
-        return Successors(self._kept(session, "successors", {}), self._forbidden(session), longest)
+        return Successors(self._kept(call, "successors", {}), self._forbidden(call.session), longest)
 
-    def _kept(self, session: Holder, what: str, new: Any) -> Any:
-        return session.memory.setdefault(f"{self.name}, {what}", new)
+    def _kept(self, call: Call, what: str, new: Any) -> Any:
+        return call.session.memory.setdefault(f"{self.name}, {what}", new)

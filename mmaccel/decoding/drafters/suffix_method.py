@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mmaccel.method import is_count
 
-from ..generation import Holder
+from ..generation import Call
 from .draft_method import DraftMethod
 from .suffix_index import SuffixIndex
 
@@ -34,8 +34,8 @@ class SuffixMethod(DraftMethod):
         self._require(is_count(self.shortest, 1, self.longest), "shortest", f"between 1 and longest={self.longest}")
         self._require(is_count(self.remember, 0), "remember", "a whole number of at least 0 tokens")
 
-    def drafter(self, session: Holder, row: int) -> SuffixIndex:
+    def drafter(self, call: Call, row: int) -> SuffixIndex:
         """The texts of this session that stood in this row of a batch."""
-        index = SuffixIndex(self.longest, self.shortest, self.remember, self._forbidden(session))
-        found: SuffixIndex = session.memory.setdefault(f"{self.name}, row {row}" if row else self.name, index)
+        index = SuffixIndex(self.longest, self.shortest, self.remember, self._forbidden(call.session))
+        found: SuffixIndex = call.session.memory.setdefault(f"{self.name}, row {row}" if row else self.name, index)
         return found
