@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3NextForCausalLM
 
 import mmaccel
-from mmaccel.decoding.drafters.assistant import AGAIN, Assistant, AssistantCost
+from mmaccel.decoding.drafters.assistant import AGAIN, Assistant, AssistantCost, likeliest
 from mmaccel.decoding.drafters.pass_cost import PassCost
 from mmaccel.errors import SettingError
 from mmaccel.vlm import FusedDraft, ModelDraft, TokenRecycling, examples, visual_examples
@@ -48,8 +48,8 @@ def test_the_text_is_the_models(llama, assistant, batch, pad, sampled):
             assert torch.equal(fast.generate(**given, assistant_model=helper), plain)
         report = fast.report
         assert report.exact and not report.warnings
-        if assistant == "twin" and not given["do_sample"]:
-            assert report.forwards <= 4, "its guesses are all right"
+        if assistant == "twin":
+            assert report.forwards <= 4, "its guesses are all right, those of what will be drawn too"
         assert not any(isinstance(value, torch.nn.Module) for value in fast.memory.values()), "it may be large"
 
 
@@ -83,7 +83,7 @@ def test_what_the_cache_holds_is_not_read_again(llama):
     llama.forward = counted
     try:
         texts = ([5, 6, 7, 8], [5, 6, 7, 8, 9], [5, 6, 9], [5, 6, 9, 9, 9], [5, 6, 9], [5, 6, 9], [7])
-        found = [helper._next(list(text)) for text in texts]
+        found = [likeliest(helper._logits(list(text)), 0) for text in texts]
     finally:
         del llama.forward
     assert lengths == [4, 1, 1, 2, 1, 1, 1]

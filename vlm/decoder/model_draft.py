@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from transformers import DynamicCache
 
-from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost
+from mmaccel.decoding.dice import Dice
+from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost, Chooser, likeliest
 from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
 from mmaccel.decoding.rollback import can_go_back
@@ -28,9 +29,10 @@ class ModelDraft(FusedDraft):
     The argument is that of transformers' own assisted generation: ``generate(..., assistant_model=small)``. Its guesses
     stand in one tree with those of :class:`FusedDraft`, which also serve calls without an assistant. The assistant is
     asked for as many tokens as are worth its measured time at its measured acceptance, and no longer where it slows the
-    text down; batches are served too. Exact in float32: the tokens of the model itself, and with sampling those of the
-    same random state, in a batch their distribution. With beams or another kind of cache the model's own loop runs, and
-    the report says so.
+    text down; batches are served too. Where a text is sampled, the assistant's guesses are drawn with the random
+    numbers that the model will draw with (Gumbel coupling, Daliri et al., 2024). Exact in float32: the tokens of the
+    model itself, and with sampling those of the same random state, in a batch their distribution. With beams or another
+    kind of cache the model's own loop runs, and the report says so.
 
     Parameters
     ----------
@@ -79,7 +81,15 @@ class ModelDraft(FusedDraft):
             return found
         new = AssistantCost(self.width(call), call.rows)
         cost: AssistantCost = self._kept(call, f"cost of an assistant of {call.rows} rows", new)
-        return [*found, Assistant(call.given, cost, self._forbidden(call.session))]
+        return [*found, Assistant(call.given, cost, self._forbidden(call.session), _chooser(call))]
+
+
+def _chooser(call: Call) -> Chooser:
+    """How guesses are chosen: in a sampled text as chance will, elsewhere the likeliest."""
+    text = None if call.texts is None or call.rows > 1 else call.texts.texts[0]
+    if text is None or not text.do_sample:
+        return likeliest
+    return Dice(text, call.session.target.config.get_text_config(decoder=True).vocab_size).choose
 
 
 def _check(assistant: Any, model: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect
 from collections import deque
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -19,7 +19,16 @@ from .sources import LEVELS, Context, Guess, State
 RECENT = 9  # steps whose seconds count
 FADE = 0.95  # how much of what is known of its guesses counts after each token
 AGAIN = 64  # passes after which it is asked once more, where it was not worth its time
-EXPECTED: dict[Hashable, float] = {("assistant", level + 1): 0.9 * share for level, share in enumerate(LEVELS)}
+EXPECTED: dict[Hashable, float] = {
+    (kind, level + 1): 0.9 * share for kind in ("likeliest", "drawn") for level, share in enumerate(LEVELS)
+}
+Chooser = Callable[[torch.Tensor, int], tuple[int, float]]
+
+
+def likeliest(logits: torch.Tensor, depth: int) -> tuple[int, float]:
+    """The likeliest token by logits `[V]`, and its probability."""
+    probability, token = logits.float().softmax(-1).max(-1)
+    return int(token), float(probability)
 
 
 class AssistantCost:
@@ -63,7 +72,7 @@ class AssistantCost:
 
 
 class Assistant:
-    """The likeliest token of a smaller model, step by step.
+    """What a smaller model would write, step by step.
 
     Parameters
     ----------
@@ -73,10 +82,16 @@ class Assistant:
         Of its steps.
     forbidden
         Tokens that it is not shown, and that are never proposed.
+    choose
+        A token by logits `[V]`, so many tokens after the next one, and how sure it is; the likeliest by default, in
+        a sampled text :meth:`mmaccel.decoding.dice.Dice.choose`.
     """
 
-    def __init__(self, model: Any, cost: AssistantCost, forbidden: Container[int] = ()) -> None:
-        self.model, self.cost, self.forbidden = model, cost, forbidden
+    def __init__(
+        self, model: Any, cost: AssistantCost, forbidden: Container[int] = (), choose: Chooser = likeliest
+    ) -> None:
+        self.model, self.cost, self.forbidden, self.choose = model, cost, forbidden, choose
+        self.kind = "likeliest" if choose is likeliest else "drawn"
         self._cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
         self._text: list[int] = []
         self._held: list[int] = []  # tokens in the cache
@@ -93,13 +108,13 @@ class Assistant:
         if not self._text or not self.cost.is_worth(share):
             return
         began = time.thread_time()
-        token, probability = self._next([*self._text, *tokens])
+        token, probability = self.choose(self._logits([*self._text, *tokens]), len(tokens))
         self.cost.observe_step(time.thread_time() - began)
         if not tokens:
             self._first = token
         if token not in self.forbidden:
             level = bisect(LEVELS, probability)
-            yield token, ("assistant", level), ((*tokens, token), share * probability)
+            yield token, (self.kind, level), ((*tokens, token), share * probability)
 
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
         if self._first is not None:
@@ -107,8 +122,8 @@ class Assistant:
         self._text, self._first = [*self._text, *tokens], None
 
     @torch.no_grad()
-    def _next(self, ids: list[int]) -> tuple[int, float]:
-        """The likeliest token after a text, and its probability; what the cache holds of the text is not read again."""
+    def _logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits `[V]` after a text; what the cache holds of it is not read again."""
         same = next((n for n, (a, b) in enumerate(zip(ids, self._held, strict=False)) if a != b), None)
         same = min(len(ids) - 1, len(self._held) if same is None else same)
         if same < len(self._held):
@@ -116,5 +131,5 @@ class Assistant:
         fed = torch.tensor([ids[same:]], device=self.model.device)
         output = self.model(fed, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         self._held = list(ids)
-        probability, token = output.logits[0, -1].float().softmax(-1).max(-1)
-        return int(token), float(probability)
+        logits: torch.Tensor = output.logits[0, -1]
+        return logits
