@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .matching import Likely
+
 
 class Dice:
     """The random numbers of the next tokens of a sampled text, looked at before they are used.
@@ -34,6 +36,7 @@ class Dice:
     def __init__(self, text: Any, size: int) -> None:
         self.text, self.size, self.device = text, size, text.ids.device
         self.warpers = [each for each in text.processors if type(each).__name__.endswith("Warper")]
+        self.temperature = next((each.temperature for each in self.warpers if hasattr(each, "temperature")), 1.0)
         self._generator = torch.Generator(self.device)
         self._ahead: deque[tuple[Tensor, Tensor]] = deque()  # the state before each draw, and its numbers
 
@@ -50,6 +53,14 @@ class Dice:
         race = scores.softmax(-1) / self._numbers(depth)
         best, tokens = race[0].topk(2)
         return int(tokens[0]), float(best[0] / best.sum())
+
+    def times(self, likely: Likely, depth: int) -> list[float]:
+        """When each of some tokens would end the race, if these probabilities were the model's; the first wins."""
+        if not likely:
+            return []
+        tokens, shares = (list(values) for values in zip(*likely, strict=True))
+        numbers = self._numbers(depth)[0, tokens].tolist()
+        return [number / share ** (1 / self.temperature) for number, share in zip(numbers, shares, strict=True)]
 
     def _numbers(self, depth: int) -> Tensor:
         """Exp(1) `[1, V]` of a coming draw; what was looked at and not yet used is not drawn again."""

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from mmaccel.patching import wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
 
+from .dice import Dice
 from .generated_texts import Drafts, GeneratedText, GeneratedTexts, Verdicts
 from .loop import Drafter, Width, draft_and_verify
 from .matching import Draft, Verdict
@@ -76,6 +78,14 @@ class Call:
     branches: bool = True
     given: Any = None
     texts: GeneratedTexts | None = None
+
+    @cached_property
+    def dice(self) -> Dice | None:
+        """What a sampled text will be drawn with; None for one that is not, and in a batch."""
+        text = None if self.texts is None or self.rows > 1 else self.texts.texts[0]
+        if text is None or not text.do_sample:
+            return None
+        return Dice(text, self.session.target.config.get_text_config(decoder=True).vocab_size)
 
 
 class Drafting(Protocol):

@@ -71,3 +71,13 @@ def test_how_far_it_wins_and_what_is_no_warper():
     assert known.choose(flat, 0) == (7, 1.0)
     flat[8] = 0.0
     assert 0.5 <= known.choose(flat, 0)[1] < 1
+
+
+def test_times_of_a_race():
+    torch.manual_seed(0)
+    numbers = torch.empty(1, SIZE).exponential_()[0]
+    torch.manual_seed(0)
+    assert dice().times([(3, 0.5), (9, 0.1)], 0) == pytest.approx([float(numbers[3]) / 0.5, float(numbers[9]) / 0.1])
+    cold = dice(TemperatureLogitsWarper(0.5))
+    assert cold.times([(3, 0.5)], 0) == pytest.approx([float(numbers[3]) / 0.25])
+    assert dice().times([], 0) == []

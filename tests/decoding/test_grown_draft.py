@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.decoding import Draft, SuffixIndex, Verdict
+from mmaccel.decoding.dice import Dice
 from mmaccel.decoding.drafters.acceptance import Acceptance
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import FEWEST, STALE, PassCost
@@ -82,15 +84,37 @@ def test_a_plain_pass_is_timed_again_where_drafts_save_little():
 def test_successors_of_the_longest_context_that_is_known():
     source = Successors({}, frozenset({9}), longest=2)
     source.begin([1, 2, 3])
-    assert source.root() == (2, 3)
+    assert source.root() == ((2, 3), 0)
     source.learn([4], ends=[(1, 2, 3)], likely=[[(4, 0.7), (9, 0.2), (5, 0.001)]])
-    assert source.root() == (3, 4) and set(source.known) == {(3,), (2, 3)}
-    guesses = list(source.guesses((2, 3)))
-    assert [(token, state) for token, _, state in guesses] == [(4, (3, 4))], "forbidden and unlikely ones are left out"
-    assert guesses[0][1] == ("recycled", 2, 7) and next(source.guesses((7, 3)))[1] == ("recycled", 1, 7)
-    assert not list(source.guesses((3, 7)))
+    assert source.root() == ((3, 4), 0) and set(source.known) == {(3,), (2, 3)}
+    guesses = list(source.guesses(((2, 3), 0)))
+    assert [(token, state) for token, _, state in guesses] == [(4, ((3, 4), 1))], (
+        "forbidden and unlikely ones are left out"
+    )
+    assert guesses[0][1] == ("recycled", 7, 2) and next(source.guesses(((7, 3), 0)))[1] == ("recycled", 7, 1)
+    assert not list(source.guesses(((3, 7), 0)))
     source.learn([5], ends=[(3,), (8,)], likely=[[(6, 0.5)], ()])
-    assert [token for token, *_ in source.guesses((3,))] == [6] and (8,) not in source.known
+    assert [token for token, *_ in source.guesses(((3,), 0))] == [6] and (8,) not in source.known
+
+
+def test_successors_of_a_sampled_text_race_as_they_will():
+    """As often first as their probability is, with numbers that `torch.multinomial` then uses."""
+    shares = [(5, 0.5), (6, 0.3), (7, 0.1)]
+    first, won = collections.Counter(), 0
+    for seed in range(400):
+        torch.manual_seed(seed)
+        text = SimpleNamespace(ids=torch.ones(1, 1), processors=[])
+        source = Successors({}, frozenset({7}), dice=Dice(text, 10))
+        source.begin([3])
+        source.learn([3], ends=[(3,)], likely=[shares])
+        torch.rand(1)  # the state may be another when guesses are asked for
+        (token, kind, _), (_, second, _) = list(source.guesses(source.root()))[:2]
+        assert kind[0] == second[0] == "drawn" and kind[1] < second[1] and kind[2] >= second[2] and kind[3] == 1
+        first[token] += 1
+        rest = torch.tensor([[0.02] * 5 + [0.5, 0.3, 0.1, 0.0, 0.0]])
+        won += int(torch.multinomial(rest, 1)) == token
+    assert set(first) == {5, 6} and 0.54 < first[5] / 400 < 0.74
+    assert won / 400 > 0.75, "a blind guess is right in half of the draws"
 
 
 def test_successors_forget_the_oldest():
@@ -201,8 +225,13 @@ def test_every_kind_of_guess_has_a_share_that_is_expected():
     for share in (0.01, 0.05, 0.3, 0.6, 0.95, 1.0):
         source.learn([5], ends=[(1, 2, 3, 4)], likely=[[(5, share)]])
         for length in (1, 2, 3, 4):
-            ((_, kind, _),) = source.guesses((1, 2, 3, 4)[-length:])
+            ((_, kind, _),) = source.guesses(((1, 2, 3, 4)[-length:], 0))
             assert 0 < EXPECTED[kind] <= share
+    source.dice = SimpleNamespace(times=lambda likely, depth: [1000.0 ** (n - 1) for n in range(len(likely))])
+    source.learn([5], ends=[(1, 2, 3, 4)], likely=[[(5, 0.5), (6, 0.2), (7, 0.1), (8, 0.1)]])
+    kinds = [kind for _, kind, _ in source.guesses(((1, 2, 3, 4), 0))]
+    assert kinds == [("drawn", 0, 10, 4), ("drawn", 1, 9, 4), ("drawn", 2, 0, 4), ("drawn", 2, 0, 4)]
+    assert EXPECTED[kinds[0]] > EXPECTED[kinds[1]] > EXPECTED[kinds[2]]
     assert all(0 < share < 1 for share in EXPECTED.values())
 
 

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from transformers import DynamicCache
 
-from mmaccel.decoding.dice import Dice
-from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost, Chooser, likeliest
+from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost, likeliest
 from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
 from mmaccel.decoding.rollback import can_go_back
@@ -81,15 +80,8 @@ class ModelDraft(FusedDraft):
             return found
         new = AssistantCost(self.width(call), call.rows)
         cost: AssistantCost = self._kept(call, f"cost of an assistant of {call.rows} rows", new)
-        return [*found, Assistant(call.given, cost, self._forbidden(call.session), _chooser(call))]
-
-
-def _chooser(call: Call) -> Chooser:
-    """How guesses are chosen: in a sampled text as chance will, elsewhere the likeliest."""
-    text = None if call.texts is None or call.rows > 1 else call.texts.texts[0]
-    if text is None or not text.do_sample:
-        return likeliest
-    return Dice(text, call.session.target.config.get_text_config(decoder=True).vocab_size).choose
+        choose = likeliest if call.dice is None else call.dice.choose
+        return [*found, Assistant(call.given, cost, self._forbidden(call.session), choose)]
 
 
 def _check(assistant: Any, model: Any) -> None:

@@ -52,7 +52,8 @@ class GrownMethod(DraftMethod):
 
     def successors(self, call: Call, longest: int = 1) -> Successors:
         """The successors that the session knows, after at most so many equal tokens."""
-        return Successors(self._kept(call, "successors", {}), self._forbidden(call.session), longest)
+        known, forbidden = self._kept(call, "successors", {}), self._forbidden(call.session)
+        return Successors(known, forbidden, longest, dice=call.dice)
 
     def _kept(self, call: Call, what: str, new: Any) -> Any:
         return call.session.memory.setdefault(f"{self.name}, {what}", new)

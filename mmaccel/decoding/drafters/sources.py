@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Hashable, Iterator, Sequence
+from math import exp
 from typing import Any, Protocol
 
+from ..dice import Dice
 from ..matching import Likely
 from .suffix_index import SuffixIndex
 
 State = Any  # of a source, at a node of a draft
 Guess = tuple[int, Hashable, State]  # a token, its kind, and the state behind it
 Context = tuple[int, ...]  # the last tokens of a text, or of a path of a draft
-Known = dict[Context, tuple[tuple[int, int], ...]]  # tokens after it, and the level of their probability
+Known = dict[Context, tuple[tuple[int, float], ...]]  # tokens after it, and their probabilities
 LEVELS = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of probability, the first is the least that counts
 KEEPS = {1: 0.5, 2: 0.7, 3: 0.8, 4: 0.8}  # of its probability, elsewhere, by equal tokens before
+PLACES = {0: 0.5, 1: 0.15, 2: 0.03}  # and of that of a token to win a draw, by those that are faster
+REST = 0.02  # least probability of the tokens that are not known
 CONTEXT = 4  # tokens of the end of a path that sources are told
 
 
@@ -39,6 +43,8 @@ class Successors:
 
     Every verified node teaches, accepted or not, so that the candidates of one pass are the drafts of the next. With
     `longest` above 1 those after several equal tokens come first, as in tables of n-grams (STAND, Song et al., 2025).
+    In a sampled text they race as they will when it is drawn from them (STAND's Gumbel-top-k, with the random numbers
+    of the text itself), and the winner comes first.
 
     Parameters
     ----------
@@ -50,43 +56,63 @@ class Successors:
         Most tokens that must be equal.
     remember
         Contexts that are kept, the newest.
+    dice
+        Of a sampled text.
 
     Examples
     --------
     >>> source = Successors({}, frozenset())
     >>> source.begin([7])
-    >>> source.learn([5], ends=[(3, 7)], likely=[[(5, 0.8), (6, 0.1)]])
-    >>> [token for token, kind, state in source.guesses((7,))]
+    >>> source.learn([7], ends=[(3, 7)], likely=[[(5, 0.8), (6, 0.1)]])
+    >>> [token for token, kind, state in source.guesses(source.root())]
     [5, 6]
     """
 
-    def __init__(self, known: Known, forbidden: frozenset[int], longest: int = 1, remember: int = 65_536) -> None:
+    def __init__(
+        self,
+        known: Known,
+        forbidden: frozenset[int],
+        longest: int = 1,
+        remember: int = 65_536,
+        dice: Dice | None = None,
+    ) -> None:
         self.known, self.forbidden, self.longest, self.remember = known, forbidden, longest, remember
+        self.dice = dice
         self._end: Context = ()
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._end = tuple(tokens[-self.longest :])
 
     def root(self) -> State:
-        return self._end
+        return self._end, 0
 
     def guesses(self, state: State) -> Iterator[Guess]:
-        for length in range(len(state), 0, -1):
-            found = self.known.get(state[-length:])
-            if found is not None:
-                for token, level in found:
-                    if token not in self.forbidden:
-                        yield token, ("recycled", length, level), (*state, token)[-self.longest :]
-                return
+        context, depth = state
+        length = next((n for n in range(len(context), 0, -1) if context[-n:] in self.known), 0)
+        found = self.known.get(context[-length:], ())
+        for token, kind in self._likeliest(found) if self.dice is None else self._fastest(found, self.dice, depth):
+            if token not in self.forbidden:
+                yield token, (*kind, length), ((*context, token)[-self.longest :], depth + 1)
+
+    def _likeliest(self, found: Likely) -> Iterator[tuple[int, tuple[Hashable, ...]]]:
+        for token, share in found:
+            yield token, ("recycled", bisect(LEVELS, share))
+
+    def _fastest(self, found: Likely, dice: Dice, depth: int) -> Iterator[tuple[int, tuple[Hashable, ...]]]:
+        """In the order in which they end the race, each with the probability that no unknown token is faster."""
+        rest = max(REST, 1 - sum(share for _, share in found))
+        times = dice.times(found, depth)
+        for place, (time, (token, _)) in enumerate(sorted(zip(times, found, strict=True))):
+            yield token, ("drawn", min(place, max(PLACES)), bisect(LEVELS, exp(-rest * time)))
 
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
         for end, found in zip(ends, likely, strict=False):
             if not found:
                 continue
-            levels = tuple((token, bisect(LEVELS, share)) for token, share in found if share >= LEVELS[0])
+            shares = tuple((token, share) for token, share in found if share >= LEVELS[0])
             for length in range(1, 1 + min(self.longest, len(end))):
                 self.known.pop(end[-length:], None)  # so that the newest stand last
-                self.known[end[-length:]] = levels
+                self.known[end[-length:]] = shares
         while len(self.known) > self.remember:
             del self.known[next(iter(self.known))]
         self._end = (*self._end, *tokens)[-self.longest :]
@@ -126,7 +152,13 @@ class Repeats:
 
 EXPECTED: dict[Hashable, float] = {
     **{
-        ("recycled", length, level + 1): share * KEEPS[length] for length in KEEPS for level, share in enumerate(LEVELS)
+        ("recycled", level + 1, length): share * KEEPS[length] for length in KEEPS for level, share in enumerate(LEVELS)
+    },
+    **{
+        ("drawn", place, level, length): share * PLACES[place] * KEEPS[length]
+        for place in PLACES
+        for length in KEEPS
+        for level, share in enumerate((LEVELS[0] / 2, *LEVELS))
     },
     **{("repeated", length): share for length, share in Repeats.EXPECTED.items()},
 }
