@@ -12,7 +12,7 @@ MEASURED = {"model": "tiny-wan, 40 steps"}
 PRESETS: dict[str, dict[str, Preset]] = {
     "diffusion transformer": {
         "balanced": Preset((HeterogeneousSteps(budget=0.5),), "video", MEASURED),
-        "fast": Preset((HeterogeneousSteps(budget=0.25, forecast=0.0, fraction=0.0),), "video", MEASURED),
+        "fast": Preset((HeterogeneousSteps(budget=0.25),), "video", MEASURED),
     }
 }
 

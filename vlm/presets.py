@@ -7,17 +7,17 @@ from mmaccel.presets import Preset
 from .decoder.fused_draft import FusedDraft
 from .decoder.sparse_prefill import SparsePrefill
 from .pruning.compressor import VISUAL_FAMILIES
-from .pruning.dycoke import DyCoke
 from .pruning.early_tom import EarlyTom
+from .pruning.vidcom2 import VidCom2
 
-MEASURED = {"model": "tiny-onevision"}
+MEASURED = {"model": "tiny-onevision", "table": "brief"}  # where no frame can be left out
 LONG = {"model": "SmolLM2-135M-Instruct, prompts of 8000 tokens"}
 FRAMES = "of clips that change slowly, reading fewer frames is faster still"
 
-_BALANCED = Preset((DyCoke(keep=0.15),), "vlm", MEASURED, FRAMES)
+_BALANCED = Preset((VidCom2(keep=0.15),), "vlm", MEASURED, FRAMES)
 # Where the tower can be shortened too; elsewhere only the language model gets less.
-_EARLY = {"balanced": _BALANCED, "fast": Preset((EarlyTom(keep=0.15, window=16),), "vlm", MEASURED, FRAMES)}
-_LATE = {"balanced": _BALANCED, "fast": Preset((DyCoke(keep=0.1),), "vlm", MEASURED, FRAMES)}
+_EARLY = {"balanced": _BALANCED, "fast": Preset((EarlyTom(keep=0.1),), "vlm", MEASURED, FRAMES)}
+_LATE = {"balanced": _BALANCED, "fast": Preset((VidCom2(keep=0.1),), "vlm", MEASURED, FRAMES)}
 
 PRESETS: dict[str, dict[str, Preset]] = {
     family: _EARLY if family in EarlyTom.families else _LATE for family in sorted(VISUAL_FAMILIES)

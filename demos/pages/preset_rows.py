@@ -89,6 +89,8 @@ def _fits(preset: Preset, row: dict[str, Any]) -> bool:
     """Whether a row is of these methods and columns; rows of `video.json` name the variant and not the method."""
     if any(row.get(column) != value for column, value in preset.columns.items()) or not row["settings"]:
         return False
+    if row.get("kind") in ("simple", "rival"):
+        return False
     (method,) = preset.methods
     if "." in row["method"] and get_method(row["method"]) is not type(method):
         return False

@@ -196,7 +196,7 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
             axes.scatter(r["quality"], y, color=colour, s=90 if r["kind"] == "ours" else 45, zorder=3)
         axes.set_yticks(range(len(rows)), [f"{r['method']}, {r['wall_share']:.0%}" for r in rows], fontsize=9)
         axes.set_title(f"{budget:.0%} of the time", fontsize=11)
-        axes.set_xlabel("PSNR to the plain clip, dB: mean, and down to the worst")
+        axes.set_xlabel("PSNR to the plain clip, dB: mean and worst")
         axes.grid(axis="x", alpha=0.25)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)

@@ -77,7 +77,7 @@ class HoliTom(Compressor):
     paper: ClassVar[str] = "HoliTom: Holistic Token Merging for Fast Video Large Language Models, 2025"
     advice: ClassVar[Advice] = Advice(
         "Long video of which much stands still, on models whose attention says what matters.",
-        "Where few tokens are left, answers about small things; compare it with DyCoke on your own clips.",
+        "Where few tokens are left, answers about small things; compare it with VidCom2 on your own clips.",
         "keep=0.25",
     )
     excludes: ClassVar[frozenset[str]] = CACHE_METHODS
