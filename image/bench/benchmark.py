@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
-from mmaccel.bench.benchmark import Benchmark, Section
+from mmaccel.bench.benchmark import Benchmark, Section, in_one
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import Entry
 from mmaccel.comparison.runner import Runner
@@ -124,7 +124,7 @@ SECTION = Section(
 BENCHMARK = Benchmark(
     "image",
     page.TITLE,
-    rows,
+    in_one(rows),
     SECTION,
     page.INTRO,
     page.tables,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from .pages import page
 
 Row = dict[str, Any]
 Group = list[Row]
+Parts = Callable[[bool], Mapping[str, Callable[[], Iterable[Row]]]]
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ class Benchmark:
     ----------
     name
         As in `mmaccel bench NAME`, and of its files.
-    rows
-        Measures; with True at full length, as in docs/benchmarks.
+    parts
+        Measures its rows part by part, by name, so that a benchmark that was stopped goes on where it was; with True at
+        full length, as in docs/benchmarks. :func:`in_one` for one that begins again.
     section
         How its rows stand in the index.
     intro
@@ -97,14 +100,11 @@ class Benchmark:
         Draws the rows into a file beside the page.
     threads
         CPU threads that its figures are of.
-    parts
-        The same rows in parts by name, so that a benchmark that was stopped can go on where it was; None (default)
-        for one that begins again.
     """
 
     name: str
     title: str
-    rows: Callable[[bool], Iterator[Row]]
+    parts: Parts
     section: Section
     intro: str
     tables: Callable[[list[Row]], Mapping[str, str]]
@@ -112,7 +112,6 @@ class Benchmark:
     facts: Callable[[list[Row]], dict[str, Any]] = lambda rows: {}
     plot: Callable[[list[Row], Path], Any] | None = None
     threads: int = 2
-    parts: Callable[[bool], Mapping[str, Callable[[], Iterable[Row]]]] | None = None
 
     def page(self, result: dict[str, Any], json: str, png: str) -> str:
         """The Markdown page of a result, with links to its raw rows and its plot."""
@@ -128,6 +127,11 @@ class Benchmark:
         if self.plot is not None:
             self.plot(result["rows"], picture)
         path.write_text(self.page(result, path.with_suffix(".json").name, picture.name), encoding="utf-8")
+
+
+def in_one(rows: Callable[[bool], Iterator[Row]]) -> Parts:
+    """All rows of a benchmark as one part."""
+    return lambda full: {"all": functools.partial(rows, full)}
 
 
 def by(column: str, form: str, rows: Group) -> dict[str, Group]:

@@ -84,7 +84,7 @@ class Unfinished:
 def measure(benchmark: Benchmark, full: bool, page: Path | None) -> tuple[dict[str, Any], Unfinished]:
     """Header and rows of a benchmark, and what is to be removed once they are written; it is kept beside a page."""
     result = results.result([])
-    parts = benchmark.parts(full) if benchmark.parts else {benchmark.name: lambda: benchmark.rows(full)}
+    parts = benchmark.parts(full)
     kept = Unfinished(page.with_suffix(SUFFIX) if page else None, result["header"], full)
     measured = tqdm(parts.items(), desc=benchmark.name, disable=len(parts) == 1)
     rows = [row for name, make in measured for row in kept.part(name, make)]

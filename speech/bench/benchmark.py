@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.bench.benchmark import Benchmark, Section
+from mmaccel.bench.benchmark import Benchmark, Section, in_one
 from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE
@@ -272,5 +272,5 @@ SECTION = Section(
     picture=page.picture,
 )
 BENCHMARK = Benchmark(
-    "speech", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, page.facts, page.plot, threads=1
+    "speech", page.TITLE, in_one(rows), SECTION, page.INTRO, page.tables, page.LIMITS, page.facts, page.plot, threads=1
 )

@@ -12,7 +12,7 @@ import pytest
 from mmaccel import version
 from mmaccel.bench import index as bench_index
 from mmaccel.bench import pages, plots, resume, selection
-from mmaccel.bench.benchmark import Benchmark, Section, by
+from mmaccel.bench.benchmark import Benchmark, Section, by, in_one
 from mmaccel.bench.difference import difference
 from mmaccel.bench.plots import plot
 from mmaccel.cli import bench as bench_commands
@@ -430,7 +430,7 @@ def quick(monkeypatch):
         print("a library says hello")  # noqa: T201
         yield row("full" if full else "short")
 
-    made = dataclasses.replace(BENCHMARK, name="image", rows=rows, parts=None, threads=3)
+    made = dataclasses.replace(BENCHMARK, name="image", parts=in_one(rows), threads=3)
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     monkeypatch.setattr(bench_commands, "benchmark_of", lambda name: made)
     return threads

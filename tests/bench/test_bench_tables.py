@@ -3,7 +3,7 @@
 import pytest
 
 from mmaccel.bench import pages, selection
-from mmaccel.bench.benchmark import Benchmark, Section, by
+from mmaccel.bench.benchmark import Benchmark, Section, by, in_one
 from mmaccel.bench.resume import Unfinished, measure
 from mmaccel.comparison.results import row as full_row
 
@@ -125,7 +125,7 @@ def test_a_page_has_its_texts_with_figures_and_its_plot_beside_it(tmp_path):
     made = Benchmark(
         "x",
         "Title",
-        rows=None,
+        parts=None,
         section=PLAIN,
         intro="See {json} and {png}, on {place}: {count}.",
         tables=lambda rows: {"One": f"{len(rows)} rows"},
@@ -156,7 +156,7 @@ def test_parts_are_made_in_order_and_at_the_length_that_was_asked_for(full, tmp_
         asked.append(full)
         return {"one": lambda: [row("a")], "two": lambda: [row("b"), row("c")]}
 
-    made = Benchmark("x", "T", lambda full: iter([row(str(full))]), PLAIN, "", dict, "", parts=parts)
+    made = Benchmark("x", "T", parts, PLAIN, "", dict, "")
     result, kept = measure(made, full, tmp_path / "x.md")
     assert [each["method"] for each in result["rows"]] == ["a", "b", "c"] and asked == [full]
     assert kept.path == tmp_path / "x.unfinished.json" and kept.path.is_file() and result["header"] == HEADER
@@ -165,9 +165,9 @@ def test_parts_are_made_in_order_and_at_the_length_that_was_asked_for(full, tmp_
     kept.remove()
     kept.remove()
     assert not kept.path.exists()
-    alone = Benchmark("x", "T", lambda full: iter([row(str(full))]), PLAIN, "", dict, "")
+    alone = Benchmark("x", "T", in_one(lambda full: iter([row(str(full))])), PLAIN, "", dict, "")
     result, kept = measure(alone, full, None)
     assert (
-        [each["method"] for each in result["rows"]] == [str(full)] and kept.path is None and list(kept.parts) == ["x"]
+        [each["method"] for each in result["rows"]] == [str(full)] and kept.path is None and list(kept.parts) == ["all"]
     )
     kept.remove()

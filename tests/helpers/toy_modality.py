@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from mmaccel.adapter import Adapter, register_adapter
-from mmaccel.bench.benchmark import Benchmark, Section
+from mmaccel.bench.benchmark import Benchmark, Section, in_one
 from mmaccel.cli.command import Command
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import told
@@ -147,7 +147,7 @@ def rows(full):
 BENCHMARK = Benchmark(
     "toy",
     "Toys",
-    rows,
+    in_one(rows),
     Section(lambda rows: {"": rows}, "none: a walk is a walk."),
     "How far they came.",
     lambda rows: {"Walks": f"{len(rows)} in all"},

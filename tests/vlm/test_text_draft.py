@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,7 +64,10 @@ def test_predictions_save_more_than_what_is_learned_alone(llama):
     assert passes[1] < passes[0] / 2
 
 
-@pytest.mark.parametrize("form", (list, torch.tensor, lambda text: [text], lambda text: torch.tensor([text])))
+@pytest.mark.parametrize(
+    "form",
+    (list, torch.tensor, np.array, lambda text: [text], lambda text: [np.array(text)], lambda text: [*np.array(text)]),
+)
 def test_one_text_for_all_rows(llama, form):
     given = call(1, num_return_sequences=2, do_sample=True)
     torch.manual_seed(3)

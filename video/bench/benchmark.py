@@ -54,12 +54,6 @@ def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
     return found
 
 
-def rows(full: bool = False) -> Iterator[Row]:
-    """One row for each entry and budget, and for each sampler; `full` judges on six prompts instead of two."""
-    for make in parts(full).values():
-        yield from make()
-
-
 def all_entries(filming: Filming, judged: list[MotionPrompt], budget: float, full: bool) -> Iterator[Row]:
     """Rows of every entry at a budget; in a short run of those that need no tuning."""
     made = list(_cases(filming, budget, full))
@@ -221,6 +215,4 @@ SECTION = Section(
     said=findings.of_budget,
     more=lambda rows: findings.of_samplers(page.of_samplers(rows)),
 )
-BENCHMARK = Benchmark(
-    "video", page.TITLE, rows, SECTION, page.INTRO, page.tables, page.LIMITS, plot=page.plot, parts=parts
-)
+BENCHMARK = Benchmark("video", page.TITLE, parts, SECTION, page.INTRO, page.tables, page.LIMITS, plot=page.plot)

@@ -42,12 +42,6 @@ def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
     return {grid.table: functools.partial(asked, loaded, grid) for grid in (FULL if full else QUICK)}
 
 
-def rows(full: bool = False) -> Iterator[Row]:
-    """One row for each entry on each kind of clip."""
-    for make in parts(full).values():
-        yield from make()
-
-
 def asked(loaded: Callable[[], tuple[Any, Any]], grid: Grid) -> Iterator[Row]:
     """The row of each entry on clips of a kind."""
     model, processor = loaded()
@@ -179,14 +173,5 @@ SECTION = Section(
     one_group=True,
 )
 BENCHMARK = Benchmark(
-    "vlm",
-    page.TITLE,
-    rows,
-    SECTION,
-    page.INTRO,
-    page.tables,
-    page.LIMITS,
-    facts=page.facts,
-    plot=page.plot,
-    parts=parts,
+    "vlm", page.TITLE, parts, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot
 )

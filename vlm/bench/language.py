@@ -81,12 +81,6 @@ def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
     return made
 
 
-def rows(full: bool = False) -> Iterator[Row]:
-    """One row for each method and length of prompt of :func:`cases`."""
-    for make in parts(full).values():
-        yield from make()
-
-
 def measure(prompts: Prompts, method: DecoderMethod) -> Row:
     """Loss of a method on every text beside that of the plain model, its time on the first, and what it finds."""
     reading, seeds = prompts.reading, prompts.seeds
@@ -207,14 +201,4 @@ SECTION = Section(
     draws_exact=False,
     one_group=True,
 )
-BENCHMARK = Benchmark(
-    "language",
-    "Policies on a language model",
-    rows,
-    SECTION,
-    INTRO,
-    tables,
-    LIMITS,
-    facts=facts,
-    parts=parts,
-)
+BENCHMARK = Benchmark("language", "Policies on a language model", parts, SECTION, INTRO, tables, LIMITS, facts=facts)

@@ -112,12 +112,6 @@ def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
     return {mode.name: functools.partial(measured, loaded, mode, full) for mode in (MODES if full else MODES[:1])}
 
 
-def rows(full: bool = False) -> Iterator[Row]:
-    """One row for each mode and entry."""
-    for make in parts(full).values():
-        yield from make()
-
-
 def measured(loaded: Callable[[], tuple[Any, Any]], mode: Mode, full: bool) -> Iterator[Row]:
     """The row of each entry in a mode."""
     model, tokenizer = loaded()
@@ -236,4 +230,4 @@ SECTION = Section(
     is_mixed=True,
     said=said,
 )
-BENCHMARK = Benchmark("text", "Drafts for text", rows, SECTION, INTRO, tables, LIMITS, facts=facts, parts=parts)
+BENCHMARK = Benchmark("text", "Drafts for text", parts, SECTION, INTRO, tables, LIMITS, facts=facts)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from mmaccel.decoding.drafters.given_text import GivenText
@@ -29,12 +30,12 @@ class TextDraft(FusedDraft):
     """Verify a text that the answer is expected to be like, given with the call (Aggressive Decoding, 2022).
 
     For a page that a lighter reader has read, an earlier version of an answer, a text that is to be corrected:
-    ``generate(..., prediction=ids)`` takes the tokens of that text, a list or tensor, for a batch one for each row or
-    one for all. Where the answer differs the draft realigns, over words that were changed, added or left out; beside
-    it stand the guesses of :class:`FusedDraft`, which also serve calls without a prediction, and as there drafts are
-    as large as is worth their cost. Exact in float32: the tokens of the model itself, and with sampling those of the
-    same random state, in a batch their distribution. With beams, an assistant or another kind of cache the model's own
-    loop runs, and the report says so.
+    ``generate(..., prediction=ids)`` takes the tokens of that text, a list, array or tensor, for a batch one for each
+    row or one for all. Where the answer differs the draft realigns, over words that were changed, added or left out;
+    beside it stand the guesses of :class:`FusedDraft`, which also serve calls without a prediction, and as there drafts
+    are as large as is worth their cost. Exact in float32: the tokens of the model itself, and with sampling those of
+    the same random state, in a batch their distribution. With beams, an assistant or another kind of cache the model's
+    own loop runs, and the report says so.
 
     Parameters
     ----------
@@ -140,12 +141,18 @@ def token_lists(given: Any) -> list[list[int]]:
     >>> token_lists([5, 6]), token_lists(torch.tensor([[5, 6], [7, 8]]))
     ([[5, 6]], [[5, 6], [7, 8]])
     """
-    values = given.tolist() if isinstance(given, torch.Tensor) else given
+    values = _plain(given)
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        values = [_plain(value) for value in values]
         texts = list(values) if values and all(isinstance(text, Sequence) for text in values) else [values]
         if all(_are_tokens(text) for text in texts):
             return [list(text) for text in texts]
     raise SettingError(f"prediction={shown(given)} must be token ids, such as {WANTED}")
+
+
+def _plain(values: Any) -> Any:
+    """A tensor or array as lists."""
+    return values.tolist() if isinstance(values, torch.Tensor | np.ndarray | np.generic) else values
 
 
 def _are_tokens(text: Any) -> bool:

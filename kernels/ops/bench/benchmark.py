@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from mmaccel.bench.benchmark import Benchmark, Section, by
+from mmaccel.bench.benchmark import Benchmark, Section, by, in_one
 from mmaccel.bench.pages import markdown
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
@@ -139,4 +139,4 @@ SECTION = Section(
     names_models=False,
     name=_name,
 )
-BENCHMARK = Benchmark("kernels", "Kernels", rows, SECTION, INTRO, tables, LIMITS)
+BENCHMARK = Benchmark("kernels", "Kernels", in_one(rows), SECTION, INTRO, tables, LIMITS)
