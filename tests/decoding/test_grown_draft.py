@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import random
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import FEWEST, STALE, PassCost
 from mmaccel.decoding.drafters.sources import EXPECTED, Repeats, Successors
 from mmaccel.decoding.slots import Slots, ancestors, is_full
+from mmaccel.vlm import FusedDraft, TokenRecycling
 
 
 # ------------------------------------------------------------------------------------------------- acceptance
@@ -123,6 +126,19 @@ def test_successors_forget_the_oldest():
     for token in (1, 2, 1, 3):
         source.learn([0], ends=[(token,)], likely=[[(token, 0.9)]])
     assert list(source.known) == [(1,), (3,)]
+
+
+@pytest.mark.parametrize(("method", "longest", "most"), ((TokenRecycling, 1, 35e6), (FusedDraft, 3, 25e6)))
+def test_what_is_learned_takes_no_more_memory_than_is_told(method, longest, most):
+    assert f"up to {most / 1e6:.0f} MB for what is learned" in method.advice.costs
+    source, rng, count = Successors({}, frozenset(), longest), random.Random(0), 3000
+    tracemalloc.start()
+    while len(source.known) < count:
+        end = tuple(rng.randrange(1000, 10**6) for _ in range(4))
+        source.learn([0], [end], [[(rng.randrange(1000, 10**6), 0.02 + rng.random() / 9) for _ in range(8)]])
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used * 65_536 / count < most
 
 
 def test_repeats_go_on_past_their_own_end_and_stop_between_texts():

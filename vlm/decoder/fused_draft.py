@@ -62,7 +62,7 @@ class FusedDraft(GrownMethod, SuffixMethod):
     paper: ClassVar[str] = "RASD: Retrieval-Augmented Speculative Decoding by Quan et al., 2025"
     advice: ClassVar[Advice] = Advice(
         "Texts of any kind, most those that repeat the prompt or an earlier answer: rewriting, summaries, code.",
-        "Nothing in quality; a few megabytes for what is learned.",
+        "Nothing in quality; up to 25 MB for what is learned, and 4 MB for each row of a batch.",
     )
     learns: ClassVar[bool] = True
     engaging: ClassVar[dict[str, Any]] = {"always": True, "remember": 0}

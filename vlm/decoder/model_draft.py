@@ -63,7 +63,7 @@ class ModelDraft(FusedDraft):
     paper: ClassVar[str] = "Fast Inference from Transformers via Speculative Decoding by Leviathan et al., 2023"
     advice: ClassVar[Advice] = Advice(
         "Large models with a small sister of the same tokenizer, at a tenth of its size or less.",
-        "Nothing in quality; the memory of the smaller model and its cache.",
+        "Nothing in quality; the memory of the smaller model and its cache, and up to 25 MB for what is learned.",
     )
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Any:

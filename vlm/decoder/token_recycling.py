@@ -54,7 +54,7 @@ class TokenRecycling(GrownMethod):
     )
     advice: ClassVar[Advice] = Advice(
         "Texts of any kind, most where a pass over many tokens costs little more than over one, as on a GPU.",
-        "Nothing in quality; up to 2 MB for what is learned.",
+        "Nothing in quality; up to 35 MB for what is learned.",
     )
     learns: ClassVar[bool] = True
 

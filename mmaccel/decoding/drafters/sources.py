@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect
 from collections.abc import Hashable, Iterator, Sequence
 from math import exp
@@ -14,7 +15,7 @@ from .suffix_index import SuffixIndex
 State = Any  # of a source, at a node of a draft
 Guess = tuple[int, Hashable, State]  # a token, its kind, and the state behind it
 Context = tuple[int, ...]  # the last tokens of a text, or of a path of a draft
-Known = dict[Context, tuple[tuple[int, float], ...]]  # tokens after it, and their probabilities
+Known = dict[Context, "tuple[array[int], array[float]]"]  # tokens after it, and their probabilities
 LEVELS = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of probability, the first is the least that counts
 KEEPS = {1: 0.5, 2: 0.7, 3: 0.8, 4: 0.8}  # of its probability, elsewhere, by equal tokens before
 PLACES = {0: 0.5, 1: 0.15, 2: 0.03}  # and of that of a token to win a draw, by those that are faster
@@ -55,7 +56,7 @@ class Successors:
     longest
         Most tokens that must be equal.
     remember
-        Contexts that are kept, the newest.
+        Contexts that are kept, the newest; eight successors each of 65,536 take 32 MB.
     dice
         Of a sampled text.
 
@@ -89,7 +90,7 @@ class Successors:
     def guesses(self, state: State) -> Iterator[Guess]:
         context, depth = state
         length = next((n for n in range(len(context), 0, -1) if context[-n:] in self.known), 0)
-        found = self.known.get(context[-length:], ())
+        found = list(zip(*self.known[context[-length:]], strict=True)) if length else []
         for token, kind in self._likeliest(found) if self.dice is None else self._fastest(found, self.dice, depth):
             if token not in self.forbidden:
                 yield token, (*kind, length), ((*context, token)[-self.longest :], depth + 1)
@@ -109,7 +110,8 @@ class Successors:
         for end, found in zip(ends, likely, strict=False):
             if not found:
                 continue
-            shares = tuple((token, share) for token, share in found if share >= LEVELS[0])
+            kept = [(token, share) for token, share in found if share >= LEVELS[0]]
+            shares = array("i", [token for token, _ in kept]), array("d", [share for _, share in kept])
             for length in range(1, 1 + min(self.longest, len(end))):
                 self.known.pop(end[-length:], None)  # so that the newest stand last
                 self.known[end[-length:]] = shares
