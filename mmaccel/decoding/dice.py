@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from .matching import Likely
 
+DEVICES = ("cpu", "cuda")  # on which `torch.multinomial` draws in this way
+
 
 class Dice:
     """The random numbers of the next tokens of a sampled text, looked at before they are used.

@@ -22,7 +22,7 @@ from mmaccel.patching import wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from .dice import Dice
+from .dice import DEVICES, Dice
 from .generated_texts import Drafts, GeneratedText, GeneratedTexts, Verdicts
 from .loop import Drafter, Width, draft_and_verify
 from .matching import Draft, Verdict
@@ -81,9 +81,9 @@ class Call:
 
     @cached_property
     def dice(self) -> Dice | None:
-        """What a sampled text will be drawn with; None for one that is not, and in a batch."""
+        """What a sampled text will be drawn with; None for one that is not, in a batch, and where it is not known."""
         text = None if self.texts is None or self.rows > 1 else self.texts.texts[0]
-        if text is None or not text.do_sample:
+        if text is None or not text.do_sample or text.ids.device.type not in DEVICES:
             return None
         return Dice(text, self.session.target.config.get_text_config(decoder=True).vocab_size)
 

@@ -8,6 +8,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
 from mmaccel.decoding.dice import Dice
+from mmaccel.decoding.generation import Call
 
 SIZE = 50
 
@@ -71,6 +72,20 @@ def test_how_far_it_wins_and_what_is_no_warper():
     assert known.choose(flat, 0) == (7, 1.0)
     flat[8] = 0.0
     assert 0.5 <= known.choose(flat, 0)[1] < 1
+
+
+@pytest.mark.parametrize(
+    ("device", "sampled", "rows", "known"),
+    (("cpu", True, 1, True), ("mps", True, 1, False), ("cpu", False, 1, False), ("cpu", True, 2, False)),
+)
+def test_whose_dice_are_known(device, sampled, rows, known):
+    text = SimpleNamespace(ids=SimpleNamespace(device=torch.device(device)), do_sample=sampled, processors=[])
+    config = SimpleNamespace(get_text_config=lambda decoder: SimpleNamespace(vocab_size=SIZE))
+    session = SimpleNamespace(target=SimpleNamespace(config=config), memory={})
+    call = Call(session, rows, texts=SimpleNamespace(texts=[text] * rows))
+    assert (call.dice is not None) == known and call.dice is call.dice
+    assert not known or call.dice.size == SIZE
+    assert Call(session).dice is None, "another engine draws"
 
 
 def test_times_of_a_race():
