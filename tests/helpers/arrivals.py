@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 from PIL import Image
 
+from mmaccel.bench.benchmark import in_one
 from mmaccel.comparison import results
 from mmaccel.report import Report
 
@@ -187,7 +188,7 @@ def _bench(seen, monkeypatch):
         def write_page(result, path):
             path.write_text("x")
 
-        return SimpleNamespace(name=name, threads=2, rows=rows, parts=None, write_page=write_page)
+        return SimpleNamespace(name=name, threads=2, parts=in_one(rows), write_page=write_page)
 
     def in_a_process(words):
         seen.note(words=[word for word in words if word != "--json"])
