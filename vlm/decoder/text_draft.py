@@ -144,7 +144,7 @@ def token_lists(given: Any) -> list[list[int]]:
     values = _plain(given)
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         values = [_plain(value) for value in values]
-        texts = list(values) if values and all(isinstance(text, Sequence) for text in values) else [values]
+        texts = values if values and all(isinstance(text, Sequence) for text in values) else [values]
         if all(_are_tokens(text) for text in texts):
             return [list(text) for text in texts]
     raise SettingError(f"prediction={shown(given)} must be token ids, such as {WANTED}")
