@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.errors import SettingError
 from mmaccel.report import Report
 
-from .generation import Call, DraftedRun, TextDrafter, decode, fill, reason_to_leave
+from .generation import Call, DraftedRun, TextDrafter, decode, fill
+from .unfit import reason_to_leave
 
 if TYPE_CHECKING:
     from .drafters.draft_method import DraftMethod

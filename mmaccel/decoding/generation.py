@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
-from transformers import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmaccel import private
@@ -26,19 +25,9 @@ from .dice import DEVICES, Dice
 from .generated_texts import Drafts, GeneratedText, GeneratedTexts, Verdicts
 from .loop import Drafter, Width, draft_and_verify
 from .matching import Draft, Verdict
-from .rollback import can_go_back
 from .slots import unfit_for_rows
 from .stats import Stats
-
-# Processors of transformers that look at more than the row they are given.
-OF_A_BATCH = (
-    "ClassifierFreeGuidanceLogitsProcessor",
-    "EncoderNoRepeatNGramLogitsProcessor",
-    "EncoderRepetitionPenaltyLogitsProcessor",
-    "PrefixConstrainedLogitsProcessor",
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-    "WhisperNoSpeechDetection",
-)
+from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch
 
 
 class TextDrafter(Drafter[Draft, Verdict], Protocol):
@@ -183,62 +172,6 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
     wrap_generate(stack, session, generate)
 
 
-def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why this call must be left to the model, as far as its arguments tell."""
-    for name in ("assistant_model", "custom_generate"):
-        if kwargs.get(name) is not None:
-            return f"{name} was given"
-    configs = [config for config in (kwargs.get("generation_config"), model.generation_config) if config is not None]
-    settings = {"num_beams": 1, "prompt_lookup_num_tokens": None, "cache_implementation": None}
-    for name, plain in {**settings, "prefill_chunk_size": None}.items():
-        values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
-        value = next((value for value in values if value is not None), plain)
-        if value != plain:
-            return f"{name}={value!r}"
-    return None
-
-
-def _unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why this call must be left to the model."""
-    cache = kwargs.get("past_key_values")
-    if config.output_attentions or config.output_hidden_states:
-        return "attentions or hidden states are asked for"
-    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    if model.config.is_encoder_decoder != isinstance(cache, EncoderDecoderCache):
-        own = None
-    if type(own) is not DynamicCache or not can_go_back(own) or not kwargs.get("use_cache", True):
-        return "there is no cache to take drafts back from"
-    if kwargs.get("inputs_embeds") is not None and own.get_seq_length():
-        return "embeddings go on from a cache"
-    mask = _mask(model, kwargs)
-    if model.config.is_encoder_decoder and (mask is not None or kwargs.get("decoder_position_ids") is not None):
-        return "the prompt is padded"
-    if mask is not None and (mask.ndim != 2 or not bool(mask[:, -1].all())):
-        return "the prompt is padded at its end, or has a mask of its own"
-    if _is_spread(model, input_ids, kwargs):
-        return unfit_for_rows(model)
-    return None
-
-
-def _mask(model: Any, kwargs: dict[str, Any]) -> Any:
-    return kwargs.get("decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask")
-
-
-def _is_spread(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether there are several texts, or a padded one."""
-    mask = _mask(model, kwargs)
-    return input_ids.shape[0] > 1 or (mask is not None and not bool(mask.all()))
-
-
-def _of_the_batch(processors: Any, criteria: Any) -> str | None:
-    """Which of them cannot be shown the texts of a batch one by one."""
-    for found in (*processors, *criteria):
-        name = type(found).__name__
-        if name in OF_A_BATCH or not type(found).__module__.startswith("transformers."):
-            return f"{name} may look at the whole batch"
-    return None
-
-
 def decode(
     run: DraftedRun,
     model: Any,
@@ -249,9 +182,9 @@ def decode(
     **model_kwargs: Any,
 ) -> Any:
     """The loop of `generate`, with drafts."""
-    reason = _unfit(model, input_ids, generation_config, model_kwargs)
+    reason = unfit(model, input_ids, generation_config, model_kwargs)
     if reason is None and input_ids.shape[0] > 1:
-        reason = _of_the_batch(logits_processor, stopping_criteria)
+        reason = unfit_for_batch(logits_processor, stopping_criteria)
     if run.streamer is not None:
         run.streamer.put(input_ids.cpu())
     if reason is not None:
@@ -263,7 +196,7 @@ def decode(
         return result
     method = run.method
     branches = method.branches and unfit_for_rows(model) is None
-    spreads = branches or _is_spread(model, input_ids, model_kwargs)
+    spreads = branches or is_spread(model, input_ids, model_kwargs)
     texts = GeneratedTexts(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
         spreads=spreads, likely=method.likely, streamer=run.streamer,
@@ -284,7 +217,7 @@ def decode(
 
 def _prompts(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> list[list[int]]:
     """The tokens of each prompt without its padding."""
-    mask, length = _mask(model, kwargs), input_ids.shape[1]
+    mask, length = prompt_mask(model, kwargs), input_ids.shape[1]
     if mask is None or mask.shape[1] < length:
         return input_ids.tolist()  # type: ignore[no-any-return]
     seen = mask[:, mask.shape[1] - length :].bool()

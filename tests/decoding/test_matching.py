@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, generation, loop, match
+from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, generation, loop, match, unfit
 from mmaccel.decoding.drafters.suffix_method import SuffixMethod
 from mmaccel.decoding.generation import Call
 from mmaccel.report import Report
@@ -244,7 +244,7 @@ def test_which_clock_times_a_pass(monkeypatch):
 # -------------------------------------------------------------------------------------------- text of `generate`
 def test_arguments_that_leave_a_call_to_the_model():
     def reason(kwargs, **own):
-        return generation.reason_to_leave(SimpleNamespace(generation_config=SimpleNamespace(**own)), kwargs)
+        return unfit.reason_to_leave(SimpleNamespace(generation_config=SimpleNamespace(**own)), kwargs)
 
     assert reason({"streamer": object(), "num_beams": 1}) is None
     for name in ("assistant_model", "custom_generate"):
@@ -290,10 +290,10 @@ OWN_MASK = "the prompt is padded at its end, or has a mask of its own"
 def test_texts_that_are_left_to_the_model(encoder, more, reason):
     model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=encoder))
     config, ids = SimpleNamespace(output_attentions=False, output_hidden_states=False), torch.ones(1, 3)
-    assert generation._unfit(model, ids, config, more) == reason
+    assert unfit.unfit(model, ids, config, more) == reason
     for name in ("output_attentions", "output_hidden_states"):
         asked = SimpleNamespace(**{**vars(config), name: True})
-        assert generation._unfit(model, ids, asked, more) == "attentions or hidden states are asked for"
+        assert unfit.unfit(model, ids, asked, more) == "attentions or hidden states are asked for"
 
 
 def report_of(accepted, drafted, engaged=False, reasons=()):

@@ -1,0 +1,78 @@
+"""Which calls of `generate` are left to the model's own loop, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache, EncoderDecoderCache
+
+from .rollback import can_go_back
+from .slots import unfit_for_rows
+
+# Processors of transformers that look at more than the row they are given.
+OF_A_BATCH = (
+    "ClassifierFreeGuidanceLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "PrefixConstrainedLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "WhisperNoSpeechDetection",
+)
+
+
+def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why this call must be left to the model, as far as its arguments tell."""
+    for name in ("assistant_model", "custom_generate"):
+        if kwargs.get(name) is not None:
+            return f"{name} was given"
+    configs = [config for config in (kwargs.get("generation_config"), model.generation_config) if config is not None]
+    settings = {"num_beams": 1, "prompt_lookup_num_tokens": None, "cache_implementation": None}
+    for name, plain in {**settings, "prefill_chunk_size": None}.items():
+        values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
+        value = next((value for value in values if value is not None), plain)
+        if value != plain:
+            return f"{name}={value!r}"
+    return None
+
+
+def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why this call must be left to the model, as far as what `generate` made of its arguments tells."""
+    cache = kwargs.get("past_key_values")
+    if config.output_attentions or config.output_hidden_states:
+        return "attentions or hidden states are asked for"
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if model.config.is_encoder_decoder != isinstance(cache, EncoderDecoderCache):
+        own = None
+    if type(own) is not DynamicCache or not can_go_back(own) or not kwargs.get("use_cache", True):
+        return "there is no cache to take drafts back from"
+    if kwargs.get("inputs_embeds") is not None and own.get_seq_length():
+        return "embeddings go on from a cache"
+    mask = prompt_mask(model, kwargs)
+    if model.config.is_encoder_decoder and (mask is not None or kwargs.get("decoder_position_ids") is not None):
+        return "the prompt is padded"
+    if mask is not None and (mask.ndim != 2 or not bool(mask[:, -1].all())):
+        return "the prompt is padded at its end, or has a mask of its own"
+    if is_spread(model, input_ids, kwargs):
+        return unfit_for_rows(model)
+    return None
+
+
+def prompt_mask(model: Any, kwargs: dict[str, Any]) -> Any:
+    """Which tokens of the prompt are no padding, `[B, L]`; None where that was not said."""
+    return kwargs.get("decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask")
+
+
+def is_spread(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether there are several texts, or a padded one."""
+    mask = prompt_mask(model, kwargs)
+    return input_ids.shape[0] > 1 or (mask is not None and not bool(mask.all()))
+
+
+def unfit_for_batch(processors: Any, criteria: Any) -> str | None:
+    """Which of them cannot be shown the texts of a batch one by one."""
+    for found in (*processors, *criteria):
+        name = type(found).__name__
+        if name in OF_A_BATCH or not type(found).__module__.startswith("transformers."):
+            return f"{name} may look at the whole batch"
+    return None
