@@ -55,6 +55,9 @@ LIMITS = """
   a line.
 - **Mimi**: what is saved is the padding that the stock module computes around each block, which is less of a large
   block, and the laying out of weights and signals for oneDNN; blocks are exact, which the stock module's are not.
+- **`SuffixDraft`** on recordings that are heard once saves few calls of the decoder, as sentences do not repeat
+  themselves, and its loop costs more than those on a decoder as small as this; it pays in a stream, where each update
+  is drafted by the one before.
 - **`MergeAudioTokens`** costs about what it saves on a decoder as small as this.
 """
 DRAFTS = """
