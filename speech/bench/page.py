@@ -23,7 +23,7 @@ shared: a ratio of them is what a quiet machine would show in time, up to the ca
 0.1 s, with an update every 0.5 s. So little speech is a check and no leaderboard: one word is {word:.1f} points of the
 error rate over all words, and more of that of one recording. The raw rows, with every text, are in [{json}]({json}).
 
-![lag of words against what is computed]({png})
+![when words stay, in each stream]({png})
 """
 STREAMS = """
 *WER* is by jiwer with transformers' `EnglishTextNormalizer`, over all words, and *to offline* its difference to
