@@ -65,6 +65,10 @@ class SpeechAdapter(Adapter):
     def encode(self, samples: torch.Tensor) -> Encoded:
         """What the decoder attends to, of audio `[samples]` in float32 at `sample_rate`."""
 
+    def encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
+        """The same with all that the encoder can be given, where less of it leads into a loop; None if it had all."""
+        return None
+
     @property
     @abstractmethod
     def frame_seconds(self) -> float:

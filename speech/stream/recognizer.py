@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,12 +142,18 @@ class StreamingRecognizer:
     ) -> tuple[Encoded, Hypothesis]:
         """Encode and decode samples `[n]` at the adapter's rate.
 
-        `draft` is verified, and changes nothing but the work; `audio` knows what was made of their beginning.
+        `draft` is verified, and changes nothing but the work; `audio` knows what was made of their beginning. What is
+        in a loop is heard again with all that the encoder can be given, if it had less.
         """
         with self.lock:
             refuse_merged(self.adapter.target)
             encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
-            return encoded, self._decode(encoded, prompt, draft, None if audio is None else audio.cache)
+            hypothesis = self._decode(encoded, prompt, draft, None if audio is None else audio.cache)
+            whole = None if hypothesis.ended else self.adapter.encode_in_full(samples)
+            if whole is None:
+                return encoded, hypothesis
+            again = self._decode(whole, prompt, (), None)
+            return whole, replace(again, forwards=hypothesis.forwards + again.forwards)
 
     def _decode(
         self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None

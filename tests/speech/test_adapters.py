@@ -2,6 +2,7 @@
 
 import importlib.util
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -270,6 +271,33 @@ def test_a_short_context_is_the_encoder_of_fewer_positions(monkeypatch):
     assert adapter.encode(sound[:1_000]).hidden_states.shape[1] == 200
     adapter.context_frames = 3_000
     assert adapter.encode(sound).hidden_states.shape[1] == 250
+
+
+def test_what_is_in_a_loop_is_heard_again_in_full(monkeypatch):
+    monkeypatch.setattr(whisper, "SHORTEST_FRAMES", 100)
+    model, _ = examples.whisper()
+    sound, decoded = examples.sound(1, 16_000)[0], []
+    recognizer = StreamingRecognizer(WhisperAdapter(model, context_frames=100), examples.whisper_processor())
+    decode = recognizer._decode
+
+    def spied(encoded, prompt, draft, cache):
+        found = decode(encoded, prompt, draft, cache)
+        decoded.append((encoded.hidden_states.shape[1], replace(found, ended=found.ended or ends)))
+        return decoded[-1][1]
+
+    monkeypatch.setattr(recognizer, "_decode", spied)
+    prompt, ends = recognizer.adapter.prompt(), False
+    encoded, hypothesis = recognizer.hear(sound, prompt)
+    assert [positions for positions, _ in decoded] == [100, 250] and encoded.hidden_states.shape[1] == 250
+    assert hypothesis.forwards == sum(found.forwards for _, found in decoded) > decoded[1][1].forwards
+    assert hypothesis.tokens == decoded[1][1].tokens and recognizer.adapter.context_frames == 100
+    decoded.clear()
+    ends = True
+    assert recognizer.hear(sound, prompt)[0].hidden_states.shape[1] == 100 and len(decoded) == 1
+    decoded.clear()
+    recognizer.adapter.context_frames, ends = None, False
+    recognizer.hear(sound, prompt)
+    assert [positions for positions, _ in decoded] == [250], "there is no more to be given"
 
 
 @pytest.mark.parametrize("frames", (-1, 2.5, True, "200"))
