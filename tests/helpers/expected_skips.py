@@ -82,6 +82,9 @@ EXPECTED = (
     ExpectedSkip(r"could not import '(\S+)'.*", "part of an extra", is_missing, is_in_ci=True),
     ExpectedSkip("Triton is not installed", "torch for CPUs comes without it", lambda _: is_missing("triton")),
     ExpectedSkip("(cache-dit) is not installed", "a rival that only the benchmark needs", is_missing),
+    ExpectedSkip(
+        "COMFYUI_START names no command that starts ComfyUI", "a program of its own, which pip does not install"
+    ),
     ExpectedSkip("it is there", "says what happens without a GPU", has_gpu),
     ExpectedSkip("torch is asked for the name of the GPU", "which takes longer than the test allows", has_gpu),
     ExpectedSkip("no bound of memory", "only Linux has it", lambda _: sys.platform != "linux"),

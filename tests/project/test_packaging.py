@@ -29,7 +29,7 @@ def test_every_package_of_the_tree_is_listed():
     listed = {_folder(package).resolve() for package in TOOL["packages"]}
     code = [ROOT / name for name in set(TOOL["package-dir"].values())]
     in_tree = {path.parent.resolve() for folder in code for path in folder.rglob("*.py")}
-    assert in_tree == listed
+    assert in_tree - {ROOT / "demos" / "comfyui" / "pack"} == listed  # that is copied into ComfyUI, and imported there
 
 
 def test_every_package_has_an_init():

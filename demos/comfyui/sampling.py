@@ -1,0 +1,189 @@
+"""Samplers as ComfyUI has them, functions that call a model once a step, with some of the calls forecast.
+
+Such a function owns its loop, so no step of it can be made again by itself. But it draws no random numbers: called
+anew with all velocities so far, it comes back to the same place without the model. So the steps between two computed
+ones are made again with better velocities, whatever the sampler keeps of its past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mmaccel.report import Report
+from mmaccel.stepping import StepAllocation, refresh
+from mmaccel.stepping.schedule import FEWEST, default_warmup
+
+Function = Callable[..., torch.Tensor]
+# Functions of ComfyUI, with the names that users see, that call the model once a step, at the step's own noise level,
+# and draw no random numbers.
+FOLLOWED = {
+    "sample_euler": "euler",
+    "sample_dpmpp_2m": "dpmpp_2m",
+    "sample_unipc": "uni_pc",
+    "sample_unipc_bh2": "uni_pc_bh2",
+    "sample_deis": "deis",
+    "sample_res_multistep": "res_multistep",
+    "sample_ipndm": "ipndm",
+    "sample_gradient_estimation": "gradient_estimation",
+}
+
+
+def reason_to_pass(function: Any, options: dict[str, Any], steps: int, budget: float) -> str:
+    """Why a run is better left as it is; empty where some of its steps can be forecast."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if name not in FOLLOWED:
+        known = ", ".join(FOLLOWED.values())
+        return f"the steps of {name.removeprefix('sample_')} cannot be forecast: choose the sampler {known}"
+    if options.get("s_churn"):
+        return "a sampler with s_churn draws new noise in its steps: set it to 0"
+    if budget * steps < FEWEST:
+        return (
+            f"{budget:g} of {steps} steps are too few to forecast the others from: take {round(FEWEST / budget)} steps"
+            " or more, or a larger budget"
+        )
+    return ""
+
+
+class _Reached(Exception):
+    """The sampler called the model with a velocity that is not known yet."""
+
+    def __init__(self, sample: torch.Tensor, level: torch.Tensor) -> None:
+        super().__init__()
+        self.sample, self.level = sample, level
+
+
+class _KnownVelocities:
+    """Stands where the model is: answers by known velocities, then by `beyond`."""
+
+    def __init__(self, model: Any, velocities: Sequence[torch.Tensor], beyond: Callable[..., torch.Tensor]) -> None:
+        self.model, self.velocities, self.beyond = model, velocities, beyond
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, x: torch.Tensor, sigma: torch.Tensor, **options: Any) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > len(self.velocities):
+            return self.beyond(x, sigma, **options)
+        velocity = self.velocities[self.calls - 1]
+        return x - _wide(sigma, x) * velocity
+
+
+class ForecastSampler:
+    """A sampler function of which a budget of calls reaches the model, and the others are forecast and corrected.
+
+    Heterogeneous Step Allocation (2026), as :class:`mmaccel.video.HeterogeneousSteps` has it for diffusers. Lossy
+    below a budget of 1.
+
+    Parameters
+    ----------
+    function
+        One of :data:`FOLLOWED`: ``function(model, noise, sigmas, extra_args, callback, disable, **options)``.
+    budget
+        Share of the calls that reach the model, above 0 and at most 1.
+    report
+        Is told what was computed.
+    places
+        Where the steps stand on the way from noise to data, one for each of the noise levels; None (default) for the
+        noise levels themselves, as fits flow matching.
+
+    Examples
+    --------
+    >>> sampler = ForecastSampler(sample_euler, 0.5, report)  # doctest: +SKIP
+    >>> sampler(model, noise, sigmas)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, function: Function, budget: float, report: Report, places: Sequence[float] | None = None
+    ) -> None:
+        self.function, self.budget, self.report, self.places = function, budget, report, places
+
+    def __call__(
+        self,
+        model: Any,
+        noise: torch.Tensor,
+        sigmas: torch.Tensor,
+        extra_args: dict[str, Any] | None = None,
+        callback: Callable[[dict[str, Any]], Any] | None = None,
+        disable: bool | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Sample as the function does; `noise` `[B, C, ...]`, `sigmas` `[steps + 1]`."""
+        run = _Run(self, model, noise, sigmas, extra_args or {}, options)
+        return run.sample(callback)
+
+
+class _Run:
+    """One run: the velocities so far are the whole state of the sampler."""
+
+    def __init__(
+        self,
+        sampler: ForecastSampler,
+        model: Any,
+        noise: torch.Tensor,
+        sigmas: torch.Tensor,
+        extra_args: dict[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        self.function, self.report = sampler.function, sampler.report
+        self.model, self.noise, self.sigmas = model, noise, sigmas
+        self.extra_args, self.options = extra_args, options
+        self.velocities: list[torch.Tensor] = []
+        steps = len(sigmas) - 1
+        schedule = refresh(steps, sampler.budget, default_warmup(steps, sampler.budget))
+        places = sampler.places or [float(sigma) for sigma in sigmas]
+        self.allocation = StepAllocation(places, schedule, sampler=self)
+
+    def sample(self, callback: Callable[[dict[str, Any]], Any] | None) -> torch.Tensor:
+        x = self._again()
+        for step in range(len(self.sigmas) - 1):
+            sigma, start = self.sigmas[step], x
+            is_computed = self.allocation.begin(step) > 0
+            self._count(is_computed)
+            velocity = self._computed(x, sigma) if is_computed else None
+            x = self.allocation.step(self._make, velocity, x)
+            if callback is not None:
+                denoised = start - sigma * self.velocities[-1]
+                callback({"x": start, "i": step, "sigma": sigma, "sigma_hat": sigma, "denoised": denoised})
+        return x
+
+    def _computed(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        """The velocity that the model gives, after guidance."""
+        denoised = self.model(x, sigma * x.new_ones([len(x)]), **self.extra_args)
+        return (x - denoised) / sigma
+
+    def _make(self, velocity: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        """One more step, by this velocity; where it starts follows from the velocities before."""
+        self.velocities.append(velocity)
+        return self._again()
+
+    def _again(self) -> torch.Tensor:
+        """Where the sampler calls the model next, or ends, if it goes by the velocities so far."""
+
+        def stop(x: torch.Tensor, sigma: torch.Tensor, **_: Any) -> torch.Tensor:
+            raise _Reached(x, sigma)
+
+        known = _KnownVelocities(self.model, self.velocities, stop)
+        try:
+            return self.function(
+                known, self.noise, self.sigmas, extra_args=self.extra_args, callback=None, disable=True, **self.options
+            )
+        except _Reached as reached:
+            return reached.sample
+
+    def _count(self, is_computed: bool) -> None:
+        report = self.report
+        computed = report.details.setdefault("computed", [])
+        computed.append(float(is_computed))
+        report.plain_forwards, report.forwards = len(computed), sum(computed)
+        report.engaged = report.engaged or not is_computed
+        report.peak_extra_bytes = max(report.peak_extra_bytes, self.allocation.nbytes())
+
+
+def _wide(sigma: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Noise levels `[B]` or `[]` so that they multiply `x`."""
+    return sigma.reshape(-1, *[1] * (x.ndim - 1)) if sigma.ndim else sigma

@@ -1,0 +1,164 @@
+"""The nodes' sampling without ComfyUI: functions with its interface, over a model in closed form."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmaccel.demos import comfyui
+from mmaccel.demos.comfyui.__main__ import PACK, install
+from mmaccel.demos.comfyui.sampling import FOLLOWED, ForecastSampler, reason_to_pass
+from mmaccel.errors import SettingError
+from mmaccel.report import Report
+
+STEPS = 40
+MEAN, SPREAD = torch.randn(2, 1, 4, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+NOISE = torch.randn(2, 4, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+class Denoiser:
+    """The mean of normal data, given a sample with noise, as flow matching mixes them."""
+
+    def __init__(self, fails_at=None):
+        self.calls, self.fails_at = 0, fails_at
+
+    def __call__(self, x, sigma, seed=None):
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise RuntimeError("out of memory")
+        level = sigma.reshape(-1, 1, 1, 1)
+        clean, data = 1 - level, (0.5 + SPREAD.abs()) ** 2
+        return MEAN + clean * data / (clean**2 * data + level**2) * (x - clean * MEAN)
+
+
+def sample_euler(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    for i, (level, below) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
+        denoised = model(x, level * x.new_ones([len(x)]), **(extra_args or {}))
+        if callback is not None:
+            callback({"x": x, "i": i, "sigma": level, "sigma_hat": level, "denoised": denoised})
+        x = x + (below - level) * (x - denoised) / level
+    return x
+
+
+def sample_dpmpp_2m(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    """Goes by this velocity and the last one, which it keeps."""
+    before = None
+    for i, (level, below) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
+        velocity = (x - model(x, level * x.new_ones([len(x)]), **(extra_args or {}))) / level
+        slope = 0 if before is None else (velocity - before) / (level - sigmas[i - 1])
+        x, before = x + (below - level) * (velocity + slope * (below - level) / 2), velocity
+    return x
+
+
+def sigmas(steps=STEPS):
+    even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    return 3 * even / (1 + 2 * even)
+
+
+def drawn(function, budget, **more):
+    model, report = Denoiser(), Report(methods=["half"], exact=False)
+    x = ForecastSampler(function, budget, report)(model, NOISE, sigmas(), extra_args={"seed": 1}, **more)
+    return x, model.calls, report
+
+
+def error(x, wanted):
+    return float((x - wanted).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("function", (sample_euler, sample_dpmpp_2m))
+@pytest.mark.parametrize("budget", (0.25, 0.5, 0.75))
+def test_a_share_of_the_calls_comes_nearer_than_as_few_steps(function, budget):
+    plain = function(Denoiser(), NOISE, sigmas())
+    x, calls, report = drawn(function, budget)
+    assert calls == budget * STEPS == report.forwards and report.plain_forwards == STEPS and report.engaged
+    assert 0 < error(x, plain) < error(function(Denoiser(), NOISE, sigmas(calls)), plain)
+
+
+@pytest.mark.parametrize("function", (sample_euler, sample_dpmpp_2m))
+def test_all_of_the_calls_are_the_plain_run(function):
+    x, calls, report = drawn(function, 1.0)
+    torch.testing.assert_close(x, function(Denoiser(), NOISE, sigmas()), rtol=1e-9, atol=1e-9)
+    assert calls == STEPS and not report.engaged
+
+
+def test_progress_is_told_once_a_step_with_what_it_will_become():
+    seen = []
+    x, _, _ = drawn(sample_euler, 0.5, callback=seen.append)
+    assert [step["i"] for step in seen] == list(range(STEPS))
+    assert torch.equal(seen[0]["x"], NOISE)
+    assert error(seen[-1]["denoised"], x) < error(seen[0]["denoised"], x)
+
+
+def test_an_error_of_the_model_ends_the_run():
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ForecastSampler(sample_euler, 0.5, Report(methods=["half"], exact=False))(Denoiser(3), NOISE, sigmas())
+
+
+def test_numbers_keep_their_type():
+    model = Denoiser()
+
+    def half(x, sigma, **more):
+        assert x.dtype == torch.bfloat16
+        return model(x.double(), sigma.double()).bfloat16()
+
+    report = Report(methods=["half"], exact=False)
+    x = ForecastSampler(sample_euler, 0.5, report)(half, NOISE.bfloat16(), sigmas().float())
+    assert x.dtype == torch.bfloat16 and x.isfinite().all()
+
+
+def other(*_):
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "steps", "budget", "reason"),
+    (
+        (other, {}, 40, 0.5, "the steps of other cannot be forecast: choose the sampler euler, "),
+        (object(), {}, 40, 0.5, "the steps of object cannot be forecast"),
+        (sample_euler, {"s_churn": 1.0}, 40, 0.5, ".*s_churn draws new noise"),
+        (sample_euler, {"s_churn": 0.0}, 4, 0.5, "0.5 of 4 steps are too few .* take 16 steps or more"),
+        (sample_euler, {}, 40, 0.5, ""),
+        (sample_dpmpp_2m, {}, 16, 0.5, ""),
+    ),
+)
+def test_runs_that_are_better_left_alone_say_why(function, options, steps, budget, reason):
+    import re
+
+    assert re.match(reason or "$", reason_to_pass(function, options, steps, budget))
+
+
+def test_the_pack_is_installed_anew_into_a_comfyui(tmp_path):
+    with pytest.raises(SettingError, match="has no folder custom_nodes: give the folder of ComfyUI"):
+        install(tmp_path)
+    (tmp_path / "custom_nodes" / "mmaccel").mkdir(parents=True)
+    (tmp_path / "custom_nodes" / "mmaccel" / "old.py").touch()
+    place = install(tmp_path)
+    found = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+    flows = [f"example_workflows/{path.name}" for path in (PACK / "example_workflows").iterdir()]
+    assert found == sorted(["__init__.py", "nodes.py", "pyproject.toml", *flows]) and len(flows) == 2
+    compile((place / "nodes.py").read_text(), "nodes.py", "exec")
+    assert "comfy_entrypoint" in (place / "__init__.py").read_text()
+
+
+def test_the_command_says_what_it_did(tmp_path):
+    command = [sys.executable, "-m", comfyui.__name__]
+    found = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
+    assert found.returncode == 2 and found.stderr.startswith("mmaccel: ") and len(found.stderr.splitlines()) == 1
+    (tmp_path / "custom_nodes").mkdir()
+    found = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
+    assert found.returncode == 0 and "restart ComfyUI" in found.stdout
+
+
+@pytest.mark.parametrize("path", sorted((PACK / "example_workflows").iterdir()), ids=lambda path: path.stem)
+def test_example_workflows_are_wired(path):
+    flow = json.loads(Path(path).read_text())
+    nodes = {node["id"]: node for node in flow["nodes"]}
+    for number, source, out, target, slot, kind in flow["links"]:
+        assert number in nodes[source]["outputs"][out]["links"] and nodes[source]["outputs"][out]["type"] == kind
+        assert nodes[target]["inputs"][slot] == {**nodes[target]["inputs"][slot], "link": number, "type": kind}
+    assert "MmaccelAccelerate" in {node["type"] for node in nodes.values()}
+    samplers = set(FOLLOWED.values())
+    assert all(samplers & set(node["widgets_values"]) for node in nodes.values() if "steps" in str(node["inputs"]))
