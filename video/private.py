@@ -16,6 +16,7 @@ from mmaccel.errors import ConflictError
 REGISTRY = "_diffusers_hook"
 CHILDREN = "_child_registries_cache"
 CONFIG = "_cache_config"
+PARALLEL = "_parallel_config"
 
 
 def check_no_cache(denoiser: torch.nn.Module) -> None:
@@ -25,6 +26,12 @@ def check_no_cache(denoiser: torch.nn.Module) -> None:
         raise ConflictError(
             f"{type(denoiser).__name__} has {type(config).__name__} enabled already: call .disable_cache() on it first"
         )
+
+
+def context_group(denoiser: torch.nn.Module) -> Any:
+    """The process group that shares this denoiser's tokens; None without diffusers' context parallelism."""
+    config = getattr(getattr(denoiser, PARALLEL, None), "context_parallel_config", None)
+    return None if config is None else config._flattened_mesh.get_group()
 
 
 def forget_registry(denoiser: torch.nn.Module) -> None:

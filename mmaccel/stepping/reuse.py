@@ -62,6 +62,8 @@ class StepReuse:
         What the first branch of the current step decided.
     smallest
         The smallest error that was too large, for advice.
+    agree
+        Makes one decision of those of several devices that share the model; by default it stays as it is.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class StepReuse:
     ) -> None:
         self.run, self.threshold, self.warmup, self.cooldown = run, threshold, warmup, cooldown
         self.make_state = make_state
+        self.agree: Callable[[bool], bool] = bool
         self.first_step: int | None = None
         self.reuse = False
         self.smallest = float("inf")
@@ -118,7 +121,7 @@ class StepReuse:
 
     def decide(self, error: float) -> bool:
         """Reuse this step if its error allows it."""
-        self.reuse = error < self.threshold  # so that NaN computes
+        self.reuse = self.agree(error < self.threshold)  # so that NaN computes
         if not self.reuse:
             self.smallest = min(self.smallest, error)
         return self.reuse

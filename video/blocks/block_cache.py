@@ -55,6 +55,7 @@ class BlockCache(StepCache):
         "At half the time it is behind fewer steps on the small model.",
         "threshold=0.15",
     )
+    needs_all_tokens = True
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6, "warmup": 2}
 

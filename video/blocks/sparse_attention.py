@@ -75,6 +75,7 @@ class SparseAttention(DiffusionMethod):
         "Below some thousand tokens dense attention is faster, and is taken unless always=True.",
     )
     families = TRANSFORMERS
+    needs_all_tokens = True
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.3, "min_length": 64, "always": True}
 

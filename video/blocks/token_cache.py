@@ -72,6 +72,7 @@ class TokenCache(StepCache):
         "Clips of which large parts stand still.",
         "Every layer's last output is kept in memory; on a CPU small passes cost more than their share.",
     )
+    needs_all_tokens = True
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.5, "warmup": 1, "cooldown": 0}
 

@@ -51,6 +51,7 @@ class FirstBlockCache(DiffusersCache):
         "At half the time it is a little ahead of fewer steps, and at a quarter far behind.",
         "threshold=0.15",
     )
+    needs_all_tokens = True
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6}
     skips_blocks = True

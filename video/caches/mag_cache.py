@@ -62,6 +62,7 @@ class MagCache(DiffusersCache):
         "Pipelines that are run often with the same number of steps: the first run measures its ratios.",
         "The first run is a plain one, unless ratios are given.",
     )
+    needs_all_tokens = True
     neutral = {"threshold": 0.0}
     engaging = {"ratios": (1.0, 1.01), "warmup": 2}
     skips_blocks = True

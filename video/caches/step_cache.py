@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from ..families.adapter import (
     PipelineSession,
     require_steps,
 )
+from ..families.context_parallel import agreed
 from ..steps import Forward, Stepper, count_forwards, follow
 
 
@@ -83,6 +85,7 @@ class CacheStepper(Stepper):
         self.method = method
         self.stack = ExitStack()
         self.cache = self.make_cache()
+        self.cache.agree = functools.partial(agreed, session.adapter.denoisers()[0])
 
     def make_cache(self) -> StepReuse:
         """The rule that decides in this run."""

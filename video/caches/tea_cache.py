@@ -67,6 +67,7 @@ class TeaCache(StepCache):
         "About as much as fewer steps, on the small model.",
         "threshold=0.2",
     )
+    needs_all_tokens = True
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6, "warmup": 2}
 

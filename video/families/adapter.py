@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -10,6 +10,8 @@ from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
 from mmaccel.session import Session
+
+from .context_parallel import refuse_split
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 TRANSFORMERS = frozenset({"diffusion transformer"})
@@ -51,6 +53,8 @@ class DiffusionTransformerAdapter(Adapter):
                     " pipe.transformer.compile(...), which compiles it in place"
                 )
         if isinstance(method, DiffusionMethod):
+            if method.needs_all_tokens:
+                refuse_split(self.denoisers(), method.name)
             method.check(self)
 
     def parts(self) -> list[Any]:
@@ -61,7 +65,15 @@ PipelineSession = Session[DiffusionTransformerAdapter]
 
 
 class DiffusionMethod(Method[PipelineSession]):
-    """Base of the methods with requirements on a pipeline or its transformers."""
+    """Base of the methods with requirements on a pipeline or its transformers.
+
+    Attributes
+    ----------
+    needs_all_tokens
+        Whether it looks at tokens between the layers, which context parallelism splits over devices.
+    """
+
+    needs_all_tokens: ClassVar[bool] = False
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work on a target; every plan calls it."""

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Advice, Method, is_number
 from mmaccel.registry import register
 from mmaccel.stepping.tensors import tensors
@@ -26,6 +27,7 @@ from ..families.adapter import (
     PipelineSession,
     require_steps,
 )
+from ..private import context_group
 from ..quality import tensor_psnr
 from .heterogeneous_steps import HeterogeneousSteps
 
@@ -83,6 +85,11 @@ class Auto(DiffusionMethod):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
+        if any(context_group(denoiser) is not None for denoiser in adapter.denoisers()):
+            raise UnsupportedTargetError(
+                f"{self.name} picks by time, and the devices of context parallelism may each pick another setting:"
+                " measure in one process, save session.plan, and accelerate with that plan"
+            )
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         chosen = session.memory.get("chosen")

@@ -17,6 +17,7 @@ from ..families.adapter import (
     PipelineSession,
     require_steps,
 )
+from ..families.context_parallel import refuse_split
 from ..steps import follow
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
@@ -138,6 +139,7 @@ class HeterogeneousSteps(DiffusionMethod):
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
         if self.chooses_tokens:
+            refuse_split(adapter.denoisers(), f"{self.name}(fraction=..., policy={self.policy!r})")
             for denoiser in adapter.denoisers():
                 require_divisible(denoiser, ADVICE)
 

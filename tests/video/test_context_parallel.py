@@ -1,0 +1,78 @@
+"""Step methods where diffusers splits the tokens of a transformer over processes."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import ranks
+import torch
+from diffusers import WanTransformer3DModel
+from diffusers.models import _modeling_parallel
+from safetensors.torch import load_file
+
+from mmaccel.video import private
+from mmaccel.video.families.context_parallel import agreed
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no signals of POSIX")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What one, two and four processes drew, by their number and rank."""
+
+    def run(world):
+        folder = tmp_path_factory.mktemp(f"ranks{world}")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, str(Path(ranks.__file__)), str(world), str(port), str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-3000:]
+        told = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+        clips = [load_file(folder / f"{rank}.safetensors") for rank in range(world)]
+        return [SimpleNamespace(clips=clip, **one) for clip, one in zip(clips, told, strict=True)]
+
+    return {world: run(world) for world in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("world", (2, 4))
+@pytest.mark.parametrize("name", ("plain", *ranks.WORKING))
+def test_the_clip_is_that_of_one_process(found, name, world):
+    (alone,) = found[1]
+    for rank in found[world]:
+        assert rank.computed[name] == alone.computed[name]
+        torch.testing.assert_close(rank.clips[name], alone.clips[name], rtol=1e-3, atol=1e-3)
+    if name != "plain":
+        assert not torch.equal(alone.clips[name], alone.clips["plain"]), "the method did nothing"
+
+
+@pytest.mark.parametrize("world", (2, 4))
+def test_the_first_process_decides_for_all(found, world):
+    (alone,) = found[1]
+    assert 0 in alone.computed["apart"]
+    for rank in found[world]:
+        assert rank.computed["apart"] == alone.computed["apart"]
+        torch.testing.assert_close(rank.clips["apart"], alone.clips["easy"], rtol=1e-3, atol=1e-3)
+
+
+def test_methods_that_look_between_the_layers_are_refused_by_name(found):
+    (alone,) = found[1]
+    assert not any(alone.refused.values())
+    refused = found[2][0].refused
+    assert "measure in one process" in refused.pop("auto")
+    for name, told in refused.items():
+        assert "context parallelism has split those of WanTransformer3DModel" in told, name
+        assert "use video.HeterogeneousSteps or video.EasyCache" in told
+
+
+def test_without_it_a_decision_stays():
+    assert [agreed(torch.nn.Linear(1, 1), decision) for decision in (True, False)] == [True, False]
+
+
+def test_the_private_names_are_there():
+    assert hasattr(WanTransformer3DModel, private.PARALLEL)
+    assert "_flattened_mesh" in vars(_modeling_parallel.ContextParallelConfig)
