@@ -37,6 +37,7 @@ class Image(Modality):
     example = EXAMPLE
     tab = "mmaccel.demos.app.tabs.image_tab"
     tab_title = "Image"
+    serving = "mmaccel.image.serving"
 
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Painter:
         from .generation import load

@@ -52,6 +52,9 @@ class Modality(ABC):
         Module of the demo's tab, which has a `build(frame)`; empty without one.
     tab_title
         Label of the tab.
+    serving
+        Module of its part of the HTTP server, which has an `ENDPOINT`, a subclass of
+        :class:`mmaccel.serve.endpoint.Endpoint`; empty without one.
     """
 
     name: ClassVar[str]
@@ -63,6 +66,7 @@ class Modality(ABC):
     example: ClassVar[str] = ""
     tab: ClassVar[str] = ""
     tab_title: ClassVar[str] = ""
+    serving: ClassVar[str] = ""
 
     @property
     def package(self) -> str:

@@ -35,6 +35,7 @@ class Vlm(Modality):
     example = EXAMPLE
     tab = "mmaccel.demos.app.tabs.question_tab"
     tab_title = "Video chat"
+    serving = "mmaccel.vlm.serving"
 
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
         from .answering import load

@@ -2,82 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from typing import Any
-from urllib.parse import urlsplit
-
-from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-LOCAL = ("localhost", "127.0.0.1", "::1")
-# Gradio's own work on uploads that no tab asks for: it runs FFmpeg, or writes files, without the limits of this app.
-CLOSED = ("/process_recording", "/vibe-", "/undo-vibe-", "/proxy=", "/component_server", "/stream/")
-log = logging.getLogger("mmaccel.demo")
+from mmaccel.serve import door
 
 
-class Door:
-    """Middleware that refuses what does not come from a page of this app.
+class Door(door.Door):
+    """Refuses what does not come from a page of the demo, and what of Gradio no tab asks for."""
 
-    A page elsewhere may have its own name lead to this machine (DNS rebinding): then the host is a foreign one. Or it
-    sends requests to the right address, uploads among them: then their origin is a foreign one.
-
-    Parameters
-    ----------
-    app
-        What is behind the door.
-    hosts
-        Names and addresses by which visitors reach it, beside those of this machine alone and the address at which a
-        connection came in.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
-        self.app, self.hosts = app, {_name(host) for host in (*LOCAL, *hosts)}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or (reason := self._refusal(scope)) is None:
-            await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            log.warning("refused: %s", reason)
-            answer = PlainTextResponse(f"{reason}\n", 403, {"X-Content-Type-Options": "nosniff"})
-            await answer(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> str | None:
-        """Why a request is refused; None where it is not."""
-        headers = Headers(scope=scope)
-        hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or not self._is_own(_name(hosts[0]), scope.get("server")):
-            asked = _name(hosts[0]) if hosts else "no host"
-            return f"this demo does not answer to {asked[:100]!r}: restart it with --allow-host {asked[:100]}"
-        if any(_place(origin) != hosts[0].lower() for origin in origins):
-            return "this request comes from a page of another site: open the demo itself"
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            return "a page of another site requests this file: open the demo itself"
-        if any(part in scope["path"] for part in CLOSED):
-            return "this part of Gradio is not used here"
-        return None
-
-    def _is_own(self, name: str, server: Any) -> bool:
-        return name in self.hosts or bool(server and name == server[0])
-
-
-def _name(host: str) -> str:
-    """The name or address in a `Host`, without port and brackets; empty where it is none."""
-    bare = host.strip().rstrip(".").lower()
-    if bare.count(":") > 1 and "[" not in bare:
-        return bare  # an IPv6 address as it is
-    try:
-        return (urlsplit(f"//{bare}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
-
-
-def _place(origin: str) -> str:
-    """Name and port of an `Origin`; empty where it has none, as "null"."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
+    called = "demo"
+    # Gradio's own work on uploads: it runs FFmpeg, or writes files, without the limits of this app.
+    closed = ("/process_recording", "/vibe-", "/undo-vibe-", "/proxy=", "/component_server", "/stream/")

@@ -1,4 +1,4 @@
-"""The command line: `mmaccel env | methods | presets | plan | run | compare | tune | bench | demo`."""
+"""The command line: `mmaccel env | methods | presets | plan | run | compare | tune | bench | demo | serve`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .env import add_parser as add_env
 from .listing import add_parser as add_lists
 from .plan import add_parser as add_plan
 from .run import add_parser as add_run
+from .serve import add_parser as add_serve
 from .tune import add_parser as add_tune
 
 STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as in shells: after SIGINT, and after SIGPIPE
@@ -37,6 +38,7 @@ EXAMPLES = """examples:
   mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
   mmaccel bench image --json > image.json
   mmaccel demo --port 7860
+  mmaccel serve image --port 8000
 """
 
 
@@ -76,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(loads_models=True)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for add in (add_env, add_lists, add_plan, add_run, add_compare, add_tune, add_bench, add_demo):
+    for add in (add_env, add_lists, add_plan, add_run, add_compare, add_tune, add_bench, add_demo, add_serve):
         add(commands)
     return parser
 

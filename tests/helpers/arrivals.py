@@ -89,7 +89,7 @@ def stand_in(monkeypatch):
     seen.put(monkeypatch, "mmaccel.tuning.tune", tune=tune)
     seen.put(monkeypatch, "mmaccel.plan", plan=plan)
     seen.put(monkeypatch, "mmaccel.files.kept_choices", forget=lambda: seen.note(forgotten=True))
-    for part in (_image, _video, _vlm, _speech, _bench, _demo):
+    for part in (_image, _video, _vlm, _speech, _bench, _demo, _serve):
         part(seen, monkeypatch)
     return seen
 
@@ -215,3 +215,12 @@ def _demo(seen, monkeypatch):
     app = SimpleNamespace(Models=models, Frame=lambda _: "frame", launch=launch)
     monkeypatch.setitem(sys.modules, "mmaccel.demos.app", app)
     monkeypatch.setattr(importlib.import_module("mmaccel.demos"), "app", app, raising=False)
+
+
+def _serve(seen, monkeypatch):
+    def serve(endpoint, limits, host, port, hosts, key, tell):
+        seen.note(**{name: getattr(limits, name) for name in ("waiting", "batch", "deadline")})
+        seen.note(host=host, port=port, hosts=hosts, key=key, served=isinstance(endpoint.target, Plain))
+
+    monkeypatch.delenv("MMACCEL_API_KEY", raising=False)
+    seen.put(monkeypatch, "mmaccel.serve.run", serve=serve)

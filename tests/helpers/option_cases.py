@@ -108,6 +108,15 @@ STREAM = {
     "--channels": (["-", "--channels", "2"], {"channels": 2}, ["-"]),
     "--update-interval": (["-", "--update-interval", "2"], {"update_interval": 2.0}, ["-"]),
 }
+SERVED = {
+    "--port": (["--port", "7999"], {"port": 7999}),
+    "--host": (["--host", "::1"], {"host": "::1"}),
+    "--allow-host": (["--allow-host", "a.org", "--allow-host", "b.org"], {"hosts": ["a.org", "b.org"]}),
+    "--waiting": (["--waiting", "3"], {"waiting": 3}),
+    "--batch": (["--batch", "2"], {"batch": 2}),
+    "--deadline": (["--deadline", "9"], {"deadline": 9.0}),
+    "--plain": (["--plain"], {"methods": None, "preset": None, "served": False}),
+}
 CASES = {
     "methods": LIST,
     "presets": LIST,
@@ -207,6 +216,8 @@ CASES = {
         "--allow-models": (["--allow-models"], {"allow_any": True}),
         **MODEL,
     },
+    "serve image": {**SERVED, **methods(IMAGE), **model("other")},
+    "serve vlm": {**SERVED, **methods(VLM), **model("other")},
 }  # fmt: skip
 
 CLIP = ["clip.mp4", "what?"]

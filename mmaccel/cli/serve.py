@@ -1,0 +1,86 @@
+"""The command `mmaccel serve`: its arguments, and its work."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import ipaddress
+import os
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any
+
+from ..errors import MissingExtraError, SettingError
+from ..modality import get_modality, modalities
+from .arguments import COUNT, positive, whole
+from .model_arguments import add_methods, add_model, chosen_methods, opened
+
+KEY = "MMACCEL_API_KEY"
+NEEDED = ("starlette", "uvicorn", "prometheus_client")
+ABOUT = f"""Serve a model, accelerated, over HTTP as OpenAI's clients ask for it.
+
+Clients must send the API key that the environment variable {KEY} holds, if it is set.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `serve`, with a kind for each modality that can be served, to the command line."""
+    looks: dict[str, Any] = {"description": ABOUT, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = commands.add_parser("serve", help="serve a model over HTTP, accelerated", **looks)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for modality in modalities():
+        if modality.serving:
+            command = modality.command()
+            kind = kinds.add_parser(modality.name, help=command.help, **looks)
+            _add_arguments(kind)
+            add_methods(kind, command.preset)
+            kind.add_argument("--plain", action="store_true", help="without methods, to see what they save")
+            add_model(kind, modality.model)
+            kind.set_defaults(run=run_serve)
+
+
+def _add_arguments(parser: Any) -> None:
+    parser.add_argument("--port", type=whole(0, 65_535), default=8000, help="default 8000; 0 for a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    names = "a host name of the server, such as ai.example.org; requests to other names are refused"
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=names)
+    waiting = "requests that may wait; the next one is answered 503 (default 16)"
+    parser.add_argument("--waiting", type=whole(1, 1000), default=16, help=waiting)
+    parser.add_argument("--batch", type=whole(1, COUNT), default=4, help="most rows of a batch (default 4)")
+    parser.add_argument("--deadline", type=positive, default=300.0, help="seconds until a 504 (default 300)")
+
+
+def run_serve(arguments: argparse.Namespace) -> None:
+    """Serve until stopped."""
+    if any(importlib.util.find_spec(package) is None for package in NEEDED):
+        raise MissingExtraError('serving needs a few packages: pip install "mmaccel[serve]"')
+    key = os.environ.get(KEY, "")
+    if not key and not _is_loopback(arguments.host):
+        advice = f"set {KEY}, such as {KEY}=$(openssl rand -hex 16)"
+        raise SettingError(f"--host {arguments.host} is open to others: {advice}")
+    from .. import session
+    from ..serve import run
+    from ..serve.app import ServerLimits
+
+    modality = get_modality(arguments.kind)
+    if arguments.plain and (arguments.method or arguments.preset or arguments.plan):
+        raise SettingError("--plain is without methods: leave out --method, --preset and --plan, or --plain itself")
+    chosen, preset = chosen_methods(arguments)
+    limits = ServerLimits(waiting=arguments.waiting, batch=arguments.batch, deadline=arguments.deadline)
+    model = opened(arguments)
+    target = modality.target(model)
+    plain = nullcontext(target)
+    with plain if arguments.plain else session.accelerate(target, *chosen, preset=preset) as used:
+        endpoint = import_module(modality.serving).ENDPOINT(arguments.model, model, used)
+        run.serve(endpoint, limits, arguments.host, arguments.port, arguments.allow_host, key, _tell)
+
+
+def _tell(address: str) -> None:
+    print(f"{address} (Ctrl+C stops it)", flush=True)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,230 @@
+"""The server's HTTP: who may ask, how much, and what is answered when."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import queue
+import time
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ..errors import MmaccelError, shown
+from .door import Door
+from .endpoint import Endpoint, Left, Refused, Request
+from .metrics import Metrics
+from .worker import Worker
+
+log = logging.getLogger("mmaccel.serve")
+PATIENCE = 0.1  # seconds between looks at whether a client is still there
+GONE = 499  # nobody reads it; as nginx counts clients that left
+KINDS = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Bounds of the requests.
+
+    Attributes
+    ----------
+    body_bytes, read_seconds
+        Of the body of one.
+    waiting, batch
+        As for :class:`Worker`.
+    deadline
+        Seconds from a whole request to its answer.
+    """
+
+    body_bytes: int = 64 * 2**20
+    read_seconds: float = 60.0
+    waiting: int = 16
+    batch: int = 4
+    deadline: float = 300.0
+
+
+class Server:
+    """One model's server; `app` is what an ASGI server such as uvicorn runs.
+
+    Parameters
+    ----------
+    endpoint
+        What is answered.
+    limits
+        Bounds of the requests.
+    key
+        The API key that clients must send; empty (default) for none.
+    hosts
+        Names by which clients reach it, beside this machine's own.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint[Any], limits: ServerLimits | None = None, key: str = "", hosts: Iterable[str] = ()
+    ) -> None:
+        self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), key
+        self.metrics, self.began = Metrics(), int(time.time())
+        self.worker = Worker(endpoint, self.metrics, self.limits.waiting, self.limits.batch)
+        self.app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+                Route("/v1/models", self._models),
+                Route(endpoint.path, self._answer, methods=["POST"]),
+            ],
+            middleware=[Middleware(Door, hosts=hosts)],
+            exception_handlers={MmaccelError: _told, HTTPException: _http, Exception: _failed},
+        )
+
+    def close(self) -> None:
+        """End the thread that runs the model."""
+        self.worker.close()
+
+    async def _health(self, _: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok", "model": self.endpoint.name})
+
+    async def _metrics(self, request: HttpRequest) -> Response:
+        self._check_key(request)
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: HttpRequest) -> Response:
+        self._check_key(request)
+        model = {"id": self.endpoint.name, "object": "model", "created": self.began, "owned_by": "mmaccel"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _answer(self, http: HttpRequest) -> Response:
+        status = 500
+        try:
+            self._check_key(http)
+            body = await self._body(http)
+            began = time.monotonic()
+            request = await run_in_threadpool(self.endpoint.parse, body)
+            until = began + self.limits.deadline
+            future = self.worker.submit(request, until)
+            if request.pieces is not None:
+                status = 200
+                return StreamingResponse(self._events(request, request.pieces, future), media_type="text/event-stream")
+            answer = JSONResponse(await _awaited(http, request, future, until))
+            self.metrics.seconds.observe(time.monotonic() - began)
+            status = 200
+            return answer
+        except MmaccelError as error:
+            status = _status(error)
+            raise
+        except (Left, ClientDisconnect):
+            status = GONE
+            return Response(status_code=GONE)
+        finally:
+            self.metrics.requests.labels(str(status)).inc()
+
+    def _check_key(self, request: HttpRequest) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
+            raise Refused(401, "this server asks for its API key: send it as `Authorization: Bearer KEY`")
+
+    async def _body(self, request: HttpRequest) -> dict[str, Any]:
+        """The JSON of a request, which may neither be too large nor too slow."""
+        most, held = self.limits.body_bytes, bytearray()
+        try:
+            async with asyncio.timeout(self.limits.read_seconds):
+                async for chunk in request.stream():
+                    held += chunk
+                    if len(held) > most:
+                        raise Refused(413, f"the request has more than {most // 2**20} MiB: send smaller files")
+        except TimeoutError:
+            raise Refused(408, "the request came too slowly: send it again") from None
+        try:
+            body = json.loads(held)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"the request is no JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise Refused(400, "the request is no JSON object: send {...}")
+        model = body.pop("model", None)
+        if model not in (None, self.endpoint.name):
+            raise Refused(404, f"unknown model {shown(model)}: this server has {self.endpoint.name!r}")
+        return body
+
+    async def _events(
+        self, request: Request, pieces: queue.SimpleQueue[str], future: Future[dict[str, Any]]
+    ) -> AsyncIterator[str]:
+        """A stream of server-sent events, until the text ends or the client leaves."""
+        try:
+            while not future.done() or not pieces.empty():
+                try:
+                    text = await run_in_threadpool(pieces.get, timeout=PATIENCE)
+                except queue.Empty:
+                    continue
+                yield _event(self.endpoint.piece(request, text))
+            error = future.exception()
+            if error is not None:
+                log.info("a stream ended early: %s", error)
+                yield _event(_error(_status(error), _message(error)))
+            else:
+                yield _event(self.endpoint.piece(request, None))
+            yield "data: [DONE]\n\n"
+        finally:
+            request.left.set()
+
+
+async def _awaited(http: HttpRequest, request: Request, future: Future[dict[str, Any]], until: float) -> dict[str, Any]:
+    """The answer, unless the client leaves or it takes too long."""
+    answer = asyncio.wrap_future(future)
+    try:
+        while not answer.done():
+            await asyncio.wait([answer], timeout=PATIENCE)
+            if answer.done():
+                break
+            if await http.is_disconnected():
+                raise Left
+            if time.monotonic() > until:
+                raise Refused(504, "it took too long: ask for less, or try again later")
+        return answer.result()
+    finally:
+        request.left.set()
+        answer.cancel()
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def _status(error: BaseException) -> int:
+    if isinstance(error, Refused):
+        return error.status
+    return 400 if isinstance(error, MmaccelError) else 500
+
+
+def _message(error: BaseException) -> str:
+    return str(error) if isinstance(error, MmaccelError) else "the server failed: its log says why"
+
+
+def _error(status: int, message: str) -> dict[str, Any]:
+    """An error in OpenAI's form."""
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+async def _told(_: HttpRequest, error: Exception) -> Response:
+    status = _status(error)
+    headers = {"Retry-After": "5"} if status == 503 else None
+    return JSONResponse(_error(status, _message(error)), status, headers)
+
+
+async def _http(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(_error(error.status_code, f"{error.detail}: {request.url.path}"), error.status_code)
+
+
+async def _failed(_: HttpRequest, error: Exception) -> Response:
+    return JSONResponse(_error(500, _message(error)), 500)

@@ -1,0 +1,150 @@
+"""Endpoint: what a modality answers over HTTP."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ..errors import MmaccelError, SettingError, shown
+
+LARGEST_SEED = 2**63 - 1
+
+
+class Refused(MmaccelError):
+    """A request is answered by an error.
+
+    Attributes
+    ----------
+    status
+        Of the HTTP answer.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Left(Exception):  # noqa: N818  no error: nobody waits for the answer any more
+    """Everybody who asked has left."""
+
+
+@dataclass(kw_only=True)
+class Request:
+    """One request, checked.
+
+    Attributes
+    ----------
+    group
+        Requests of equal groups may be answered in one batch; None (default) for alone.
+    size
+        Rows of a batch that it takes.
+    pieces
+        Where its text goes while it is written, in a stream; None (default) for the whole answer at once.
+    left
+        Set where nobody waits for it any more.
+    """
+
+    group: Hashable = None
+    size: int = 1
+    pieces: queue.SimpleQueue[str] | None = None
+    left: threading.Event = field(default_factory=threading.Event)
+
+
+R = TypeVar("R", bound=Request)
+
+
+class Endpoint(ABC, Generic[R]):
+    """What a modality answers.
+
+    Parameters
+    ----------
+    name
+        Of the model.
+    opened
+        What :meth:`mmaccel.modality.Modality.open` returned.
+    target
+        The session, or the plain model.
+
+    Class attributes
+    ----------------
+    path
+        Where it answers, such as ``"/v1/images/generations"``.
+    """
+
+    path: ClassVar[str]
+
+    def __init__(self, name: str, opened: Any, target: Any) -> None:
+        self.name, self.opened, self.target = name, opened, target
+
+    @abstractmethod
+    def parse(self, body: Mapping[str, Any]) -> R:
+        """Check a request; raises a `MmaccelError` that says what is wrong with it."""
+
+    @abstractmethod
+    def answer(self, requests: list[R]) -> list[dict[str, Any]]:
+        """Answers to requests of one group; raises :class:`Left` where all of them were left meanwhile."""
+
+    def piece(self, request: R, text: str | None) -> dict[str, Any]:
+        """An event of a stream: some text, or None for its end."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class Fields:
+    """The fields of a request: each is taken once, and none may remain.
+
+    Examples
+    --------
+    >>> fields = Fields({"prompt": "red heart", "n": 2})
+    >>> fields.text("prompt", 100), fields.whole("n", 1, 10, default=1)
+    ('red heart', 2)
+    >>> fields.end()
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.left = {name: value for name, value in body.items() if value is not None}
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """A field as it is."""
+        return self.left.pop(name, default)
+
+    def text(self, name: str, longest: int) -> str:
+        """A text that must be there."""
+        value = self.take(name)
+        if not isinstance(value, str) or not value.strip():
+            raise SettingError(f"{name} is missing: give a text")
+        if len(value) > longest:
+            raise SettingError(f"{name} has {len(value)} characters: shorten it to {longest} or fewer")
+        return value
+
+    def whole(self, name: str, low: int, high: int, default: Any = None) -> Any:
+        """A whole number."""
+        value = self.take(name, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise SettingError(f"{name}={shown(value)}: give a whole number from {low} to {high}")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """A number, None without one."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise SettingError(f"{name}={shown(value)}: give a number from {low:g} to {high:g}")
+        return float(value)
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """A field that may only have one of these values, the first of which it has if it is not given."""
+        value = self.take(name, allowed[0])
+        if value not in allowed:
+            raise SettingError(f"{name}={shown(value)}: this server takes {' or '.join(map(repr, allowed))} only")
+
+    def end(self) -> None:
+        """Raise if there is a field that nobody took."""
+        if self.left:
+            raise SettingError(f"{shown(min(self.left))} is not used here: leave it out")

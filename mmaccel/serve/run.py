@@ -1,0 +1,46 @@
+"""A server at an address, until it is stopped."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import uvicorn
+
+from .app import Server, ServerLimits
+from .endpoint import Endpoint
+
+GRACE = 5  # seconds for answers that are under way when the server is stopped
+
+
+def serve(
+    endpoint: Endpoint[Any],
+    limits: ServerLimits,
+    host: str,
+    port: int,
+    hosts: Iterable[str],
+    key: str,
+    tell: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM; `tell` is told the address.
+
+    Raises
+    ------
+    OSError
+        If the port is taken, or the address is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}, port {port}: choose others with --host and --port") from error
+    server = Server(endpoint, limits, key, (host, *hosts))
+    place = f"[{host}]" if ":" in host else host
+    tell(f"mmaccel serves {endpoint.name} on http://{place}:{listening.getsockname()[1]}{endpoint.path}")
+    config = uvicorn.Config(server.app, log_level="warning", timeout_graceful_shutdown=GRACE, server_header=False)
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        server.close()
+        listening.close()

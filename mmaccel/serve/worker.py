@@ -1,0 +1,126 @@
+"""One thread that runs the model: a bounded queue before it, and batches of requests that fit together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from .endpoint import Endpoint, Left, Refused, Request
+from .metrics import Metrics
+
+log = logging.getLogger("mmaccel.serve")
+
+
+@dataclass
+class Job:
+    """A request that waits, or runs.
+
+    Attributes
+    ----------
+    until
+        When it is too late to begin, by `time.monotonic`.
+    """
+
+    request: Request
+    until: float
+    future: Future[dict[str, Any]] = field(default_factory=Future)
+
+    def begin(self) -> bool:
+        """Whether it is still to be answered, now."""
+        if self.request.left.is_set() or not self.future.set_running_or_notify_cancel():
+            self.future.cancel()
+            return False
+        if time.monotonic() > self.until:
+            self.future.set_exception(Refused(504, "it waited too long for its turn: try again later"))
+            return False
+        return True
+
+
+class Worker:
+    """Answers requests one batch after the other.
+
+    Parameters
+    ----------
+    endpoint
+        Whose requests they are.
+    metrics
+        Is told what happens.
+    waiting
+        Requests in the queue beside those that run; the next one is refused.
+    batch
+        Most rows of a batch; 1 answers requests one by one.
+    """
+
+    def __init__(self, endpoint: Endpoint[Any], metrics: Metrics, waiting: int = 16, batch: int = 4) -> None:
+        self.endpoint, self.metrics, self.waiting, self.batch = endpoint, metrics, waiting, batch
+        self._jobs: list[Job] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="mmaccel serve", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, until: float) -> Future[dict[str, Any]]:
+        """Put a request into the queue.
+
+        Raises
+        ------
+        Refused
+            If the queue is full, or the server ends.
+        """
+        job = Job(request, until)
+        with self._changed:
+            self._jobs = [waiting for waiting in self._jobs if not waiting.request.left.is_set()]
+            if self._closed or len(self._jobs) >= self.waiting:
+                raise Refused(503, f"{len(self._jobs)} requests are waiting already: try again in a few seconds")
+            self._jobs.append(job)
+            self.metrics.waiting.set(len(self._jobs))
+            self._changed.notify()
+        return job.future
+
+    def close(self) -> None:
+        """Answer what runs, refuse what waits, and end the thread."""
+        with self._changed:
+            self._closed = True
+            for job in self._jobs:
+                job.future.set_exception(Refused(503, "the server ends: try again later"))
+            self._jobs.clear()
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while jobs := self._next():
+            running = [job for job in jobs if job.begin()]
+            if running:
+                self._run(running)
+
+    def _next(self) -> list[Job]:
+        """The first request that waits, and others that fit into its batch; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closed)
+            if self._closed:
+                return []
+            taken = [self._jobs.pop(0)]
+            group, rows = taken[0].request.group, taken[0].request.size
+            for job in list(self._jobs) if group is not None else []:
+                if job.request.group == group and rows + job.request.size <= self.batch:
+                    self._jobs.remove(job)
+                    taken.append(job)
+                    rows += job.request.size
+            self.metrics.waiting.set(len(self._jobs))
+            return taken
+
+    def _run(self, jobs: list[Job]) -> None:
+        try:
+            with self.metrics.batch(sum(job.request.size for job in jobs), self.endpoint.target):
+                answers = self.endpoint.answer([job.request for job in jobs])
+            for job, answer in zip(jobs, answers, strict=True):
+                job.future.set_result(answer)
+        except Exception as error:
+            if not isinstance(error, Left):
+                log.exception("a request failed")
+            for job in jobs:
+                job.future.set_exception(error)

@@ -1,0 +1,154 @@
+"""Chat with pictures and videos over HTTP, by OpenAI's own client."""
+
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import openai
+import pytest
+from listening import client, listening
+from PIL import Image
+
+import mmaccel
+from mmaccel import vlm, zoo
+from mmaccel.modality import get_modality
+from mmaccel.serve.endpoint import Left
+from mmaccel.vlm.answering import ask as asked
+from mmaccel.vlm.serving import ENDPOINT
+
+
+@pytest.fixture(scope="module")
+def opened():
+    return get_modality("vlm").open("tiny-onevision")
+
+
+@pytest.fixture(scope="module")
+def endpoint(opened):
+    with mmaccel.accelerate(opened[0], vlm.VidCom2(keep=0.5)) as session:
+        yield ENDPOINT("tiny-onevision", opened, session)
+
+
+@pytest.fixture(scope="module")
+def chat(endpoint):
+    with listening(endpoint) as (_, address):
+        yield client(address).chat.completions
+
+
+@pytest.fixture(scope="module")
+def questions():
+    return zoo.questions("tiny-onevision", 8)
+
+
+def data_url(frames):
+    """A clip as a data URL, without loss."""
+    written, pictures = io.BytesIO(), [Image.fromarray(frame) for frame in frames]
+    pictures[0].save(written, "WEBP", save_all=True, append_images=pictures[1:], lossless=True, duration=100)
+    return "data:video/webp;base64," + base64.b64encode(written.getvalue()).decode()
+
+
+def picture_url(picture):
+    written = io.BytesIO()
+    picture.save(written, "PNG")
+    return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()
+
+
+def about(question, **part):
+    return [{"role": "user", "content": [part, {"type": "text", "text": question}]}]
+
+
+def of(one):
+    return about(one.question, type="video_url", video_url={"url": data_url(one.frames)})
+
+
+def call(one, **more):
+    return {"model": "tiny-onevision", "messages": of(one), "max_tokens": 8, **more}
+
+
+def test_answers_are_those_of_the_model(chat, endpoint, opened, questions):
+    with ThreadPoolExecutor(len(questions)) as pool:
+        got = list(pool.map(lambda one: chat.create(**call(one)), questions))
+    for one, answer in zip(questions, got, strict=True):
+        wanted, _ = asked(endpoint.target, opened[1], one.frames, [one.question], 8)
+        assert answer.choices[0].message.content == wanted[0]
+        assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens > 1
+    right = [one.answer == answer.choices[0].message.content for one, answer in zip(questions, got, strict=True)]
+    assert sum(right) >= 6, "the model sees the clips"
+
+
+def test_requests_of_one_shape_share_a_batch(endpoint, questions):
+    requests = [endpoint.parse(_body(one)) for one in questions[:4]]
+    assert len({request.group for request in requests}) == 1 and requests[0].group is not None
+    alone = [endpoint.answer([request])[0]["choices"] for request in requests]
+    assert [answer["choices"] for answer in endpoint.answer(requests)] == alone
+    for more in ({"temperature": 1.0}, {"stream": True}):
+        assert endpoint.parse(_body(questions[0], **more)).group is None
+    assert endpoint.parse(_body(questions[0], max_tokens=9)).group != requests[0].group
+
+
+def _body(one, **more):
+    return {"messages": of(one), "max_tokens": 8, **more}
+
+
+def test_an_answer_is_streamed_while_it_is_written(chat, questions):
+    whole = chat.create(**call(questions[0])).choices[0].message.content
+    events = list(chat.create(**call(questions[0], stream=True)))
+    text = "".join(event.choices[0].delta.content or "" for event in events)
+    assert text.strip() == whole and events[-1].choices[0].finish_reason == "stop"
+    assert len({event.id for event in events}) == 1
+
+
+def test_a_sampled_answer_follows_its_seed(endpoint, questions):
+    def drawn(seed):
+        request = endpoint.parse(_body(questions[0], temperature=100.0, seed=seed, top_p=1.0))
+        return endpoint.answer([request])[0]["choices"][0]["message"]["content"]
+
+    assert drawn(1) == drawn(1)
+    assert len({drawn(seed) for seed in range(4)}) > 1
+
+
+def test_pictures_are_seen(endpoint, opened):
+    model, processor = opened
+    pixels = Image.fromarray(np.full((48, 64, 3), (250, 240, 200), np.uint8))
+    messages = about("what moves up?", type="image_url", image_url={"url": picture_url(pixels)})
+    (answer,) = endpoint.answer([endpoint.parse({"messages": messages, "max_tokens": 4})])
+    content = [{"type": "image"}, {"type": "text", "text": "what moves up?"}]
+    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    inputs = processor(images=[pixels], text=[text])
+    tokens = endpoint.target.generate(**inputs, max_new_tokens=4, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+    assert answer["choices"][0]["message"]["content"] == processor.batch_decode(tokens, skip_special_tokens=True)[0]
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_what_nobody_waits_for_is_given_up(endpoint, questions):
+    request = endpoint.parse(_body(questions[0], max_tokens=30_000))
+    request.left.set()
+    with pytest.raises(Left):
+        endpoint.answer([request])
+
+
+BAD = (
+    ([], "messages is missing"),
+    ([{"role": "robot", "content": "x"}], "the role 'robot'"),
+    ([{"role": "user", "content": []}], "no content"),
+    (about("x", type="input_audio"), "the type 'input_audio'"),
+    (about("x", type="image_url", image_url={"url": "http://127.0.0.1/secret.png"}), "nothing is fetched"),
+    (about("x", type="image_url", image_url={"url": "data:video/mp4;base64,AAAA"}), "image_url must hold the file"),
+    (about("x", type="image_url", image_url={"url": "data:image/png;base64,####"}), "is no base64"),
+    (about("x", type="image_url", image_url={"url": "data:image/png;base64,AAAA"}), "a picture cannot be read"),
+    (about("x", type="video_url", video_url={"url": "data:video/mp4;base64,AAAA"}), "the video "),
+    ([{"role": "user", "content": "x" * 200_001}], "more than 200000 characters"),
+)
+
+
+@pytest.mark.parametrize(("messages", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_requests_say_what_is_wrong(chat, messages, message):
+    with pytest.raises(openai.BadRequestError) as error:
+        chat.create(model="tiny-onevision", messages=messages)
+    assert message in error.value.body["message"]
+
+
+def test_a_picture_of_many_pixels_is_refused_before_it_is_decoded(endpoint):
+    large = Image.new("1", (20_000, 20_000))
+    with pytest.raises(mmaccel.errors.SettingError, match="20000x20000 pixels|cannot be read"):
+        endpoint.parse({"messages": about("x", type="image_url", image_url={"url": picture_url(large)})})

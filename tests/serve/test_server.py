@@ -1,0 +1,240 @@
+"""The server around an endpoint: who may ask, the queue, clients that leave, figures."""
+
+import http.client
+import queue
+import threading
+
+import httpx
+import pytest
+from listening import client, listening
+
+from mmaccel.errors import PromptError
+from mmaccel.serve.app import ServerLimits
+from mmaccel.serve.endpoint import Endpoint, Fields, Left, Request
+
+
+class Slow(Endpoint):
+    """Answers when it is let; notes its batches."""
+
+    path = "/v1/echo"
+
+    def __init__(self):
+        super().__init__("slow", None, None)
+        self.began, self.may = queue.SimpleQueue(), threading.Semaphore(0)
+        self.batches = []
+
+    def parse(self, body):
+        fields = Fields(body)
+        text, group = fields.text("text", 100), fields.take("group")
+        pieces = queue.SimpleQueue() if fields.take("stream") else None
+        fields.end()
+        if text == "bad":
+            raise PromptError("the prompt is bad")
+        request = Request(group=group, pieces=pieces)
+        request.text = text
+        return request
+
+    def answer(self, requests):
+        self.batches.append([request.text for request in requests])
+        self.began.put(self.batches[-1])
+        while not self.may.acquire(timeout=0.02):
+            if all(request.left.is_set() for request in requests):
+                raise Left
+        if requests[0].text == "fails":
+            raise ZeroDivisionError("secret of the machine")
+        for request in requests:
+            if request.pieces is not None:
+                request.pieces.put(request.text)
+        return [{"text": request.text} for request in requests]
+
+    def piece(self, request, text):
+        return {"piece": text}
+
+
+@pytest.fixture
+def slow():
+    return Slow()
+
+
+@pytest.fixture
+def served(slow):
+    with listening(slow, ServerLimits(body_bytes=1000, waiting=2, batch=3)) as (server, address):
+        yield server, address
+        for _ in range(20):
+            slow.may.release()
+
+
+def post(address, body, **more):
+    return httpx.post(f"{address}/v1/echo", json=body, timeout=60, **more)
+
+
+def later(address, body):
+    """A request in a thread; its answer is put into the list that is returned."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(post(address, body)))
+    thread.start()
+    return thread, answers
+
+
+def until(holds):
+    for _ in range(3000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never held")
+
+
+def test_an_answer_and_the_figures(served, slow):
+    _, address = served
+    slow.may.release()
+    answer = post(address, {"text": "hello", "model": "slow"})
+    assert (answer.status_code, answer.json()) == (200, {"text": "hello"})
+    figures = httpx.get(f"{address}/metrics").text
+    assert 'mmaccel_requests_total{status="200"} 1.0' in figures and "mmaccel_batch_rows_count 1.0" in figures
+    assert httpx.get(f"{address}/health").json() == {"status": "ok", "model": "slow"}
+    assert [model.id for model in client(address).models.list()] == ["slow"]
+
+
+def test_a_full_queue_is_answered_at_once_while_the_model_runs(served, slow):
+    _, address = served
+    waiting = [later(address, {"text": "first"})]
+    assert slow.began.get(timeout=30) == ["first"]
+    waiting += [later(address, {"text": str(number)}) for number in range(2)]
+    until(lambda: len(served[0].worker._jobs) == 2)
+    refused = post(address, {"text": "one too many"})
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
+    assert "2 requests are waiting" in refused.json()["error"]["message"]
+    for _ in waiting:
+        slow.may.release()
+    for thread, _ in waiting:
+        thread.join()
+    assert sorted(answers[0].json()["text"] for _, answers in waiting) == ["0", "1", "first"]
+
+
+def test_requests_that_fit_together_run_together(slow):
+    with listening(slow, ServerLimits(waiting=8, batch=3)) as (server, address):
+        threads = [later(address, {"text": "first"})]
+        slow.began.get(timeout=30)
+        for number, group in enumerate("aabaa"):
+            threads.append(later(address, {"text": f"{number}{group}", "group": group}))
+            until(lambda number=number: len(server.worker._jobs) == number + 1)
+        for _ in threads:
+            slow.may.release()
+        for thread, answers in threads:
+            thread.join()
+            assert answers[0].status_code == 200
+    assert slow.batches == [["first"], ["0a", "1a", "3a"], ["2b"], ["4a"]]
+
+
+def test_a_client_that_leaves_frees_its_place(served, slow):
+    server, address = served
+    host = address.removeprefix("http://")
+    running, waits = http.client.HTTPConnection(host), http.client.HTTPConnection(host)
+    for connection, text in ((running, "running"), (waits, "waits")):
+        connection.request("POST", "/v1/echo", f'{{"text": "{text}"}}')
+        if text == "running":
+            slow.began.get(timeout=30)
+    until(lambda: len(server.worker._jobs) == 1)
+    waits.close()
+    until(lambda: server.worker._jobs[0].request.left.is_set())
+    running.close()
+    slow_one = later(address, {"text": "next"})
+    assert slow.began.get(timeout=30) == ["next"], "neither of the two keeps the model"
+    slow.may.release()
+    slow_one[0].join()
+    assert slow_one[1][0].json() == {"text": "next"}
+
+
+def test_a_stream_ends_with_its_text(served, slow):
+    _, address = served
+    slow.may.release()
+    lines = post(address, {"text": "hello", "stream": True}).text.split("\n\n")
+    assert lines == ['data: {"piece": "hello"}', 'data: {"piece": null}', "data: [DONE]", ""]
+    slow.may.release()
+    lines = post(address, {"text": "fails", "stream": True}).text.split("\n\n")
+    assert "the server failed" in lines[0] and "secret" not in str(lines) and lines[1] == "data: [DONE]"
+
+
+def test_what_takes_too_long_is_given_up(slow):
+    with listening(slow, ServerLimits(deadline=0.2)) as (_, address):
+        answer = post(address, {"text": "forever"})
+        assert answer.status_code == 504 and "took too long" in answer.json()["error"]["message"]
+        slow.may.release()
+        assert post(address, {"text": "again"}).json() == {"text": "again"}
+
+
+def test_a_failure_is_told_without_the_machine_s_secrets(served, slow):
+    _, address = served
+    slow.may.release()
+    answer = post(address, {"text": "fails"})
+    assert answer.status_code == 500 and "secret" not in answer.text
+    assert answer.json()["error"]["type"] == "server_error"
+    slow.may.release()
+    assert post(address, {"text": "next"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "message"),
+    (
+        ({"content": b"{"}, 400, "is no JSON"),
+        ({"content": b"[" * 900}, 400, "is no JSON"),
+        ({"content": b"[1]"}, 400, "no JSON object"),
+        ({"content": b"x" * 2000}, 413, "more than"),
+        ({"json": {"text": "a", "model": "other"}}, 404, "unknown model 'other': this server has 'slow'"),
+        ({"json": {"text": "bad"}}, 400, "the prompt is bad"),
+        ({"json": {"text": "a", "beams": 2}}, 400, "'beams' is not used here"),
+        ({"json": {"text": "a"}, "headers": {"Host": "evil.example"}}, 403, "does not answer to"),
+        ({"json": {"text": "a"}, "headers": {"Origin": "http://evil.example"}}, 403, "another site"),
+    ),
+)
+def test_bad_requests_are_refused(served, given, status, message):
+    answer = httpx.post(f"{served[1]}/v1/echo", **given)
+    assert answer.status_code == status and message in answer.text
+
+
+def test_other_paths_and_ways_are_none(served):
+    assert httpx.post(f"{served[1]}/v1/other").json()["error"]["message"] == "Not Found: /v1/other"
+    assert httpx.get(f"{served[1]}/v1/echo").status_code == 405
+
+
+def test_a_slow_upload_is_not_waited_for(slow):
+    with listening(slow, ServerLimits(read_seconds=0.2)) as (_, address):
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+        connection.putrequest("POST", "/v1/echo")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b'{"text": ')
+        assert connection.getresponse().status == 408
+        connection.close()
+
+
+def test_the_key_is_asked_for(slow):
+    with listening(slow, key="right") as (_, address):
+        for path in ("/v1/models", "/metrics"):
+            assert httpx.get(f"{address}{path}").status_code == 401
+        wrong = post(address, {"text": "a"}, headers={"Authorization": "Bearer wröng".encode()})
+        assert wrong.status_code == 401 and "API key" in wrong.json()["error"]["message"]
+        slow.may.release()
+        assert post(address, {"text": "a"}, headers={"Authorization": "Bearer right"}).status_code == 200
+        assert [model.id for model in client(address, "right").models.list()] == ["slow"]
+        assert httpx.get(f"{address}/health").status_code == 200
+
+
+def test_other_names_may_be_allowed(slow):
+    with listening(slow, hosts=("ai.example.org",)) as (_, address):
+        assert httpx.get(f"{address}/health", headers={"Host": "ai.example.org"}).status_code == 200
+        assert httpx.get(f"{address}/health", headers={"Host": "ai.example.com"}).status_code == 403
+
+
+def test_the_end_answers_those_who_wait(slow):
+    with listening(slow) as (server, address):
+        threads = [later(address, {"text": "runs"})]
+        slow.began.get(timeout=30)
+        threads.append(later(address, {"text": "waits"}))
+        until(lambda: server.worker._jobs)
+        slow.may.release()
+        server.close()
+        assert post(address, {"text": "late"}).status_code == 503
+        for thread, _ in threads:
+            thread.join()
+    assert [answers[0].status_code for _, answers in threads] == [200, 503]
+    assert not server.worker._thread.is_alive()

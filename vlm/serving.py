@@ -1,0 +1,247 @@
+"""Chat with pictures and videos over HTTP, as OpenAI's `chat/completions` asks for it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import queue
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import TextStreamer
+
+from mmaccel.cli.arguments import FRAMES, TOKENS
+from mmaccel.errors import PromptError, SettingError, VideoFileError, shown
+from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
+
+from .input.read_video import read_video
+
+ROLES = ("system", "user", "assistant")
+MESSAGES, CHARACTERS, FILES = 200, 200_000, 64  # of a request
+PIXELS = 4096 * 2304  # of a picture
+LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
+DATA = re.compile(r"data:(image|video)/([a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
+
+
+@dataclass(kw_only=True)
+class Chat(Request):
+    """A request for an answer.
+
+    Attributes
+    ----------
+    text
+        The conversation as the model reads it, with placeholders.
+    pictures, videos
+        What stands there: pictures, and lists of frames.
+    sampling
+        Arguments of `generate`.
+    seed
+        Of sampling.
+    """
+
+    text: str
+    pictures: list[Image.Image]
+    videos: list[list[Image.Image]]
+    sampling: dict[str, Any]
+    seed: int
+    number: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class ChatEndpoint(Endpoint[Chat]):
+    """Answers conversations, by default with the likeliest words (temperature 0)."""
+
+    path = "/v1/chat/completions"
+
+    @property
+    def processor(self) -> Any:
+        return self.opened[1]
+
+    def parse(self, body: Mapping[str, Any]) -> Chat:
+        fields = Fields(body)
+        messages = fields.take("messages")
+        frames = fields.whole("frames", 1, FRAMES, default=LOOKED_AT)
+        tokens = fields.whole("max_completion_tokens", 1, TOKENS) or fields.whole("max_tokens", 1, TOKENS, default=256)
+        fields.take("max_tokens")
+        temperature, top_p = fields.number("temperature", 0, 100), fields.number("top_p", 1e-6, 1)
+        seed = fields.whole("seed", 0, LARGEST_SEED)
+        streams = fields.take("stream", False) is True
+        fields.only("n", 1)
+        fields.take("user")
+        fields.take("stream_options")
+        fields.end()
+        sampling: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": bool(temperature)}
+        if temperature:
+            sampling |= {"temperature": temperature, **({} if top_p is None else {"top_p": top_p})}
+        conversation, pictures, videos = _conversation(messages, frames)
+        made = Chat(
+            text=self._written(conversation),
+            pictures=pictures,
+            videos=videos,
+            sampling=sampling,
+            seed=secrets.randbelow(2**31) if seed is None else seed,
+            pieces=queue.SimpleQueue() if streams else None,
+        )
+        if not (temperature or streams or pictures or len(videos) > 1):
+            made.group = (tokens, *((len(video), video[0].size) for video in videos))
+        return made
+
+    def _written(self, conversation: list[dict[str, Any]]) -> str:
+        try:
+            return str(self.processor.apply_chat_template(conversation, add_generation_prompt=True))
+        except Exception as error:  # a template is a program of the model's authors, and raises what it likes
+            raise PromptError(f"the model's chat template does not take these messages: {error}") from error
+
+    def answer(self, requests: list[Chat]) -> list[dict[str, Any]]:
+        """Answer conversations of one shape."""
+        pictures = [picture for request in requests for picture in request.pictures]
+        videos = [video for request in requests for video in request.videos]
+        texts = [request.text for request in requests]
+        inputs = self.processor(
+            text=texts, images=pictures or None, videos=videos or None, return_tensors="pt", padding=True
+        ).to(self.target.device)
+        more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Left(requests)])}
+        first = requests[0]
+        if first.pieces is not None:
+            more["streamer"] = _Streamer(self.processor.tokenizer, first.pieces)
+        with torch.random.fork_rng():
+            torch.manual_seed(first.seed)
+            tokens = self.target.generate(**inputs, **first.sampling, **more)
+        if all(request.left.is_set() for request in requests):
+            raise Left
+        length = inputs["input_ids"].shape[1]
+        prompts = inputs["attention_mask"].sum(1).tolist()
+        return [self._answer(*row) for row in zip(requests, tokens[:, length:], prompts, strict=True)]
+
+    def _answer(self, request: Chat, tokens: torch.Tensor, prompt: int) -> dict[str, Any]:
+        text = self.processor.batch_decode(tokens[None], skip_special_tokens=True)[0].strip()
+        ended = self._ends(tokens)
+        count = len(tokens) if ended is None else ended + 1
+        message = {"role": "assistant", "content": text}
+        reason = "length" if ended is None else "stop"
+        return {
+            **self._heading(request, "chat.completion"),
+            "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count},
+        }
+
+    def _ends(self, tokens: torch.Tensor) -> int | None:
+        """Where the text ends; None if it was cut off."""
+        ends = self.target.generation_config.eos_token_id
+        at = torch.isin(tokens.cpu(), torch.tensor(ends if ends is not None else [-1])).nonzero()
+        return int(at[0]) if len(at) else None
+
+    def piece(self, request: Chat, text: str | None) -> dict[str, Any]:
+        delta = {} if text is None else {"role": "assistant", "content": text}
+        choice = {"index": 0, "delta": delta, "finish_reason": "stop" if text is None else None}
+        return {**self._heading(request, "chat.completion.chunk"), "choices": [choice]}
+
+    def _heading(self, request: Chat, kind: str) -> dict[str, Any]:
+        return {"id": request.number, "object": kind, "created": request.created, "model": self.name}
+
+
+class _Left(StoppingCriteria):  # type: ignore[misc]
+    """Ends a text that nobody waits for."""
+
+    def __init__(self, requests: list[Chat]) -> None:
+        self.requests = requests
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        gone = all(request.left.is_set() for request in self.requests)
+        return torch.full((len(input_ids),), gone, dtype=torch.bool, device=input_ids.device)
+
+
+class _Streamer(TextStreamer):  # type: ignore[misc]
+    """Hands on whole words as they are written."""
+
+    def __init__(self, tokenizer: Any, pieces: queue.SimpleQueue[str]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.pieces = pieces
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            self.pieces.put(text)
+
+
+def _conversation(messages: Any, frames: int) -> tuple[list[dict[str, Any]], list[Any], list[Any]]:
+    """The messages for a chat template, with their pictures and videos."""
+    if not isinstance(messages, list) or not 0 < len(messages) <= MESSAGES:
+        raise SettingError(f"messages is missing: give 1 to {MESSAGES} of them, such as [{{'role': 'user', ...}}]")
+    found: list[dict[str, Any]] = []
+    pictures: list[Image.Image] = []
+    videos: list[list[Image.Image]] = []
+    for message in messages:
+        role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else ("", "")
+        if role not in ROLES:
+            raise SettingError(f"a message has the role {shown(role)}: give one of {', '.join(ROLES)}")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, list) or not parts:
+            raise SettingError("a message has no content: give a text, or a list of parts")
+        found.append({"role": role, "content": [_part(part, pictures, videos, frames) for part in parts]})
+        if len(pictures) + len(videos) > FILES:
+            raise SettingError(f"there are more than {FILES} pictures and videos: send fewer")
+    if sum(len(part.get("text", "")) for message in found for part in message["content"]) > CHARACTERS:
+        raise SettingError(f"the messages have more than {CHARACTERS} characters: shorten them")
+    return found, pictures, videos
+
+
+def _part(part: Any, pictures: list[Image.Image], videos: list[list[Image.Image]], frames: int) -> dict[str, str]:
+    """A part of a message for a chat template."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind == "image_url":
+        pictures.append(_picture(_file(part, "image")[0]))
+        return {"type": "image"}
+    if kind == "video_url":
+        videos.append(_frames(*_file(part, "video"), frames))
+        return {"type": "video"}
+    raise SettingError(f"a message has a part of the type {shown(kind)}: give text, image_url or video_url")
+
+
+def _file(part: dict[str, Any], kind: str) -> tuple[bytes, str]:
+    """The file that stands in a data URL, and its format; nothing is ever fetched from another place."""
+    given = part.get(f"{kind}_url")
+    url = given.get("url") if isinstance(given, dict) else given
+    match = DATA.match(url) if isinstance(url, str) else None
+    if match is None or match[1].lower() != kind:
+        raise SettingError(f"{kind}_url must hold the file itself: data:{kind}/...;base64,... (nothing is fetched)")
+    try:
+        return base64.b64decode(url[match.end() :], validate=True), match[2].lower()
+    except binascii.Error as error:
+        raise SettingError(f"{kind}_url is no base64: {error}") from error
+
+
+def _picture(data: bytes) -> Image.Image:
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            if picture.width * picture.height > PIXELS:
+                raise SettingError(f"a picture has {picture.width}x{picture.height} pixels: {PIXELS} are enough")
+            return picture.convert("RGB")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise SettingError(f"a picture cannot be read: {error}") from error
+
+
+def _frames(data: bytes, kind: str, frames: int) -> list[Image.Image]:
+    """Frames of a video file, `frames` of them or all it has."""
+    with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
+        path = Path(folder) / f"video.{kind}"  # animated pictures are told by it
+        path.write_bytes(data)
+        try:
+            there = read_video(path, frames=1, progress=False).total_frames
+            return read_video(path, frames=min(frames, there), progress=False).images()
+        except VideoFileError as error:
+            raise VideoFileError(str(error).replace(str(path), "the video")) from None
+
+
+ENDPOINT = ChatEndpoint
