@@ -214,7 +214,7 @@ def _file(part: dict[str, Any], kind: str) -> tuple[bytes, str]:
     given = part.get(f"{kind}_url")
     url = given.get("url") if isinstance(given, dict) else given
     match = DATA.match(url) if isinstance(url, str) else None
-    if match is None or match[1].lower() != kind:
+    if match is None or match[1].lower() != kind or not isinstance(url, str):
         raise SettingError(f"{kind}_url must hold the file itself: data:{kind}/...;base64,... (nothing is fetched)")
     try:
         return base64.b64decode(url[match.end() :], validate=True), match[2].lower()
