@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .families.adapter import Word
     from .families.nemotron import NemotronStream
     from .families.weights import load
-    from .fast_emit import lattice_loss, transducer_loss
     from .policies.align_att import AlignAtt
     from .policies.append_only import AppendOnly
     from .policies.local_agreement import LocalAgreement
@@ -95,7 +94,6 @@ __all__ = [
     "emission_latency",
     "emissions_of",
     "growing_blocks",
-    "lattice_loss",
     "load",
     "partial_recognition_latency",
     "read_audio",
@@ -106,7 +104,6 @@ __all__ = [
     "to_vtt",
     "transcribe",
     "transcribe_samples",
-    "transducer_loss",
     "word_delays",
     "write_subtitles",
 ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmaccel.errors import SettingError, UnknownNameError
-from mmaccel.speech.fast_emit import lattice_loss, transducer_loss
+from mmaccel.demos.training.fast_emit import lattice_loss, transducer_loss
 
 
 def by_enumeration(logits, targets, blank=0):
