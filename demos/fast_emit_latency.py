@@ -15,8 +15,8 @@ import time
 import torch
 from torch import nn
 
-from mmaccel.speech.families.adapter import Word
 from mmaccel.demos.training.fast_emit import lattice_loss, transducer_loss
+from mmaccel.speech.families.adapter import Word
 from mmaccel.speech.stream.emission_latency import Emission, EmissionLatency, Utterance, emission_latency
 
 FRAME = 0.04  # seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,12 @@ from mmaccel.files.output import replacing
 from mmaccel.method import is_count, is_number
 
 from ..families.adapter import Word
+from .balanced import balanced
 from .events import Final
 from .units import units
+
+SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
+LONGEST_PAUSE = 1.0  # seconds between words of one subtitle
 
 
 @dataclass(frozen=True)
@@ -68,23 +71,44 @@ class SubtitleLayout:
                 raise SettingError(f"SubtitleLayout({name}={getattr(self, name)!r}): {name} must be {text}")
 
     def wrap(self, text: str) -> list[str]:
-        """Lines of about the same length."""
-        count = min(len(self._fill(text, self.width)), self.lines)
-        narrow = range(max(1, math.ceil(len(text) / max(count, 1))), self.width)
-        fitting = (self._fill(text, width) for width in narrow)
-        return next((lines for lines in fitting if len(lines) <= count), self._fill(text, self.width))
+        """As few lines as hold a text, of about the same length, the last of more than one word if that is possible."""
+        parts = self._parts(text)
+
+        def line(start: int, end: int) -> str:
+            return "".join(parts[start:end]).strip()
+
+        spans = balanced(
+            len(parts), lambda start, end: len(line(start, end)) <= self.width, lambda *span: len(line(*span))
+        )
+        return [line(*span) for span in spans]
 
     def fits(self, text: str) -> bool:
         """Whether a text is no more than one subtitle."""
-        return len(self._fill(text, self.width)) <= self.lines
+        needed = filled = 0
+        for part in self._parts(text):
+            if needed and filled + len(part) <= self.width:
+                filled += len(part)
+            else:
+                needed, filled = needed + 1, len(part.strip())
+        return needed <= self.lines
 
-    @staticmethod
-    def _fill(text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
+    def _parts(self, text: str) -> list[str]:
+        """What lines are made of: words with the space before, characters of scripts without spaces, and words that
+        are longer than a line in pieces."""
+        found = []
+        for unit in units(" ".join(text.split())):
+            word = unit.strip()
+            first = unit[: len(unit) - len(word) + self.width]
+            rest = word[self.width :]
+            found += [first, *(rest[at : at + self.width] for at in range(0, len(rest), self.width))]
+        return found
 
 
 def cues(segments: Iterable[Final], layout: SubtitleLayout | None = None) -> list[Cue]:
     """Cut finals into subtitles: at the ends of sentences, at pauses, and where they would be too long.
+
+    What is too long for one is cut into as few as can be, of about the same length; none holds only the last word of a
+    sentence if that is possible.
 
     Examples
     --------
@@ -125,21 +149,33 @@ def _join(words: Sequence[Word]) -> str:
 
 
 def _groups(words: Sequence[Word], layout: SubtitleLayout) -> list[list[Word]]:
-    groups: list[list[Word]] = []
+    """The words of each subtitle."""
+    return [group for passage in _passages(words, layout) for group in _balanced_groups(passage, layout)]
+
+
+def _passages(words: Sequence[Word], layout: SubtitleLayout) -> list[list[Word]]:
+    """Sentences, and what pauses part; sentences shorter than half a line stay with the next."""
+    passages: list[list[Word]] = []
+    text = ""
     for word in words:
-        if not groups or _parts(groups[-1], word, layout):
-            groups.append([])
-        groups[-1].append(word)
-    return groups
+        sentence = text.endswith(SENTENCE_ENDS) and len(text) >= layout.width / 2
+        if not passages or sentence or word.start - passages[-1][-1].end > LONGEST_PAUSE:
+            passages.append([])
+            text = ""
+        passages[-1].append(word)
+        text = (text + word.text).strip()
+    return passages
 
 
-def _parts(group: list[Word], word: Word, layout: SubtitleLayout) -> bool:
-    """Whether a word begins a new subtitle."""
-    text = _join(group)
-    sentence = text.endswith((".", "?", "!", "\u3002", "\uff1f", "\uff01")) and len(text) >= layout.width / 2
-    pause = word.start - group[-1].end > 1.0
-    long = word.end - group[0].start > layout.longest
-    return sentence or pause or long or not layout.fits(_join([*group, word]))
+def _balanced_groups(words: list[Word], layout: SubtitleLayout) -> list[list[Word]]:
+    """As few parts of a passage as fit into subtitles, of about the same length."""
+
+    def fits(start: int, end: int) -> bool:
+        in_time = words[end - 1].end - words[start].start <= layout.longest
+        return in_time and layout.fits(_join(words[start:end]))
+
+    spans = balanced(len(words), fits, lambda start, end: len(_join(words[start:end])))
+    return [words[start:end] for start, end in spans]
 
 
 def to_srt(shown: Iterable[Cue]) -> str:

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from mmaccel.errors import SettingError, UnknownNameError
 from mmaccel.demos.training.fast_emit import lattice_loss, transducer_loss
+from mmaccel.errors import SettingError, UnknownNameError
 
 
 def by_enumeration(logits, targets, blank=0):
