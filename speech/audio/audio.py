@@ -14,9 +14,9 @@ import torch
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
 
 from .audio_file import AudioFile
+from .wav_header import RATES
 
 SAMPLE_RATE = 16_000
-RATES = (1_000, 768_000)  # samples a second that anything records at
 MOST_CHANNELS = 8  # an array whose two sides are both no larger could be either way round
 LOUDEST = 16.0  # floats beyond this are numbers of another scale, not loud samples
 # Where each kind of integer has its zero, and what it is divided by.
@@ -191,7 +191,7 @@ def read_audio(path: str | PathLike[str], *, skip_damaged: bool = False) -> torc
     Raises
     ------
     AudioError
-        If the file is missing, a folder, empty, without sound, damaged or cut off.
+        If the file is missing, a folder, empty, without sound, damaged or cut off, or a WAV file has a wrong header.
     MissingExtraError
         If PyAV is not installed.
 

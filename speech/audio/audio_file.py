@@ -10,7 +10,9 @@ import numpy as np
 
 from mmaccel.errors import AudioError, MissingExtraError
 
-UNKNOWN_SIZE = 0x7FFFF000  # from here on a WAV header says that its writer did not know
+# in full, since the demo's decoder runs this file by itself
+from mmaccel.speech.audio.wav_header import check_wav, read_wav_header
+
 SLACK = 0.25  # seconds by which a container's duration may be off
 
 
@@ -36,6 +38,7 @@ class AudioFile:
         self.seconds = 0.0
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:
+        check_wav(self.file)
         try:
             container = self.av.open(str(self.file), options=self.options)
         except (self.av.FFmpegError, ValueError) as error:
@@ -72,10 +75,13 @@ class AudioFile:
         known = [float(stream.duration * stream.time_base)] if stream.duration else []
         known += [container.duration / self.av.time_base] if container.duration and len(container.streams) == 1 else []
         short = self.seconds < 0.98 * max(known, default=0.0) - SLACK
-        if not self.skip_damaged and (short or _missing_bytes(self.file)):
+        header = read_wav_header(self.file)  # FFmpeg takes no notice of what a WAV file lacks
+        missing = 0 if header is None else header.missing
+        if not self.skip_damaged and (short or missing):
+            told = f"its header says that {missing} more bytes follow; " if missing else ""
             raise AudioError(
-                f"{self.file} is cut off after {self.seconds:.2f} s: copy it again, or read what is there with"
-                " skip_damaged=True"
+                f"{self.file} is cut off after {self.seconds:.2f} s: {told}copy it again, or read what is there"
+                f" with skip_damaged=True, or repair it: ffmpeg -i {self.file.name} -ar 16000 good.wav"
             )
 
 
@@ -86,13 +92,3 @@ def _mixed(av: Any, frame: Any) -> np.ndarray:
     values = np.concatenate([part.to_ndarray().reshape(-1, len(frame.layout.channels)) for part in converted])
     mixed: np.ndarray = values.mean(1, dtype=np.float32)
     return mixed
-
-
-def _missing_bytes(file: Path) -> int:
-    """Bytes that a WAV file lacks compared with its header, which FFmpeg ignores."""
-    with file.open("rb") as stream:
-        header = stream.read(12)
-    if header[:4] != b"RIFF" or header[8:] != b"WAVE":
-        return 0
-    announced = int.from_bytes(header[4:8], "little") + 8
-    return max(0, announced - file.stat().st_size) if announced < UNKNOWN_SIZE else 0
