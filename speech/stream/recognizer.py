@@ -20,6 +20,7 @@ from mmaccel.session import Session
 from ..audio.endpoint import RATE, EndpointPolicy, find_endpoint
 from ..audio.growing_audio import GrowingAudio, Incremental
 from ..decoding.cross_cache import CrossCache
+from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis, decode
 from ..families.adapter import Encoded, SpeechAdapter, Word
@@ -143,13 +144,15 @@ class StreamingRecognizer:
         """Encode and decode samples `[n]` at the adapter's rate.
 
         `draft` is verified, and changes nothing but the work; `audio` knows what was made of their beginning. What is
-        in a loop is heard again with all that the encoder can be given, if it had less.
+        in a loop, because it does not end or because it compresses more than 2.4 times, is heard again with all that
+        the encoder can be given, if it had less.
         """
         with self.lock:
             refuse_merged(self.adapter.target)
             encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
             hypothesis = self._decode(encoded, prompt, draft, None if audio is None else audio.cache)
-            whole = None if hypothesis.ended else self.adapter.encode_in_full(samples)
+            looping = not hypothesis.ended or repeats(self.adapter.text(hypothesis.tokens))
+            whole = self.adapter.encode_in_full(samples) if looping else None
             if whole is None:
                 return encoded, hypothesis
             again = self._decode(whole, prompt, (), None)

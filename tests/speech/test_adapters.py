@@ -13,7 +13,9 @@ from mmaccel import accelerate
 from mmaccel.errors import AudioError, MissingExtraError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.speech import examples
 from mmaccel.speech.audio.audio import read_audio
+from mmaccel.speech.decoding import loops
 from mmaccel.speech.decoding.merge_audio_tokens import MergeAudioTokens
+from mmaccel.speech.decoding.redecode import Hypothesis
 from mmaccel.speech.families import encoder_decoder, weights, whisper
 from mmaccel.speech.families.adapter import Encoded, Word
 from mmaccel.speech.families.moonshine import MoonshineAdapter
@@ -298,6 +300,30 @@ def test_what_is_in_a_loop_is_heard_again_in_full(monkeypatch):
     recognizer.adapter.context_frames, ends = None, False
     recognizer.hear(sound, prompt)
     assert [positions for positions, _ in decoded] == [250], "there is no more to be given"
+
+
+def test_what_repeats_itself_is_heard_again_in_full_also_where_it_ends(monkeypatch):
+    monkeypatch.setattr(whisper, "SHORTEST_FRAMES", 100)
+    model, _ = examples.whisper()
+    recognizer = StreamingRecognizer(WhisperAdapter(model, context_frames=100), examples.whisper_processor())
+    said = {100: tuple([5, 6] * 20), 250: (5, 6, 7)}
+    monkeypatch.setattr(
+        recognizer, "_decode", lambda encoded, *_: Hypothesis(said[encoded.hidden_states.shape[1]], 1, True)
+    )
+    sound, prompt = examples.sound(1, 16_000)[0], recognizer.adapter.prompt()
+    encoded, hypothesis = recognizer.hear(sound, prompt)
+    assert hypothesis.tokens == (5, 6, 7) and hypothesis.forwards == 2 and encoded.hidden_states.shape[1] == 250
+    said[100] = tuple(range(5, 20))
+    assert recognizer.hear(sound, prompt)[1].tokens == said[100]
+    moonshine = StreamingRecognizer(examples.moonshine()[0], examples.moonshine_processor())
+    monkeypatch.setattr(moonshine, "_decode", lambda *_: Hypothesis(tuple([5, 6] * 20), 1, True))
+    assert moonshine.hear(sound, moonshine.adapter.prompt())[1].forwards == 1, "it has no fuller encoding"
+
+
+def test_compression_ratios():
+    assert loops.compression_ratio("") == 0.0
+    assert loops.compression_ratio("w" * 1_000) > 50 and loops.repeats("Try again. " * 20)
+    assert not any(map(loops.repeats, (BECKETT, TWO_CITIES, "no, no, no, no", "\u4f60\u597d" * 5)))
 
 
 @pytest.mark.parametrize("frames", (-1, 2.5, True, "200"))
