@@ -10,6 +10,8 @@ from transformers import (
     CLIPVisionConfig,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     LlavaNextVideoConfig,
     LlavaNextVideoForConditionalGeneration,
     LlavaOnevisionConfig,
@@ -71,6 +73,7 @@ def examples() -> list[Example]:
         "qwen3_vl": qwen3_vl,
         "internvl": internvl,
         "smolvlm": smolvlm,
+        "llava": llava,
     }
     common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
     return [Example(name, build, **common) for name, build in builders.items()]
@@ -228,6 +231,18 @@ def smolvlm(seed: int = 0) -> tuple[Any, Any]:
         **sizes,
     )
     return sharp(lambda: SmolVLMForConditionalGeneration(config), seed), _tiles(side, flat=False)
+
+
+def llava(seed: int = 0) -> tuple[Any, Any]:
+    """A `LlavaForConditionalGeneration`, whose frames are pictures, and the arguments of a greedy call."""
+    side = 32
+    config = LlavaConfig(
+        text_config=Qwen2Config(**TEXT),
+        vision_config=CLIPVisionConfig(image_size=side, patch_size=8, projection_dim=32, **VISION),
+        image_token_index=IMAGE,
+        image_seq_length=16,
+    )
+    return sharp(lambda: LlavaForConditionalGeneration(config), seed), _tiles(side, flat=True)
 
 
 def _tiles(side: int, flat: bool) -> Any:

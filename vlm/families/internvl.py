@@ -1,4 +1,4 @@
-"""InternVL, SmolVLM and Idefics3: pictures in tiles; the frames of a video are pictures in a row."""
+"""InternVL, SmolVLM, LLaVA and their like: pictures in tiles; the frames of a video are pictures in a row."""
 
 from __future__ import annotations
 
@@ -92,3 +92,37 @@ class SmolVLMAdapter(TilesAdapter):
         found = output.pooler_output
         flat = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
         return flat.unflatten(0, (-1, self.side**2))
+
+
+@register_adapter
+class LlavaAdapter(TilesAdapter):
+    """`LlavaForConditionalGeneration`, and others of which every picture or tile takes the same number of tokens."""
+
+    family = "llava"
+    classes = (
+        "LlavaForConditionalGeneration",
+        "AyaVisionForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration",
+        "DeepseekVLForConditionalGeneration",
+    )
+
+    @property
+    def skip(self) -> int:  # type: ignore[override]
+        """Tokens of the tower before the patches: a class token."""
+        embeddings = getattr(getattr(self.tower, "vision_model", self.tower), "embeddings", None)
+        return int(hasattr(embeddings, "class_embedding"))
+
+    @property
+    def tower(self) -> Any:
+        return getattr(self.model, "vision_tower", None) or self.model.vision_model
+
+    @property
+    def side(self) -> int:
+        config = self.target.config
+        vision = config.vision_config
+        return int(vision.image_size // vision.patch_size // getattr(config, "downsample_factor", 1))
+
+    def tiles(self, output: Any) -> torch.Tensor:
+        found = output.pooler_output
+        flat = torch.cat(list(found)) if isinstance(found, list | tuple) else found
+        return flat.reshape(-1, self.side**2, flat.shape[-1])

@@ -94,7 +94,7 @@ class Qwen3VLAdapter(QwenAdapter):
     """`Qwen3VLForConditionalGeneration`, whose first decoder layers receive additional features."""
 
     family = "qwen3_vl"
-    classes = ("Qwen3VLForConditionalGeneration",)
+    classes = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)

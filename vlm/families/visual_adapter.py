@@ -184,13 +184,15 @@ class VisualAdapter(DecoderAdapter):
         chosen, cache = self._cuts(method), kwargs.get("past_key_values")
         if not chosen:
             return None
+        sliding = "sliding_attention" in (getattr(self.text_config, "layer_types", None) or ())
         reasons = {
-            "use_cache=False": setting(self.target, kwargs, "use_cache") is False,
-            "a cache_implementation": setting(self.target, kwargs, "cache_implementation") is not None,
-            "a cache of fixed length": getattr(cache, "is_compileable", False),
+            "some of its layers have a sliding window": sliding,
+            "use_cache=False was given": setting(self.target, kwargs, "use_cache") is False,
+            "a cache_implementation was given": setting(self.target, kwargs, "cache_implementation") is not None,
+            "a cache of fixed length was given": getattr(cache, "is_compileable", False),
         }
         for reason in (reason for reason, is_so in reasons.items() if is_so):
-            run.warn(f"nothing was dropped inside the language model: {reason} was given")
+            run.warn(f"nothing was dropped inside the language model: {reason}")
             return None
         return Cuts(method.name, chosen, prompt, run)
 
