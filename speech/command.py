@@ -57,6 +57,10 @@ class SpeechCommand(Command):
         parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses")
         parser.add_argument("--silence", type=positive, default=0.5, help="seconds of silence that end a segment")
         parser.add_argument("--longest", type=positive, default=15.0, help="seconds after which a segment is cut")
+        parser.add_argument("--language", help="language of a multilingual Whisper, such as de (default: English)")
+        task = "translate writes English (multilingual Whisper; default transcribe)"
+        parser.add_argument("--task", choices=["transcribe", "translate"], default="transcribe", help=task)
+        parser.add_argument("--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper)")
         packed = "keep a second copy of the weights in oneDNN's layout: faster on a CPU in float32"
         parser.add_argument("--packed", action="store_true", help=packed)
 
@@ -174,6 +178,7 @@ def _recognizer(arguments: argparse.Namespace) -> StreamingRecognizer:
     policy = getattr(speech, POLICIES[arguments.policy])()
     began = time.perf_counter()
     model, processor = opened(arguments)
-    found = StreamingRecognizer(model, processor, policy=policy, endpoint=endpoint, packed=arguments.packed)
+    told = {name: getattr(arguments, name) for name in ("packed", "language", "task", "prompt")}
+    found = StreamingRecognizer(model, processor, policy=policy, endpoint=endpoint, **told)
     print(f"loaded {arguments.model} in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     return found

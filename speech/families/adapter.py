@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.adapter import Adapter
+from mmaccel.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,22 @@ class SpeechAdapter(Adapter):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.processor: Any = None
+
+    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
+        """Set the language, the task and the words that may occur, for models that can be told.
+
+        Raises
+        ------
+        SettingError
+            If this model cannot be told one of them.
+        """
+        given = {"language": language, "task": "" if task == "transcribe" else task, "prompt": prompt.strip()}
+        for name, value in given.items():
+            if value:
+                raise SettingError(
+                    f"{name}={value!r}: {type(self.target).__name__} takes none; a multilingual Whisper does, such as"
+                    " openai/whisper-tiny"
+                )
 
     @abstractmethod
     def encode(self, samples: torch.Tensor) -> Encoded:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmaccel.adapter import register_adapter
-from mmaccel.errors import SettingError, unknown_name
+from mmaccel.errors import SettingError, shown, unknown_name
 from mmaccel.method import is_count
 
 from .adapter import Encoded
@@ -18,6 +19,7 @@ from .encoder_decoder import EncoderDecoderAdapter
 
 CONTEXT_FRAMES = 200  # 2 s of silence behind the speech; with half of it texts break off or loop
 SHORTEST_FRAMES = 800  # 8 s; with 4 s single phrases of a second, such as "No matter.", are said again and again
+TASKS = ("transcribe", "translate")
 FRAME_SAMPLES = 160  # of the log-mel spectrogram, 10 ms
 
 
@@ -38,6 +40,8 @@ class WhisperAdapter(EncoderDecoderAdapter):
         is exact.
     language
         Language for multilingual models, such as ``"de"``; default ``"en"``. :meth:`detect_language` detects it.
+    task, hint
+        What multilingual models do with it, and words that may occur; :meth:`instruct` sets them.
     """
 
     family = "whisper"
@@ -51,7 +55,25 @@ class WhisperAdapter(EncoderDecoderAdapter):
                 f"WhisperAdapter(context_frames={context_frames!r}): pass frames of 10 ms, such as 200, or None"
             )
         self.context_frames = context_frames
-        self.language = language
+        self.language, self.task, self.hint = language, "transcribe", ""
+
+    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
+        settings = self.target.generation_config
+        if task not in TASKS:
+            raise unknown_name("task", task, TASKS)
+        if prompt.strip() and getattr(settings, "prev_sot_token_id", None) is None:
+            raise SettingError(f"prompt={shown(prompt)}: this Whisper's generation_config has no prev_sot_token_id")
+        code = TO_LANGUAGE_CODE.get((language or "").lower(), (language or "").lower())
+        if not getattr(settings, "is_multilingual", False):
+            if code not in ("", "en") or task != "transcribe":
+                raise SettingError(
+                    f"language={language!r}, task={task!r}: this Whisper knows English only, take a multilingual one"
+                    " such as openai/whisper-tiny"
+                )
+        elif code:
+            self._language_token(code)
+            self.language = code
+        self.task, self.hint = task, prompt.strip()
 
     @property
     def frame_samples(self) -> int:
@@ -86,19 +108,23 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return [*self._before(context), *marks, *([] if silent is None else [silent])]
 
     def _before(self, context: str) -> list[int]:
-        """At most half of what the decoder has positions for, the end of the text before."""
+        """At most half of what the decoder has positions for: the hint, and the end of the text before."""
         mark = getattr(self.target.generation_config, "prev_sot_token_id", None)
-        if not context.strip() or mark is None:
+        if mark is None or not (self.hint or context.strip()):
             return []
-        ids = self._processor().tokenizer(" " + context.strip(), add_special_tokens=False).input_ids
         room = self.target.config.max_target_positions // 2 - 1
-        return [mark, *ids[-room:]]
+        hint = self._ids(self.hint)[:room]
+        rest = self._ids(context.strip())
+        return [mark, *hint, *rest[max(0, len(rest) - (room - len(hint))) :]]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._processor().tokenizer(f" {text}", add_special_tokens=False).input_ids) if text else []
 
     def _language_and_task(self) -> list[int]:
         settings = self.target.generation_config
         if not getattr(settings, "is_multilingual", False):
             return []
-        return [self._language_token(self.language), settings.task_to_id["transcribe"]]
+        return [self._language_token(self.language), settings.task_to_id[self.task]]
 
     def _language_token(self, language: str) -> int:
         known = self.target.generation_config.lang_to_id

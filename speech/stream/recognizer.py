@@ -56,6 +56,10 @@ class StreamingRecognizer:
         Whether to keep a second copy of the matrix weights in oneDNN's layout; default False. On a CPU in
         float32 a stream of Moonshine tiny takes a quarter less time with it on an AMD EPYC, for 100 MB more. Scores
         are equal up to rounding, and so are the tokens where no two are as likely as each other.
+    language, task, prompt
+        For a multilingual Whisper: a language such as ``"de"`` or ``"german"`` (default None: what the adapter has,
+        English at first), ``"transcribe"`` (default) or ``"translate"`` (into English), and names or rare words that
+        may occur, which the decoder reads before the text.
     timer
         The clock for computing time; default `time.perf_counter`. `time.process_time` gives CPU seconds.
 
@@ -64,7 +68,10 @@ class StreamingRecognizer:
     UnsupportedTargetError
         If mmaccel has no adapter for the model, or it does not suit the policy.
     SettingError
-        If a setting is out of range, or segments would be longer than what the model takes.
+        If a setting is out of range, segments would be longer than what the model takes, or it has no other languages,
+        tasks or prompts.
+    UnknownNameError
+        If there is no such language or task.
 
     Examples
     --------
@@ -84,9 +91,13 @@ class StreamingRecognizer:
         endpoint: str | EndpointPolicy = "auto",
         context: int = 200,
         packed: bool = False,
+        language: str | None = None,
+        task: str = "transcribe",
+        prompt: str = "",
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.adapter = _adapter_of(_packed(model) if packed else model, processor)
+        self.adapter.instruct(language, task, prompt)
         self.policy = LocalAgreement(2) if policy is None else policy
         self.endpoint = find_endpoint(endpoint)
         self.context, self.timer = context, timer

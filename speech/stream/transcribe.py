@@ -58,6 +58,9 @@ def transcribe(
     endpoint: str | EndpointPolicy = "auto",
     context: int = 200,
     progress: bool | None = None,
+    language: str | None = None,
+    task: str = "transcribe",
+    prompt: str = "",
 ) -> Transcript:
     """Transcribe an audio or video file.
 
@@ -73,7 +76,7 @@ def transcribe(
         `processor`, or a recogniser.
     processor
         Of the model, where the model is one.
-    endpoint, context
+    endpoint, context, language, task, prompt
         As of :class:`~mmaccel.speech.StreamingRecognizer`; a recogniser has its own.
     progress
         Whether to draw a bar on standard error; by default for more than a minute of audio. Where that is no terminal,
@@ -89,7 +92,8 @@ def transcribe(
     >>> print(speech.transcribe("talk.wav").text)  # doctest: +SKIP
     """
     samples = read_audio(path)  # fails before seconds of loading
-    return transcribe_samples(samples, as_recognizer(model, processor, endpoint, context), progress)
+    told = {"language": language, "task": task, "prompt": prompt}
+    return transcribe_samples(samples, as_recognizer(model, processor, endpoint, context, **told), progress)
 
 
 def transcribe_samples(samples: Any, recognizer: StreamingRecognizer, progress: bool | None = None) -> Transcript:
@@ -110,13 +114,15 @@ def transcript(events: list[Event], stats: StreamStats) -> Transcript:
     return Transcript(" ".join(segment.text for segment in segments if segment.text), words, segments, stats)
 
 
-def as_recognizer(model: Any, processor: Any, endpoint: str | EndpointPolicy, context: int) -> StreamingRecognizer:
+def as_recognizer(
+    model: Any, processor: Any, endpoint: str | EndpointPolicy, context: int, **told: Any
+) -> StreamingRecognizer:
     """A recogniser of a name, a model with its processor, or as it is."""
     if isinstance(model, StreamingRecognizer):
         return model
     if isinstance(model, str | Path):
         model, processor = load(str(model))
-    return StreamingRecognizer(model, processor, endpoint=endpoint, context=context)
+    return StreamingRecognizer(model, processor, endpoint=endpoint, context=context, **told)
 
 
 def pieces(samples: torch.Tensor, progress: bool | None) -> Iterator[torch.Tensor]:

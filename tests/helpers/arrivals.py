@@ -149,8 +149,8 @@ def _speech(seen, monkeypatch):
     stream = SimpleNamespace(push=lambda _: [], finish=list, stats="stats")
 
     class Recognizer:
-        def __init__(self, model, processor, policy, endpoint, packed):
-            seen.note(policy=policy, endpoint=type(endpoint).__name__, packed=packed)
+        def __init__(self, model, processor, policy, endpoint, **told):
+            seen.note(policy=policy, endpoint=type(endpoint).__name__, **told)
             seen.note(silence=endpoint.silence, longest=endpoint.longest)
 
         def stream(self, rate, update_interval, channels):

@@ -169,6 +169,9 @@ CASES = {
         "--silence": (["--silence", "0.8"], {"silence": 0.8}),
         "--longest": (["--longest", "9"], {"longest": 9.0}),
         "--packed": (["--packed"], {"packed": True}),
+        "--language": (["--language", "de"], {"language": "de"}),
+        "--task": (["--task", "translate"], {"task": "translate"}),
+        "--prompt": (["--prompt", "Molloy"], {"prompt": "Molloy"}),
         **model("other"),
     },
     "compare image": {

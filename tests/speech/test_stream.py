@@ -656,11 +656,13 @@ def test_what_transcribe_is_told_reaches_the_recogniser(monkeypatch):
     module = "mmaccel.speech.stream.transcribe"
     monkeypatch.setattr(f"{module}.read_audio", lambda path: f"sound of {path}")
     monkeypatch.setattr(f"{module}.transcribe_samples", lambda *args: seen.append(args))
-    monkeypatch.setattr(f"{module}.as_recognizer", lambda *args: seen.append(args) or "asr")
+    monkeypatch.setattr(f"{module}.as_recognizer", lambda *args, **told: seen.append((*args, told)) or "asr")
     transcribe("talk.wav")
-    transcribe("talk.wav", "whisper", "letters", "energy", 7, True)
-    assert seen[0] == ("moonshine-tiny", None, "auto", 200) and seen[1] == ("sound of talk.wav", "asr", None)
-    assert seen[2] == ("whisper", "letters", "energy", 7) and seen[3] == ("sound of talk.wav", "asr", True)
+    transcribe("talk.wav", "whisper", "letters", "energy", 7, True, "de", "translate", "Molloy")
+    usual = {"language": None, "task": "transcribe", "prompt": ""}
+    assert seen[0] == ("moonshine-tiny", None, "auto", 200, usual) and seen[1] == ("sound of talk.wav", "asr", None)
+    other = {"language": "de", "task": "translate", "prompt": "Molloy"}
+    assert seen[2] == ("whisper", "letters", "energy", 7, other) and seen[3] == ("sound of talk.wav", "asr", True)
 
 
 def test_a_name_is_loaded_with_its_own_processor(monkeypatch):

@@ -1,0 +1,109 @@
+"""Language, task and prompt: what a multilingual Whisper is told, and who cannot be told."""
+
+import pytest
+import torch
+from tokenizers import pre_tokenizers
+
+from mmaccel import speech
+from mmaccel.errors import SettingError, UnknownNameError
+from mmaccel.speech import examples
+from mmaccel.speech.decoding.redecode import decode
+from mmaccel.speech.families.moonshine import MoonshineAdapter
+from mmaccel.speech.families.whisper import WhisperAdapter
+
+MARKS = {
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 50, "<|de|>": 51},
+    "task_to_id": {"transcribe": 52, "translate": 53},
+    "no_timestamps_token_id": 60,
+    "prev_sot_token_id": 55,
+}
+
+
+@pytest.fixture
+def multilingual():
+    model, _ = examples.whisper()
+    for name, value in MARKS.items():
+        setattr(model.generation_config, name, value)
+    adapter = WhisperAdapter(model, context_frames=None)
+    adapter.processor = examples.whisper_processor()
+    adapter.processor.tokenizer._tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return adapter
+
+
+def test_what_it_is_told_stands_before_the_text(multilingual):
+    assert multilingual.prompt() == [1, 50, 52, 60]
+    multilingual.instruct("German", "translate", "w3 w5 ")
+    hint = multilingual.processor.tokenizer(" w3 w5", add_special_tokens=False).input_ids
+    assert len(hint) == 2 and multilingual.prompt() == [55, *hint, 1, 51, 53, 60]
+    last = multilingual.processor.tokenizer(" w7", add_special_tokens=False).input_ids
+    assert multilingual.prompt("w7") == [55, *hint, *last, 1, 51, 53, 60]
+    long = multilingual.prompt("w9 " * 200 + "w7")
+    assert long[:3] == [55, *hint] and long[-5:] == [*last, 1, 51, 53, 60] and len(long) == 96 // 2 + 4
+
+
+@pytest.mark.parametrize("told", (("de", "transcribe", ""), ("en", "translate", ""), ("de", "translate", "w3 w5")))
+def test_the_tokens_are_those_of_the_model(multilingual, told):
+    language, task, prompt = told
+    multilingual.instruct(*told)
+    samples = examples.sound()[0]
+    found = decode(multilingual, multilingual.encode(samples), multilingual.prompt()).tokens
+    more = {}
+    if prompt:
+        ids = multilingual.processor.tokenizer(f" {prompt}", add_special_tokens=False).input_ids
+        more["prompt_ids"] = torch.tensor([55, *ids])
+    extractor = multilingual.processor.feature_extractor
+    features = extractor(samples.numpy(), sampling_rate=16_000, return_tensors="pt").input_features
+    wanted = multilingual.target.generate(
+        features, language=language, task=task, max_new_tokens=len(found), do_sample=False, **more
+    )
+    assert len(found) > 4 and wanted[0].tolist()[-len(found) :] == list(found)
+
+
+def test_other_languages_are_other_texts(multilingual):
+    encoded, found = multilingual.encode(examples.sound()[0]), set()
+    for told in (("en", "transcribe"), ("de", "transcribe"), ("de", "translate"), ("de", "translate", "w3 w5")):
+        multilingual.instruct(*told)
+        found.add(tuple(decode(multilingual, encoded, multilingual.prompt()).tokens))
+    assert len(found) > 1
+
+
+def test_a_recogniser_hands_it_on(multilingual):
+    found = speech.StreamingRecognizer(
+        multilingual, endpoint=speech.EnergyEndpoint(longest=4.0), language="de", task="translate", prompt="w3"
+    )
+    assert (found.adapter.language, found.adapter.task, found.adapter.hint) == ("de", "translate", "w3")
+
+
+@pytest.mark.parametrize(
+    ("told", "error", "message"),
+    (
+        ({"language": "dee"}, UnknownNameError, "unknown language 'dee': did you mean 'de'"),
+        ({"task": "sing"}, UnknownNameError, "unknown task 'sing'"),
+    ),
+)
+def test_what_a_multilingual_model_lacks(multilingual, told, error, message):
+    with pytest.raises(error, match=message):
+        multilingual.instruct(**told)
+    assert multilingual.prompt() == [1, 50, 52, 60], "nothing was changed"
+
+
+@pytest.mark.parametrize("told", ({"language": "de"}, {"task": "translate"}))
+def test_an_english_whisper_says_what_it_is(told):
+    adapter = WhisperAdapter(examples.whisper()[0])
+    adapter.instruct("english")
+    with pytest.raises(SettingError, match="knows English only, take a multilingual one"):
+        adapter.instruct(**told)
+
+
+def test_a_whisper_without_the_mark_takes_no_prompt():
+    with pytest.raises(SettingError, match="has no prev_sot_token_id"):
+        WhisperAdapter(examples.whisper()[0]).instruct(prompt="Molloy")
+
+
+@pytest.mark.parametrize("told", ({"language": "en"}, {"task": "translate"}, {"prompt": "Molloy"}))
+def test_other_models_say_which_do(told):
+    adapter = MoonshineAdapter(examples.moonshine()[0])
+    adapter.instruct()
+    with pytest.raises(SettingError, match="MoonshineForConditionalGeneration takes none; a multilingual Whisper does"):
+        adapter.instruct(**told)
