@@ -25,6 +25,7 @@ import yaml
 from mmaccel import zoo
 from mmaccel.cli import main as cli
 from mmaccel.cli.model_arguments import chosen_methods
+from mmaccel.demos.comfyui.__main__ import install
 from mmaccel.registry import get_method
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +127,8 @@ def run_words(words):
         _pipe(words[words.index("|") + 1 :])
     elif words[0] == "mmaccel":
         _mmaccel(words[1:])
+    elif words[:3] == ["python", "-m", "mmaccel.demos.comfyui"]:
+        _comfyui()
     elif words[0] == "make":
         _make(words[1])
     elif words[:2] == ["pip", "install"]:
@@ -151,7 +154,10 @@ def _mmaccel(words):
     if HUB_ID.search(shlex.join(words)):
         return
     if words[0] == "demo":
-        _demo()
+        _server(words[:1], "mmaccel")
+        return
+    if words[0] == "serve":
+        _server(words[:2], "tiny-janus")
         return
     printed, threads = io.StringIO(), torch.get_num_threads()
     with contextlib.redirect_stdout(printed), mock.patch.object(zoo, "load", _load):
@@ -183,17 +189,24 @@ def _pipe(words):
     assert made.returncode == 0 and made.stdout.strip(), made.stderr.decode()
 
 
-def _demo():
-    """The demo starts, answers, and ends when it is told to."""
+def _comfyui():
+    """The nodes are installed into a folder that stands for a ComfyUI."""
+    Path("ComfyUI", "custom_nodes").mkdir(parents=True, exist_ok=True)
+    assert list(install(Path("ComfyUI")).glob("*.py"))
+
+
+def _server(words, said):
+    """The demo or a server starts, answers, and ends when it is told to."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    call = [sys.executable, "-P", "-m", "mmaccel", "demo", "--port", str(port)]
+    call = [sys.executable, "-P", "-m", "mmaccel", *words, "--port", str(port)]
     with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as server:
         try:
             line = next(line for line in server.stdout if "http" in line)
-            with urllib.request.urlopen(re.search(r"http://\S+", line)[0]) as page:
-                assert "mmaccel" in page.read().decode()
+            address = re.search(r"http://[\w.:]+", line)[0]
+            with urllib.request.urlopen(f"{address}/health" if words[0] == "serve" else address) as page:
+                assert said in page.read().decode()
         finally:
             server.terminate()
 
