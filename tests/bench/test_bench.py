@@ -278,7 +278,7 @@ def test_every_committed_page_of_hours_is_that_of_its_rows(page, request):
 
 
 def test_every_page_is_compared():
-    compared = {*bench_commands.benchmarks(), "index", "speech_hour", "video_stream"}
+    compared = {*bench_commands.benchmarks(), "index", "serve_load", "speech_hour", "video_stream"}
     assert {path.stem for path in FOLDER.rglob("*.md")} == compared
 
 

@@ -147,7 +147,7 @@ def test_the_adapter_of_the_nearest_class_is_taken(monkeypatch):
     assert adapter.find_adapter(Base()).family == "base"
     adapter.adapters().clear()
     assert adapter.adapters()[-1] is OfSpecial, "what was read is a copy"
-    with pytest.raises(UnsupportedTargetError, match="no adapter for int; supported are Base, .*, Special, "):
+    with pytest.raises(UnsupportedTargetError, match="no adapter for int; supported are .*Base, .*, Special, "):
         adapter.find_adapter(1)
 
 
