@@ -41,10 +41,10 @@ def one_round() -> torch.Tensor:
     return torch.cat(parts)
 
 
-def resident_bytes() -> int:
-    """Memory of this process (Linux), 0 elsewhere."""
+def resident_bytes(process: int | str = "self") -> int:
+    """Memory of a process, by default this one (Linux), 0 elsewhere."""
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path(f"/proc/{process}/status").read_text()
     except OSError:
         return 0
     return 1024 * int(status.split("VmRSS:")[1].split()[0])

@@ -37,6 +37,7 @@ from tqdm import tqdm
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.demos.hour_of_speech import resident_bytes
 from mmaccel.image.generation import ImageSettings, load
 
 MODEL, TURN, CROWD = "tiny-janus", 30, 40  # seconds at one server, and clients that ask at once at the end
@@ -83,14 +84,6 @@ def serving(label: str, *words: str) -> Iterator[Served]:
     finally:
         started.terminate()
         started.wait()
-
-
-def resident_bytes(process: int) -> int:
-    """Memory of a process (Linux), 0 elsewhere."""
-    try:
-        return 1024 * int(Path(f"/proc/{process}/status").read_text().split("VmRSS:")[1].split()[0])
-    except OSError:
-        return 0
 
 
 def ask(address: str, prompt: str, seed: int | None) -> httpx.Response:

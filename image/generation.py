@@ -76,8 +76,17 @@ class Painter(ABC):
     def pictures(self, tokens: Any, inputs: dict[str, Any]) -> list[Image.Image]:
         """Decode what `generate` returned."""
 
-    def generate(self, target: Any, prompts: list[str], settings: ImageSettings, label: str | None = None) -> Any:
+    def generate(
+        self,
+        target: Any,
+        prompts: list[str],
+        settings: ImageSettings,
+        label: str | None = None,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> Any:
         """Run a session or the plain model from the same seed; a progress bar where a label is given.
+
+        `progress` is called by a session in place of the bar.
 
         A session gets a generator of its own. The plain model can only sample from the global state, which
         is put back afterwards.
@@ -86,15 +95,22 @@ class Painter(ABC):
         if isinstance(target, Session):
             inputs["generator"] = torch.Generator(target.device).manual_seed(settings.seed)
             with progress_bar(label) as bar:
-                return target.generate(**inputs, progress=bar)
+                return target.generate(**inputs, progress=progress or bar)
         with torch.random.fork_rng(), counted(target, label):
             torch.manual_seed(settings.seed)
             return target.generate(**inputs)
 
-    def paint(self, target: Any, prompts: list[str], settings: ImageSettings, label: str | None = None) -> Painted:
+    def paint(
+        self,
+        target: Any,
+        prompts: list[str],
+        settings: ImageSettings,
+        label: str | None = None,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> Painted:
         """Generate and decode, with the time of each."""
         began = time.perf_counter()
-        tokens = self.generate(target, prompts, settings, label)
+        tokens = self.generate(target, prompts, settings, label, progress)
         generated = time.perf_counter()
         with torch.no_grad():
             pictures = self.pictures(tokens, self.inputs(prompts, settings))

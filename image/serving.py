@@ -7,14 +7,12 @@ import io
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from PIL import Image
 
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
-from mmaccel.session import Session
 
 from .generation import ImageSettings, Painter, check_prompts
 
@@ -62,20 +60,13 @@ class ImageEndpoint(Endpoint[Drawing]):
         first = requests[0]
         seed = secrets.randbelow(2**31) if first.seed is None else first.seed
         prompts = [request.prompt for request in requests]
-        settings = ImageSettings(**{**vars(first.settings), "seed": seed})
+        settings = replace(first.settings, seed=seed)
 
         def check(*_: Any) -> None:
             if all(request.left.is_set() for request in requests):
                 raise Left
 
-        inputs = self.opened.inputs(prompts, settings)
-        if isinstance(self.target, Session):
-            generator = torch.Generator(self.target.device).manual_seed(seed)
-            tokens = self.target.generate(**inputs, generator=generator, progress=check)
-        else:
-            tokens = self.opened.generate(self.target, prompts, settings)
-        with torch.no_grad():
-            pictures = self.opened.pictures(tokens, inputs)
+        pictures = self.opened.paint(self.target, prompts, settings, progress=check).pictures
         count = settings.count
         return [_answer(pictures[i * count : (i + 1) * count]) for i in range(len(requests))]
 

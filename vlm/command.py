@@ -88,12 +88,11 @@ def _add_answer(parser: Any) -> None:
 
 def frames_of(arguments: argparse.Namespace) -> Any:
     """As many frames of a video file as requested, or all if it has fewer."""
-    from .input.read_video import read_video
+    from .input.read_video import read_at_most, read_video
 
     if getattr(arguments, "fps", None) is not None:
         return read_video(arguments.video, fps=arguments.fps).frames
-    there = read_video(arguments.video, frames=1).total_frames
-    return read_video(arguments.video, frames=min(arguments.frames, there)).frames
+    return read_at_most(arguments.video, arguments.frames).frames
 
 
 def _example() -> tuple[Any, str]:

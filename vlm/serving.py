@@ -24,7 +24,7 @@ from mmaccel.cli.arguments import FRAMES, TOKENS
 from mmaccel.errors import PromptError, SettingError, VideoFileError, shown
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
-from .input.read_video import read_video
+from .input.read_video import read_at_most
 
 ROLES = ("system", "user", "assistant")
 MESSAGES, CHARACTERS, FILES = 200, 200_000, 64  # of a request
@@ -238,8 +238,7 @@ def _frames(data: bytes, kind: str, frames: int) -> list[Image.Image]:
         path = Path(folder) / f"video.{kind}"  # animated pictures are told by it
         path.write_bytes(data)
         try:
-            there = read_video(path, frames=1, progress=False).total_frames
-            return read_video(path, frames=min(frames, there), progress=False).images()
+            return read_at_most(path, frames, progress=False).images()
         except VideoFileError as error:
             raise VideoFileError(str(error).replace(str(path), "the video")) from None
 

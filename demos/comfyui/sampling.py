@@ -50,26 +50,24 @@ def reason_to_pass(function: Any, options: dict[str, Any], steps: int, budget: f
 class _Reached(Exception):
     """The sampler called the model with a velocity that is not known yet."""
 
-    def __init__(self, sample: torch.Tensor, level: torch.Tensor) -> None:
+    def __init__(self, sample: torch.Tensor) -> None:
         super().__init__()
-        self.sample, self.level = sample, level
+        self.sample = sample
 
 
 class _KnownVelocities:
-    """Stands where the model is: answers by known velocities, then by `beyond`."""
+    """Stands where the model is: answers by known velocities, and ends the sampler behind the last."""
 
-    def __init__(self, model: Any, velocities: Sequence[torch.Tensor], beyond: Callable[..., torch.Tensor]) -> None:
-        self.model, self.velocities, self.beyond = model, velocities, beyond
-        self.calls = 0
+    def __init__(self, model: Any, velocities: Sequence[torch.Tensor]) -> None:
+        self.model, self.velocities = model, iter(velocities)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def __call__(self, x: torch.Tensor, sigma: torch.Tensor, **options: Any) -> torch.Tensor:
-        self.calls += 1
-        if self.calls > len(self.velocities):
-            return self.beyond(x, sigma, **options)
-        velocity = self.velocities[self.calls - 1]
+        velocity = next(self.velocities, None)
+        if velocity is None:
+            raise _Reached(x)
         return x - _wide(sigma, x) * velocity
 
 
@@ -163,11 +161,7 @@ class _Run:
 
     def _again(self) -> torch.Tensor:
         """Where the sampler calls the model next, or ends, if it goes by the velocities so far."""
-
-        def stop(x: torch.Tensor, sigma: torch.Tensor, **_: Any) -> torch.Tensor:
-            raise _Reached(x, sigma)
-
-        known = _KnownVelocities(self.model, self.velocities, stop)
+        known = _KnownVelocities(self.model, self.velocities)
         try:
             return self.function(
                 known, self.noise, self.sigmas, extra_args=self.extra_args, callback=None, disable=True, **self.options

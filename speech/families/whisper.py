@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import SettingError, shown, unknown_name
@@ -63,7 +62,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
             raise unknown_name("task", task, TASKS)
         if prompt.strip() and getattr(settings, "prev_sot_token_id", None) is None:
             raise SettingError(f"prompt={shown(prompt)}: this Whisper's generation_config has no prev_sot_token_id")
-        code = TO_LANGUAGE_CODE.get((language or "").lower(), (language or "").lower())
+        code = _language_code(language) if language else ""
         if not getattr(settings, "is_multilingual", False):
             if code not in ("", "en") or task != "transcribe":
                 raise SettingError(
@@ -169,6 +168,13 @@ class WhisperAdapter(EncoderDecoderAdapter):
         for layer, head in chosen:
             heads.setdefault(layer, []).append(head)
         return heads
+
+
+def _language_code(language: str) -> str:
+    """``"de"`` for ``"german"``; what is no name of a language stays."""
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # brings the tokenizers along
+
+    return str(TO_LANGUAGE_CODE.get(language.lower(), language.lower()))
 
 
 def shortened(encoder: Any, positions: int) -> Any:

@@ -55,9 +55,10 @@ class TilesAdapter(VisualAdapter):
         return round(self.target.config.image_seq_length**0.5)
 
     def tiles(self, output: Any) -> torch.Tensor:
-        """Features of the tiles, `[T, N, D]`."""
-        features: torch.Tensor = output.pooler_output
-        return features
+        """Features of the tiles, `[T, N, D]`; some models give those of each picture apart."""
+        found = output.pooler_output
+        flat = torch.cat(list(found)) if isinstance(found, list | tuple) else found
+        return flat.reshape(-1, self.side**2, flat.shape[-1])
 
     def _patches(self, probe: Probe | None) -> int:
         return 0 if probe is None else round((probe.received[0].shape[-1] - self.skip) ** 0.5)
@@ -88,11 +89,6 @@ class SmolVLMAdapter(TilesAdapter):
         vision = self.target.config.vision_config
         return int(vision.image_size // vision.patch_size // self.target.config.scale_factor)
 
-    def tiles(self, output: Any) -> torch.Tensor:
-        found = output.pooler_output
-        flat = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
-        return flat.unflatten(0, (-1, self.side**2))
-
 
 @register_adapter
 class LlavaAdapter(TilesAdapter):
@@ -121,8 +117,3 @@ class LlavaAdapter(TilesAdapter):
         config = self.target.config
         vision = config.vision_config
         return int(vision.image_size // vision.patch_size // getattr(config, "downsample_factor", 1))
-
-    def tiles(self, output: Any) -> torch.Tensor:
-        found = output.pooler_output
-        flat = torch.cat(list(found)) if isinstance(found, list | tuple) else found
-        return flat.reshape(-1, self.side**2, flat.shape[-1])

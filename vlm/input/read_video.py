@@ -159,6 +159,12 @@ def read_video(
         reader.close()
 
 
+def read_at_most(path: str | PathLike[str], frames: int, **options: Any) -> VideoFrames:
+    """So many frames of a video file, or all if it has fewer; `options` as of :func:`read_video`."""
+    there = read_video(path, frames=1, **options).total_frames
+    return read_video(path, frames=min(frames, there), **options)
+
+
 def take(
     reader: Reader, chosen: np.ndarray, max_side: int | None, file: Path, backend: str, progress: bool | None
 ) -> VideoFrames:
