@@ -88,7 +88,7 @@ def questions(
 def _endless(folder: Path, seed: int, brief: bool = False, frames: int | None = None) -> Iterator[VideoQuestion]:
     from mmaccel.demos.training import brief_events, moving_questions, moving_world
 
-    sprites = _sprites(folder)
+    sprites = sprites_of(folder)
     for number in itertools.count():
         of_clip, of_choice = [seed, number, 1], np.random.default_rng([seed, number, 2])
         if brief:
@@ -101,7 +101,7 @@ def _endless(folder: Path, seed: int, brief: bool = False, frames: int | None = 
             yield VideoQuestion(clip.frames, asked.text, asked.answer, asked.kind)
 
 
-def _sprites(folder: Path) -> Callable[[str, int], np.ndarray]:
+def sprites_of(folder: Path) -> Callable[[str, int], np.ndarray]:
     """The things' pictures as they are shipped, so that no font is needed."""
     names = json.loads((folder / "training.json").read_text(encoding="utf-8"))["names"]
     with Image.open(folder / "sprites.png") as sheet:
