@@ -22,7 +22,9 @@ def exact(folder: Path, count: int, seed: int) -> dict[str, float]:
     sprites = sprites_of(zoo.path(START))
     right = {"blocks": 0, "words": 0}
     for first in range(0, count, BATCH):
-        listings = [listed_world.draw_listing([seed, i], True, sprites) for i in range(first, min(first + BATCH, count))]
+        listings = [
+            listed_world.draw_listing([seed, i], True, sprites) for i in range(first, min(first + BATCH, count))
+        ]
         videos = [listing.picture[None] for listing in listings]
         inputs = processor(videos=videos, text=[listed_world.QUESTION] * len(videos))
         length = inputs["input_ids"].shape[1]

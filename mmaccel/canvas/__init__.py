@@ -1,0 +1,44 @@
+"""Masked and block-diffusion decoders: text that is filled in, block by block, in place of written word by word.
+
+Works on diffusers' `LLaDA2Pipeline` with any model of its contract (LLaDA2, or a transformers decoder wrapped in
+:class:`BlockCausalModel`): rules that commit more tokens a step, a verifier that commits only what the pipeline
+would have, and a cache for what stands before the block.
+
+Example
+-------
+>>> import mmaccel
+>>> from mmaccel import canvas
+>>> with mmaccel.accelerate(pipe, canvas.FreeDave(), canvas.PrefixCache()) as fast:  # doctest: +SKIP
+...     text = fast("Where does the sun rise?", gen_length=128).texts[0]
+"""
+
+from typing import TYPE_CHECKING
+
+from mmaccel.lazy import on_demand
+
+if TYPE_CHECKING:
+    from .block_causal import BlockCausalModel
+    from .free_dave import FreeDave
+    from .pipeline import BlockDiffusionPipeline
+    from .prefix_cache import PrefixCache
+    from .rules.credit_decoding import CreditDecoding
+    from .rules.doubling import Doubling
+    from .rules.entropy_bound import EntropyBound
+    from .rules.factor_commit import FactorCommit
+    from .rules.local_leap import LocalLeap
+    from .rules.prophet import Prophet
+else:
+    __getattr__, __dir__ = on_demand(__name__, __file__)
+
+__all__ = [
+    "BlockCausalModel",
+    "BlockDiffusionPipeline",
+    "CreditDecoding",
+    "Doubling",
+    "EntropyBound",
+    "FactorCommit",
+    "FreeDave",
+    "LocalLeap",
+    "PrefixCache",
+    "Prophet",
+]

@@ -1,0 +1,103 @@
+"""Who fills the canvases of the benchmark: the plain pipeline, fewer steps, its threshold, rules, and the verifier."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.method import Method
+from mmaccel.plan import plan
+from mmaccel.registry import get_method
+from mmaccel.session import accelerate
+
+from ..free_dave import FreeDave
+from ..prefix_cache import PrefixCache
+from ..rules.credit_decoding import CreditDecoding
+from ..rules.doubling import Doubling
+from ..rules.entropy_bound import EntropyBound
+from ..rules.factor_commit import FactorCommit
+from ..rules.local_leap import LocalLeap
+from ..rules.prophet import Prophet
+
+STEPS = (16, 8, 4)  # of a block of 32, in place of one for each token
+THRESHOLDS = (0.95, 0.9, 0.7)  # the last is the pipeline's default
+WORDS = "word by word"
+DRAFTS = "vlm.FusedDraft"  # the alternative for the same weights, written word by word
+METHODS: tuple[Method, ...] = (
+    FreeDave(drafts=2),
+    FreeDave(),
+    FreeDave(drafts=8),
+    FactorCommit(0.25),
+    FactorCommit(),
+    FactorCommit(1.0),
+    FactorCommit(2.0),
+    EntropyBound(0.03),
+    EntropyBound(),
+    EntropyBound(0.3),
+    EntropyBound(1.0),
+    LocalLeap(),
+    LocalLeap(anchor=0.8, near=0.6),
+    CreditDecoding(),
+    CreditDecoding(decay=0.8, power=0.2),
+    Doubling(),
+    Prophet(),
+)
+
+
+def cases(pipe: Any, full: bool) -> list[Entry]:
+    """All entries, each alone and with the cache."""
+    methods = METHODS if full else (FreeDave(), FactorCommit())
+    thresholds, steps = (THRESHOLDS, STEPS) if full else (THRESHOLDS[-1:], STEPS[-1:])
+    entries = [Entry(PLAIN, PLAIN), _cached(pipe, "one token a step", "method")]
+    for fewer in steps:
+        entries.append(Entry("fewer steps", "simple", fewer=fewer))
+        entries.append(_cached(pipe, "fewer steps", "method", fewer=fewer))
+    for threshold in thresholds:
+        call = functools.partial(_calling, threshold=threshold)
+        columns = {"threshold": threshold}
+        entries.append(Entry("own threshold", "rival", setup=call, columns=columns))
+        entries.append(_cached(pipe, "own threshold", "method", setup=call, threshold=threshold))
+    for method in methods:
+        entries.append(Entry.of(pipe, method))
+        both = plan(pipe, method, PrefixCache())
+        entries.append(Entry(str(method), "method", both, columns={"cache": True}))
+    words = [Entry(WORDS, "rival", setup=_word_by_word)]
+    words.append(Entry(f"{WORDS}, drafted", "rival", setup=functools.partial(_word_by_word, name=DRAFTS)))
+    return [*entries, *words]
+
+
+def _cached(
+    pipe: Any, label: str, kind: str, fewer: int | None = None, setup: Callable[..., Any] | None = None, **more: Any
+) -> Entry:
+    """An entry with the cache alone."""
+    columns = {"cache": True, **more}
+    if setup is None:
+        return Entry(label, kind, plan(pipe, PrefixCache()), fewer, columns=columns)
+    return Entry(label, kind, None, setup=functools.partial(_calling, cache=True, **more), columns=columns)
+
+
+@contextmanager
+def _calling(pipe: Any, threshold: float, cache: bool = False) -> Iterator[Callable[..., Any]]:
+    """The pipeline with a threshold of its own."""
+    with accelerate(pipe, PrefixCache()) if cache else nullcontext(pipe) as target:
+        yield lambda **call: target(**{**call, "threshold": threshold})
+
+
+@contextmanager
+def _word_by_word(pipe: Any, name: str = "") -> Iterator[Callable[..., Any]]:
+    """The same weights by the model's own `generate`, one word after the other; drafted by a method if it is named."""
+    model = pipe.model.model
+    with accelerate(model, get_method(name)()) if name else nullcontext(model) as target:
+
+        def write(gen_length: int, num_inference_steps: int, threshold: float, **inputs: torch.Tensor) -> Any:
+            tokens = target.generate(**inputs, max_new_tokens=gen_length, do_sample=False)
+            own = tokens[:, inputs["input_ids"].shape[1] :]
+            return SimpleNamespace(texts=pipe.tokenizer.batch_decode(own, skip_special_tokens=True))
+
+        yield write

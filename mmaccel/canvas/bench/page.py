@@ -1,0 +1,124 @@
+"""The page of `mmaccel bench canvas`: a table, and a picture of what was committed when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmaccel.bench.pages import markdown
+from mmaccel.comparison.results import called
+
+Row = dict[str, Any]
+
+TITLE = "Masked and block-diffusion decoders"
+INTRO = """
+Measured by `mmaccel bench canvas --full` on the shipped `tiny-canvas` (a real `LlavaOnevisionForConditionalGeneration`
+that fills blocks of 32 tokens, in diffusers' own `LLaDA2Pipeline`, float32), which lists what a picture shows: 38 to
+100 words, and a list is right if every word is. All entries alternate in one process on pictures that the model never
+saw; speed-ups are medians of the ratios picture by picture, *worst* is the least of them. The raw rows are in
+[{json}]({json}).
+
+*plain* commits one token a step. *fewer steps* is what anyone can do, *own threshold* what the pipeline offers itself
+(0.7 is its default), and *word by word* the same weights by their own `generate` with its usual cache, plainly and with
+drafts.
+
+![what was committed when, and right lists against time]({png})
+
+Above: each column is a token of one list, and its height the pass that committed it. Below: right lists against time.
+"""
+LIMITS = """
+- **FreeDave** is exact: its lists are those of the plain run, and it can jump only as far as one pass foresees the
+  next ones. Its passes are over several canvases, which on a processor cost more than one; only with `PrefixCache`,
+  where a canvas is a block and not the whole text, does that pay fully.
+- **PrefixCache** is exact here, since the text before a block does not see it. It saves more the longer prompt and
+  text are, and nothing of the first pass.
+- **Rules** ({best}) commit more the surer a model is: a model that is sure where it is wrong would lose more than
+  this one. A rule at a looser setting trades right lists for passes; `Doubling` does not ask the model at all.
+- **{words}**: the same weights need one pass over one token for each word. That is little work a pass, so the canvas
+  has to save many passes to win{margin}.
+"""
+HEADINGS = ("method", "exact", "right", "equal to plain", "passes", "seconds", "speed-up", "worst")
+
+
+def name(row: Row) -> str:
+    """A row as one would type it, with the cache."""
+    return called(row).removeprefix("canvas.") + (" + PrefixCache()" if row["cache"] else "")
+
+
+def series(row: Row) -> str:
+    """The line that a row lies on in a picture."""
+    return row["method"].removeprefix("canvas.") + (" + PrefixCache" if row["cache"] else "")
+
+
+def groups(found: list[Row]) -> dict[str, list[Row]]:
+    """One table."""
+    return {"": [row for row in found if row["method"] != "plain"]}
+
+
+def facts(found: list[Row]) -> dict[str, str]:
+    """The fastest rule that keeps 99 % of the plain run's lists, and the canvas against word by word."""
+    least = 0.99 * found[0]["baseline_quality"]
+    rules = [r for r in found if r["kind"] == "method" and not r["exact"] and r["quality"] >= least]
+    words = [r for r in found if r["method"].startswith("word by word")]
+    if not rules or not words:
+        return {"best": "none kept 99 % of the lists", "margin": "", "words": "Word by word"}
+    best, word = (max(each, key=lambda r: float(r["speedup"])) for each in (rules, words))
+    told = f"`{name(best)}` is {best['speedup']:.2f}x as fast as the plain run at {best['quality']:.0%} right"
+    ratio = word["wall_seconds"] / best["wall_seconds"]
+    margin = f": {name(word)} takes {ratio:.2f} times as long as the best rule, at {word['quality']:.0%} right"
+    return {"best": told, "margin": margin, "words": "Word by word"}
+
+
+def tables(found: list[Row]) -> dict[str, str]:
+    """All rows, without the cache and with it."""
+    return {
+        "Each alone": _table([row for row in found if not row["cache"]]),
+        "With PrefixCache": _table([row for row in found if row["cache"]]),
+    }
+
+
+def _table(found: list[Row]) -> str:
+    return markdown(HEADINGS, map(_line, found))
+
+
+def _line(row: Row) -> list[str]:
+    return [
+        name(row),
+        "yes" if row["exact"] else "no",
+        f"{row['quality']:.1%}",
+        f"{row['equal']:.1%}",
+        "" if row["passes"] is None else f"{row['passes']:.1f}",
+        f"{row['wall_seconds']:.3f}",
+        f"{row['speedup']:.2f}x",
+        f"{row['speedup_worst']:.2f}x",
+    ]
+
+
+def plot(found: list[Row], path: Path) -> None:
+    """Which pass committed each token, of the rows that tell it; right lists against time, of all."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    traced = [row for row in found if "committed" in row]
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(2, 3))
+    for number, row in enumerate(traced):
+        places = [(place, step) for place, step in enumerate(row["committed"]) if step >= 0]
+        above.plot(*zip(*places, strict=True), "s", markersize=4, color=f"C{number}", label=name(row))
+    above.set_xlabel("token of the canvas")
+    above.set_ylabel("step that committed it")
+    above.legend(fontsize=8, loc="upper left")
+    above.grid(alpha=0.3)
+    colors = colormaps["tab20"]
+    rest = [row for row in found if row["method"] != "plain"]
+    for number, label in enumerate(dict.fromkeys(series(row) for row in rest)):
+        line = sorted((row for row in rest if series(row) == label), key=lambda row: row["speedup"])
+        x, y = [row["speedup"] for row in line], [100 * row["quality"] for row in line]
+        style = "--" if line[0]["kind"] != "method" else "-"
+        below.plot(x, y, style, marker="o" if line[0]["cache"] else "x", color=colors(number % 20), label=label)
+    below.axhline(100 * found[0]["baseline_quality"], color="0.6", linewidth=1)
+    below.set_xlabel("speed-up against one token a step without a cache, wall time")
+    below.set_ylabel("lists without a mistake (%)")
+    below.legend(fontsize=7, ncols=2, loc="lower left")
+    below.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,155 @@
+"""BlockCausalModel: a transformers decoder that fills blocks, as a pipeline calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..errors import SettingError, UnsupportedTargetError
+
+FEATURES = {  # what a picture or video is given as: the call that makes features of it, and their placeholder
+    "pixel_values": ("get_image_features", "image_token_id"),
+    "pixel_values_videos": ("get_video_features", "video_token_id"),
+}
+
+
+class BlockCausalModel(torch.nn.Module):
+    """A decoder, vision or not, that was trained to fill blocks and to read causally what stands before them.
+
+    What diffusers' `LLaDA2Pipeline` calls: `model(ids, attention_mask=..., position_ids=...)` gives logits of all
+    tokens, of which the last `block_length` are the block. Each token of it sees the whole block and all before it;
+    tokens before it see what stands before themselves (Fast-dVLM and SDAR train such models).
+
+    Parameters
+    ----------
+    model
+        A transformers model with logits, such as a `LlavaOnevisionForConditionalGeneration`. Its positions must be
+        those of the text: multimodal rotary positions are refused.
+    block_length
+        Tokens of a block. Default: `block_length` of its configuration.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the model has several positions for a token.
+    SettingError
+        If no length of a block is known.
+
+    Examples
+    --------
+    >>> model = canvas.BlockCausalModel(decoder, block_length=32)  # doctest: +SKIP
+    >>> logits = model(ids, attention_mask=mask, position_ids=positions).logits  # doctest: +SKIP
+    """
+
+    reads_causally = True  # so that a cache of what stands before a block is exact
+
+    def __init__(self, model: Any, block_length: int | None = None) -> None:
+        super().__init__()
+        length = block_length or getattr(model.config, "block_length", None)
+        if not length:
+            raise SettingError(
+                f"BlockCausalModel({type(model).__name__}): its configuration names no block_length; give the one it"
+                " was trained with, such as block_length=32"
+            )
+        rotary = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+        if "mrope_section" in rotary:
+            raise UnsupportedTargetError(
+                f"{type(model).__name__} has three positions for each token, where a canvas has one"
+            )
+        self.model, self.block_length = model, int(length)
+        self._shown: torch.Tensor | None = None  # [B, P, D], features at the placeholders of the prompt
+        self._placed: torch.Tensor | None = None  # [B, P], where those are
+
+    @property
+    def config(self) -> Any:
+        """The decoder's configuration."""
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @contextmanager
+    def seeing(self, input_ids: torch.Tensor, **visual: torch.Tensor) -> Iterator[None]:
+        """Within this block prompts show pictures or videos; they are encoded once.
+
+        Parameters
+        ----------
+        input_ids : int64 `[B, P]`
+            The prompts, with a placeholder for each visual token.
+        visual
+            `pixel_values` or `pixel_values_videos`, and what its encoder takes beside it.
+
+        Raises
+        ------
+        SettingError
+            If placeholders and visual tokens are not equally many.
+        """
+        kind = next((kind for kind in FEATURES if kind in visual), None)
+        if kind is None:
+            yield
+            return
+        call, placeholder = FEATURES[kind]
+        encoded = getattr(self.model, call)(visual.pop(kind), **visual).pooler_output
+        features = torch.cat([row.flatten(0, -2) for row in encoded]).to(self.device)
+        placed = input_ids == getattr(self.config, placeholder)
+        if int(placed.sum()) != len(features):
+            raise SettingError(
+                f"{int(placed.sum())} placeholders for {len(features)} visual tokens: let the processor write them"
+            )
+        shown = features.new_zeros(*input_ids.shape, features.shape[-1])
+        self._shown, self._placed = shown.masked_scatter(placed[..., None], features), placed
+        try:
+            yield
+        finally:
+            self._shown = self._placed = None
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, position_ids: Any = None
+    ) -> SimpleNamespace:
+        """Logits `[B, N, V]` of tokens `[B, N]`, whose last `block_length` are the block.
+
+        `attention_mask` `[B, N]` is 0 for padding on the left; `position_ids` `[B, N]` are the columns of the canvas.
+        """
+        count, length = input_ids.shape
+        if position_ids is None:
+            position_ids = torch.arange(length, device=input_ids.device).expand(count, -1)
+        logits = self.model(
+            inputs_embeds=self._embedded(input_ids, position_ids),
+            attention_mask=self._mask(length, attention_mask, input_ids.device),
+            position_ids=position_ids,
+            use_cache=False,
+        ).logits
+        return SimpleNamespace(logits=logits)
+
+    def _embedded(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.model.get_input_embeddings()(ids)
+        if self._shown is None or self._placed is None:
+            return embedded
+        columns = positions[0][positions[0] < self._shown.shape[1]]
+        copies = len(ids) // len(self._shown)  # of each prompt, where several canvases are computed at once
+        shown = self._shown[:, columns].repeat_interleave(copies, 0)
+        placed = self._placed[:, columns].repeat_interleave(copies, 0)[..., None]
+        head = torch.where(placed, shown.to(embedded.dtype), embedded[:, : len(columns)])
+        return torch.cat([head, embedded[:, len(columns) :]], 1)
+
+    def _mask(self, length: int, padding: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+        """Which token `[., 1, N, N]` each token sees: itself and what stands before it, the block all of itself."""
+        seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        seen[-self.block_length :, -self.block_length :] = True
+        if padding is None:
+            return seen[None, None]
+        itself = torch.eye(length, dtype=torch.bool, device=device)  # also in padding: no row is empty
+        return (seen & padding[:, None, None, :].bool()) | itself

@@ -1,0 +1,76 @@
+"""The command line of canvases: list what a picture shows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..cli.arguments import TOKENS, whole
+from ..cli.command import Command, Prepared, check_example
+from ..cli.model_arguments import add_methods, chosen_methods, opened
+from ..cli.run import told
+
+QUESTION = "list all things"
+
+
+class CanvasCommand(Command):
+    help = "list what a picture shows, in blocks"
+    measured = "listing what a picture shows"
+    examples = (
+        "mmaccel run canvas --example --compare",
+        "mmaccel run canvas picture.png --method 'FactorCommit(factor=1)' --method PrefixCache",
+    )
+    preset = "canvas.FreeDave"
+    floor = "the share of equal texts"
+
+    def add_run(self, parser: Any) -> None:
+        self.add_call(parser)
+        add_methods(parser, self.preset)
+        parser.add_argument("--compare", action="store_true", help="also run plainly, and measure the speed-up")
+
+    def run(self, arguments: argparse.Namespace) -> None:
+        """List what a picture shows."""
+        from ..session import accelerate
+
+        chosen, preset = chosen_methods(arguments)
+        pipe, inputs = self.prepare(arguments)
+        with accelerate(pipe, *chosen, preset=preset) as session:
+            if arguments.compare:
+                with session.baseline() as plain:
+                    print(f"plain: {plain(**inputs).texts[0]}")
+            print(f"{'fast:  ' if arguments.compare else ''}{session(**inputs).texts[0]}")
+            print(told(session.report), flush=True)
+
+    def add_call(self, parser: Any) -> None:
+        parser.add_argument("picture", type=Path, nargs="?", help="picture file, such as .png")
+        parser.add_argument("question", nargs="?", default=QUESTION, help=f"default: {QUESTION}")
+        parser.add_argument("--example", action="store_true", help="use a shipped picture of emoji instead of a file")
+        parser.add_argument(
+            "--gen-length",
+            type=whole(1, TOKENS),
+            default=128,
+            metavar="TOKENS",
+            help="tokens of the canvas (default 128)",
+        )
+        parser.add_argument(
+            "--threshold",
+            type=float,
+            default=2.0,
+            help="chance above which the pipeline itself commits a token (default 2: one token a step)",
+        )
+
+    def prepare(self, arguments: argparse.Namespace) -> Prepared:
+        check_example(arguments, [arguments.picture], "picture.png")
+        from PIL import Image
+
+        from .. import zoo
+        from .generation import inputs_of, read_picture
+
+        if arguments.example:
+            picture = Image.fromarray(zoo.questions("tiny-canvas", 1)[0].frames[0])
+        else:
+            picture = read_picture(arguments.picture)
+        pipe, processor = opened(arguments)
+        inputs = inputs_of(processor, picture, arguments.question)
+        return pipe, {**inputs, "gen_length": arguments.gen_length, "threshold": arguments.threshold}

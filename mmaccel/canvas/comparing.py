@@ -1,0 +1,70 @@
+"""How `compare` runs, judges and shows a canvas; its simple alternative is fewer steps a block."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from ..adapter import Adapter
+from ..comparison.difference import alike
+from ..comparison.trial import BaseTrial, Metric, Shown, seeded
+
+AGREED = Metric("agreed", "same texts", "share of texts that equal those of the plain pipeline, word for word", ".0%")
+LIKE = Metric(
+    "like", "same words", "words that a text shares with the plain one in order, times two, over those of both", ".0%"
+)
+
+
+class CanvasTrial(BaseTrial):
+    """A call of the pipeline with its own arguments."""
+
+    unit: ClassVar[str] = "steps"
+    metrics = (AGREED, LIKE)
+
+    def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
+        super().__init__(adapter, inputs, processor)
+        self.count = int(inputs.get("num_inference_steps", 32))
+        self.draws = float(inputs.get("temperature", 0)) > 0
+        self.seedless = "" if self.draws else "at temperature 0 nothing is drawn"
+
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> torch.Tensor:
+        call = dict(self.inputs)
+        if fewer is not None:
+            call["num_inference_steps"] = fewer
+        with seeded(seed) as generator:
+            if self.draws:
+                call["generator"] = generator
+            sequences: torch.Tensor = target(**call).sequences
+        return sequences
+
+    def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        return self.texts(one) == self.texts(other)
+
+    def judge(self, plain: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
+        pairs = list(zip(self.texts(plain), self.texts(other), strict=True))
+        ratios = [alike(one, two) for one, two in pairs]
+        return {AGREED.key: sum(one == two for one, two in pairs) / len(pairs), LIKE.key: sum(ratios) / len(ratios)}
+
+    def show(self, output: torch.Tensor) -> Shown:
+        return Shown(texts=self.texts(output))
+
+    def texts(self, sequences: torch.Tensor) -> list[str]:
+        """Texts up to their end; without a tokenizer the numbers of their tokens."""
+        pipe = self.target
+        end, tokenizer = self.inputs.get("eos_token_id", pipe.eos_token_id), pipe.tokenizer
+        rows = [until(row, end) for row in sequences.tolist()]
+        if tokenizer is None:
+            return [" ".join(map(str, row)) for row in rows]
+        return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
+
+
+def until(row: list[int], end: int | None) -> list[int]:
+    """The tokens before the end of a text.
+
+    Examples
+    --------
+    >>> until([5, 6, 2, 7], 2)
+    [5, 6]
+    """
+    return row[: row.index(end)] if end in row else row

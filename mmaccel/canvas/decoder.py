@@ -1,0 +1,172 @@
+"""BlockDecoder: follows the passes and the steps of a pipeline, and puts those of the methods in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..patching import intercept_attention, wrap_forward, wrap_method
+from ..session import Session
+from .free_dave import FreeDave
+from .kept_prefix import KeptPrefix
+from .method import Block, CanvasMethod, CommitRule
+from .prefix_cache import PrefixCache
+from .verify import Verifier
+
+if TYPE_CHECKING:
+    from .families.block_pipeline import BlockPipelineAdapter
+
+Step = Callable[..., Any]
+
+
+class BlockDecoder:
+    """What the methods of one session do in each pass of the model and in each step of the scheduler.
+
+    Attributes
+    ----------
+    rule, verifier, prefix
+        Of the methods, where there are such.
+    """
+
+    def __init__(self, session: Session, adapter: BlockPipelineAdapter, methods: Sequence[CanvasMethod]) -> None:
+        self.session, self.adapter = session, adapter
+        self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
+        dave = next((m for m in methods if isinstance(m, FreeDave)), None)
+        cache = next((m for m in methods if isinstance(m, PrefixCache)), None)
+        self.verifier = Verifier(dave.drafts, self._pass) if dave else None
+        self.prefix = KeptPrefix(cache.refresh, adapter.reads_causally) if cache else None
+        self.end: int | None = adapter.target.eos_token_id
+        self.mask = adapter.target.mask_token_id
+        self._begin()
+
+    def _begin(self, length: int = 0) -> None:
+        """Forget the last run of the pipeline; `length` tokens are a block of the next."""
+        self.length, self.learned = length, dict[str, Any]()
+        self.computed, self.passes, self.plain_steps, self.changed = 0.0, 0, 0.0, 0
+        self.followed = True  # whether the number of plain passes is known
+        self.call: tuple[Callable[..., Any], torch.Tensor, dict[str, Any]] | None = None
+        self.filled: torch.Tensor | None = None  # logits that a block without masks gets, where none are needed
+        for part in (self.prefix, self.verifier):
+            if part is not None:
+                part.begin()
+
+    def attach(self, stack: ExitStack) -> None:
+        """Install itself, until `stack` closes."""
+        pipe = self.adapter.target
+        self.session.around.append(self._run)
+        stack.callback(self.session.around.remove, self._run)
+        if self.prefix is not None:
+            intercept_attention(stack, self.adapter.attention_modules(), self.prefix.attend)
+        wrap_forward(stack, pipe.model, self._forward)
+        wrap_method(stack, pipe.scheduler, "step", self._step)
+        wrap_method(stack, pipe.scheduler, "set_timesteps", self._start)
+
+    def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
+        """With the scheduler's steps, a run of the pipeline begins."""
+        self._begin(kwargs.get("block_length") or self.adapter.target.scheduler.config.block_length)
+        return original(*args, **kwargs)
+
+    @contextmanager
+    def _run(self) -> Iterator[None]:
+        """Around each run of the session."""
+        try:
+            yield
+            self._fill()
+        finally:
+            self._begin()
+
+    def _fill(self) -> None:
+        report = self.session.report
+        report.forwards = round(self.computed, 3)
+        plain = self.plain_steps + (self.verifier.steps if self.verifier else 0)
+        report.plain_forwards = plain if self.followed else 0
+        report.engaged = bool(self.changed or (self.prefix and self.prefix.reused))
+        report.details["passes"] = self.passes
+        if self.prefix is not None:
+            report.peak_extra_bytes = self.prefix.most_bytes
+        if self.verifier is not None:
+            report.details["canvases"] = self.verifier.canvases
+            report.warnings += self.verifier.warnings
+        if not report.engaged and not report.warnings:
+            report.warnings.append("no step was changed: each block took the pipeline's own steps")
+
+    def _forward(self, original: Callable[..., Any], input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        """In place of the model's pass: logits that are known already or that nobody needs, or a pass."""
+        self.call = (original, input_ids, kwargs)
+        if self.filled is not None and not (input_ids[:, -self.length :] == self.mask).any():
+            return SimpleNamespace(logits=self.filled)
+        if self.verifier is not None:
+            known = self.verifier.known(input_ids)
+            if known is not None:
+                return SimpleNamespace(logits=known)
+        return SimpleNamespace(logits=self._pass(input_ids))
+
+    def _pass(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of a canvas or of several for each row, `[B * K, N]`; only of the block where that is enough."""
+        assert self.call is not None
+        original, _, kwargs = self.call
+        kwargs = {name: _repeated(value, len(ids)) for name, value in kwargs.items()}
+        self.passes += 1
+        if self.prefix is None:
+            self.computed += 1
+            return original(ids, **kwargs).logits  # type: ignore[no-any-return]
+        logits, share = self.prefix.compute(original, ids, self.length, kwargs)
+        self.computed += share
+        return logits
+
+    def _step(self, original: Step, *args: Any, **kwargs: Any) -> Any:
+        """In place of the scheduler's step."""
+        names = ("model_output", "timestep", "sample")
+        kwargs.update(zip(names, args, strict=False))
+        sample, mask = kwargs["sample"], kwargs.get("mask_token_id")
+        if mask is None:
+            return original(**kwargs)
+        masked, self.mask = sample == mask, mask
+        editing = (kwargs.get("editing_threshold") or 0) > 0
+        self.filled = None if editing else kwargs["model_output"]
+        if int(kwargs["timestep"]) == 0:
+            self.learned = {}
+        if self.verifier is not None and self.call is not None and masked.any():
+            out = self.verifier.step(original, self.call[1], kwargs, self.end)
+            self.changed = self.verifier.jumps
+            return out
+        if self.rule is None or not masked.any():
+            self.plain_steps += bool(masked.any())
+            return original(**kwargs)
+        return self._by_rule(self.rule, original, kwargs, masked)
+
+    def _by_rule(self, rule: CommitRule, original: Step, kwargs: dict[str, Any], masked: torch.Tensor) -> Any:
+        memory, step = self.learned, int(kwargs["timestep"])
+        logits = rule.adjust(kwargs["model_output"], masked, memory)
+        out = original(**{**kwargs, "model_output": logits})
+        steps = max(int(self.adapter.target.scheduler.num_inference_steps), 1)
+        block = Block(logits.float(), out.sampled_tokens, out.sampled_probs.float(), masked, step, steps, memory)
+        chosen = rule.choose(block) & masked
+        added = chosen & ~out.transfer_index
+        own = int(out.transfer_index.sum(1).amax())
+        most = int((chosen | out.transfer_index).sum(1).amax())
+        threshold = kwargs.get("threshold")
+        self.followed &= threshold is None or threshold >= 1
+        self.plain_steps += max(most / max(own, 1), 1)
+        if added.any():
+            self.changed += 1
+            out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
+            out.transfer_index = out.transfer_index | added
+        return out
+
+    def prepare(self, kwargs: dict[str, Any]) -> None:
+        """Take from the arguments of the call which token ends a text, which neither passes nor steps are told."""
+        stops = kwargs.get("eos_early_stop", True)
+        given = kwargs.get("eos_token_id")
+        self.end = (self.adapter.target.eos_token_id if given is None else given) if stops else None
+
+
+def _repeated(value: Any, count: int) -> Any:
+    """An argument for `count` rows, where it was given for fewer."""
+    if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) == count:
+        return value
+    return value.repeat_interleave(count // len(value), 0)

@@ -1,0 +1,72 @@
+"""Tiny untrained models for the contract tests: LLaDA's shape, and a decoder that fills blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
+from transformers import EuroBertConfig, EuroBertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
+
+from ..testing.contract import Example
+from ..testing.untrained import untrained
+from .block_causal import BlockCausalModel
+
+VOCABULARY, MASK, LENGTH, BLOCK = 64, 63, 21, 8
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SCALE = 4.0  # sharp enough for greedy steps without near-ties
+
+
+def examples() -> list[Example]:
+    """A model whose every token sees every other, as LLaDA's, and a block-causal one."""
+    common: dict[str, Any] = {
+        "module": lambda pipe: pipe.model,
+        "call": "__call__",
+        "takes_generator": False,
+        "variants": ({"length": 30}, {"gen_length": 13}),
+        "result": lambda output: output.sequences,
+    }
+    return [
+        Example("block diffusion", bidirectional, **common),
+        Example("block diffusion", block_causal, **common),
+    ]
+
+
+def bidirectional(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
+    """A pipeline with a `EuroBertForMaskedLM`, and `arguments(batch, length, **more)` of a greedy call."""
+    return pipeline(untrained(lambda: EuroBertForMaskedLM(EuroBertConfig(**SIZES, mask_token_id=MASK)), seed, SCALE)), arguments
+
+
+def block_causal(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
+    """The same with a `Qwen2ForCausalLM` that fills blocks."""
+    decoder = untrained(lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), seed, SCALE)
+    return pipeline(BlockCausalModel(decoder, BLOCK)), arguments
+
+
+def pipeline(model: Any) -> Any:
+    """A pipeline without a tokenizer."""
+    pipe: Any = LLaDA2Pipeline(model, BlockRefinementScheduler(block_length=BLOCK))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def arguments(batch: int = 1, length: int = LENGTH, gen_length: int = 24, **more: Any) -> dict[str, Any]:
+    """One token a step; every second prompt is five tokens shorter, padded on the left."""
+    ids = torch.randint(4, VOCABULARY - 4, (batch, length), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1::2, :5] = 0
+    given = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask, "gen_length": gen_length}
+    settings = {"num_inference_steps": BLOCK, "threshold": 2.0, "editing_threshold": None, "mask_token_id": MASK}
+    return {**given, **settings, "eos_early_stop": False, "output_type": "seq", **more}

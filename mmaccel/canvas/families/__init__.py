@@ -1,0 +1,1 @@
+"""Where things are in the pipelines that fill canvases."""

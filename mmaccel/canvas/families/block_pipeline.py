@@ -1,0 +1,86 @@
+"""diffusers' LLaDA2Pipeline: where its model, its steps and its attention are."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import torch
+
+from ... import private
+from ...adapter import Adapter, register_adapter
+from ...errors import UnsupportedTargetError
+from ...method import Method
+from ...session import Session
+from ..decoder import BlockDecoder
+from ..method import CanvasMethod
+from ..prefix_cache import PrefixCache
+
+
+@register_adapter
+class BlockPipelineAdapter(Adapter):
+    """A `LLaDA2Pipeline` with any model of its contract."""
+
+    family = "block diffusion"
+    classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline", "DiffusionGemmaPipeline")
+    modality = "canvas"
+    call_is_run = True
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.decoder: BlockDecoder | None = None
+
+    def parts(self) -> list[Any]:
+        return [self.target, self.target.model, self.target.scheduler]
+
+    def attention_modules(self) -> list[torch.nn.Module]:
+        """Self-attention of each layer, in order, where it goes through transformers' table."""
+        found: list[Any] = [
+            module
+            for module in self.target.model.modules()
+            if isinstance(getattr(module, "layer_idx", None), int)
+            and hasattr(module, "config")
+            and private.uses_attention_interface(module)
+            and not any(hasattr(part, "layer_idx") for part in module.children())
+        ]
+        return sorted(found, key=lambda module: int(module.layer_idx))
+
+    @property
+    def reads_causally(self) -> bool:
+        """Whether tokens before a block do not see it."""
+        return bool(getattr(self.target.model, "reads_causally", False))
+
+    def check(self, method: Method) -> None:
+        name, scheduler = type(self.target).__name__, type(self.target.scheduler).__name__
+        if "Gemma" in name:
+            raise UnsupportedTargetError(
+                f"{name} begins with random tokens where {method.name} needs masks, and changes those again that it"
+                " has committed: its own EntropyBoundScheduler and confidence_threshold= save it steps"
+            )
+        if "mask_token_id" not in inspect.signature(self.target.scheduler.step).parameters:
+            raise UnsupportedTargetError(
+                f"{scheduler} takes no mask_token_id: {method.name} needs a BlockRefinementScheduler in {name}"
+            )
+        modules = self.attention_modules()
+        if not self.reads_causally and any(getattr(module, "is_causal", False) for module in modules):
+            model = type(self.target.model).__name__
+            raise UnsupportedTargetError(
+                f"{model} attends causally, so that a masked token never sees what follows: if it was trained to fill"
+                f" blocks, wrap it: {name}(canvas.BlockCausalModel(model, block_length=32), ...)"
+            )
+        if isinstance(method, PrefixCache) and not modules:
+            raise UnsupportedTargetError(
+                f"{type(self.target.model).__name__} does not use transformers' attention interface, by which"
+                " canvas.PrefixCache keeps keys and values; the other methods of canvas work on it"
+            )
+
+    def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
+        """Add a method; the first one installs what follows the pipeline's passes and steps."""
+        if self.decoder is None:
+            chosen = [m for m in session.plan.methods if isinstance(m, CanvasMethod) and not m.is_neutral]
+            exact = [m.exact or (isinstance(m, PrefixCache) and self.reads_causally) for m in session.plan.methods]
+            session.report.exact = all(exact)
+            self.decoder = BlockDecoder(session, self, chosen)
+            stack.callback(setattr, self, "decoder", None)
+            self.decoder.attach(stack)

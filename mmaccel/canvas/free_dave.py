@@ -1,0 +1,53 @@
+"""FreeDave: several steps of the pipeline in one pass, each verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..method import Advice, is_count
+from ..registry import register
+from .method import CanvasMethod
+
+
+@register("canvas")
+@dataclass(frozen=True)
+class FreeDave(CanvasMethod):
+    """Drafts the next canvases from one pass, verifies them in another, and jumps to the last one that is right.
+
+    Exact for greedy decoding: a canvas is taken over only if the pipeline's own step, from the canvas before and its
+    own logits, gives the same. So it follows whatever threshold and schedule the call has. At a temperature above 0,
+    and in batches that edit committed tokens, runs are plain.
+
+    Parameters
+    ----------
+    drafts : int
+        Canvases in one pass, a batch. Default 4, the middle of the paper's 2 to 8; 1 is plain.
+
+    Raises
+    ------
+    SettingError
+        If `drafts` is no whole number from 1 to 64.
+
+    Examples
+    --------
+    >>> fast = mmaccel.accelerate(pipe, canvas.FreeDave())  # doctest: +SKIP
+    >>> fast("list all things", gen_length=128).texts  # doctest: +SKIP
+    """
+
+    drafts: int = 4
+
+    paper: ClassVar[str] = "Free Draft-and-Verification: Toward Lossless Parallel Decoding (Wu and Zhang, 2025)"
+    lossless: ClassVar[bool] = True
+    role: ClassVar[str] = "commit rule"
+    neutral: ClassVar[dict[str, Any]] = {"drafts": 1}
+    advice: ClassVar[Advice] = Advice(
+        "equal tokens in fewer passes, together with `PrefixCache`", "a batch of canvases in each pass"
+    )
+
+    def __post_init__(self) -> None:
+        self._require(is_count(self.drafts, 1, 64), "drafts", "a whole number from 1 to 64")
+
+    @property
+    def is_neutral(self) -> bool:
+        return self.drafts == 1

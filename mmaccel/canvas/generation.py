@@ -1,0 +1,57 @@
+"""From the name of a model to a pipeline, and from a picture to its list, for the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from .. import zoo
+from ..errors import PromptError, UnsupportedTargetError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+
+
+def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+    """A pipeline and the processor of its pictures, from the zoo.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        For other models: their code comes with their weights, and mmaccel runs none of it.
+    """
+    if zoo.is_known(model) and zoo.modality(model) == "canvas":
+        pipe, processor = zoo.load(model)
+        pipe.model.to(device, dtype)
+        return pipe, processor
+    raise UnsupportedTargetError(
+        f"{model!r}: models that fill canvases bring Python code of their own, which mmaccel does not run; load it"
+        " yourself with trust_remote_code=True, and call mmaccel.accelerate(LLaDA2Pipeline(model, scheduler,"
+        " tokenizer), ...)"
+    )
+
+
+def inputs_of(processor: Any, picture: Image.Image, question: str) -> dict[str, Any]:
+    """Arguments of the pipeline for a question about a picture, which is shown as a clip of one frame."""
+    frame = np.asarray(picture.convert("RGB"))[None]
+    return dict(processor(videos=[frame], text=question))
+
+
+def read_picture(path: Path) -> Image.Image:
+    """A picture of a file, in RGB.
+
+    Raises
+    ------
+    PromptError
+        If there is no such file, or it is no picture.
+    """
+    try:
+        with Image.open(path, formats=FORMATS) as picture:
+            return picture.convert("RGB")
+    except FileNotFoundError as error:
+        raise PromptError(f"there is no file {path}: give a picture, or --example for a shipped one") from error
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise PromptError(f"{path} is no picture that can be read ({', '.join(FORMATS)}): {error}") from error

@@ -1,0 +1,102 @@
+"""KeptPrefix: keys and values of what stands before a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class KeptPrefix:
+    """Runs whole passes that keep keys and values of the prefix, and between them passes over the block alone.
+
+    Parameters
+    ----------
+    refresh
+        Passes of a block from one whole one to the next; 0 for one at the beginning of a block.
+    grows
+        Whether tokens before a block do not see it: then a new block needs a pass over itself and the one before.
+
+    Attributes
+    ----------
+    reused : int
+        Passes over the block alone.
+    most_bytes : int
+        The most that was kept.
+    """
+
+    def __init__(self, refresh: int, grows: bool = False) -> None:
+        self.refresh, self.grows = refresh, grows
+        self.begin()
+
+    def begin(self) -> None:
+        """Keep nothing, for a new run."""
+        self.reused = self.most_bytes = 0
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.prefix, self.since, self.mode = 0, 0, ""
+        self.padding: torch.Tensor | None = None
+
+    def compute(
+        self, original: Callable[..., Any], ids: torch.Tensor, length: int, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, float]:
+        """Logits of the block at least, and the share of the tokens that were computed."""
+        before = ids.shape[1] - length
+        padding = kwargs.get("attention_mask")
+        self.padding = None if padding is None or bool(padding.all()) else padding.bool()[:, None, None, :]
+        if self.kept and before == self.prefix and not (self.refresh and self.since >= self.refresh):
+            self.since += 1
+            self.reused += 1
+            return self._from("reuse", before, original, ids, kwargs)
+        known = self.prefix if self.grows and self.kept and before == self.prefix + length else 0
+        self.prefix, self.since = before, 1
+        logits, share = self._from("grow" if known else "keep", known, original, ids, kwargs)
+        self.most_bytes = max(self.most_bytes, sum(x.nbytes for pair in self.kept.values() for x in pair))
+        return logits, share
+
+    def _from(
+        self, mode: str, first: int, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, float]:
+        """Logits of the tokens from `first` on, and their share of all."""
+        own = {
+            name: value[:, first:] if isinstance(value, torch.Tensor) and value.ndim == 2 else value
+            for name, value in kwargs.items()
+        }
+        return self._within(mode, original, ids[:, first:], own), 1 - first / ids.shape[1]
+
+    def _within(self, mode: str, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
+        self.mode = mode
+        try:
+            return original(ids, **kwargs).logits
+        finally:
+            self.mode = ""
+
+    def attend(
+        self,
+        original: Callable[..., Any],
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """In place of a layer's attention."""
+        if self.mode in ("reuse", "grow"):
+            copies = len(key) // len(self.kept[id(module)][0])  # canvases of each row
+            old_key, old_value = (x.repeat_interleave(copies, 0) for x in self.kept[id(module)])
+            key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
+            attention_mask, kwargs["is_causal"] = self._mask(attention_mask, old_key.shape[2]), False
+        if self.mode in ("keep", "grow") and self.prefix:
+            self.kept[id(module)] = key[:, :, : self.prefix].clone(), value[:, :, : self.prefix].clone()
+        return original(module, query, key, value, attention_mask, **kwargs)
+
+    def _mask(self, own: torch.Tensor | None, old: int) -> torch.Tensor | None:
+        """What new tokens see: of the prefix all but padding; of themselves all in a block, else what they did."""
+        if self.mode == "reuse":
+            return self.padding
+        assert own is not None
+        before = own.new_ones(*own.shape[:-1], old)
+        if self.padding is not None:
+            before = before & self.padding[..., :old]
+        return torch.cat([before, own.expand(*before.shape[:-1], -1)], -1)

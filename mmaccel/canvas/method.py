@@ -1,0 +1,79 @@
+"""Base of the methods for canvases, and of the rules that say which tokens of a block are committed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from ..method import Method
+from ..session import Session
+
+
+@dataclass
+class Block:
+    """The block of a canvas that is being filled, before a step commits tokens.
+
+    Attributes
+    ----------
+    logits : float32 `[B, L, V]`
+        Of the model, or of a rule that adjusted them.
+    tokens : int64 `[B, L]`
+        What would be committed at each position; at temperature 0 the likeliest.
+    chances : float32 `[B, L]`
+        Their probabilities.
+    masked : bool `[B, L]`
+        Where nothing is committed yet.
+    step, steps
+        How many steps the block has had, and how many its schedule has.
+    memory
+        What a rule keeps from step to step of one block.
+    """
+
+    logits: torch.Tensor
+    tokens: torch.Tensor
+    chances: torch.Tensor
+    masked: torch.Tensor
+    step: int
+    steps: int
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def surest(self, counts: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """The first `counts [B]` masked positions by falling `order [B, L]`, as a mask."""
+        falling = torch.argsort(order.masked_fill(~self.masked, -torch.inf), dim=1, descending=True, stable=True)
+        return self.masked & (falling.argsort(1) < counts[:, None])
+
+
+class CanvasMethod(Method[Session]):
+    """A method for pipelines that fill canvases."""
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether these settings change nothing."""
+        return False
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        session.adapter.attach(self, session, stack)
+
+    def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        session.adapter.decoder.prepare(kwargs)
+
+
+class CommitRule(CanvasMethod):
+    """Says which tokens are committed, beside those that the pipeline's own threshold and schedule commit.
+
+    All are lossy: tokens that are committed together do not know of each other.
+    """
+
+    role: ClassVar[str] = "commit rule"
+
+    def adjust(self, logits: torch.Tensor, masked: torch.Tensor, memory: dict[str, Any]) -> torch.Tensor:
+        """Logits `[B, L, V]` that the pipeline and the rule are to decide by; `memory` begins empty in each block."""
+        return logits
+
+    @abstractmethod
+    def choose(self, block: Block) -> torch.Tensor:
+        """Positions `[B, L]` to commit."""

@@ -1,0 +1,58 @@
+"""The descriptor of masked and block-diffusion decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..modality import Modality
+
+if TYPE_CHECKING:
+    from ..comparison.trial import BaseTrial
+    from ..testing.contract import Example
+    from .command import CanvasCommand
+
+EXAMPLE = """import mmaccel
+from mmaccel import canvas, zoo
+
+pipe, processor = zoo.load("tiny-canvas")
+asked = zoo.questions("tiny-canvas", 1)[0]
+inputs = processor(videos=[asked.frames], text=asked.question)
+with mmaccel.accelerate(pipe, {method}) as fast:
+    print(fast(**inputs, threshold=2).texts[0])
+    print(fast.report)"""
+
+
+class Canvas(Modality):
+    name = "canvas"
+    title = "Masked and block-diffusion decoders"
+    rank = 4
+    model = "tiny-canvas"
+    note = (
+        "A rule adds to what the call's own `threshold=` and schedule commit; `threshold=2` switches the former off,"
+        " so that the rule alone decides beside one token a step."
+    )
+    example = EXAMPLE
+
+    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
+        from .generation import load
+
+        return load(model, device, dtype)
+
+    def command(self) -> CanvasCommand:
+        from .command import CanvasCommand
+
+        return CanvasCommand()
+
+    def trial(self) -> type[BaseTrial]:
+        from .comparing import CanvasTrial
+
+        return CanvasTrial
+
+    def examples(self) -> list[Example]:
+        from .examples import examples
+
+        return examples()
+
+    def benchmarks(self) -> Mapping[str, str]:
+        return {"canvas": f"{self.package}.bench.benchmark"}

@@ -1,0 +1,65 @@
+"""BlockDiffusionPipeline: diffusers' LLaDA2Pipeline for models that see."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from diffusers import LLaDA2Pipeline
+
+from .block_causal import BlockCausalModel
+
+
+class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
+    """`LLaDA2Pipeline` whose call takes what a processor makes of pictures and videos, too.
+
+    Its loop is that of diffusers. Defaults fit small block-causal models: a canvas of 128 tokens, no editing of
+    committed tokens.
+
+    Parameters
+    ----------
+    model
+        A :class:`BlockCausalModel`.
+    scheduler
+        A `BlockRefinementScheduler`.
+    tokenizer
+        With a mask and an end of the text.
+
+    Examples
+    --------
+    >>> pipe, processor = zoo.load("tiny-canvas")  # doctest: +SKIP
+    >>> pipe(**processor(videos=[picture[None]], text="list all things")).texts  # doctest: +SKIP
+    """
+
+    model: BlockCausalModel
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]
+        self,
+        prompt: Any = None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        gen_length: int = 128,
+        editing_threshold: float | None = None,
+        pixel_values: torch.Tensor | None = None,
+        pixel_values_videos: torch.Tensor | None = None,
+        image_sizes: torch.Tensor | None = None,
+        **more: Any,
+    ) -> Any:
+        """Fill a canvas behind each prompt.
+
+        Parameters
+        ----------
+        prompt, input_ids, attention_mask, gen_length, editing_threshold, more
+            As `LLaDA2Pipeline` takes them.
+        pixel_values, pixel_values_videos, image_sizes
+            As the processor returns them.
+        """
+        given = {"pixel_values": pixel_values, "pixel_values_videos": pixel_values_videos, "image_sizes": image_sizes}
+        device, fill = self.model.device, cast(Any, super()).__call__
+        visual = {name: value.to(device) for name, value in given.items() if value is not None}
+        call = {**more, "gen_length": gen_length, "editing_threshold": editing_threshold}
+        if input_ids is None:
+            return fill(prompt, **call)
+        with self.model.seeing(input_ids.to(device), **visual):
+            return fill(input_ids=input_ids, attention_mask=attention_mask, **call)

@@ -1,0 +1,1 @@
+"""Rules that say which tokens of a block are committed in a step."""
