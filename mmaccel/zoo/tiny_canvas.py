@@ -11,6 +11,8 @@ import torch
 from diffusers import BlockRefinementScheduler
 from transformers import LlavaOnevisionForConditionalGeneration
 
+from .block_causal import BlockCausalModel
+from .block_pipeline import BlockDiffusionPipeline
 from .frames import OnevisionProcessor
 from .tiny_onevision import VideoQuestion, load_processor, sprites_of
 from .weights import load_pretrained
@@ -18,8 +20,6 @@ from .weights import load_pretrained
 
 def load(folder: Path) -> tuple[Any, OnevisionProcessor]:
     """A `BlockDiffusionPipeline` in float32 on the CPU, and the processor of its pictures."""
-    from ..canvas import BlockCausalModel, BlockDiffusionPipeline
-
     model = load_pretrained(LlavaOnevisionForConditionalGeneration, folder, dtype=torch.float32)
     processor = load_processor(folder)
     wrapped = BlockCausalModel(model)

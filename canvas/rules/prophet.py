@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...method import Advice, is_number
-from ...registry import register
+from mmaccel.method import Advice, is_number
+from mmaccel.registry import register
+
 from ..method import Block, CommitRule
 
 

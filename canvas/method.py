@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..method import Method
-from ..session import Session
+from mmaccel.method import Method
+from mmaccel.session import Session
 
 
 @dataclass

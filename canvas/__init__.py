@@ -12,14 +12,18 @@ Example
 ...     text = fast("Where does the sun rise?", gen_length=128).texts[0]
 """
 
+if __name__ != "mmaccel.canvas":  # imported from the root of a checkout, every module would be there twice
+    raise ImportError("this folder is mmaccel.canvas: write `from mmaccel import canvas`")
+
 from typing import TYPE_CHECKING
 
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
-    from .block_causal import BlockCausalModel
+    from mmaccel.zoo.block_causal import BlockCausalModel
+    from mmaccel.zoo.block_pipeline import BlockDiffusionPipeline
+
     from .free_dave import FreeDave
-    from .pipeline import BlockDiffusionPipeline
     from .prefix_cache import PrefixCache
     from .rules.credit_decoding import CreditDecoding
     from .rules.doubling import Doubling

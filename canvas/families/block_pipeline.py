@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from ... import private
-from ...adapter import Adapter, register_adapter
-from ...errors import UnsupportedTargetError
-from ...method import Method
-from ...session import Session
+from mmaccel import private
+from mmaccel.adapter import Adapter, register_adapter
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.method import Method
+from mmaccel.session import Session
+
 from ..decoder import BlockDecoder
 from ..method import CanvasMethod
 from ..prefix_cache import PrefixCache

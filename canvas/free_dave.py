@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..method import Advice, is_count
-from ..registry import register
+from mmaccel.method import Advice, is_count
+from mmaccel.registry import register
+
 from .method import CanvasMethod
 
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from ...method import Advice, is_count, is_number
-from ...registry import register
+from mmaccel.method import Advice, is_count, is_number
+from mmaccel.registry import register
+
 from ..method import Block, CommitRule
 
 

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..adapter import Adapter
-from ..comparison.difference import alike
-from ..comparison.trial import BaseTrial, Metric, Shown, seeded
+from mmaccel.adapter import Adapter
+from mmaccel.comparison.difference import alike
+from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 
 AGREED = Metric("agreed", "same texts", "share of texts that equal those of the plain pipeline, word for word", ".0%")
 LIKE = Metric(

@@ -9,9 +9,9 @@ import torch
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import EuroBertConfig, EuroBertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
 
-from ..testing.contract import Example
-from ..testing.untrained import untrained
-from .block_causal import BlockCausalModel
+from mmaccel.testing.contract import Example
+from mmaccel.testing.untrained import untrained
+from mmaccel.zoo.block_causal import BlockCausalModel
 
 VOCABULARY, MASK, LENGTH, BLOCK = 64, 63, 21, 8
 SIZES: dict[str, Any] = {
@@ -46,7 +46,9 @@ def examples() -> list[Example]:
 
 def bidirectional(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
     """A pipeline with a `EuroBertForMaskedLM`, and `arguments(batch, length, **more)` of a greedy call."""
-    return pipeline(untrained(lambda: EuroBertForMaskedLM(EuroBertConfig(**SIZES, mask_token_id=MASK)), seed, SCALE)), arguments
+    return pipeline(
+        untrained(lambda: EuroBertForMaskedLM(EuroBertConfig(**SIZES, mask_token_id=MASK)), seed, SCALE)
+    ), arguments
 
 
 def block_causal(seed: int = 0) -> tuple[Any, Callable[..., Any]]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..patching import intercept_attention, wrap_forward, wrap_method
-from ..session import Session
+from mmaccel.patching import intercept_attention, wrap_forward, wrap_method
+from mmaccel.session import Session
+
 from .free_dave import FreeDave
 from .kept_prefix import KeptPrefix
 from .method import Block, CanvasMethod, CommitRule

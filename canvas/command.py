@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..cli.arguments import TOKENS, whole
-from ..cli.command import Command, Prepared, check_example
-from ..cli.model_arguments import add_methods, chosen_methods, opened
-from ..cli.run import told
+from mmaccel.cli.arguments import TOKENS, whole
+from mmaccel.cli.command import Command, Prepared, check_example
+from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
+from mmaccel.cli.run import told
 
 QUESTION = "list all things"
 
@@ -31,7 +31,7 @@ class CanvasCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> None:
         """List what a picture shows."""
-        from ..session import accelerate
+        from mmaccel.session import accelerate
 
         chosen, preset = chosen_methods(arguments)
         pipe, inputs = self.prepare(arguments)
@@ -64,7 +64,8 @@ class CanvasCommand(Command):
         check_example(arguments, [arguments.picture], "picture.png")
         from PIL import Image
 
-        from .. import zoo
+        from mmaccel import zoo
+
         from .generation import inputs_of, read_picture
 
         if arguments.example:

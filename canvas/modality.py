@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..modality import Modality
+from mmaccel.modality import Modality
 
 if TYPE_CHECKING:
-    from ..comparison.trial import BaseTrial
-    from ..testing.contract import Example
+    from mmaccel.comparison.trial import BaseTrial
+    from mmaccel.testing.contract import Example
+
     from .command import CanvasCommand
 
 EXAMPLE = """import mmaccel

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from .. import zoo
-from ..errors import PromptError, UnsupportedTargetError
+from mmaccel import zoo
+from mmaccel.errors import PromptError, UnsupportedTargetError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 
