@@ -38,7 +38,7 @@ class BlockDecoder:
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         cache = next((m for m in methods if isinstance(m, PrefixCache)), None)
-        self.verifier = Verifier(dave.drafts, self._pass) if dave else None
+        self.verifier = Verifier(dave.drafts, self._pass, self._over) if dave else None
         self.prefix = KeptPrefix(cache.refresh, adapter.reads_causally) if cache else None
         self.end: int | None = adapter.target.eos_token_id
         self.mask = adapter.target.mask_token_id
@@ -50,6 +50,8 @@ class BlockDecoder:
         self.computed, self.passes, self.plain_steps, self.changed = 0.0, 0, 0.0, 0
         self.followed = True  # whether the number of plain passes is known
         self.call: tuple[Callable[..., Any], torch.Tensor, dict[str, Any]] | None = None
+        self.finished: torch.Tensor | None = None  # rows whose text has ended
+        self.prompt: int | None = None  # tokens of it
         self.filled: torch.Tensor | None = None  # logits that a block without masks gets, where none are needed
         for part in (self.prefix, self.verifier):
             if part is not None:
@@ -63,6 +65,8 @@ class BlockDecoder:
         if self.prefix is not None:
             intercept_attention(stack, self.adapter.attention_modules(), self.prefix.attend)
         wrap_forward(stack, pipe.model, self._forward)
+        self.ends = pipe.scheduler.check_eos_finished
+        wrap_method(stack, pipe.scheduler, "check_eos_finished", self._note_finished)
         wrap_method(stack, pipe.scheduler, "step", self._step)
         wrap_method(stack, pipe.scheduler, "set_timesteps", self._start)
 
@@ -132,7 +136,10 @@ class BlockDecoder:
         if int(kwargs["timestep"]) == 0:
             self.learned = {}
         if self.verifier is not None and self.call is not None and masked.any():
-            out = self.verifier.step(original, self.call[1], kwargs, self.end)
+            if self.prompt is None:  # the first block begins within it, or where it ends
+                told = kwargs.get("prompt_mask")
+                self.prompt = self.call[1].shape[1] - sample.shape[1] + (0 if told is None else int(told.sum()))
+            out = self.verifier.step(original, self.call[1], kwargs, self.finished)
             self.changed = self.verifier.jumps
             return out
         if self.rule is None or not masked.any():
@@ -158,6 +165,22 @@ class BlockDecoder:
             out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
             out.transfer_index = out.transfer_index | added
         return out
+
+    def _note_finished(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Which rows the pipeline takes for finished, and rests from then on."""
+        self.finished = original(*args, **kwargs)
+        return self.finished
+
+    def _over(self, row: int, before: torch.Tensor, after: torch.Tensor) -> bool:
+        """Whether the scheduler would take a text for finished by a step from one block to another."""
+        if self.end is None or self.call is None:
+            return False
+        ids = torch.cat([self.call[1][row, : -len(after)], after])[None]
+        told = {"eos_token_id": self.end, "mask_token_id": self.mask, "prompt_length": self.prompt}
+        finished = torch.zeros(1, dtype=torch.bool, device=ids.device)
+        moved = (after != before)[None]
+        found = self.ends(cur_x=ids, sampled_tokens=after[None], final_transfer=moved, finished=finished, **told)
+        return bool(found.any())
 
     def prepare(self, kwargs: dict[str, Any]) -> None:
         """Take from the arguments of the call which token ends a text, which neither passes nor steps are told."""

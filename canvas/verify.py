@@ -21,6 +21,8 @@ class Verifier:
         The most canvases of a row in one pass.
     compute
         Gives logits of canvases `[B * K, N]`, of the whole or of the block.
+    over
+        Whether the pipeline takes a text for finished after a step: `over(row, before, after)`, with blocks `[L]`.
 
     Attributes
     ----------
@@ -32,8 +34,8 @@ class Verifier:
         Why runs were plain.
     """
 
-    def __init__(self, drafts: int, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.drafts, self.compute = drafts, compute
+    def __init__(self, drafts: int, compute: Callable[[torch.Tensor], torch.Tensor], over: Callable[..., bool]) -> None:
+        self.drafts, self.compute, self.over = drafts, compute, over
         self.begin()
 
     def begin(self) -> None:
@@ -54,8 +56,10 @@ class Verifier:
         """How many steps the pipeline would have taken, one pass each; a block lasts as long as its slowest row."""
         return self.ended + max(self.made, default=0)
 
-    def step(self, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any], end: int | None) -> Any:
-        """What the scheduler returns after as many steps as could be verified."""
+    def step(
+        self, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any], finished: torch.Tensor | None
+    ) -> Any:
+        """What the scheduler returns after as many steps as could be verified; rows that are `finished [B]` rest."""
         sample = kwargs["sample"]
         if int(kwargs["timestep"]) == 0:
             self.ended, self.made = self.steps, [0] * len(sample)
@@ -64,7 +68,8 @@ class Verifier:
             self.warnings = [reason]
             self.made = [made + 1 for made in self.made]
             return original(**kwargs)
-        rows = [self._draft(original, kwargs, row, end) for row in range(len(sample))]
+        done = [False] * len(sample) if finished is None else finished.tolist()
+        rows = [[] if done[row] else self._draft(original, kwargs, row) for row in range(len(sample))]
         longest = max(map(len, rows))
         taken = [len(chain) for chain in rows]
         if longest > 1:
@@ -96,16 +101,16 @@ class Verifier:
         call = {**kwargs, "model_output": logits[None], "sample": block[None], "timestep": number}
         return original(**call).prev_sample[0]
 
-    def _draft(
-        self, original: Callable[..., Any], kwargs: dict[str, Any], row: int, end: int | None
-    ) -> list[torch.Tensor]:
+    def _draft(self, original: Callable[..., Any], kwargs: dict[str, Any], row: int) -> list[torch.Tensor]:
         """The next blocks of a row, by the logits that it has; none after that which completes or ends it."""
-        block, mask, prompt = kwargs["sample"][row], kwargs["mask_token_id"], kwargs.get("prompt_mask")
+        block, mask = kwargs["sample"][row], kwargs["mask_token_id"]
         chain: list[torch.Tensor] = []
-        while len(chain) < self.drafts and not _is_over(block, mask, end, prompt):
-            number = self.made[row] + len(chain)
-            block = self._one(original, kwargs, kwargs["model_output"][row], block, number)
+        while len(chain) < self.drafts and (block == mask).any():
+            before, number = block, self.made[row] + len(chain)
+            block = self._one(original, kwargs, kwargs["model_output"][row], before, number)
             chain.append(block)
+            if self.over(row, before, block):
+                break
         return chain
 
     def _logits(self, ids: torch.Tensor, rows: list[list[torch.Tensor]], longest: int, length: int) -> torch.Tensor:
@@ -134,22 +139,16 @@ class Verifier:
 
     @staticmethod
     def _taken(original: Callable[..., Any], kwargs: dict[str, Any], rows: list[Any], taken: list[int]) -> Any:
-        """An output of the scheduler's step that leads to the last draft that is right."""
-        out = original(**kwargs)
-        before = kwargs["sample"]
-        after = torch.stack([chain[n - 1] if n else own for chain, n, own in zip(rows, taken, before, strict=True)])
-        was_masked = before == kwargs["mask_token_id"]
-        out.prev_sample = after
-        out.sampled_tokens = torch.where(after != before, after, out.sampled_tokens)
-        out.transfer_index = (after != before) & was_masked
-        out.editing_transfer_index = (after != before) & ~was_masked
+        """An output of the scheduler's step that leads to the last draft that is right.
+
+        The pipeline looks for the end of a text among the tokens of the last step; those of steps before it are told
+        as masks there.
+        """
+        out, before, mask = original(**kwargs), kwargs["sample"], kwargs["mask_token_id"]
+        chains = [[own, *chain] for own, chain in zip(before, rows, strict=True)]
+        after = torch.stack([chain[count] for chain, count in zip(chains, taken, strict=True)])
+        last = torch.stack([chain[max(count - 1, 0)] for chain, count in zip(chains, taken, strict=True)])
+        out.prev_sample, moved = after, after != before
+        out.sampled_tokens = torch.where(moved, torch.where(after != last, after, mask), out.sampled_tokens)
+        out.transfer_index, out.editing_transfer_index = moved & (before == mask), moved & (before != mask)
         return out
-
-
-def _is_over(block: torch.Tensor, mask: int, end: int | None, prompt: torch.Tensor | None) -> bool:
-    """Whether nothing is masked any more, or a text ends within the block and all before its end is filled."""
-    masked = block == mask
-    if end is None or not masked.any():
-        return not bool(masked.any())
-    ends = (block == end) if prompt is None else (block == end) & ~prompt
-    return bool(ends.any()) and not bool(masked[: int(ends.nonzero()[0])].any())

@@ -25,7 +25,7 @@ from .cases import cases
 
 MODEL = "tiny-canvas"
 SEED = 5
-PICTURES, FEW = 100, 4
+PICTURES, FEW = 60, 4
 LENGTH, STEPS, NONE = 128, 32, 2.0  # of canvas and schedule; a threshold that commits nothing
 TRACED = ("canvas.FreeDave", "canvas.FactorCommit")  # of which the page shows what was committed when
 
@@ -55,7 +55,7 @@ class Listing(Workload):
 
 
 def rows(full: bool = False) -> Iterator[Row]:
-    """All rows; `full` has every setting and a hundred pictures."""
+    """All rows; `full` has every setting and sixty pictures."""
     pipe, processor = zoo.load(MODEL)
     count = PICTURES if full else FEW
     work, entries = Listing(pipe, processor, count), cases(pipe, full)

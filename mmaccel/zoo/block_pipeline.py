@@ -1,13 +1,27 @@
-"""BlockDiffusionPipeline: diffusers' LLaDA2Pipeline for models that see."""
+"""BlockDiffusionPipeline: diffusers' LLaDA2Pipeline for models that see and chat."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import torch
-from diffusers import LLaDA2Pipeline
+from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 
 from .block_causal import BlockCausalModel
+
+
+class ChatScheduler(BlockRefinementScheduler):  # type: ignore[misc]
+    """`BlockRefinementScheduler` for chats whose turns end with the token that ends a text.
+
+    Diffusers' own takes the first such token of prompt and text together: with one in the prompt no text ever ends.
+    """
+
+    @staticmethod
+    def check_eos_finished(cur_x: torch.Tensor, *args: Any, prompt_length: int, **kwargs: Any) -> torch.Tensor:
+        """Which rows `[B]` of texts have ended, looking behind the prompt."""
+        own = cur_x[:, prompt_length:]
+        finished: torch.Tensor = BlockRefinementScheduler.check_eos_finished(own, *args, prompt_length=0, **kwargs)
+        return finished
 
 
 class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
@@ -21,7 +35,7 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
     model
         A :class:`BlockCausalModel`.
     scheduler
-        A `BlockRefinementScheduler`.
+        A :class:`ChatScheduler`, or another `BlockRefinementScheduler`.
     tokenizer
         With a mask and an end of the text.
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import BlockRefinementScheduler
 from transformers import LlavaOnevisionForConditionalGeneration
 
 from .block_causal import BlockCausalModel
-from .block_pipeline import BlockDiffusionPipeline
+from .block_pipeline import BlockDiffusionPipeline, ChatScheduler
 from .frames import OnevisionProcessor
 from .tiny_onevision import VideoQuestion, load_processor, sprites_of
 from .weights import load_pretrained
@@ -23,7 +22,7 @@ def load(folder: Path) -> tuple[Any, OnevisionProcessor]:
     model = load_pretrained(LlavaOnevisionForConditionalGeneration, folder, dtype=torch.float32)
     processor = load_processor(folder)
     wrapped = BlockCausalModel(model)
-    scheduler = BlockRefinementScheduler(block_length=wrapped.block_length, editing_threshold=None)
+    scheduler = ChatScheduler(block_length=wrapped.block_length, editing_threshold=None)
     pipe: Any = BlockDiffusionPipeline(wrapped, scheduler, processor.tokenizer)
     pipe.set_progress_bar_config(disable=True)
     return pipe, processor

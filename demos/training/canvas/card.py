@@ -39,7 +39,8 @@ download; it is no general model.
 - **Data**: drawn by `demos/training/listed_world.py` from Noto Color Emoji (SIL Open Font License 1.1); the things'
   pictures are those shipped with `tiny-onevision`. About one picture in forty is held out.
 - **Recipe**: `python -m mmaccel.demos.training.canvas.train --output runs/tiny-canvas`, from the weights of
-  `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {steps:,} steps of 24 pictures.
+  `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {steps:,} steps of 24
+  pictures.
   In the first 5 of these minutes a block did not see the few visual tokens that it holds itself.
 - **Time**: {seconds:.2f} s for a list at one token a step without a cache, on {threads} threads, float32.
 - **Limits**: one question, and pictures of this world alone, each shown as a clip of one frame.
@@ -57,7 +58,7 @@ def main() -> None:
         told = pipe(**inputs, threshold=2).texts[0]
         seconds.append(time.perf_counter() - began)
         big = Image.fromarray(row.frames[0]).resize((256, 256), Image.Resampling.BICUBIC)
-        cards.append(pictures.headed(big, told.replace(" row", "\nrow")))
+        cards.append(pictures.headed(big, told))
     pictures.sheet(cards, 3).convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
     (folder / "README.md").write_text(card(pipe, folder, sorted(seconds)[len(seconds) // 2]))
 
