@@ -21,7 +21,6 @@ class CanvasCommand(Command):
         "mmaccel run canvas --example --compare",
         "mmaccel run canvas picture.png --method 'FactorCommit(factor=1)' --method PrefixCache",
     )
-    preset = "canvas.FreeDave"
     floor = "the share of equal texts"
 
     def add_run(self, parser: Any) -> None:
@@ -62,16 +61,9 @@ class CanvasCommand(Command):
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         check_example(arguments, [arguments.picture], "picture.png")
-        from PIL import Image
+        from .generation import example, inputs_of, read_picture
 
-        from mmaccel import zoo
-
-        from .generation import inputs_of, read_picture
-
-        if arguments.example:
-            picture = Image.fromarray(zoo.questions("tiny-canvas", 1)[0].frames[0])
-        else:
-            picture = read_picture(arguments.picture)
+        picture = example() if arguments.example else read_picture(arguments.picture)
         pipe, processor = opened(arguments)
         inputs = inputs_of(processor, picture, arguments.question)
         return pipe, {**inputs, "gen_length": arguments.gen_length, "threshold": arguments.threshold}

@@ -113,13 +113,13 @@ class BlockDecoder:
     def _pass(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits of a canvas or of several for each row, `[B * K, N]`; only of the block where that is enough."""
         assert self.call is not None
-        original, _, kwargs = self.call
+        original, own, kwargs = self.call
         kwargs = {name: _repeated(value, len(ids)) for name, value in kwargs.items()}
         self.passes += 1
         if self.prefix is None:
             self.computed += 1
             return original(ids, **kwargs).logits  # type: ignore[no-any-return]
-        logits, share = self.prefix.compute(original, ids, self.length, kwargs)
+        logits, share = self.prefix.compute(original, ids, len(own), self.length, kwargs)
         self.computed += share
         return logits
 

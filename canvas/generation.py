@@ -40,6 +40,11 @@ def inputs_of(processor: Any, picture: Image.Image, question: str) -> dict[str, 
     return dict(processor(videos=[frame], text=question))
 
 
+def example() -> Image.Image:
+    """A shipped picture that the model was never trained on."""
+    return Image.fromarray(zoo.questions("tiny-canvas", 1)[0].frames[0])
+
+
 def read_picture(path: Path) -> Image.Image:
     """A picture of a file, in RGB.
 

@@ -34,13 +34,14 @@ class KeptPrefix:
         """Keep nothing, for a new run."""
         self.reused = self.most_bytes = 0
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.prefix, self.since, self.mode = 0, 0, ""
+        self.prefix, self.since, self.mode, self.rows = 0, 0, "", 1
         self.padding: torch.Tensor | None = None
 
     def compute(
-        self, original: Callable[..., Any], ids: torch.Tensor, length: int, kwargs: dict[str, Any]
+        self, original: Callable[..., Any], ids: torch.Tensor, rows: int, length: int, kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, float]:
-        """Logits of the block at least, and the share of the tokens that were computed."""
+        """Logits of the block at least, of canvases of so many rows, and the share of the tokens that were computed."""
+        self.rows = rows
         before = ids.shape[1] - length
         padding = kwargs.get("attention_mask")
         self.padding = None if padding is None or bool(padding.all()) else padding.bool()[:, None, None, :]
@@ -88,7 +89,9 @@ class KeptPrefix:
             key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
             attention_mask, kwargs["is_causal"] = self._mask(attention_mask, old_key.shape[2]), False
         if self.mode in ("keep", "grow") and self.prefix:
-            self.kept[id(module)] = key[:, :, : self.prefix].clone(), value[:, :, : self.prefix].clone()
+            every = len(key) // self.rows  # one of the canvases of a row will do
+            own = (x[::every, :, : self.prefix].clone() for x in (key, value))
+            self.kept[id(module)] = next(own), next(own)
         return original(module, query, key, value, attention_mask, **kwargs)
 
     def _mask(self, own: torch.Tensor | None, old: int) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from mmaccel.modality import Modality
 
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
+    from mmaccel.presets import Preset
     from mmaccel.testing.contract import Example
 
     from .command import CanvasCommand
@@ -27,7 +28,7 @@ with mmaccel.accelerate(pipe, {method}) as fast:
 class Canvas(Modality):
     name = "canvas"
     title = "Masked and block-diffusion decoders"
-    rank = 4
+    rank = 5
     model = "tiny-canvas"
     note = (
         "A rule adds to what the call's own `threshold=` and schedule commit; `threshold=2` switches the former off,"
@@ -54,6 +55,11 @@ class Canvas(Modality):
         from .examples import examples
 
         return examples()
+
+    def presets(self) -> Mapping[str, Mapping[str, Preset]]:
+        from .presets import PRESETS
+
+        return PRESETS
 
     def benchmarks(self) -> Mapping[str, str]:
         return {"canvas": f"{self.package}.bench.benchmark"}

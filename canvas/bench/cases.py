@@ -30,11 +30,11 @@ THRESHOLDS = (0.95, 0.9, 0.7)  # the last is the pipeline's default
 WORDS = "word by word"
 DRAFTS = "vlm.FusedDraft"  # the alternative for the same weights, written word by word
 METHODS: tuple[Method, ...] = (
-    FreeDave(drafts=2),
     FreeDave(),
+    FreeDave(drafts=4),
     FreeDave(drafts=8),
-    FactorCommit(0.25),
     FactorCommit(),
+    FactorCommit(0.5),
     FactorCommit(1.0),
     FactorCommit(2.0),
     EntropyBound(0.03),

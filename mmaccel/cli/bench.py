@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MmaccelError
+from ..errors import MmaccelError, SettingError
 from ..modality import modalities
 from .arguments import THREADS, whole
 
@@ -105,6 +105,9 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
     from ..bench import pages
     from ..bench.resume import measure
 
+    if arguments.page and arguments.page.is_dir():
+        page = arguments.page / f"{arguments.kind}.md"
+        raise SettingError(f"--page {arguments.page} is a folder: name a file, such as --page {page}")
     benchmark = benchmark_of(arguments.kind)
     torch.set_num_threads(arguments.threads or benchmark.threads)
     with contextlib.redirect_stdout(sys.stderr):  # messages of other libraries are not part of the result

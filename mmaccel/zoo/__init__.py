@@ -107,7 +107,7 @@ def questions(name: str, count: int, seed: int = 0, **choice: Any) -> list[Any]:
     ask = getattr(_module(name), "questions", None)
     if ask is None:
         answering = [other for other in names() if hasattr(_module(other), "questions")]
-        raise SettingError(f"{name} answers no questions: {', '.join(answering)} does")
+        raise SettingError(f"{name} answers no questions, unlike {', '.join(answering)}")
     return list(ask(path(name), count, seed, **choice))
 
 

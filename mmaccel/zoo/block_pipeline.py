@@ -30,12 +30,11 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
     Its loop is that of diffusers. Defaults fit small block-causal models: a canvas of 128 tokens, no editing of
     committed tokens.
 
-    Parameters
+    Attributes
     ----------
-    model
-        A :class:`BlockCausalModel`.
-    scheduler
-        A :class:`ChatScheduler`, or another `BlockRefinementScheduler`.
+    model : BlockCausalModel
+    scheduler : ChatScheduler
+        Or another `BlockRefinementScheduler`.
     tokenizer
         With a mask and an end of the text.
 

@@ -89,7 +89,7 @@ def stand_in(monkeypatch):
     seen.put(monkeypatch, "mmaccel.tuning.tune", tune=tune)
     seen.put(monkeypatch, "mmaccel.plan", plan=plan)
     seen.put(monkeypatch, "mmaccel.files.kept_choices", forget=lambda: seen.note(forgotten=True))
-    for part in (_image, _video, _vlm, _speech, _bench, _demo, _serve):
+    for part in (_image, _video, _vlm, _speech, _canvas, _bench, _demo, _serve):
         part(seen, monkeypatch)
     return seen
 
@@ -177,6 +177,29 @@ def _speech(seen, monkeypatch):
     seen.put(monkeypatch, "mmaccel.speech.stream.stream_comparing", compare_streams=compare_streams)
     seen.put(monkeypatch, "mmaccel.speech.audio.recordings", example=lambda: recording)
     monkeypatch.setattr("mmaccel.speech.command._standard_input", lambda _: iter([b""]))
+
+
+def _canvas(seen, monkeypatch):
+    def read_picture(path):
+        seen.note(seen=path)
+        return f"picture {path}"
+
+    def inputs_of(processor, picture, question):
+        seen.note(question=question)
+        return {}
+
+    def example():
+        seen.note(seen="moving emoji")
+        return "picture"
+
+    def fill(self, gen_length, threshold):
+        seen.note(gen_length=gen_length, threshold=threshold)
+        return SimpleNamespace(texts=["a list"])
+
+    monkeypatch.setattr(Plain, "__call__", fill, raising=False)
+    monkeypatch.setattr(Plain, "baseline", lambda self: contextlib.nullcontext(lambda **_: fill(self, **_)))
+    seen.put(monkeypatch, "mmaccel.canvas.generation", read_picture=read_picture, inputs_of=inputs_of, example=example)
+    seen.put(monkeypatch, "mmaccel.canvas.generation", load=_load(seen, "pipe", "processor"))
 
 
 def _bench(seen, monkeypatch):

@@ -1,5 +1,6 @@
 """A case for every option of the command line: what is said, and what arrives."""
 
+from mmaccel.canvas import FactorCommit
 from mmaccel.cli.bench import benchmarks
 from mmaccel.image import ZipAR
 from mmaccel.speech import MergeAudioTokens
@@ -38,6 +39,7 @@ def typed(method):
 
 
 IMAGE, VIDEO, VLM, SPEECH = ZipAR(window=2), EasyCache(threshold=0.3), DyCoke(keep=0.2), MergeAudioTokens(keep=0.5)
+CANVAS = FactorCommit(factor=2.0)
 SIZES = {
     "--steps": (["--steps", "7"], {"steps": 7}),
     "--frames": (["--frames", "5"], {"frames": 5}),
@@ -72,6 +74,13 @@ HEARD = {
     "audio": (["other.wav", "two.wav"], {"audio": ["other.wav", "two.wav"]}),
     "--example": (["--example"], {"audio": ["eight seconds"], "reference": ["what is said"]}),
     "--reference": (["talk.wav", "--reference", "so"], {"reference": ["so"]}),
+}
+FILLED = {
+    "picture": (["other.png"], {"seen": "other.png"}),
+    "question": (["a.png", "what?"], {"question": "what?"}),
+    "--example": (["--example"], {"seen": "moving emoji"}),
+    "--gen-length": (["--gen-length", "64"], {"gen_length": 64}),
+    "--threshold": (["--threshold", "0.8"], {"threshold": 0.8}),
 }
 STREAMED = {  # if none of these is said, streams are compared
     option: (words, {**found, "methods": found.get("methods", []), "streams": None, "seeds": [0]})
@@ -174,6 +183,12 @@ CASES = {
         "--prompt": (["--prompt", "Molloy"], {"prompt": "Molloy"}),
         **model("other"),
     },
+    "run canvas": {
+        **FILLED, **methods(CANVAS), **model("other"),
+        "--compare": (["--compare"], {"printed": ...}),
+    },
+    "compare canvas": {**FILLED, **COUNTED, **methods(CANVAS), **OUTPUT, **model("other")},
+    "tune canvas": {**FILLED, **COUNTED, **grid("factor"), **tuned(CANVAS), **model("other")},
     "compare image": {
         "prompt": (["blue cup"], {"prompts": ["blue cup"]}),
         **SEEDED, **methods(IMAGE), **OUTPUT, **model("other"),
@@ -229,6 +244,9 @@ USUAL = {
     "run video": (["red heart"], ["-o", "{}/a.png"]),
     "run vlm": (CLIP, []),
     "run speech": (["talk.wav"], []),
+    "run canvas": (["a.png"], []),
+    "compare canvas": (["a.png"], []),
+    "tune canvas": (["a.png"], ["--method", "FactorCommit"]),
     "compare image": (["red heart"], []),
     "compare video": (["red heart"], []),
     "compare vlm": (CLIP, []),

@@ -16,7 +16,7 @@ FORMS = {"count", "last", "order", "presence", "end", "motion", "mover"}
 
 @pytest.fixture(scope="module", params=[32, 64])
 def clips(request):
-    sprites = shipped._sprites(FOLDER)
+    sprites = shipped.sprites_of(FOLDER)
     return [brief_events.draw_clip([3, i], frames=request.param, sprites=sprites) for i in range(60)]
 
 
@@ -62,7 +62,7 @@ def test_what_crosses_goes_from_edge_to_edge_and_nothing_lies_on_another(clips):
 
 
 def test_a_clip_is_a_function_of_its_seed():
-    sprites = shipped._sprites(FOLDER)
+    sprites = shipped.sprites_of(FOLDER)
     one, same, other = (brief_events.draw_clip([3, seed], sprites=sprites) for seed in (5, 5, 6))
     assert (one.frames == same.frames).all() and one.scene == same.scene
     assert (one.frames != other.frames).any()

@@ -8,7 +8,7 @@ import json
 
 import pytest
 from arrivals import stand_in
-from option_cases import CASES, IMAGE, SPEECH, USUAL, VIDEO, VLM
+from option_cases import CANVAS, CASES, IMAGE, SPEECH, USUAL, VIDEO, VLM
 
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
@@ -57,7 +57,7 @@ def arrived(monkeypatch, tmp_path, capsys):
 def _files(folder):
     """A folder with plans and results that commands read."""
     (folder / "results").mkdir(parents=True)
-    for method in (IMAGE, VIDEO, VLM, SPEECH):
+    for method in (IMAGE, VIDEO, VLM, SPEECH, CANVAS):
         Plan((method,), "a family").save(folder / f"{method.name}.json")
     for name, speedup in (("old", 2.0), ("new", 1.0), ("more", 3.0)):
         row = results.row(

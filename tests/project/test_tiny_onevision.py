@@ -157,7 +157,7 @@ def test_held_out_questions_need_no_font(folder, monkeypatch):
 
 def test_shipped_pictures_are_those_of_training(folder):
     drawn = moving_world.draw_clip([4, 4], footage=ONEVISION).frames
-    loaded = moving_world.draw_clip([4, 4], footage=ONEVISION, sprites=shipped._sprites(folder)).frames
+    loaded = moving_world.draw_clip([4, 4], footage=ONEVISION, sprites=shipped.sprites_of(folder)).frames
     assert np.abs(drawn.astype(int) - loaded).max() <= 2
 
 

@@ -92,7 +92,7 @@ def drawn(monkeypatch):
         monkeypatch.setattr(module, "draw_clip", draw)
     for module in (brief_events, moving_questions):
         monkeypatch.setattr(module, "choose", choose)
-    monkeypatch.setattr(tiny_onevision, "_sprites", lambda folder: "sprites" if folder == "folder" else None)
+    monkeypatch.setattr(tiny_onevision, "sprites_of", lambda folder: "sprites" if folder == "folder" else None)
     return asked
 
 

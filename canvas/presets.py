@@ -1,0 +1,20 @@
+"""What `accelerate(pipe, preset=...)` stands for in pipelines that fill canvases."""
+
+from __future__ import annotations
+
+from mmaccel.presets import Preset
+
+from .free_dave import FreeDave
+from .rules.entropy_bound import EntropyBound
+from .rules.factor_commit import FactorCommit
+
+MEASURED = {"model": "tiny-canvas", "cache": False}
+NOTE = "against one token a step; canvas.PrefixCache() beside it saves more, and is exact on block-causal models"
+
+PRESETS = {
+    "block diffusion": {
+        "exact": Preset((FreeDave(),), "canvas", MEASURED, NOTE),
+        "balanced": Preset((FactorCommit(),), "canvas", MEASURED, NOTE),
+        "fast": Preset((EntropyBound(0.3),), "canvas", MEASURED, NOTE),
+    }
+}

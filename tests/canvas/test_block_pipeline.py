@@ -1,0 +1,240 @@
+"""Methods inside diffusers' block-diffusion pipeline, on untrained models of both kinds."""
+
+import pytest
+import torch
+from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import mmaccel
+from mmaccel import canvas
+from mmaccel.canvas import examples
+from mmaccel.errors import ConflictError, MmaccelError, SettingError, UnsupportedTargetError
+from mmaccel.zoo.block_pipeline import ChatScheduler
+
+BUILDS = (examples.bidirectional, examples.block_causal)
+
+
+def run(pipe, arguments, batch=1, **more):
+    return pipe(**arguments(batch, **more)).sequences
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("drafts", (2, 3, 8))
+@pytest.mark.parametrize("call", ({}, {"threshold": 0.3}, {"num_inference_steps": 3}, {"gen_length": 13}))
+@pytest.mark.parametrize("batch", (1, 3))
+def test_free_dave_gives_equal_tokens(build, drafts, call, batch):
+    pipe, arguments = build()
+    plain = run(pipe, arguments, batch, **call)
+    with mmaccel.accelerate(pipe, canvas.FreeDave(drafts)) as fast:
+        assert torch.equal(run(fast, arguments, batch, **call), plain)
+        assert torch.equal(run(fast, arguments, batch, **call), plain), "a second run"
+        assert fast.report.exact and fast.report.details["passes"] <= fast.report.plain_forwards + 6
+
+
+@pytest.mark.parametrize("scheduler", (BlockRefinementScheduler, ChatScheduler))
+@pytest.mark.parametrize("in_prompt", (False, True))
+@pytest.mark.parametrize("seed", range(3))
+def test_free_dave_ends_where_the_pipeline_ends(scheduler, in_prompt, seed):
+    """Also with the token that ends a text in the prompt, after which diffusers' own scheduler never stops."""
+    pipe, arguments = examples.block_causal(seed)
+    pipe.scheduler = scheduler(block_length=examples.BLOCK)
+    plain = run(pipe, arguments, 3, gen_length=40)
+    end = int(plain[0, 20])  # a token that comes in the middle, at other places of other rows
+    call = {"gen_length": 40, "eos_early_stop": True, "eos_token_id": end}
+    given = arguments(3, **call)
+    if in_prompt:
+        given["input_ids"][:, 7] = end
+    plain = pipe(**given).sequences
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        assert torch.equal(fast(**given).sequences, plain)
+    with mmaccel.accelerate(pipe, canvas.FreeDave(), canvas.PrefixCache()) as fast:
+        assert torch.equal(fast(**given).sequences, plain)
+
+
+def test_a_chat_ends_though_its_prompt_holds_the_end():
+    ids = torch.tensor([[2, 5, 2, 6, 7, 2, 9, 9]])
+    told = {"finished": torch.zeros(1, dtype=torch.bool), "eos_token_id": 2, "mask_token_id": 9, "prompt_length": 3}
+    step = {"sampled_tokens": ids[:, 3:], "final_transfer": torch.ones(1, 5, dtype=torch.bool)}
+    assert not BlockRefinementScheduler.check_eos_finished(cur_x=ids, **step, **told).any()
+    told["finished"] = torch.zeros(1, dtype=torch.bool)
+    assert ChatScheduler.check_eos_finished(cur_x=ids, **step, **told).all()
+    told["finished"] = torch.zeros(1, dtype=torch.bool)
+    holes = ids.clone()
+    holes[0, 4] = 9
+    assert not ChatScheduler.check_eos_finished(cur_x=holes, **step, **told).any()
+
+
+def test_free_dave_follows_edits_of_one_row_and_leaves_batches_that_edit():
+    pipe, arguments = examples.bidirectional()
+    call = {"threshold": 0.2, "editing_threshold": 0.2}
+    plain, both = run(pipe, arguments, 1, **call), run(pipe, arguments, 2, **call)
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        assert torch.equal(run(fast, arguments, 1, **call), plain) and not fast.report.warnings
+        assert torch.equal(run(fast, arguments, 2, **call), both)
+        assert "editing_threshold=None" in fast.report.warnings[0] and not fast.report.engaged
+
+
+def test_free_dave_leaves_sampling_alone_and_says_so():
+    pipe, arguments = examples.bidirectional()
+    call = {"temperature": 0.8, "sampling_method": "multinomial"}
+    plain = run(pipe, arguments, generator=torch.Generator().manual_seed(3), **call)
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        assert torch.equal(run(fast, arguments, generator=torch.Generator().manual_seed(3), **call), plain)
+        assert "temperature" in str(fast.report)
+
+
+@pytest.mark.parametrize("methods", ((), (canvas.FreeDave(),), (canvas.FactorCommit(4.0),)))
+@pytest.mark.parametrize("batch", (1, 3))
+@pytest.mark.parametrize("refresh", (0, 3))
+def test_a_cache_is_exact_where_the_text_does_not_see_the_block(methods, batch, refresh):
+    """Rows padded on the left, blocks that begin inside the prompt, and canvases of one row in a batch."""
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, *(methods or (canvas.FreeDave(1),))) as fast:
+        plain = run(fast, arguments, batch)
+    with mmaccel.accelerate(pipe, *methods, canvas.PrefixCache(refresh)) as fast:
+        assert torch.equal(run(fast, arguments, batch), plain)
+        assert fast.report.work_ratio < 1 and fast.report.peak_extra_bytes > 0
+        assert fast.report.exact == (not methods or methods[0].exact)
+
+
+def test_a_cache_is_lossy_where_every_token_sees_every_other():
+    pipe, arguments = examples.bidirectional()
+    plain = run(pipe, arguments, 2)
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
+        assert not torch.equal(run(fast, arguments, 2), plain) and not fast.report.exact
+        coarse = fast.report.forwards
+    with mmaccel.accelerate(pipe, canvas.PrefixCache(2)) as fast:
+        run(fast, arguments, 2)
+        assert coarse < fast.report.forwards < fast.report.plain_forwards
+
+
+def test_a_cache_forgets_the_prompt_before_also_in_calls_of_the_pipeline_itself():
+    pipe, arguments = examples.block_causal()
+    one, other = arguments(), arguments()
+    other["input_ids"] = other["input_ids"].flip(1)
+    plain = pipe(**other).sequences
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()):
+        pipe(**one)
+        assert torch.equal(pipe(**other).sequences, plain)
+
+
+def test_rules_take_sampling_and_a_generator():
+    pipe, arguments = examples.bidirectional()
+    call = {"temperature": 1.0, "sampling_method": "multinomial"}
+    with mmaccel.accelerate(pipe, canvas.FactorCommit(8.0)) as fast:
+        found = [run(fast, arguments, 2, generator=torch.Generator().manual_seed(s), **call) for s in (1, 1, 2)]
+        assert fast.report.engaged
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+def test_rules_add_to_the_call_s_own_threshold_and_leave_no_mask():
+    pipe, arguments = examples.bidirectional()
+    with mmaccel.accelerate(pipe, canvas.FactorCommit(4.0)) as fast:
+        found = run(fast, arguments, 2, threshold=0.1)
+        assert not (found == examples.MASK).any() and not fast.report.plain_forwards
+        few = fast.report.forwards
+        run(fast, arguments, 2)
+        assert few <= fast.report.forwards < fast.report.plain_forwards
+
+
+def test_one_step_a_block_and_an_interrupted_run():
+    pipe, arguments = examples.block_causal()
+    plain = run(pipe, arguments, 2, num_inference_steps=1)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with mmaccel.accelerate(pipe, canvas.FreeDave(), canvas.PrefixCache()) as fast:
+        assert torch.equal(run(fast, arguments, 2, num_inference_steps=1), plain)
+        with pytest.raises(KeyboardInterrupt):
+            run(fast, arguments, 2, callback_on_step_end=stop)
+        assert torch.equal(run(fast, arguments, 2, num_inference_steps=1), plain)
+    assert torch.equal(run(pipe, arguments, 2, num_inference_steps=1), plain)
+
+
+def test_two_rules_do_not_go_together():
+    pipe, _ = examples.bidirectional()
+    with pytest.raises(ConflictError, match="FactorCommit"):
+        mmaccel.accelerate(pipe, canvas.FactorCommit(), canvas.FreeDave())
+
+
+class _Scheduler:
+    """Knows no masks."""
+
+    def step(self, model_output, timestep, sample):
+        raise NotImplementedError
+
+
+class DiffusionGemmaPipeline(LLaDA2Pipeline):
+    """Stands in for diffusers' pipeline of this name, by which it is known."""
+
+
+def _causal():
+    sizes = {name: size for name, size in examples.SIZES.items() if name != "mask_token_id"}
+    return LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+class _Foreign(torch.nn.Module):
+    """Remote code with attention of its own."""
+
+    def forward(self, ids, attention_mask=None, position_ids=None):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("make", "method", "says"),
+    [
+        (lambda: LLaDA2Pipeline(_causal(), BlockRefinementScheduler()), canvas.FreeDave(), "BlockCausalModel"),
+        (lambda: LLaDA2Pipeline(_Foreign(), BlockRefinementScheduler()), canvas.PrefixCache(), "interface"),
+        (lambda: DiffusionGemmaPipeline(_Foreign(), BlockRefinementScheduler()), canvas.FactorCommit(), "random"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(make, method, says):
+    with pytest.raises(UnsupportedTargetError, match=says) as error:
+        mmaccel.accelerate(make(), method)
+    assert "\n" not in str(error.value)
+
+
+def test_a_scheduler_without_masks_is_refused():
+    pipe, _ = examples.bidirectional()
+    pipe.scheduler = _Scheduler()
+    with pytest.raises(UnsupportedTargetError, match="_Scheduler takes no mask_token_id"):
+        mmaccel.accelerate(pipe, canvas.FactorCommit())
+
+
+def test_foreign_models_run_with_rules():
+    pipe, arguments = examples.bidirectional()
+    inner = pipe.model
+
+    class Remote(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def forward(self, ids, attention_mask=None, position_ids=None):
+            return inner(ids, attention_mask=attention_mask, position_ids=position_ids)
+
+    foreign = examples.pipeline(Remote())
+    with mmaccel.accelerate(foreign, canvas.FactorCommit(4.0)) as fast:
+        found = run(fast, arguments, 2)
+    with mmaccel.accelerate(pipe, canvas.FactorCommit(4.0)) as fast:
+        assert torch.equal(run(fast, arguments, 2), found)
+
+
+def test_a_block_causal_model_reads_causally_and_fills_in_both_directions():
+    pipe, arguments = examples.block_causal()
+    ids = arguments()["input_ids"][:, :20]
+    changed = ids.clone()
+    changed[0, -1] = 5
+    one, other = pipe.model(ids).logits, pipe.model(changed).logits
+    before = ids.shape[1] - examples.BLOCK
+    assert torch.equal(one[:, :before], other[:, :before])
+    assert not torch.allclose(one[:, before], other[:, before])
+
+
+def test_block_causal_models_say_what_they_lack():
+    with pytest.raises(SettingError, match="block_length=32"):
+        canvas.BlockCausalModel(_causal())
+    multimodal = _causal()
+    multimodal.config.rope_parameters = {**multimodal.config.rope_parameters, "mrope_section": [1, 1, 2]}
+    with pytest.raises(UnsupportedTargetError, match="three positions"):
+        canvas.BlockCausalModel(multimodal, 8)
+    assert issubclass(UnsupportedTargetError, MmaccelError)

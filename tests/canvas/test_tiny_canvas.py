@@ -1,0 +1,126 @@
+"""The shipped model: its lists, its pictures, its commands."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmaccel
+from mmaccel import canvas, zoo
+from mmaccel.canvas.generation import inputs_of, load, read_picture
+from mmaccel.cli import main as cli
+from mmaccel.demos.training import listed_world
+from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
+from mmaccel.zoo.tiny_onevision import sprites_of
+
+PLAIN = {"threshold": 2}
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return zoo.load("tiny-canvas")
+
+
+@pytest.fixture(scope="module")
+def asked():
+    return zoo.questions("tiny-canvas", 5, seed=9)
+
+
+@pytest.fixture(scope="module")
+def inputs(loaded, asked):
+    return loaded[1](videos=[each.frames for each in asked], text=[each.question for each in asked])
+
+
+@pytest.fixture(scope="module")
+def plain(loaded, inputs):
+    return loaded[0](**inputs, **PLAIN)
+
+
+def right(texts, asked):
+    return sum(text == each.answer for text, each in zip(texts, asked, strict=True))
+
+
+def test_lists_are_right_in_a_batch_and_alone(loaded, asked, plain):
+    pipe, processor = loaded
+    assert right(plain.texts, asked) == len(asked)
+    alone = pipe(**processor(videos=[asked[0].frames], text=asked[0].question), **PLAIN).texts
+    assert alone == plain.texts[:1]
+
+
+def test_exact_methods_give_equal_tokens_in_half_the_passes(loaded, inputs, plain):
+    with mmaccel.accelerate(loaded[0], canvas.FreeDave(8), canvas.PrefixCache()) as fast:
+        found = fast(**inputs, **PLAIN)
+        assert torch.equal(found.sequences, plain.sequences) and fast.report.exact
+        assert fast.report.details["passes"] < 0.7 * fast.report.plain_forwards
+
+
+@pytest.mark.parametrize("rule", (canvas.FactorCommit(0.25), canvas.EntropyBound(0.03)))
+def test_careful_rules_keep_the_lists_in_a_quarter_of_the_passes(loaded, inputs, asked, rule):
+    with mmaccel.accelerate(loaded[0], rule, canvas.PrefixCache()) as fast:
+        assert right(fast(**inputs, **PLAIN).texts, asked) >= len(asked) - 1
+        assert fast.report.work_ratio < 0.25
+
+
+def test_the_same_weights_write_word_by_word(loaded, inputs, asked):
+    pipe = loaded[0]
+    tokens = pipe.model.model.generate(**inputs, max_new_tokens=128, do_sample=False)
+    texts = pipe.tokenizer.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert right(texts, asked) >= len(asked) - 1
+
+
+def test_placeholders_and_visual_tokens_must_be_equally_many(loaded, inputs):
+    broken = inputs["input_ids"].clone()
+    broken[:, 2] = 5 if int(broken[0, 2]) != 5 else 6
+    with pytest.raises(SettingError, match="placeholders for"):
+        loaded[0](**{**inputs, "input_ids": broken}, **PLAIN)
+
+
+def test_pictures_are_a_function_of_their_seed_and_those_held_out_are_never_trained_on():
+    sprites = sprites_of(zoo.path("tiny-onevision"))
+    one, again = (listed_world.draw_listing(3, sprites=sprites) for _ in range(2))
+    assert np.array_equal(one.picture, again.picture) and one.text == again.text
+    trained = {listed_world.draw_listing(seed, sprites=sprites).text for seed in range(50)}
+    held = {listed_world.draw_listing(seed, True, sprites).text for seed in range(50)}
+    assert not (trained & held) and len(trained) == 50
+    counts = [text.count("column") for text in trained]
+    assert min(counts) >= listed_world.FEWEST and max(counts) <= listed_world.MOST
+
+
+def test_the_command_lists_a_file(loaded, asked, tmp_path, capsys):
+    path = tmp_path / "picture.png"
+    Image.fromarray(asked[0].frames[0]).save(path)
+    words = ["run", "canvas", str(path), "--compare", "--method", "canvas.FactorCommit", "--method", "PrefixCache"]
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    assert f"plain: {asked[0].answer}" in printed and f"fast:  {asked[0].answer}" in printed
+    assert "speed-up" in printed
+
+
+def test_compare_shows_texts_and_fewer_steps(loaded, asked):
+    pipe, processor = loaded
+    inputs = inputs_of(processor, Image.fromarray(asked[0].frames[0]), asked[0].question)
+    found = mmaccel.compare(pipe, canvas.FactorCommit(), **inputs, **PLAIN, rounds=1)
+    assert [row["kind"] for row in found.rows][:2] == ["plain", "method"]
+    assert any(row["method"] == "fewer steps" for row in found.rows)
+
+
+def test_files_that_are_no_pictures(tmp_path):
+    with pytest.raises(PromptError, match="there is no file"):
+        read_picture(tmp_path / "none.png")
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(PromptError, match="is no picture"):
+        read_picture(tmp_path / "text.png")
+
+
+def test_other_models_bring_code_that_is_not_run():
+    with pytest.raises(UnsupportedTargetError, match="trust_remote_code=True"):
+        load("inclusionAI/LLaDA2.1-mini")
+
+
+def test_the_card_tells_what_was_measured():
+    folder = zoo.path("tiny-canvas")
+    facts = json.loads((folder / "training.json").read_text())
+    card = (folder / "README.md").read_text()
+    assert f"{facts['exact']['blocks']:.1%} of whole lists" in card and f"{facts['steps']:,} steps" in card
