@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
     from .free_dave import FreeDave
     from .prefix_cache import PrefixCache
+    from .rules.coherent_context import CoherentContext
     from .rules.credit_decoding import CreditDecoding
     from .rules.doubling import Doubling
     from .rules.entropy_bound import EntropyBound
     from .rules.factor_commit import FactorCommit
     from .rules.local_leap import LocalLeap
     from .rules.prophet import Prophet
+    from .rules.sched import SchED
 else:
     __getattr__, __dir__ = on_demand(__name__, __file__)
 
 __all__ = [
     "BlockCausalModel",
     "BlockDiffusionPipeline",
+    "CoherentContext",
     "CreditDecoding",
     "Doubling",
     "EntropyBound",
@@ -45,4 +48,5 @@ __all__ = [
     "LocalLeap",
     "PrefixCache",
     "Prophet",
+    "SchED",
 ]

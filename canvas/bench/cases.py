@@ -18,12 +18,14 @@ from mmaccel.session import accelerate
 
 from ..free_dave import FreeDave
 from ..prefix_cache import PrefixCache
+from ..rules.coherent_context import CoherentContext
 from ..rules.credit_decoding import CreditDecoding
 from ..rules.doubling import Doubling
 from ..rules.entropy_bound import EntropyBound
 from ..rules.factor_commit import FactorCommit
 from ..rules.local_leap import LocalLeap
 from ..rules.prophet import Prophet
+from ..rules.sched import SchED
 
 STEPS = (16, 8, 4)  # of a block of 32, in place of one for each token
 THRESHOLDS = (0.95, 0.9, 0.7)  # the last is the pipeline's default
@@ -45,8 +47,11 @@ METHODS: tuple[Method, ...] = (
     LocalLeap(anchor=0.8, near=0.6),
     CreditDecoding(),
     CreditDecoding(decay=0.8, power=0.2),
+    CoherentContext(steps=2),
+    CoherentContext(),
     Doubling(),
     Prophet(),
+    SchED(),
 )
 
 

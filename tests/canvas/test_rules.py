@@ -79,6 +79,24 @@ def test_prophet_asks_for_less_from_third_to_third():
     assert canvas.Prophet().choose(narrow).all() and not canvas.Prophet(last=4).choose(narrow).any()
 
 
+def test_coherent_context_waits_for_agreement():
+    rule, memory = canvas.CoherentContext(threshold=0.7, steps=2), {}
+    first, second = block([0.9, 0.9, 0.4]), block([0.6, 0.2, 0.9])
+    second.tokens = second.logits.argmax(-1)
+    first.memory = second.memory = memory
+    assert not rule.choose(first).any(), "there is one step only"
+    assert rule.choose(second).int().tolist() == [[1, 0, 0]]  # 0.75 on the mean; two changed their mind
+    assert canvas.CoherentContext(threshold=0.7, steps=1).choose(block([0.9, 0.6])).int().tolist() == [[1, 0]]
+
+
+def test_sched_falls_smoothly():
+    logits = torch.tensor([[[6.0, 0.0]] * 4])
+    made = block([0.9] * 4)
+    rule = canvas.SchED(first=10, last=2)
+    taken = [bool(rule.choose(Block(logits, made.tokens, made.chances, made.masked, n, 9)).all()) for n in range(9)]
+    assert taken == [False] * 4 + [True] * 5  # 6 is half way
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -89,6 +107,8 @@ def test_prophet_asks_for_less_from_third_to_third():
         (lambda: canvas.CreditDecoding(decay=2), "decay=2"),
         (lambda: canvas.Doubling(0.5), "base=0.5"),
         (lambda: canvas.Prophet(middle=-1), "middle=-1"),
+        (lambda: canvas.CoherentContext(steps=0), "steps=0"),
+        (lambda: canvas.SchED(last=-1), "last=-1"),
         (lambda: canvas.FreeDave(0), "drafts=0"),
         (lambda: canvas.PrefixCache(-1), "refresh=-1"),
     ],
