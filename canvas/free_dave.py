@@ -39,7 +39,7 @@ class FreeDave(CanvasMethod):
 
     drafts: int = 2
 
-    paper: ClassVar[str] = "Free Draft-and-Verification: Toward Lossless Parallel Decoding (Wu and Zhang, 2025)"
+    paper: ClassVar[str] = "Free Draft-and-Verification: Toward Lossless Parallel Decoding, Wu and Zhang, 2025"
     lossless: ClassVar[bool] = True
     role: ClassVar[str] = "commit rule"
     neutral: ClassVar[dict[str, Any]] = {"drafts": 1}

@@ -39,7 +39,7 @@ class PrefixCache(CanvasMethod):
 
     refresh: int = 0
 
-    paper: ClassVar[str] = "Fast-dLLM (Wu et al., 2025)"
+    paper: ClassVar[str] = "Fast-dLLM, Wu et al., 2025"
     role: ClassVar[str] = "canvas cache"
     neutral: ClassVar[dict[str, Any]] = {"refresh": 1}
     advice: ClassVar[Advice] = Advice("long prompts, pictures, long texts", "memory for keys and values of the text")

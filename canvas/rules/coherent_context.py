@@ -42,7 +42,7 @@ class CoherentContext(CommitRule):
     threshold: float = 0.9
     steps: int = 3
 
-    paper: ClassVar[str] = "Coherent Contextual Decoding of diffusion language models (2025)"
+    paper: ClassVar[str] = "Coherent Contextual Decoding of diffusion language models, 2025"
     neutral: ClassVar[dict[str, Any]] = {"threshold": 1.0}
     engaging: ClassVar[dict[str, Any]] = {"threshold": 0.0}
     advice: ClassVar[Advice] = Advice("models that change their mind", "the distributions of the last steps in memory")

@@ -45,7 +45,7 @@ class CreditDecoding(CommitRule):
     power: float = 0.5
     weight: float = 0.7
 
-    paper: ClassVar[str] = "CreditDecoding: Accelerating Parallel Decoding with Trace Credits (arXiv 2510.06133, 2025)"
+    paper: ClassVar[str] = "CreditDecoding: Accelerating Parallel Decoding with Trace Credits, arXiv 2510.06133, 2025"
     neutral: ClassVar[dict[str, Any]] = {"weight": 0.0}
     engaging: ClassVar[dict[str, Any]] = {"threshold": 0.0}
     advice: ClassVar[Advice] = Advice("texts that are sure early and committed late", "a second look at all logits")

@@ -39,7 +39,7 @@ class Doubling(CommitRule):
 
     base: float = 2.0
 
-    paper: ClassVar[str] = "Taming Masked Diffusion Language Models (EOSER and ASS; Yang et al., 2025)"
+    paper: ClassVar[str] = "Taming Masked Diffusion Language Models (EOSER and ASS), Yang et al., 2025"
     neutral: ClassVar[dict[str, Any]] = {"base": 1.0}
     advice: ClassVar[Advice] = Advice("a fixed number of passes for each block", "mistakes wherever little is sure")
 

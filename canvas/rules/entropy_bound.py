@@ -39,7 +39,7 @@ class EntropyBound(CommitRule):
 
     bound: float = 0.1
 
-    paper: ClassVar[str] = "EB-Sampler: Accelerated Sampling from Masked Diffusion Models (Ben-Hamu et al., 2025)"
+    paper: ClassVar[str] = "EB-Sampler: Accelerated Sampling from Masked Diffusion Models, Ben-Hamu et al., 2025"
     neutral: ClassVar[dict[str, Any]] = {"bound": 0.0}
     engaging: ClassVar[dict[str, Any]] = {"bound": 30.0}
     advice: ClassVar[Advice] = Advice("the same, where a bound on the error is wanted", "the entropy of each position")

@@ -40,7 +40,7 @@ class FactorCommit(CommitRule):
 
     factor: float = 0.25
 
-    paper: ClassVar[str] = "Fast-dLLM (Wu et al., 2025)"
+    paper: ClassVar[str] = "Fast-dLLM, Wu et al., 2025"
     neutral: ClassVar[dict[str, Any]] = {"factor": 0.0}
     engaging: ClassVar[dict[str, Any]] = {"factor": 8.0}
     advice: ClassVar[Advice] = Advice("texts of which much is sure at once", "words that contradict each other, rarely")

@@ -45,7 +45,7 @@ class LocalLeap(CommitRule):
     near: float = 0.75
     radius: int = 4
 
-    paper: ClassVar[str] = "LocalLeap: anchors and their neighbours in diffusion language models (2025)"
+    paper: ClassVar[str] = "LocalLeap: anchors and their neighbours in diffusion language models, 2025"
     neutral: ClassVar[dict[str, Any]] = {"anchor": 1.0}
     engaging: ClassVar[dict[str, Any]] = {"anchor": 0.0, "near": 0.0}
     advice: ClassVar[Advice] = Advice("the same, with a lower threshold where it is safe", "one pooling a step")

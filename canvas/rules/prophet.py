@@ -40,7 +40,7 @@ class Prophet(CommitRule):
     middle: float = 5.0
     last: float = 2.5
 
-    paper: ClassVar[str] = "Diffusion Language Models Know the Answer Before Decoding (Li et al., 2025)"
+    paper: ClassVar[str] = "Diffusion Language Models Know the Answer Before Decoding, Li et al., 2025"
     neutral: ClassVar[dict[str, Any]] = {"first": 1e9, "middle": 1e9, "last": 1e9}
     engaging: ClassVar[dict[str, Any]] = {"first": 0.0}
     advice: ClassVar[Advice] = Advice("short answers that are sure as a whole", "one unsure token among many sure ones")

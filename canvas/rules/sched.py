@@ -41,7 +41,7 @@ class SchED(CommitRule):
     first: float = 12.0
     last: float = 2.5
 
-    paper: ClassVar[str] = "SchED: progress-aware confidence schedules for diffusion language models (2025)"
+    paper: ClassVar[str] = "SchED: progress-aware confidence schedules for diffusion language models, 2025"
     neutral: ClassVar[dict[str, Any]] = {"first": 1e9, "last": 1e9}
     engaging: ClassVar[dict[str, Any]] = {"first": 0.0, "last": 0.0}
     advice: ClassVar[Advice] = Advice("short answers that are sure as a whole", "one unsure token among many sure ones")
