@@ -48,7 +48,7 @@ def test_a_speed_up_is_picked_by_quality(wan):
         fast(**call)
         good = [point for point in fast.plan.measured if point["speedup"] >= 0.97 * 1.2]
         if good:  # of timings on a busy machine nothing is sure
-            best = max(good, key=lambda point: point["psnr"])
+            best = max(good, key=lambda point: (point["psnr"], point["speedup"]))  # two budgets may make the same clip
             assert fast.plan.methods[0].settings() == best["settings"]
         measured = list(fast.plan.measured)
         fast(**call)
