@@ -19,7 +19,7 @@ class CanvasCommand(Command):
     measured = "listing what a picture shows"
     examples = (
         "mmaccel run canvas --example --compare",
-        "mmaccel run canvas picture.png --method 'FactorCommit(factor=1)' --method PrefixCache",
+        "mmaccel run canvas picture.png --method FactorCommit:factor=1 --method PrefixCache",
     )
     floor = "the share of equal texts"
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.comparison.difference import alike
+from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 
 AGREED = Metric("agreed", "same texts", "share of texts that equal those of the plain pipeline, word for word", ".0%")
@@ -42,9 +42,7 @@ class CanvasTrial(BaseTrial):
         return self.texts(one) == self.texts(other)
 
     def judge(self, plain: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
-        pairs = list(zip(self.texts(plain), self.texts(other), strict=True))
-        ratios = [alike(one, two) for one, two in pairs]
-        return {AGREED.key: sum(one == two for one, two in pairs) / len(pairs), LIKE.key: sum(ratios) / len(ratios)}
+        return dict(zip((AGREED.key, LIKE.key), agreement(self.texts(plain), self.texts(other)), strict=True))
 
     def show(self, output: torch.Tensor) -> Shown:
         return Shown(texts=self.texts(output))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmaccel.patching import intercept_attention, wrap_forward, wrap_method
+from mmaccel.patching import attention_layers, intercept_attention, wrap_forward, wrap_method
 from mmaccel.session import Session
 
 from .free_dave import FreeDave
@@ -63,7 +63,7 @@ class BlockDecoder:
         self.session.around.append(self._run)
         stack.callback(self.session.around.remove, self._run)
         if self.prefix is not None:
-            intercept_attention(stack, self.adapter.attention_modules(), self.prefix.attend)
+            intercept_attention(stack, attention_layers(pipe.model), self.prefix.attend)
         wrap_forward(stack, pipe.model, self._forward)
         self.ends = pipe.scheduler.check_eos_finished
         wrap_method(stack, pipe.scheduler, "check_eos_finished", self._note_finished)
@@ -131,19 +131,20 @@ class BlockDecoder:
         if mask is None:
             return original(**kwargs)
         masked, self.mask = sample == mask, mask
+        filling = bool(masked.any())
         editing = (kwargs.get("editing_threshold") or 0) > 0
         self.filled = None if editing else kwargs["model_output"]
         if int(kwargs["timestep"]) == 0:
             self.learned = {}
-        if self.verifier is not None and self.call is not None and masked.any():
+        if self.verifier is not None and self.call is not None and filling:
             if self.prompt is None:  # the first block begins within it, or where it ends
                 told = kwargs.get("prompt_mask")
                 self.prompt = self.call[1].shape[1] - sample.shape[1] + (0 if told is None else int(told.sum()))
             out = self.verifier.step(original, self.call[1], kwargs, self.finished)
             self.changed = self.verifier.jumps
             return out
-        if self.rule is None or not masked.any():
-            self.plain_steps += bool(masked.any())
+        if self.rule is None or not filling:
+            self.plain_steps += filling
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, masked)
 

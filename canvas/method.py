@@ -41,6 +41,13 @@ class Block:
     steps: int
     memory: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def mean_gap(self) -> torch.Tensor:
+        """How far the best logit stands above the second on the mean of the masked positions, `[B]`."""
+        best = self.logits.topk(2, -1).values
+        gaps = (best[..., 0] - best[..., 1]).masked_fill(~self.masked, 0)
+        return gaps.sum(1) / self.masked.sum(1).clamp(min=1)
+
     def surest(self, counts: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """The first `counts [B]` masked positions by falling `order [B, L]`, as a mask."""
         falling = torch.argsort(order.masked_fill(~self.masked, -torch.inf), dim=1, descending=True, stable=True)

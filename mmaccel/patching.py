@@ -155,6 +155,20 @@ def hook(
         stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
 
 
+def attention_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The self-attention of each layer, in order, of a model whose attention goes through transformers' table."""
+    found: list[Any] = [
+        module
+        for module in model.modules()
+        if isinstance(getattr(module, "layer_idx", None), int)
+        and hasattr(module, "config")
+        and not getattr(module, "is_cross_attention", False)
+        and private.uses_attention_interface(module)
+        and not any(hasattr(part, "layer_idx") for part in module.children())
+    ]
+    return sorted(found, key=lambda module: int(module.layer_idx))
+
+
 def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], attend: Callable[..., Any]) -> None:
     """Route the attention of transformers' modules through `attend`, until `stack` closes.
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.comparison.difference import alike
+from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import SettingError
 
@@ -88,12 +88,7 @@ class AnswerTrial(BaseTrial):
         return torch.equal(one, other)
 
     def judge(self, plain: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
-        pairs = list(zip(self.answers(plain), self.answers(other), strict=True))
-        ratios = [alike(one, two) for one, two in pairs]
-        return {
-            AGREED.key: sum(one == two for one, two in pairs) / len(pairs),
-            LIKE.key: sum(ratios) / len(ratios),
-        }
+        return dict(zip((AGREED.key, LIKE.key), agreement(self.answers(plain), self.answers(other)), strict=True))
 
     def show(self, output: torch.Tensor) -> Shown:
         return Shown(texts=self.answers(output), names=self.asked)

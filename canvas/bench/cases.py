@@ -59,32 +59,22 @@ def cases(pipe: Any, full: bool) -> list[Entry]:
     """All entries, each alone and with the cache."""
     methods = METHODS if full else (FreeDave(), FactorCommit())
     thresholds, steps = (THRESHOLDS, STEPS) if full else (THRESHOLDS[-1:], STEPS[-1:])
-    entries = [Entry(PLAIN, PLAIN), _cached(pipe, "one token a step", "method")]
+    cached, cache = plan(pipe, PrefixCache()), {"cache": True}
+    entries = [Entry(PLAIN, PLAIN), Entry("one token a step", "method", cached, columns=cache)]
     for fewer in steps:
         entries.append(Entry("fewer steps", "simple", fewer=fewer))
-        entries.append(_cached(pipe, "fewer steps", "method", fewer=fewer))
+        entries.append(Entry("fewer steps", "method", cached, fewer, columns=cache))
     for threshold in thresholds:
-        call = functools.partial(_calling, threshold=threshold)
-        columns = {"threshold": threshold}
+        call, columns = functools.partial(_calling, threshold=threshold), {"threshold": threshold}
         entries.append(Entry("own threshold", "rival", setup=call, columns=columns))
-        entries.append(_cached(pipe, "own threshold", "method", setup=call, threshold=threshold))
+        both = functools.partial(call, cache=True)
+        entries.append(Entry("own threshold", "method", setup=both, columns={**columns, **cache}))
     for method in methods:
         entries.append(Entry.of(pipe, method))
-        both = plan(pipe, method, PrefixCache())
-        entries.append(Entry(str(method), "method", both, columns={"cache": True}))
+        entries.append(Entry(str(method), "method", plan(pipe, method, PrefixCache()), columns=cache))
     words = [Entry(WORDS, "rival", setup=_word_by_word)]
     words.append(Entry(f"{WORDS}, drafted", "rival", setup=functools.partial(_word_by_word, name=DRAFTS)))
     return [*entries, *words]
-
-
-def _cached(
-    pipe: Any, label: str, kind: str, fewer: int | None = None, setup: Callable[..., Any] | None = None, **more: Any
-) -> Entry:
-    """An entry with the cache alone."""
-    columns = {"cache": True, **more}
-    if setup is None:
-        return Entry(label, kind, plan(pipe, PrefixCache()), fewer, columns=columns)
-    return Entry(label, kind, None, setup=functools.partial(_calling, cache=True, **more), columns=columns)
 
 
 @contextmanager

@@ -6,12 +6,10 @@ import inspect
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-import torch
-
-from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
+from mmaccel.patching import attention_layers
 from mmaccel.session import Session
 
 from ..decoder import BlockDecoder
@@ -35,18 +33,6 @@ class BlockPipelineAdapter(Adapter):
     def parts(self) -> list[Any]:
         return [self.target, self.target.model, self.target.scheduler]
 
-    def attention_modules(self) -> list[torch.nn.Module]:
-        """Self-attention of each layer, in order, where it goes through transformers' table."""
-        found: list[Any] = [
-            module
-            for module in self.target.model.modules()
-            if isinstance(getattr(module, "layer_idx", None), int)
-            and hasattr(module, "config")
-            and private.uses_attention_interface(module)
-            and not any(hasattr(part, "layer_idx") for part in module.children())
-        ]
-        return sorted(found, key=lambda module: int(module.layer_idx))
-
     @property
     def reads_causally(self) -> bool:
         """Whether tokens before a block do not see it."""
@@ -63,7 +49,7 @@ class BlockPipelineAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"{scheduler} takes no mask_token_id: {method.name} needs a BlockRefinementScheduler in {name}"
             )
-        modules = self.attention_modules()
+        modules = attention_layers(self.target.model)
         if not self.reads_causally and any(getattr(module, "is_causal", False) for module in modules):
             model = type(self.target.model).__name__
             raise UnsupportedTargetError(

@@ -50,8 +50,5 @@ class Prophet(CommitRule):
             self._require(is_number(getattr(self, name), 0), name, "0 or more")
 
     def choose(self, block: Block) -> torch.Tensor:
-        best = block.logits.topk(2, -1).values
-        gaps = (best[..., 0] - best[..., 1]).masked_fill(~block.masked, 0)
-        mean = gaps.sum(1) / block.masked.sum(1).clamp(min=1)
         wide = (self.first, self.middle, self.last)[min(3 * block.step // block.steps, 2)]
-        return block.masked & (mean >= wide)[:, None]
+        return block.masked & (block.mean_gap >= wide)[:, None]

@@ -51,9 +51,6 @@ class SchED(CommitRule):
             self._require(is_number(getattr(self, name), 0), name, "0 or more")
 
     def choose(self, block: Block) -> torch.Tensor:
-        best = block.logits.topk(2, -1).values
-        gaps = (best[..., 0] - best[..., 1]).masked_fill(~block.masked, 0)
-        mean = gaps.sum(1) / block.masked.sum(1).clamp(min=1)
         progress = torch.tensor(min(block.step / max(block.steps - 1, 1), 1.0))
         threshold = self.last + (self.first - self.last) * (1 + torch.cos(torch.pi * progress)) / 2
-        return block.masked & (mean >= threshold.to(mean.device))[:, None]
+        return block.masked & (block.mean_gap >= float(threshold))[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from html import escape
 
@@ -50,6 +50,18 @@ def worst_texts(plain: Shown, other: Shown) -> list[tuple[str, str, str]]:
     names = plain.names if len(plain.names) == len(plain.texts) else [""] * len(plain.texts)
     rows = list(zip(names, plain.texts, other.texts, strict=True))
     return sorted(rows, key=lambda row: (row[1] == row[2], alike(row[1], row[2])))
+
+
+def agreement(plain: Sequence[str], other: Sequence[str]) -> tuple[float, float]:
+    """The share of texts that are equal, word for word, and the mean of what they have in common.
+
+    Examples
+    --------
+    >>> agreement(["a", "b c"], ["a", "b d"])
+    (0.5, 0.75)
+    """
+    pairs = list(zip(plain, other, strict=True))
+    return sum(one == two for one, two in pairs) / len(pairs), sum(alike(*pair) for pair in pairs) / len(pairs)
 
 
 def alike(one: str, other: str) -> float:

@@ -16,7 +16,7 @@ from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.cache import SelectingCache
 from mmaccel.decoding.drafters.draft_method import DraftMethod
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.patching import intercept_attention, wrap_generate
+from mmaccel.patching import attention_layers, intercept_attention, wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
 
@@ -51,16 +51,7 @@ class DecoderAdapter(Adapter):
 
     def attention_modules(self) -> list[torch.nn.Module]:
         """The self-attention of each decoder layer, in order."""
-        found: list[Any] = [
-            module
-            for module in self.decoder.modules()
-            if isinstance(getattr(module, "layer_idx", None), int)
-            and hasattr(module, "config")
-            and not getattr(module, "is_cross_attention", False)
-            and private.uses_attention_interface(module)
-            and not any(hasattr(part, "layer_idx") for part in module.children())
-        ]
-        return sorted(found, key=lambda module: int(module.layer_idx))
+        return attention_layers(self.decoder)
 
     def check(self, method: Any) -> None:
         """Raise, with the reason, for models that would be computed wrongly."""

@@ -19,15 +19,16 @@ import torch
 from tqdm import tqdm
 
 from mmaccel import zoo
+from mmaccel.zoo.frames import OnevisionProcessor
 from mmaccel.zoo.tiny_onevision import sprites_of
 
+from ..onevision.save import save_weights
 from ..onevision.train import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape
 from .check import exact
 from .data import draw
 from .parts import Trained
-from .save import processor_of, save
 
 BLOCKS, CHANCES = (shape.BLOCK, 16, 8), (0.6, 0.25, 0.15)
 PACE = 0.5  # of the learning rates that `tiny-onevision` began with
@@ -36,7 +37,7 @@ PACE = 0.5  # of the learning rates that `tiny-onevision` began with
 def train(module: Trained, args: argparse.Namespace) -> Trained:
     """All weights, tower included."""
     stage = Stage("canvas", module, optimizers_of(module, ("",), PACE), args.minutes, args.output)
-    processor = processor_of(module.model, args.tokenizer)
+    processor = OnevisionProcessor(args.tokenizer, module.model.config)
     for _ in stage.shares(warmup=100, decay=0.5):
         block = int(np.random.default_rng([args.seed, stage.step]).choice(BLOCKS, p=CHANCES))
         batch = draw(processor, args.sprites, [args.seed, 1, stage.step], args.batch, block)
@@ -51,7 +52,7 @@ def train(module: Trained, args: argparse.Namespace) -> Trained:
 def check(stage: Stage, args: argparse.Namespace, count: int = 40) -> None:
     """Whole lists of held-out pictures, one token a step and word by word; saves the model too."""
     model = stage.average.module.model
-    save(model, args.tokenizer, args.output / "model", facts(args, stage.step))
+    save_weights(model, args.tokenizer, args.output / "model", facts(args, stage.step))
     told = exact(args.output / "model", count, seed=1)
     shares = " ".join(f"{kind} {share:.2f}" for kind, share in told.items())
     tqdm.write(f"held out, {stage.clock.seconds / 60:.1f} minutes: {shares}")
@@ -73,9 +74,9 @@ def main(argv: list[str] | None = None) -> None:
     model, args.tokenizer = shape.build_model()
     trained = train(Trained(model), args).model
     steps = int(json.loads((args.output / "canvas.json").read_text())["step"])
-    save(trained, args.tokenizer, args.output / "model", facts(args, steps))
+    save_weights(trained, args.tokenizer, args.output / "model", facts(args, steps))
     measured = {kind: round(share, 3) for kind, share in exact(args.output / "model", args.pictures, seed=0).items()}
-    save(trained, args.tokenizer, args.output / "model", facts(args, steps, exact=measured))
+    save_weights(trained, args.tokenizer, args.output / "model", facts(args, steps, exact=measured))
     print(json.dumps(measured, indent=1))
 
 

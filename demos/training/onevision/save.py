@@ -21,6 +21,18 @@ def save(
     facts: dict[str, object],
 ) -> None:
     """Float16 weights, configuration, tokenizer, the things' pictures, and facts."""
+    save_weights(model, tokenizer, folder, facts)
+    sprites = np.concatenate([world.sprite(name, world.SPRITE_SIZE) for name in world.NAMES], 1)
+    Image.fromarray((sprites * 255).round().astype(np.uint8), "RGBA").save(folder / "sprites.png", optimize=True)
+
+
+def save_weights(
+    model: LlavaOnevisionForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    facts: dict[str, object],
+) -> None:
+    """All of it but the pictures."""
     shipped = copy.deepcopy(model)
     rescale(shipped, 1 / STREAM)
     shipped.half()
@@ -29,6 +41,4 @@ def save(
         config.dtype = None  # it is stored once, for the whole model
     shipped.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    sprites = np.concatenate([world.sprite(name, world.SPRITE_SIZE) for name in world.NAMES], 1)
-    Image.fromarray((sprites * 255).round().astype(np.uint8), "RGBA").save(folder / "sprites.png", optimize=True)
     (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
