@@ -2,13 +2,16 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib
+import pkgutil
 import sys
 from types import SimpleNamespace
 
 import torch
 from PIL import Image
 
+import mmaccel
 from mmaccel.bench.benchmark import in_one
 from mmaccel.comparison import results
 from mmaccel.report import Report
@@ -33,6 +36,14 @@ def told(value):
     if isinstance(value, range | list | tuple):
         return [told(part) for one in value for part in getattr(one, "methods", [one])]
     return value if isinstance(value, bool | int | float | str | dict | None) else str(value)
+
+
+@functools.cache
+def import_all():
+    """Import whatever a command may import: a module that is first imported beside a stand-in would keep it."""
+    for module in pkgutil.walk_packages(mmaccel.__path__, "mmaccel."):
+        if not module.name.startswith(("mmaccel.demos", "mmaccel.kernels.gpu", "mmaccel.__main__")):
+            importlib.import_module(module.name)
 
 
 class Result:
@@ -73,6 +84,7 @@ class Plain:
 
 def stand_in(monkeypatch):
     """Every border that a command crosses gets a stand-in; what arrives there is in what is returned."""
+    import_all()
     seen = Arrivals()
 
     def accelerate(target, *methods, preset=None):
