@@ -19,6 +19,7 @@ from mmaccel.files.output import check_writable, replacing
 
 if TYPE_CHECKING:
     from mmaccel.comparison.comparison import Comparison
+    from mmaccel.serve.endpoint import Endpoint
 
     from .stream.recognizer import StreamingRecognizer
     from .stream.transcribe import Transcript
@@ -47,22 +48,11 @@ class SpeechCommand(Command):
             "--rate", type=whole(1), default=16_000, help="sampling rate of standard input (default 16000)"
         )
         parser.add_argument("--channels", type=whole(1, 64), default=1, help="channels of standard input (default 1)")
-        words = "the policy that decides which words are stable"
-        parser.add_argument("--policy", choices=sorted(POLICIES), default="local-agreement", help=words)
+        _add_listening(parser)
         interval = number("between 0.1 and 60 seconds", lambda value: 0.1 <= value <= 60)
         parser.add_argument(
             "--update-interval", type=interval, default=0.5, help="seconds between two decodings (default 0.5)"
         )
-        pauses = ["auto", "silero", "energy"]
-        parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses")
-        parser.add_argument("--silence", type=positive, default=0.5, help="seconds of silence that end a segment")
-        parser.add_argument("--longest", type=positive, default=15.0, help="seconds after which a segment is cut")
-        parser.add_argument("--language", help="language of a multilingual Whisper, such as de (default: English)")
-        task = "translate writes English (multilingual Whisper; default transcribe)"
-        parser.add_argument("--task", choices=["transcribe", "translate"], default="transcribe", help=task)
-        parser.add_argument("--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper)")
-        packed = "keep a second copy of the weights in oneDNN's layout: faster on a CPU in float32"
-        parser.add_argument("--packed", action="store_true", help=packed)
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Write down what is said in a file, or on standard input while it is said."""
@@ -77,6 +67,17 @@ class SpeechCommand(Command):
         print(made.stats, file=sys.stderr)  # standard output is the text alone
         if arguments.output:
             print(f"wrote {arguments.output}", file=sys.stderr)
+
+    def add_serve(self, parser: Any) -> None:
+        _add_listening(parser)
+
+    @contextlib.contextmanager
+    def served(self, arguments: argparse.Namespace) -> Iterator[Endpoint[Any]]:
+        """Recordings and live speech; drafts are verified inside the streams, so that no methods are needed."""
+        from .serving.transcriptions import ENDPOINT
+
+        recognizer = _recognizer(arguments)
+        yield ENDPOINT(arguments.model, recognizer, recognizer)
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("audio", type=Path, nargs="*", help="audio or video files")
@@ -100,6 +101,22 @@ class SpeechCommand(Command):
 
         model, inputs = self.prepare(arguments)
         return compare_streams(model, **inputs, rounds=arguments.rounds, simple=not arguments.no_simple)
+
+
+def _add_listening(parser: Any) -> None:
+    """Arguments of a recogniser."""
+    words = "the policy that decides which words are stable"
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="local-agreement", help=words)
+    pauses = ["auto", "silero", "energy"]
+    parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses")
+    parser.add_argument("--silence", type=positive, default=0.5, help="seconds of silence that end a segment")
+    parser.add_argument("--longest", type=positive, default=15.0, help="seconds after which a segment is cut")
+    parser.add_argument("--language", help="language of a multilingual Whisper, such as de (default: English)")
+    task = "translate writes English (multilingual Whisper; default transcribe)"
+    parser.add_argument("--task", choices=["transcribe", "translate"], default="transcribe", help=task)
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper)")
+    packed = "keep a second copy of the weights in oneDNN's layout: faster on a CPU in float32"
+    parser.add_argument("--packed", action="store_true", help=packed)
 
 
 def _recordings(arguments: argparse.Namespace) -> tuple[list[Any], list[str] | None]:

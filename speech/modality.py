@@ -33,6 +33,7 @@ class Speech(Modality):
     example = EXAMPLE
     tab = "mmaccel.demos.app.tabs.speech_tab"
     tab_title = "Speech"
+    serving = "mmaccel.speech.serving.transcriptions"
 
     def models(self) -> tuple[str, ...]:
         from .families.weights import names

@@ -21,13 +21,13 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import TextStreamer
 
 from mmaccel.cli.arguments import FRAMES, TOKENS
-from mmaccel.errors import PromptError, SettingError, VideoFileError, shown
-from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
+from mmaccel.errors import PromptError, SettingError, shown
+from mmaccel.serve.endpoint import FILES, LARGEST_SEED, Endpoint, Fields, Left, Request
 
-from .input.read_video import read_at_most
+from .input.uploaded_video import read_clip
 
 ROLES = ("system", "user", "assistant")
-MESSAGES, CHARACTERS, FILES = 200, 200_000, 64  # of a request
+MESSAGES, CHARACTERS, MOST_FILES = 200, 200_000, 64  # of a request
 PIXELS = 4096 * 2304  # of a picture
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
 DATA = re.compile(r"data:(image|video)/([a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
@@ -188,8 +188,8 @@ def _conversation(messages: Any, frames: int) -> tuple[list[dict[str, Any]], lis
         if not isinstance(parts, list) or not parts:
             raise SettingError("a message has no content: give a text, or a list of parts")
         found.append({"role": role, "content": [_part(part, pictures, videos, frames) for part in parts]})
-        if len(pictures) + len(videos) > FILES:
-            raise SettingError(f"there are more than {FILES} pictures and videos: send fewer")
+        if len(pictures) + len(videos) > MOST_FILES:
+            raise SettingError(f"there are more than {MOST_FILES} pictures and videos: send fewer")
     if sum(len(part.get("text", "")) for message in found for part in message["content"]) > CHARACTERS:
         raise SettingError(f"the messages have more than {CHARACTERS} characters: shorten them")
     return found, pictures, videos
@@ -237,10 +237,7 @@ def _frames(data: bytes, kind: str, frames: int) -> list[Image.Image]:
     with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
         path = Path(folder) / f"video.{kind}"  # animated pictures are told by it
         path.write_bytes(data)
-        try:
-            return read_at_most(path, frames, progress=False).images()
-        except VideoFileError as error:
-            raise VideoFileError(str(error).replace(str(path), "the video")) from None
+        return read_clip(path, frames, FILES).images()
 
 
 ENDPOINT = ChatEndpoint

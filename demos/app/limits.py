@@ -7,22 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmaccel.errors import PromptError, SettingError
+from mmaccel.uploads.limits import UploadLimits
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Bounds of one request, and of the app.
+class Limits(UploadLimits):
+    """Bounds of one request, of its uploads too, and of the app.
 
     Attributes
     ----------
     prompt_characters, method_characters
         Longest texts.
-    upload_bytes, clip_seconds, audio_seconds
-        Largest file, and longest clip and recording in it.
-    frame_pixels, clip_pixels, audio_samples
-        Most pixels of one frame of an upload and of all its frames, and most samples of all channels.
-    read_seconds, read_bytes
-        Time and memory that decoding one upload may take.
     steps, frames, side
         Denoising steps, frames, and pixels of a side of a clip.
     waiting
@@ -37,26 +32,12 @@ class Limits:
 
     prompt_characters: int = 2_000
     method_characters: int = 500
-    upload_bytes: int = 64 * 2**20
-    clip_seconds: float = 120.0
-    audio_seconds: float = 300.0
-    frame_pixels: int = 4096 * 2304
-    clip_pixels: int = 10**10
-    audio_samples: int = 192_000 * 600
-    read_seconds: float = 20.0
-    read_bytes: int = 2 * 2**30
     steps: int = 100
     frames: int = 129
-    side: int = 1280
     waiting: int = 16
     sessions: int = 64
     file_seconds: int = 3_600
     disk_bytes: int = 512 * 2**20
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise SettingError(f"Limits({name}={value!r}): it must be above 0")
 
     def prompt(self, text: Any) -> str:
         """The prompt, without spaces around it.

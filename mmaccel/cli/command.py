@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import SettingError
-from ..modality import modalities
+from ..modality import get_modality, modalities
 from .arguments import RUNS, number, whole
-from .model_arguments import add_model, chosen_methods
+from .model_arguments import add_methods, add_model, chosen_methods, opened
 
 if TYPE_CHECKING:
     from ..comparison.comparison import Comparison
+    from ..serve.endpoint import Endpoint
 
 Prepared = tuple[Any, dict[str, Any]]  # a target, and the inputs of its call
 
@@ -64,6 +67,26 @@ class Command(ABC):
     @abstractmethod
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         """The target and the inputs of its call; raises, before the model is loaded, if something is missing."""
+
+    def add_serve(self, parser: Any) -> None:
+        """Add the arguments of `serve` that say how the model is accelerated."""
+        add_methods(parser, self.preset)
+        parser.add_argument("--plain", action="store_true", help="without methods, to see what they save")
+
+    @contextmanager
+    def served(self, arguments: argparse.Namespace) -> Iterator[Endpoint[Any]]:
+        """What `serve` answers with, inside the block."""
+        from .. import session
+
+        if arguments.plain and (arguments.method or arguments.preset or arguments.plan):
+            raise SettingError("--plain is without methods: leave out --method, --preset and --plan, or --plain itself")
+        modality = get_modality(arguments.kind)
+        chosen, preset = chosen_methods(arguments)
+        model = opened(arguments)
+        target = modality.target(model)
+        plain = nullcontext(target)
+        with plain if arguments.plain else session.accelerate(target, *chosen, preset=preset) as used:
+            yield import_module(modality.serving).ENDPOINT(arguments.model, model, used)
 
     def compare(self, arguments: argparse.Namespace) -> Comparison:
         """Run `compare` with its arguments."""

@@ -6,17 +6,15 @@ import argparse
 import importlib.util
 import ipaddress
 import os
-from contextlib import nullcontext
-from importlib import import_module
 from typing import Any
 
 from ..errors import MissingExtraError, SettingError
 from ..modality import get_modality, modalities
 from .arguments import COUNT, positive, whole
-from .model_arguments import add_methods, add_model, chosen_methods, opened
+from .model_arguments import add_model
 
 KEY = "MMACCEL_API_KEY"
-NEEDED = ("starlette", "uvicorn", "prometheus_client")
+NEEDED = ("starlette", "uvicorn", "prometheus_client", "websockets", "python_multipart")
 ABOUT = f"""Serve a model, accelerated, over HTTP as OpenAI's clients ask for it.
 
 Clients must send the API key that the environment variable {KEY} holds, if it is set.
@@ -33,8 +31,7 @@ def add_parser(commands: Any) -> None:
             command = modality.command()
             kind = kinds.add_parser(modality.name, help=command.help, **looks)
             _add_arguments(kind)
-            add_methods(kind, command.preset)
-            kind.add_argument("--plain", action="store_true", help="without methods, to see what they save")
+            command.add_serve(kind)
             add_model(kind, modality.model)
             kind.set_defaults(run=run_serve)
 
@@ -47,6 +44,8 @@ def _add_arguments(parser: Any) -> None:
     waiting = "requests that may wait; the next one is answered 503 (default 16)"
     parser.add_argument("--waiting", type=whole(1, 1000), default=16, help=waiting)
     parser.add_argument("--batch", type=whole(1, COUNT), default=4, help="most rows of a batch (default 4)")
+    streams = "live streams that may be open, where the kind has such; the next one is answered 503 (default 8)"
+    parser.add_argument("--streams", type=whole(1, 1000), default=8, help=streams)
     parser.add_argument("--deadline", type=positive, default=300.0, help="seconds until a 504 (default 300)")
 
 
@@ -58,20 +57,13 @@ def run_serve(arguments: argparse.Namespace) -> None:
     if not key and not _is_loopback(arguments.host):
         advice = f"set {KEY}, such as {KEY}=$(openssl rand -hex 16)"
         raise SettingError(f"--host {arguments.host} is open to others: {advice}")
-    from .. import session
     from ..serve import run
     from ..serve.app import ServerLimits
 
-    modality = get_modality(arguments.kind)
-    if arguments.plain and (arguments.method or arguments.preset or arguments.plan):
-        raise SettingError("--plain is without methods: leave out --method, --preset and --plan, or --plain itself")
-    chosen, preset = chosen_methods(arguments)
-    limits = ServerLimits(waiting=arguments.waiting, batch=arguments.batch, deadline=arguments.deadline)
-    model = opened(arguments)
-    target = modality.target(model)
-    plain = nullcontext(target)
-    with plain if arguments.plain else session.accelerate(target, *chosen, preset=preset) as used:
-        endpoint = import_module(modality.serving).ENDPOINT(arguments.model, model, used)
+    limits = ServerLimits(
+        waiting=arguments.waiting, batch=arguments.batch, deadline=arguments.deadline, sockets=arguments.streams
+    )
+    with get_modality(arguments.kind).command().served(arguments) as endpoint:
         run.serve(endpoint, limits, arguments.host, arguments.port, arguments.allow_host, key, _tell)
 
 

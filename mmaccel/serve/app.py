@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import queue
@@ -19,19 +18,27 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ..errors import MmaccelError, shown
 from .door import Door
-from .endpoint import Endpoint, Left, Refused, Request
+from .endpoint import Answer, Endpoint, Left, Refused, Request, told
+from .forms import fields_of
+from .keys import Key
 from .metrics import Metrics
+from .sockets import Sockets
 from .worker import Worker
 
 log = logging.getLogger("mmaccel.serve")
 PATIENCE = 0.1  # seconds between looks at whether a client is still there
 GONE = 499  # nobody reads it; as nginx counts clients that left
-KINDS = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+# A page loads nothing from elsewhere, and no other page may hold it in a frame.
+PAGE = {
+    "Content-Security-Policy": "default-src 'self'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline';"
+    " connect-src 'self' ws: wss:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class ServerLimits:
         As for :class:`Worker`.
     deadline
         Seconds from a whole request to its answer.
+    sockets, idle_seconds
+        As for :class:`Sockets`.
     """
 
     body_bytes: int = 64 * 2**20
@@ -53,6 +62,8 @@ class ServerLimits:
     waiting: int = 16
     batch: int = 4
     deadline: float = 300.0
+    sockets: int = 8
+    idle_seconds: float = 60.0
 
 
 class Server:
@@ -73,15 +84,19 @@ class Server:
     def __init__(
         self, endpoint: Endpoint[Any], limits: ServerLimits | None = None, key: str = "", hosts: Iterable[str] = ()
     ) -> None:
-        self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), key
+        self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), Key(key)
         self.metrics, self.began = Metrics(), int(time.time())
         self.worker = Worker(endpoint, self.metrics, self.limits.waiting, self.limits.batch)
+        most, idle = self.limits.sockets, self.limits.idle_seconds
+        pages = endpoint.pages().items()
         self.app = Starlette(
             routes=[
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._models),
                 Route(endpoint.path, self._answer, methods=["POST"]),
+                *Sockets(endpoint, self.key, self.metrics, most, idle).routes(),
+                *(Route(path, lambda _, page=page: HTMLResponse(page, headers=PAGE)) for path, page in pages),
             ],
             middleware=[Middleware(Door, hosts=hosts)],
             exception_handlers={MmaccelError: _told, HTTPException: _http, Exception: _failed},
@@ -95,18 +110,18 @@ class Server:
         return JSONResponse({"status": "ok", "model": self.endpoint.name})
 
     async def _metrics(self, request: HttpRequest) -> Response:
-        self._check_key(request)
+        self.key.check(request)
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: HttpRequest) -> Response:
-        self._check_key(request)
+        self.key.check(request)
         model = {"id": self.endpoint.name, "object": "model", "created": self.began, "owned_by": "mmaccel"}
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _answer(self, http: HttpRequest) -> Response:
         status = 500
         try:
-            self._check_key(http)
+            self.key.check(http)
             body = await self._body(http)
             began = time.monotonic()
             request = await run_in_threadpool(self.endpoint.parse, body)
@@ -115,7 +130,8 @@ class Server:
             if request.pieces is not None:
                 status = 200
                 return StreamingResponse(self._events(request, request.pieces, future), media_type="text/event-stream")
-            answer = JSONResponse(await _awaited(http, request, future, until))
+            made = await _awaited(http, request, future, until)
+            answer: Response = PlainTextResponse(made) if isinstance(made, str) else JSONResponse(made)
             self.metrics.seconds.observe(time.monotonic() - began)
             status = 200
             return answer
@@ -128,13 +144,8 @@ class Server:
         finally:
             self.metrics.requests.labels(str(status)).inc()
 
-    def _check_key(self, request: HttpRequest) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
-            raise Refused(401, "this server asks for its API key: send it as `Authorization: Bearer KEY`")
-
     async def _body(self, request: HttpRequest) -> dict[str, Any]:
-        """The JSON of a request, which may neither be too large nor too slow."""
+        """The fields of a request, which may neither be too large nor too slow."""
         most, held = self.limits.body_bytes, bytearray()
         try:
             async with asyncio.timeout(self.limits.read_seconds):
@@ -144,19 +155,17 @@ class Server:
                         raise Refused(413, f"the request has more than {most // 2**20} MiB: send smaller files")
         except TimeoutError:
             raise Refused(408, "the request came too slowly: send it again") from None
-        try:
-            body = json.loads(held)
-        except (ValueError, RecursionError) as error:
-            raise Refused(400, f"the request is no JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise Refused(400, "the request is no JSON object: send {...}")
+        if self.endpoint.takes_forms:
+            body = await fields_of(bytes(held), request.headers.get("content-type", ""))
+        else:
+            body = _json(held)
         model = body.pop("model", None)
         if model not in (None, self.endpoint.name):
             raise Refused(404, f"unknown model {shown(model)}: this server has {self.endpoint.name!r}")
         return body
 
     async def _events(
-        self, request: Request, pieces: queue.SimpleQueue[str], future: Future[dict[str, Any]]
+        self, request: Request, pieces: queue.SimpleQueue[str], future: Future[Answer]
     ) -> AsyncIterator[str]:
         """A stream of server-sent events, until the text ends or the client leaves."""
         try:
@@ -169,7 +178,7 @@ class Server:
             error = future.exception()
             if error is not None:
                 log.info("a stream ended early: %s", error)
-                yield _event(_error(_status(error), _message(error)))
+                yield _event(told(_status(error), _message(error)))
             else:
                 yield _event(self.endpoint.piece(request, None))
             yield "data: [DONE]\n\n"
@@ -177,7 +186,17 @@ class Server:
             request.left.set()
 
 
-async def _awaited(http: HttpRequest, request: Request, future: Future[dict[str, Any]], until: float) -> dict[str, Any]:
+def _json(held: bytearray) -> dict[str, Any]:
+    try:
+        body = json.loads(held)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the request is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise Refused(400, "the request is no JSON object: send {...}")
+    return body
+
+
+async def _awaited(http: HttpRequest, request: Request, future: Future[Answer], until: float) -> Answer:
     """The answer, unless the client leaves or it takes too long."""
     answer = asyncio.wrap_future(future)
     try:
@@ -209,22 +228,16 @@ def _message(error: BaseException) -> str:
     return str(error) if isinstance(error, MmaccelError) else "the server failed: its log says why"
 
 
-def _error(status: int, message: str) -> dict[str, Any]:
-    """An error in OpenAI's form."""
-    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-
-
 async def _told(_: HttpRequest, error: Exception) -> Response:
     status = _status(error)
     headers = {"Retry-After": "5"} if status == 503 else None
-    return JSONResponse(_error(status, _message(error)), status, headers)
+    return JSONResponse(told(status, _message(error)), status, headers)
 
 
 async def _http(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse(_error(error.status_code, f"{error.detail}: {request.url.path}"), error.status_code)
+    return JSONResponse(told(error.status_code, f"{error.detail}: {request.url.path}"), error.status_code)
 
 
 async def _failed(_: HttpRequest, error: Exception) -> Response:
-    return JSONResponse(_error(500, _message(error)), 500)
+    return JSONResponse(told(500, _message(error)), 500)

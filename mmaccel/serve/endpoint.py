@@ -5,13 +5,21 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ..errors import MmaccelError, SettingError, shown
+from ..uploads.limits import UploadLimits
 
+if TYPE_CHECKING:
+    from .sockets import Line
+
+Answer = dict[str, Any] | str  # JSON, or a text as it is
 LARGEST_SEED = 2**63 - 1
+KINDS = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+# Of a file in a request: programs send longer ones than people who try a demo.
+FILES = UploadLimits(clip_seconds=1_800.0, audio_seconds=3_600.0, clip_pixels=10**11, read_seconds=60.0)
 
 
 class Refused(MmaccelError):
@@ -26,6 +34,12 @@ class Refused(MmaccelError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def told(status: int, message: str) -> dict[str, Any]:
+    """An error in OpenAI's form."""
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
 class Left(Exception):  # noqa: N818  no error: nobody waits for the answer any more
@@ -73,9 +87,12 @@ class Endpoint(ABC, Generic[R]):
     ----------------
     path
         Where it answers, such as ``"/v1/images/generations"``.
+    takes_forms
+        Whether requests are multipart forms with a file, instead of JSON.
     """
 
     path: ClassVar[str]
+    takes_forms: ClassVar[bool] = False
 
     def __init__(self, name: str, opened: Any, target: Any) -> None:
         self.name, self.opened, self.target = name, opened, target
@@ -85,8 +102,16 @@ class Endpoint(ABC, Generic[R]):
         """Check a request; raises a `MmaccelError` that says what is wrong with it."""
 
     @abstractmethod
-    def answer(self, requests: list[R]) -> list[dict[str, Any]]:
+    def answer(self, requests: list[R]) -> list[Answer]:
         """Answers to requests of one group; raises :class:`Left` where all of them were left meanwhile."""
+
+    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+        """What talks over a websocket, by path; by default nothing does."""
+        return {}
+
+    def pages(self) -> Mapping[str, str]:
+        """Pages of HTML for people, by path; none by default."""
+        return {}
 
     def piece(self, request: R, text: str | None) -> dict[str, Any]:
         """An event of a stream: some text, or None for its end."""

@@ -24,6 +24,7 @@ class Metrics:
         self.seconds = Histogram("mmaccel_request_seconds", "From a whole request to its answer", **kept)
         self.waiting = Gauge("mmaccel_waiting", "Requests in the queue", **kept)
         self.running = Gauge("mmaccel_running", "Rows of the batch that runs", **kept)
+        self.sockets = Gauge("mmaccel_sockets", "Websockets that are open", **kept)
         self.batches = Histogram("mmaccel_batch_rows", "Rows of a batch", buckets=BATCHES, **kept)
         self.model_seconds = Counter("mmaccel_model_seconds", "Time that the model ran", **kept)
         self.passes = Counter("mmaccel_passes", "Forward passes of the model", **kept)

@@ -11,6 +11,7 @@ import uvicorn
 from .app import Server, ServerLimits
 from .endpoint import Endpoint
 
+LARGEST_MESSAGE = 2**20  # bytes, over a websocket
 GRACE = 5  # seconds for answers that are under way when the server is stopped
 
 
@@ -38,7 +39,8 @@ def serve(
     server = Server(endpoint, limits, key, (host, *hosts))
     place = f"[{host}]" if ":" in host else host
     tell(f"mmaccel serves {endpoint.name} on http://{place}:{listening.getsockname()[1]}{endpoint.path}")
-    config = uvicorn.Config(server.app, log_level="warning", timeout_graceful_shutdown=GRACE, server_header=False)
+    looks: dict[str, Any] = {"log_level": "warning", "server_header": False, "ws_max_size": LARGEST_MESSAGE}
+    config = uvicorn.Config(server.app, timeout_graceful_shutdown=GRACE, **looks)
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from .endpoint import Endpoint, Left, Refused, Request
+from .endpoint import Answer, Endpoint, Left, Refused, Request
 from .metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
@@ -27,7 +27,7 @@ class Job:
 
     request: Request
     until: float
-    future: Future[dict[str, Any]] = field(default_factory=Future)
+    future: Future[Answer] = field(default_factory=Future)
 
     def begin(self) -> bool:
         """Whether it is still to be answered, now."""
@@ -63,7 +63,7 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="mmaccel serve", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, until: float) -> Future[dict[str, Any]]:
+    def submit(self, request: Request, until: float) -> Future[Answer]:
         """Put a request into the queue.
 
         Raises

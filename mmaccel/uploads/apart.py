@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,21 +13,38 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from mmaccel.errors import MmaccelError, VideoFileError
-from mmaccel.speech.audio import audio_file
-from mmaccel.vlm.input import video_readers
+from ..errors import MmaccelError, VideoFileError
+from .limits import UploadLimits
 
-from ..limits import Limits
-from ..runs import Run, log
-
+log = logging.getLogger("mmaccel.uploads")
 SCRIPT = Path(__file__).with_name("decoder.py")
 PATIENCE = 0.1  # seconds between looks at whether it is still wanted
 LONGEST = 2**24  # bytes of one line: the times of some 100,000 frames
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread would take part of its memory
+
+
+class Reading(Protocol):
+    """Whether somebody still waits for an upload."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nobody does."""
+
+    def check(self) -> None:
+        """Raise an error of its own where nobody does."""
+
+
+class Wanted:
+    """A reading that is waited for until it ends."""
+
+    stopped = False
+
+    def check(self) -> None:
+        """Nothing to raise."""
 
 
 class DecoderProcess:
@@ -35,7 +53,7 @@ class DecoderProcess:
     Parameters
     ----------
     run
-        Ends it with its own `Stopped`.
+        Ends it with an error of its own.
     file
         What is read.
     limits
@@ -46,7 +64,7 @@ class DecoderProcess:
         What else `decoder.py` is told.
     """
 
-    def __init__(self, run: Run, file: Path, limits: Limits, error: type[MmaccelError], **asked: Any) -> None:
+    def __init__(self, run: Reading, file: Path, limits: UploadLimits, error: type[MmaccelError], **asked: Any) -> None:
         self.run, self.file, self.limits, self.error = run, file, limits, error
         self._late = False
         told = {**asdict(limits), "file": str(file), **asked}
@@ -97,12 +115,12 @@ class DecoderProcess:
             pass
 
     def _ended(self) -> MmaccelError:
-        """Why it answers no more; raises `Stopped` where its visitor ended it."""
+        """Why it answers no more; raises what `run` does where its visitor ended it."""
         self.close()
         self.run.check()
         if self._late:
             return self.error(
-                f"{self.file} takes longer than {self.limits.read_seconds:g} s to read, the limit of this demo:"
+                f"{self.file} takes longer than {self.limits.read_seconds:g} s to read, the limit here:"
                 " upload a shorter or a smaller one"
             )
         log.warning("the decoder of an upload ended with %s", self._process.returncode)
@@ -119,10 +137,10 @@ class DecoderProcess:
 
 
 class ApartReader:
-    """Frames of an upload, as the readers of :func:`mmaccel.vlm.read_video` give them, no larger than `limits.side`."""
+    """Frames of an upload, no larger than `limits.side`; `module` is the file that has the readers."""
 
-    def __init__(self, run: Run, file: Path, backend: str, limits: Limits) -> None:
-        asked = {"kind": "video", "backend": backend, "module": video_readers.__file__}
+    def __init__(self, run: Reading, file: Path, backend: str, limits: UploadLimits, module: str) -> None:
+        asked = {"kind": "video", "backend": backend, "module": module}
         self._decoder, self._side = DecoderProcess(run, file, limits, VideoFileError, **asked), limits.side
         try:
             head = self._decoder.take()
@@ -146,9 +164,11 @@ class ApartReader:
         self._decoder.close()
 
 
-def decoded_apart(run: Run, file: Path, limits: Limits, error: type[MmaccelError]) -> Iterator[tuple[np.ndarray, int]]:
-    """Samples of an upload, float32 `[n]`, with their rates."""
-    decoder = DecoderProcess(run, file, limits, error, kind="audio", module=audio_file.__file__)
+def decoded_apart(
+    run: Reading, file: Path, limits: UploadLimits, error: type[MmaccelError], module: str
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Samples of an upload, float32 `[n]`, with their rates; `module` is the file that has the reader."""
+    decoder = DecoderProcess(run, file, limits, error, kind="audio", module=module)
     try:
         while count := int((answer := decoder.take())["samples"]):
             if not 0 < count <= limits.audio_samples:

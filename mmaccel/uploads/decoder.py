@@ -152,13 +152,13 @@ def check_size(file: Path, width: int, height: int, frames: int, asked: Any) -> 
     # FFmpeg, which is told a bound too, tells no size of what is beyond it.
     if not 0 < width * height <= asked.frame_pixels:
         raise VideoFileError(
-            f"{file} has frames of more than {asked.frame_pixels / 1e6:.1f} million pixels, the limit of this demo:"
+            f"{file} has frames of more than {asked.frame_pixels / 1e6:.1f} million pixels, the limit here:"
             " upload a smaller one"
         )
     if width * height * frames > asked.clip_pixels:
         raise VideoFileError(
-            f"{file} has more than {asked.clip_pixels / 1e9:g} billion pixels in all its frames, the limit of this"
-            " demo: upload a part of it, or a smaller one"
+            f"{file} has more than {asked.clip_pixels / 1e9:g} billion pixels in all its frames, the limit"
+            " here: upload a part of it, or a smaller one"
         )
 
 
@@ -171,7 +171,7 @@ def check_samples(file: Path, count: float, asked: Any) -> None:
 
 
 def too_long(file: Path, most: float, error: type[MmaccelError]) -> MmaccelError:
-    return error(f"{file} lasts longer than {most:g} s, the limit of this demo: upload a part of it")
+    return error(f"{file} lasts longer than {most:g} s, the limit here: upload a part of it")
 
 
 def ffmpeg_options(asked: Any) -> dict[str, str]:

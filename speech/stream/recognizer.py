@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -119,6 +120,34 @@ class StreamingRecognizer:
                 f"segments of {needed:g} seconds do not fit into this model, which takes {longest:g}:"
                 f" pass endpoint=speech.{type(self.endpoint).__name__}(longest={longest - self.endpoint.silence:g})"
             )
+
+    def told(
+        self, language: str | None = None, task: str = "transcribe", prompt: str = "", silence: float | None = None
+    ) -> StreamingRecognizer:
+        """The same recogniser with other instructions; both take turns with the model.
+
+        Parameters
+        ----------
+        language, task, prompt
+            As at the beginning.
+        silence
+            Seconds of silence that end a segment; None (default) for those of the endpoint.
+
+        Raises
+        ------
+        SettingError
+            If the model cannot be told one of them, or such a pause ends no segment.
+        UnknownNameError
+            If there is no such language or task.
+        """
+        other = copy.copy(self)
+        other.adapter = copy.copy(self.adapter)
+        other.adapter.instruct(language, task, prompt)
+        if silence is not None:
+            padding = min(self.endpoint.padding, silence)
+            other.endpoint = replace(self.endpoint, silence=silence, padding=padding)
+        other._check()
+        return other
 
     def stream(
         self, sample_rate: float = 16_000, update_interval: float | None = 0.5, channels: int | None = None

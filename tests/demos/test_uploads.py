@@ -21,9 +21,9 @@ from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits, number
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.tabs import question_tab, speech_tab
-from mmaccel.demos.app.uploads import apart, reading
 from mmaccel.demos.app.uploads.reading import read_clip, read_recording
 from mmaccel.errors import AudioError, MissingExtraError, PromptError, SettingError, VideoFileError
+from mmaccel.uploads import apart, found
 
 PICTURES = ("gif", "webp", "apng")
 SIDE, HEIGHT, COUNT, RATE = 192, 128, 6, 16_000
@@ -329,7 +329,7 @@ def test_sound_of_a_decoder_that_was_taken_over_is_refused(tmp_path, slow, count
 
 def test_a_refusal_ends_the_decoder_and_its_reason_stays_in_the_log(tmp_path, slow, caplog):
     slow.write_text(say({"error": "damaged", "log": "ValueError('secret')"}))
-    with caplog.at_level("INFO", logger="mmaccel.demo"), pytest.raises(VideoFileError, match="^damaged$"):
+    with caplog.at_level("INFO", logger="mmaccel.uploads"), pytest.raises(VideoFileError, match="^damaged$"):
         read_clip(str(clip(tmp_path, "gif")), 1, Limits())
     assert "secret" in caplog.text and not running(slow), "it goes on"
     slow.write_text("raise SystemExit(3)\n")
@@ -345,9 +345,9 @@ def test_sound_that_breaks_off_is_refused(tmp_path, slow):
 
 
 def test_without_pyav_the_visitor_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "find_spec", lambda name: None)
+    monkeypatch.setattr(found, "find_spec", lambda name: None)
     for read in (lambda path: read_clip(path, 8, Limits()), lambda path: read_recording(path, Limits())):
-        with pytest.raises(MissingExtraError, match="mmaccel.demo"):
+        with pytest.raises(MissingExtraError, match="mmaccel.video"):
             read("clip.mp4")
         with pytest.raises((VideoFileError, AudioError), match="upload one first"):
             read("")

@@ -127,6 +127,8 @@ def test_what_nobody_waits_for_is_given_up(endpoint, questions):
         endpoint.answer([request])
 
 
+# It names a file of the server, which FFmpeg would open.
+PLAYLIST = "data:video/mp4;base64," + base64.b64encode(b"ffconcat version 1.0\nfile /etc/passwd\n").decode()
 BAD = (
     ([], "messages is missing"),
     ([{"role": "robot", "content": "x"}], "the role 'robot'"),
@@ -136,7 +138,8 @@ BAD = (
     (about("x", type="image_url", image_url={"url": "data:video/mp4;base64,AAAA"}), "image_url must hold the file"),
     (about("x", type="image_url", image_url={"url": "data:image/png;base64,####"}), "is no base64"),
     (about("x", type="image_url", image_url={"url": "data:image/png;base64,AAAA"}), "a picture cannot be read"),
-    (about("x", type="video_url", video_url={"url": "data:video/mp4;base64,AAAA"}), "the video "),
+    (about("x", type="video_url", video_url={"url": "data:video/mp4;base64,AAAA"}), "video.mp4 is no video file"),
+    (about("x", type="video_url", video_url={"url": PLAYLIST}), "video.mp4 is no video file"),
     ([{"role": "user", "content": "x" * 200_001}], "more than 200000 characters"),
 )
 

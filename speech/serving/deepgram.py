@@ -1,0 +1,97 @@
+"""Live speech in the messages of Deepgram's `listen`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from mmaccel.errors import AudioError, SettingError, shown
+from mmaccel.serve.endpoint import Fields
+from mmaccel.serve.sockets import Line
+
+from ..audio.wav_header import RATES
+from ..stream.events import Endpoint, Event, Final, Partial
+from ..stream.recognizer import StreamingRecognizer
+from .listening import Listening
+
+# What other recognisers can be asked for, and this one writes as it is.
+IGNORED = ("punctuate", "smart_format", "vad_events", "tag", "version")
+
+
+async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
+    """Take raw 16-bit samples, and answer with `Results`."""
+    listening, has_partials = _begun(line.query, recognizer, name)
+    await line.open()
+    reached = 0.0
+    while True:
+        message = await line.take()
+        asked = "" if isinstance(message, bytes) else _asked(message)
+        if asked == "KeepAlive":
+            continue
+        ends = asked in ("Finalize", "CloseStream") or message == b""
+        work = listening.end if ends else lambda held=message: listening.push(held)
+        events = await run_in_threadpool(work)
+        for said in _results(events, has_partials, reached, asked == "Finalize"):
+            reached = said["start"] + said["duration"] if said["is_final"] else reached
+            await line.give(said)
+        if asked == "CloseStream" or message == b"":
+            await line.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
+            return
+
+
+def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) -> tuple[Listening, bool]:
+    """What listens as the address asks for it, and whether partials are told."""
+    fields = Fields(query)
+    rate, channels = _whole(fields, "sample_rate", 16_000, RATES[1]), _whole(fields, "channels", 1, 8)
+    silence = _whole(fields, "endpointing", 0, 10_000)
+    has_partials = fields.take("interim_results", "false") == "true"
+    fields.only("encoding", "linear16")
+    fields.only("model", None, name)
+    language = fields.take("language")
+    for ignored in IGNORED:
+        fields.take(ignored)
+    fields.end()
+    listens = recognizer.told(language, silence=silence / 1000 if silence else None)
+    return Listening(listens, rate, channels, 0.5 if has_partials else None), has_partials
+
+
+def _whole(fields: Fields, name: str, default: int, most: int) -> int:
+    text = fields.take(name, str(default))
+    if not text.isdecimal() or not int(text) <= most:
+        raise SettingError(f"{name}={shown(text)}: give a whole number of at most {most}")
+    return int(text)
+
+
+def _asked(message: str) -> str:
+    """What a message of JSON asks for."""
+    try:
+        asked = json.loads(message).get("type")
+    except (ValueError, AttributeError, RecursionError):
+        asked = None
+    if asked not in ("KeepAlive", "Finalize", "CloseStream"):
+        raise AudioError("a text that is none of KeepAlive, Finalize and CloseStream: send samples as bytes")
+    return str(asked)
+
+
+def _results(events: list[Event], has_partials: bool, reached: float, flushed: bool) -> list[dict[str, Any]]:
+    """Messages for events; a final behind a pause ends what was said."""
+    found, paused = [], False
+    for event in events:
+        if isinstance(event, Endpoint):
+            paused = True
+        elif isinstance(event, Final):
+            words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in event.words]
+            lasts = {"start": event.start, "duration": event.end - event.start, "from_finalize": flushed}
+            found.append(_result(event.text, words, is_final=True, speech_final=paused or flushed, **lasts))
+            paused = False
+        elif has_partials and isinstance(event, Partial):
+            lasts = {"start": reached, "duration": max(event.time - reached, 0.0)}
+            found.append(_result(event.stable + event.unstable, [], is_final=False, speech_final=False, **lasts))
+    return found
+
+
+def _result(text: str, words: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    said = {"alternatives": [{"transcript": text.strip(), "words": words}]}
+    return {"type": "Results", "channel_index": [0, 1], "channel": said, **more}

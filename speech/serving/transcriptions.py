@@ -1,0 +1,165 @@
+"""Recordings over HTTP, as OpenAI's `audio/transcriptions` asks for their text."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from mmaccel.errors import SettingError
+from mmaccel.serve.endpoint import FILES, Answer, Endpoint, Fields, Left, Request
+from mmaccel.serve.forms import Upload
+from mmaccel.serve.sockets import Line
+
+from ..audio.endpoint import RATE
+from ..audio.uploaded_audio import read_recording
+from ..stream.events import Event, Final
+from ..stream.recognizer import StreamingRecognizer
+from ..stream.subtitles import FORMATS
+from ..stream.transcribe import Transcript, pieces, transcript
+from . import deepgram, realtime
+
+PROMPT = 1_000  # characters
+HOLDS = ("json", "text", "srt", "vtt", "verbose_json")
+TEXTS = {"response_format": "json", "language": "", "prompt": "", "stream": "false"}  # fields, and what they are else
+
+
+@dataclass(kw_only=True)
+class Recording(Request):
+    """A recording to write down.
+
+    Attributes
+    ----------
+    samples
+        At 16 kHz.
+    form
+        How its text is told, one of `HOLDS`.
+    recognizer
+        Told the language and the words of the request.
+    language
+        As the request says it.
+    has_words
+        Whether ``"verbose_json"`` has the words too.
+    said
+        What a stream of events has told so far.
+    """
+
+    samples: torch.Tensor
+    form: str
+    recognizer: StreamingRecognizer
+    language: str | None
+    has_words: bool
+    said: list[str] = field(default_factory=list)
+
+
+class TranscriptionEndpoint(Endpoint[Recording]):
+    """Writes recordings down, one after the other, and listens to streams meanwhile."""
+
+    path = "/v1/audio/transcriptions"
+    takes_forms = True
+    opened: StreamingRecognizer
+
+    def parse(self, body: Mapping[str, Any]) -> Recording:
+        fields = Fields(body)
+        given, words = fields.take("file"), fields.take("timestamp_granularities", [])
+        texts = {name: fields.take(name, default) for name, default in TEXTS.items()}
+        fields.only("temperature", "0", "0.0")
+        fields.only("chunking_strategy", "auto")
+        fields.end()
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise SettingError(f"{name} is no text: send files as `file`")
+        form, prompt, language = texts["response_format"], texts["prompt"], texts["language"] or None
+        if form not in HOLDS:
+            raise SettingError(f"response_format={form!r}: give one of {', '.join(HOLDS)}")
+        if len(prompt) > PROMPT:
+            raise SettingError(f"prompt has {len(prompt)} characters: shorten it to {PROMPT} or fewer")
+        return Recording(
+            samples=_samples(given),
+            form=form,
+            recognizer=self.opened.told(language, prompt=prompt),
+            language=language,
+            has_words="word" in words,
+            pieces=queue.SimpleQueue() if texts["stream"].lower() == "true" else None,
+        )
+
+    def answer(self, requests: list[Recording]) -> list[Answer]:
+        """Write down the recording of the only request."""
+        (request,) = requests
+        with request.recognizer.stream(update_interval=None) as stream:
+            events: list[Event] = []
+            for piece in pieces(request.samples, progress=False):
+                if request.left.is_set():
+                    raise Left
+                events += _handed_on(stream.push(piece), request)
+            events += _handed_on(stream.finish(), request)
+        return [_written(transcript(events, stream.stats), request)]
+
+    def piece(self, request: Recording, text: str | None) -> dict[str, Any]:
+        if text is None:
+            return {"type": "transcript.text.done", "text": "".join(request.said)}
+        request.said.append(text)
+        return {"type": "transcript.text.delta", "delta": text}
+
+    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+        return {
+            "/v1/realtime": lambda line: realtime.talk(line, self.opened, self.name),
+            "/v1/listen": lambda line: deepgram.talk(line, self.opened, self.name),
+        }
+
+    def pages(self) -> Mapping[str, str]:
+        page = files(__package__).joinpath("microphone.html").read_text(encoding="utf-8")
+        return {"/": page}
+
+
+def _samples(given: Any) -> torch.Tensor:
+    """The sound of a file that came with a request."""
+    if not isinstance(given, Upload):
+        raise SettingError("file is missing: send a recording, such as talk.wav")
+    suffix = PurePosixPath(given.name.replace("\\", "/")).suffix
+    with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
+        path = Path(folder) / f"recording{suffix if suffix[1:].isalnum() and len(suffix) < 8 else ''}"
+        path.write_bytes(given.data)
+        return read_recording(path, FILES)
+
+
+def _handed_on(events: list[Event], request: Recording) -> Iterator[Event]:
+    """Events, of which finals go into the stream of the request too."""
+    for event in events:
+        if request.pieces is not None and isinstance(event, Final) and event.text:
+            request.pieces.put(event.text if request.pieces.empty() and not request.said else f" {event.text}")
+        yield event
+
+
+def _written(made: Transcript, request: Recording) -> Answer:
+    """A transcript in the form of the request."""
+    if request.form == "text":
+        return f"{made.text}\n"
+    if request.form in ("srt", "vtt"):
+        return FORMATS[f".{request.form}"](list(made.segments), None)
+    if request.form == "json":
+        return {"text": made.text}
+    segments = [_segment(number, segment) for number, segment in enumerate(made.segments)]
+    words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in made.words]
+    return {
+        "task": "transcribe",
+        "language": request.language or "english",
+        "duration": len(request.samples) / RATE,
+        "text": made.text,
+        "segments": segments,
+        **({"words": words} if request.has_words else {}),
+    }
+
+
+def _segment(number: int, segment: Final) -> dict[str, Any]:
+    tokens = list(segment.tokens)
+    return {"id": number, "start": segment.start, "end": segment.end, "text": segment.text, "tokens": tokens}
+
+
+ENDPOINT = TranscriptionEndpoint

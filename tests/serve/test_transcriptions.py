@@ -1,0 +1,146 @@
+"""Recordings over HTTP, by OpenAI's own client."""
+
+import importlib.util
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from listening import client, listening
+
+from mmaccel import speech
+from mmaccel.errors import AudioError, SettingError
+from mmaccel.serve.endpoint import Left
+from mmaccel.serve.forms import Upload
+from mmaccel.speech.serving import transcriptions
+
+
+@pytest.fixture(scope="module")
+def recording():
+    """Ten seconds of human speech."""
+    found = importlib.util.find_spec("moonshine_voice")
+    if found is None or importlib.util.find_spec("soxr") is None:
+        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
+    return Path(found.origin).parent / "assets" / "beckett.wav"
+
+
+@pytest.fixture(scope="module")
+def endpoint(recording):
+    recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"))
+    return transcriptions.ENDPOINT("moonshine-tiny", recognizer, recognizer)
+
+
+@pytest.fixture(scope="module")
+def made(recording, endpoint):
+    return speech.transcribe(recording, endpoint.opened)
+
+
+@pytest.fixture(scope="module")
+def ask(endpoint):
+    with listening(endpoint) as (_, address):
+        yield client(address).audio.transcriptions
+
+
+def test_the_text_is_that_of_a_stream(ask, recording, made):
+    answer = ask.create(model="moonshine-tiny", file=recording)
+    assert answer.text == made.text and len(made.text.split()) > 10
+
+
+def test_other_forms(ask, recording, made, tmp_path):
+    assert ask.create(model="moonshine-tiny", file=recording, response_format="text") == f"{made.text}\n"
+    for form in ("srt", "vtt"):
+        made.save(tmp_path / f"talk.{form}")
+        told = ask.create(model="moonshine-tiny", file=recording, response_format=form)
+        assert told == (tmp_path / f"talk.{form}").read_text(encoding="utf-8")
+
+
+def test_words_have_their_times(ask, recording, made):
+    words = ["word", "segment"]
+    told = ask.create(
+        model="moonshine-tiny", file=recording, response_format="verbose_json", timestamp_granularities=words
+    )
+    assert [(w.word, w.start, w.end) for w in told.words] == [(w.text.strip(), w.start, w.end) for w in made.words]
+    assert [part.text for part in told.segments] == [part.text for part in made.segments]
+    assert told.duration == pytest.approx(9.98, abs=0.2)
+    few = ask.create(model="moonshine-tiny", file=recording, response_format="verbose_json")
+    assert few.words is None
+
+
+def test_a_stream_of_events_has_the_same_text(ask, recording, made):
+    events = list(ask.create(model="moonshine-tiny", file=recording, stream=True))
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == made.text
+    assert [event.type for event in events[-2:]] == ["transcript.text.delta", "transcript.text.done"]
+
+
+BAD = (
+    ({"response_format": "diarized_json"}, "response_format='diarized_json': give one of json, text"),
+    ({"language": "de"}, "language='de'"),
+    ({"prompt": "Kubernetes"}, "prompt='Kubernetes'"),
+    ({"prompt": "x" * 2000}, "prompt has 2000 characters"),
+    ({"temperature": 0.7}, "temperature='0.7'"),
+    ({"include": ["logprobs"]}, "'include' is not used here"),
+    ({"model": "whisper-1"}, "unknown model 'whisper-1': this server has 'moonshine-tiny'"),
+    ({"file": ("talk.wav", b"RIFF")}, "recording.wav"),
+    ({"file": ("talk.wav", b"")}, "recording.wav is empty"),
+    # it names a file of the server, which FFmpeg would open
+    ({"file": ("list.txt", b"ffconcat version 1.0\nfile /etc/passwd\n")}, "recording.txt is no audio file"),
+    ({"file": ("../../x.wav/../..", b"RIFF")}, "recording is no audio file"),
+)
+
+
+@pytest.mark.parametrize(("asked", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_requests_say_what_is_wrong(ask, recording, asked, message):
+    with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as error:
+        ask.create(**{"model": "moonshine-tiny", "file": recording, **asked})
+    assert message in error.value.body["message"]
+
+
+def test_what_is_no_form_is_refused(endpoint):
+    with listening(endpoint) as (_, address):
+        url = f"{address}/v1/audio/transcriptions"
+        for given in (
+            {"json": {"file": "x"}},
+            {"content": b"--x", "headers": {"Content-Type": "multipart/form-data"}},
+            {"content": b"no form", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
+            {"data": {"model": "moonshine-tiny"}, "files": {"prompt": b"x"}},
+        ):
+            answer = httpx.post(url, **given)
+            assert answer.status_code == 400 and re.search("multipart|prompt is no text", answer.text)
+
+
+def test_long_recordings_are_refused(endpoint, recording, monkeypatch):
+    monkeypatch.setattr(transcriptions, "FILES", replace(transcriptions.FILES, audio_seconds=2))
+    with pytest.raises(AudioError, match="recording.wav lasts longer than 2 s"):
+        endpoint.parse({"file": Upload("a.wav", recording.read_bytes())})
+
+
+def test_what_nobody_waits_for_is_given_up(endpoint, recording):
+    request = endpoint.parse({"file": Upload("a.wav", recording.read_bytes())})
+    request.left.set()
+    with pytest.raises(Left):
+        endpoint.answer([request])
+
+
+def test_a_request_leaves_the_recogniser_as_it_was(endpoint):
+    other = endpoint.opened.told(silence=0.2)
+    assert other.endpoint.silence == 0.2 and endpoint.opened.endpoint.silence != 0.2
+    assert other.lock is endpoint.opened.lock, "they take turns with the model"
+    assert other.adapter is not endpoint.opened.adapter
+    with pytest.raises(SettingError):
+        endpoint.opened.told(silence=-1)
+
+
+def test_the_page_is_there(endpoint):
+    with listening(endpoint) as (_, address):
+        page = httpx.get(address)
+        assert page.status_code == 200 and "Speak, and read along" in page.text
+        assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+
+
+def test_a_file_like_object_is_taken(ask, recording, made):
+    file = io.BytesIO(recording.read_bytes())
+    file.name = "talk.wav"
+    assert ask.create(model="moonshine-tiny", file=file).text == made.text
