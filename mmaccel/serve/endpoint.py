@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -102,7 +102,7 @@ class Endpoint(ABC, Generic[R]):
         """Check a request; raises a `MmaccelError` that says what is wrong with it."""
 
     @abstractmethod
-    def answer(self, requests: list[R]) -> list[Answer]:
+    def answer(self, requests: list[R]) -> Sequence[Answer]:
         """Answers to requests of one group; raises :class:`Left` where all of them were left meanwhile."""
 
     def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ async def fields_of(held: bytes, content_type: str) -> dict[str, Any]:
     if not content_type.lower().startswith("multipart/form-data"):
         raise Refused(400, "the request is no multipart/form-data, in which OpenAI's clients send files")
 
-    async def whole() -> AsyncIterator[bytes]:
+    async def whole() -> AsyncGenerator[bytes, None]:
         yield held
 
     try:

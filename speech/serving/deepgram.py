@@ -27,16 +27,15 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     reached = 0.0
     while True:
         message = await line.take()
-        asked = "" if isinstance(message, bytes) else _asked(message)
+        asked = _asked(message) if isinstance(message, str) else ""
         if asked == "KeepAlive":
             continue
-        ends = asked in ("Finalize", "CloseStream") or message == b""
-        work = listening.end if ends else lambda held=message: listening.push(held)
-        events = await run_in_threadpool(work)
+        ends = isinstance(message, str) or not message
+        events = await (run_in_threadpool(listening.end) if ends else run_in_threadpool(listening.push, message))
         for said in _results(events, has_partials, reached, asked == "Finalize"):
             reached = said["start"] + said["duration"] if said["is_final"] else reached
             await line.give(said)
-        if asked == "CloseStream" or message == b"":
+        if asked == "CloseStream" or not message:
             await line.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
             return
 

@@ -97,8 +97,8 @@ class Conversation:
         if not (silence is None or is_number(silence, 1, 10_000)):
             raise SettingError(f"silence_duration_ms={shown(silence)}: give milliseconds, such as 500")
         rate = _rate(heard)
-        told = {"language": words.get("language"), "prompt": words.get("prompt") or ""}
-        listens = self._base.told(**told, silence=None if silence is None else silence / 1000)
+        seconds = None if silence is None else silence / 1000
+        listens = self._base.told(words.get("language"), prompt=words.get("prompt") or "", silence=seconds)
         self._listening, self._waits = Listening(listens, rate), turns is None
         kept = self.session["audio"]["input"]
         kept["format"]["rate"], kept["turn_detection"] = rate, turns

@@ -261,7 +261,8 @@ def _demo(seen, monkeypatch):
 def _serve(seen, monkeypatch):
     def serve(endpoint, limits, host, port, hosts, key, tell):
         seen.note(**{name: getattr(limits, name) for name in ("waiting", "batch", "deadline")})
-        seen.note(host=host, port=port, hosts=hosts, key=key, served=isinstance(endpoint.target, Plain))
+        seen.note(streams=limits.sockets, host=host, port=port, hosts=hosts, key=key)
+        seen.note(served=isinstance(endpoint.target, Plain))
 
     monkeypatch.delenv("MMACCEL_API_KEY", raising=False)
     seen.put(monkeypatch, "mmaccel.serve.run", serve=serve)

@@ -117,6 +117,16 @@ STREAM = {
     "--channels": (["-", "--channels", "2"], {"channels": 2}, ["-"]),
     "--update-interval": (["-", "--update-interval", "2"], {"update_interval": 2.0}, ["-"]),
 }
+HEARING = {
+    "--policy": (["--policy", "append-only"], {"policy": "AppendOnly(hold=1)"}),
+    "--endpoint": (["--endpoint", "energy"], {"endpoint": "EnergyEndpoint"}),
+    "--silence": (["--silence", "0.8"], {"silence": 0.8}),
+    "--longest": (["--longest", "9"], {"longest": 9.0}),
+    "--packed": (["--packed"], {"packed": True}),
+    "--language": (["--language", "de"], {"language": "de"}),
+    "--task": (["--task", "translate"], {"task": "translate"}),
+    "--prompt": (["--prompt", "Molloy"], {"prompt": "Molloy"}),
+}
 SERVED = {
     "--port": (["--port", "7999"], {"port": 7999}),
     "--host": (["--host", "::1"], {"host": "::1"}),
@@ -124,6 +134,9 @@ SERVED = {
     "--waiting": (["--waiting", "3"], {"waiting": 3}),
     "--batch": (["--batch", "2"], {"batch": 2}),
     "--deadline": (["--deadline", "9"], {"deadline": 9.0}),
+    "--streams": (["--streams", "3"], {"streams": 3}),
+}
+PLAIN = {
     "--plain": (["--plain"], {"methods": None, "preset": None, "served": False}),
 }
 CASES = {
@@ -173,14 +186,7 @@ CASES = {
         "--output": (["--output", "{}/b.json"], {"files": ["b.json"]}),
         "--live": (["--live"], {"at_once": None, "rate": 16_000, "update_interval": 0.5}),
         **STREAM,
-        "--policy": (["--policy", "append-only"], {"policy": "AppendOnly(hold=1)"}),
-        "--endpoint": (["--endpoint", "energy"], {"endpoint": "EnergyEndpoint"}),
-        "--silence": (["--silence", "0.8"], {"silence": 0.8}),
-        "--longest": (["--longest", "9"], {"longest": 9.0}),
-        "--packed": (["--packed"], {"packed": True}),
-        "--language": (["--language", "de"], {"language": "de"}),
-        "--task": (["--task", "translate"], {"task": "translate"}),
-        "--prompt": (["--prompt", "Molloy"], {"prompt": "Molloy"}),
+        **HEARING,
         **model("other"),
     },
     "run canvas": {
@@ -234,8 +240,9 @@ CASES = {
         "--allow-models": (["--allow-models"], {"allow_any": True}),
         **MODEL,
     },
-    "serve image": {**SERVED, **methods(IMAGE), **model("other")},
-    "serve vlm": {**SERVED, **methods(VLM), **model("other")},
+    "serve image": {**SERVED, **PLAIN, **methods(IMAGE), **model("other")},
+    "serve vlm": {**SERVED, **PLAIN, **methods(VLM), **model("other")},
+    "serve speech": {**SERVED, **HEARING, **model("other")},
 }  # fmt: skip
 
 CLIP = ["clip.mp4", "what?"]

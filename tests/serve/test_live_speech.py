@@ -1,10 +1,8 @@
 """Speech while it is spoken, over websockets: OpenAI's realtime client, Deepgram's messages, and a page."""
 
 import base64
-import importlib.util
 import json
 import threading
-from pathlib import Path
 
 import pytest
 from listening import client, listening
@@ -14,19 +12,9 @@ from websockets.sync.client import connect
 from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
 from mmaccel.speech.serving import realtime
-from mmaccel.speech.serving.transcriptions import ENDPOINT
 
 DONE = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
-
-
-@pytest.fixture(scope="module")
-def recording():
-    """Ten seconds of human speech."""
-    found = importlib.util.find_spec("moonshine_voice")
-    if found is None or importlib.util.find_spec("soxr") is None:
-        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
-    return Path(found.origin).parent / "assets" / "beckett.wav"
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +23,8 @@ def samples(recording):
 
 
 @pytest.fixture(scope="module")
-def endpoint(recording):
-    recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"))
-    return ENDPOINT("moonshine-tiny", recognizer, recognizer)
-
-
-@pytest.fixture(scope="module")
-def address(endpoint):
-    with listening(endpoint) as (_, address):
+def address(listener):
+    with listening(listener) as (_, address):
         yield address
 
 
@@ -53,9 +35,9 @@ def raw(samples, rate):
     return [held[at : at + rate] for at in range(0, len(held), rate)]
 
 
-def finals(endpoint, chunks, rate):
+def finals(listener, chunks, rate):
     """The events of a stream of the same samples, pushed by hand."""
-    with endpoint.opened.stream(rate, channels=1) as stream:
+    with listener.opened.stream(rate, channels=1) as stream:
         events = [event for chunk in chunks for event in stream.push(chunk)] + stream.finish()
     return [event for event in events if isinstance(event, speech.Final)]
 
@@ -64,14 +46,14 @@ def socket(address, path, **more):
     return connect(address.replace("http", "ws") + path, **more)
 
 
-def test_openai_s_client_reads_along(address, endpoint, samples):
+def test_openai_s_client_reads_along(address, listener, samples):
     chunks, events = raw(samples, 24_000), []
     with client(address).realtime.connect(model="moonshine-tiny") as line:
         assert line.recv().type == "session.created"
         for chunk in chunks:
             line.input_audio_buffer.append(audio=base64.b64encode(chunk).decode())
         line.input_audio_buffer.commit()
-        expected = finals(endpoint, chunks, 24_000)
+        expected = finals(listener, chunks, 24_000)
         while sum(event.type == DONE for event in events) < len(expected):
             events.append(line.recv())
     assert [event.transcript for event in events if event.type == DONE] == [final.text for final in expected]
@@ -83,8 +65,8 @@ def test_openai_s_client_reads_along(address, endpoint, samples):
     assert first == DELTA, "words come before the end"
 
 
-def test_without_turns_all_comes_at_the_commit(endpoint, samples):
-    conversation = realtime.Conversation(endpoint.opened, "moonshine-tiny")
+def test_without_turns_all_comes_at_the_commit(listener, samples):
+    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
     chunks = raw(samples, 24_000)
     update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": None}}}}
     (told,) = conversation.take(json.dumps(update))
@@ -93,14 +75,14 @@ def test_without_turns_all_comes_at_the_commit(endpoint, samples):
         append = {"type": "input_audio_buffer.append", "audio": base64.b64encode(chunk).decode()}
         assert conversation.take(json.dumps(append)) == []
     told = conversation.take('{"type": "input_audio_buffer.commit"}')
-    whole = " ".join(final.text for final in finals(endpoint, chunks, 24_000))
+    whole = " ".join(final.text for final in finals(listener, chunks, 24_000))
     assert [event["type"] for event in told] == ["input_audio_buffer.committed", DELTA, DONE]
     assert told[1]["delta"] == told[2]["transcript"] == whole
     assert conversation.take('{"type": "input_audio_buffer.commit"}')[-1]["transcript"] == ""
 
 
-def test_the_beta_s_messages_are_taken_too(endpoint):
-    conversation = realtime.Conversation(endpoint.opened, "moonshine-tiny")
+def test_the_beta_s_messages_are_taken_too(listener):
+    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
     session = {"input_audio_format": "pcm16", "turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}
     (told,) = conversation.take(json.dumps({"type": "transcription_session.update", "session": session}))
     assert told["type"] == "transcription_session.updated"
@@ -135,7 +117,7 @@ def test_a_bad_message_is_an_error_and_the_stream_goes_on(address, message, said
         assert json.loads(line.recv())["type"] == "input_audio_buffer.cleared"
 
 
-def test_deepgram_s_messages(address, endpoint, samples):
+def test_deepgram_s_messages(address, listener, samples):
     chunks, told = raw(samples, 16_000), []
     path = "/v1/listen?encoding=linear16&sample_rate=16000&interim_results=true&punctuate=true"
     with socket(address, path) as line:
@@ -144,7 +126,7 @@ def test_deepgram_s_messages(address, endpoint, samples):
             line.send(chunk)
         line.send('{"type": "CloseStream"}')
         told = [json.loads(message) for message in line]
-    expected = finals(endpoint, chunks, 16_000)
+    expected = finals(listener, chunks, 16_000)
     ends = [result for result in told if result.get("is_final")]
     assert [end["channel"]["alternatives"][0]["transcript"] for end in ends] == [final.text for final in expected]
     word = ends[0]["channel"]["alternatives"][0]["words"][0]
@@ -153,7 +135,7 @@ def test_deepgram_s_messages(address, endpoint, samples):
     assert told[-1]["type"] == "Metadata" and told[-1]["duration"] == pytest.approx(len(samples) / 16_000)
 
 
-def test_what_is_flushed_on_the_way_keeps_its_times(address, endpoint, samples):
+def test_what_is_flushed_on_the_way_keeps_its_times(address, listener, samples):
     chunks = raw(samples[: 4 * 16_000], 16_000)
     with socket(address, "/v1/listen") as line:
         for _ in range(2):
@@ -193,8 +175,8 @@ def test_a_text_among_samples_closes_the_stream(address):
     assert closed.value.rcvd.code == 1008 and "KeepAlive" in closed.value.rcvd.reason
 
 
-def test_keys_and_the_most_streams(endpoint):
-    with listening(endpoint, ServerLimits(sockets=1), key="right") as (server, address):
+def test_keys_and_the_most_streams(listener):
+    with listening(listener, ServerLimits(sockets=1), key="right") as (server, address):
         with pytest.raises(InvalidStatus, match="401"):
             socket(address, "/v1/realtime")
         with pytest.raises(InvalidStatus, match="401"):
@@ -211,9 +193,9 @@ def test_keys_and_the_most_streams(endpoint):
             assert line.subprotocol == "token", "a stream that ended frees its place"
 
 
-def test_a_stream_that_says_nothing_is_closed(endpoint):
+def test_a_stream_that_says_nothing_is_closed(listener):
     with (
-        listening(endpoint, ServerLimits(idle_seconds=0.2)) as (_, address),
+        listening(listener, ServerLimits(idle_seconds=0.2)) as (_, address),
         socket(address, "/v1/listen") as line,
         pytest.raises(ConnectionClosed) as closed,
     ):

@@ -1,10 +1,8 @@
 """Recordings over HTTP, by OpenAI's own client."""
 
-import importlib.util
 import io
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import openai
@@ -19,28 +17,13 @@ from mmaccel.speech.serving import transcriptions
 
 
 @pytest.fixture(scope="module")
-def recording():
-    """Ten seconds of human speech."""
-    found = importlib.util.find_spec("moonshine_voice")
-    if found is None or importlib.util.find_spec("soxr") is None:
-        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
-    return Path(found.origin).parent / "assets" / "beckett.wav"
+def made(recording, listener):
+    return speech.transcribe(recording, listener.opened)
 
 
 @pytest.fixture(scope="module")
-def endpoint(recording):
-    recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"))
-    return transcriptions.ENDPOINT("moonshine-tiny", recognizer, recognizer)
-
-
-@pytest.fixture(scope="module")
-def made(recording, endpoint):
-    return speech.transcribe(recording, endpoint.opened)
-
-
-@pytest.fixture(scope="module")
-def ask(endpoint):
-    with listening(endpoint) as (_, address):
+def ask(listener):
+    with listening(listener) as (_, address):
         yield client(address).audio.transcriptions
 
 
@@ -98,8 +81,8 @@ def test_bad_requests_say_what_is_wrong(ask, recording, asked, message):
     assert message in error.value.body["message"]
 
 
-def test_what_is_no_form_is_refused(endpoint):
-    with listening(endpoint) as (_, address):
+def test_what_is_no_form_is_refused(listener):
+    with listening(listener) as (_, address):
         url = f"{address}/v1/audio/transcriptions"
         for given in (
             {"json": {"file": "x"}},
@@ -111,30 +94,30 @@ def test_what_is_no_form_is_refused(endpoint):
             assert answer.status_code == 400 and re.search("multipart|prompt is no text", answer.text)
 
 
-def test_long_recordings_are_refused(endpoint, recording, monkeypatch):
+def test_long_recordings_are_refused(listener, recording, monkeypatch):
     monkeypatch.setattr(transcriptions, "FILES", replace(transcriptions.FILES, audio_seconds=2))
     with pytest.raises(AudioError, match="recording.wav lasts longer than 2 s"):
-        endpoint.parse({"file": Upload("a.wav", recording.read_bytes())})
+        listener.parse({"file": Upload("a.wav", recording.read_bytes())})
 
 
-def test_what_nobody_waits_for_is_given_up(endpoint, recording):
-    request = endpoint.parse({"file": Upload("a.wav", recording.read_bytes())})
+def test_what_nobody_waits_for_is_given_up(listener, recording):
+    request = listener.parse({"file": Upload("a.wav", recording.read_bytes())})
     request.left.set()
     with pytest.raises(Left):
-        endpoint.answer([request])
+        listener.answer([request])
 
 
-def test_a_request_leaves_the_recogniser_as_it_was(endpoint):
-    other = endpoint.opened.told(silence=0.2)
-    assert other.endpoint.silence == 0.2 and endpoint.opened.endpoint.silence != 0.2
-    assert other.lock is endpoint.opened.lock, "they take turns with the model"
-    assert other.adapter is not endpoint.opened.adapter
+def test_a_request_leaves_the_recogniser_as_it_was(listener):
+    other = listener.opened.told(silence=0.2)
+    assert other.endpoint.silence == 0.2 and listener.opened.endpoint.silence != 0.2
+    assert other.lock is listener.opened.lock, "they take turns with the model"
+    assert other.adapter is not listener.opened.adapter
     with pytest.raises(SettingError):
-        endpoint.opened.told(silence=-1)
+        listener.opened.told(silence=-1)
 
 
-def test_the_page_is_there(endpoint):
-    with listening(endpoint) as (_, address):
+def test_the_page_is_there(listener):
+    with listening(listener) as (_, address):
         page = httpx.get(address)
         assert page.status_code == 200 and "Speak, and read along" in page.text
         assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
