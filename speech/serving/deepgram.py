@@ -27,15 +27,16 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     reached = 0.0
     while True:
         message = await line.take()
-        asked = _asked(message) if isinstance(message, str) else ""
+        samples, asked = (
+            (b"", _asked(message)) if isinstance(message, str) else (message, "" if message else "CloseStream")
+        )
         if asked == "KeepAlive":
             continue
-        ends = isinstance(message, str) or not message
-        events = await (run_in_threadpool(listening.end) if ends else run_in_threadpool(listening.push, message))
+        events = await (run_in_threadpool(listening.end) if asked else run_in_threadpool(listening.push, samples))
         for said in _results(events, has_partials, reached, asked == "Finalize"):
             reached = said["start"] + said["duration"] if said["is_final"] else reached
             await line.give(said)
-        if asked == "CloseStream" or not message:
+        if asked == "CloseStream":
             await line.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
             return
 
