@@ -7,14 +7,14 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.cli.arguments import number, positive, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import opened
-from mmaccel.errors import AudioError
+from mmaccel.errors import AudioError, SettingError
 from mmaccel.files.output import check_writable, replacing
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class SpeechCommand(Command):
     examples = (
         "mmaccel run speech talk.wav -o talk.srt",
         "mmaccel run speech --live talk.wav",
+        "mmaccel run speech --live    # what you say, until Ctrl+C",
         "arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -",
     )
     preset = "streams"
@@ -41,7 +42,8 @@ class SpeechCommand(Command):
     floor = "at most this word error rate"
 
     def add_run(self, parser: Any) -> None:
-        parser.add_argument("audio", help="audio or video file, or - for raw 16-bit samples on standard input")
+        what = "audio or video file, or - for raw 16-bit samples on standard input; with --live none for the microphone"
+        parser.add_argument("audio", nargs="?", help=what)
         parser.add_argument("-o", "--output", type=Path, help="subtitles to write (.srt, .vtt or .json)")
         parser.add_argument("--live", action="store_true", help="print words as they become stable (- always does)")
         parser.add_argument(
@@ -58,6 +60,8 @@ class SpeechCommand(Command):
         """Write down what is said in a file, or on standard input while it is said."""
         from .stream.subtitles import FORMATS, check_format
 
+        if not (arguments.audio or arguments.live):
+            raise SettingError("nothing to write down: give talk.wav, - for standard input, or --live to speak")
         suffix = check_format(arguments.output) if arguments.output else ""
         check_writable(arguments.output)
         made = _listen(arguments) if arguments.live or arguments.audio == "-" else _transcribe(arguments)
@@ -146,9 +150,8 @@ def _listen(arguments: argparse.Namespace) -> Transcript:
     from .stream.live_text import LiveText
     from .stream.transcribe import transcript
 
-    piped, live, events = arguments.audio == "-", LiveText(sys.stdout), list[Any]()
-    chunks = _standard_input(arguments) if piped else _file_chunks(arguments.audio)
-    rate, channels = (arguments.rate, arguments.channels) if piped else (16_000, None)
+    live, events = LiveText(sys.stdout), list[Any]()
+    chunks, rate, channels = _heard(arguments)
     with _recognizer(arguments).stream(rate, arguments.update_interval, channels) as stream:
         with contextlib.suppress(KeyboardInterrupt):
             for chunk in chunks:
@@ -158,6 +161,18 @@ def _listen(arguments: argparse.Namespace) -> Transcript:
         rest = stream.finish()
         live.show(rest)
     return transcript(events + rest, stream.stats)
+
+
+def _heard(arguments: argparse.Namespace) -> tuple[Iterable[Any], int, int | None]:
+    """Chunks of standard input, the microphone or a file, their rate and their channels."""
+    if arguments.audio == "-":
+        return _standard_input(arguments), arguments.rate, arguments.channels
+    if arguments.audio:
+        return _file_chunks(arguments.audio), 16_000, None
+    from .audio.microphone import Microphone
+
+    microphone = Microphone()
+    return microphone, microphone.rate, 1
 
 
 def _file_chunks(path: str) -> Iterator[Any]:
