@@ -12,7 +12,7 @@ from mmaccel.registry import register
 from mmaccel.stepping.easy_reuse import EasyReuse
 from mmaccel.stepping.run import SamplerRun
 
-from ..families.adapter import PipelineSession
+from ..families.adapter import TRANSFORMERS, PipelineSession
 from ..families.families import latents_of
 from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
@@ -25,7 +25,7 @@ class EasyCache(StepCache):
 
     It needs no calibration: the ratio of output change to input change is measured in the last two computed steps, and
     predicts the output change from every step's input change. Predictions add up until `threshold`; then a step is
-    computed. Works on every pipeline with a transformer, and with guidance in one pass or two. Lossy.
+    computed. Works on every pipeline with a transformer or UNet, and with guidance in one pass or two. Lossy.
 
     Parameters
     ----------
@@ -52,9 +52,10 @@ class EasyCache(StepCache):
 
     paper = "Less is Enough: Training-Free Video Diffusion Acceleration via Runtime-Adaptive Caching, 2025"
     advice: ClassVar[Advice] = Advice(
-        "Any pipeline with a transformer, without calibration: of the step caches it keeps the worst prompt best.",
+        "Any pipeline with a transformer or UNet, without calibration: of the step caches it keeps the worst prompt best.",
         "Little on the worst prompt; on the mean it is level with fewer steps at half the time.",
     )
+    families = TRANSFORMERS
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6, "warmup": 2}
 

@@ -156,10 +156,12 @@ def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def latents_of(denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that the outputs belong to; in an unknown family the first argument."""
+    """The tensors that the outputs belong to; in an unknown family those of the first argument that holds numbers."""
     given, family = arguments(denoiser, args, kwargs), find_family(denoiser)
-    names = family.latents if family else (next(iter(given)),)
-    return list(tensors([given[name] for name in names]))
+    if family is not None:
+        return list(tensors([given[name] for name in family.latents]))
+    found = (list(tensors(value)) for value in given.values())
+    return next((values for values in found if values and values[0].is_floating_point()), [])
 
 
 def bound(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
