@@ -79,7 +79,7 @@ class TaylorSeer(DiffusersCache):
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig, apply_taylorseer_cache
 
-        names = "|".join(family_of(denoiser, self.name).blocks)
+        names = "|".join(family_of(denoiser, self.name).structure.blocks)
         config = TaylorSeerCacheConfig(
             cache_interval=self.interval,
             disable_cache_before_step=self.lead,
