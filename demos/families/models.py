@@ -14,6 +14,21 @@ from typing import Any
 import diffusers
 import torch
 
+_PART = "a part of other denoisers"
+# Classes that are not run, and why.
+ABSENT = {
+    "DreamLiteTransformer2DModel": _PART,
+    "MiniMaxMusic3RVQDepthDecoder": "it writes codes one after the other, and no sampler steps it",
+    "MotionAdapter": _PART,
+    "RFD4ProteinaTransformer": "two samplers step what one pass predicts, and its pipeline has no pipe.scheduler",
+    "SanaWMLTX2RefinerTransformer3DModel": "it refines frames with keys and values that its pipeline keeps",
+    "T5FilmDecoder": "diffusers has no pipeline of it any more",
+    "Transformer2DModel": _PART,
+    "TransformerTemporalModel": _PART,
+    "UVit2DModel": "it fills masked tokens: see mmaccel.canvas for such loops",
+    "WanAnimate2Transformer3DModel": "it is called with keys and values of other frames that its pipeline keeps",
+}
+
 SOURCE = Path(__file__).with_name("models.json")
 SCALE = 0.1  # of all parameters: untrained ones may start at 0, which nothing would come out of
 

@@ -55,8 +55,10 @@ class Sampling(diffusers.DiffusionPipeline):
     def _predict(self, whole: torch.Tensor, inputs: dict[str, Any], t: torch.Tensor, sign: int) -> torch.Tensor:
         """One pass; the other branch has all conditions negated."""
         denoiser = self.unet if self.transformer is None else self.transformer
-        given = {key: value if isinstance(value, dict) else map_tensors(lambda x: _signed(x, sign), value)
-                 for key, value in inputs.items()}
+        given = {
+            key: value if isinstance(value, dict) else map_tensors(lambda x: _signed(x, sign), value)
+            for key, value in inputs.items()
+        }
         values = iter(whole.unbind() if isinstance(inputs[self.name], list) else [whole])
         given[self.name] = map_tensors(lambda _: next(values).clone(), inputs[self.name])
         time = next(name for name in TIMES if name in given)

@@ -37,7 +37,6 @@ METHODS: dict[str, Method] = {
     "BlockCache": video.BlockCache(1e6, warmup=1),
     "TeaCache": video.TeaCache(1e6),
     "TokenCache": video.TokenCache(0.6, warmup=1, cooldown=0),
-    "SparseAttention": video.SparseAttention(budget=0.3, min_length=1, always=True),
     "TaylorSeer": video.TaylorSeer(interval=3, warmup=2),
     "FirstBlockCache": video.FirstBlockCache(1e6),
     "MagCache": video.MagCache(ratios=(1.0, 1.0), warmup=1),
@@ -97,8 +96,6 @@ def share_of_work(pipe: Sampling, inputs: dict[str, Any], method: Method, plain:
     attention = report.details.get("attention")
     if attention:
         return round(sum(attention) / len(attention), 3)
-    if report.plain_keys:
-        return round(report.keys / report.plain_keys, 3)
     return round(report.forwards / report.plain_forwards, 3)
 
 

@@ -24,7 +24,9 @@ METHODS = (
 def works(pipe, method):
     """Whether diffusers' hooks find what they need."""
     name = type(pipe.transformer).__name__
-    return name not in getattr(method, "unfit", {}) and not (hasattr(method, "lacks") and method.lacks(pipe.transformer))
+    return name not in getattr(method, "unfit", {}) and not (
+        hasattr(method, "lacks") and method.lacks(pipe.transformer)
+    )
 
 
 @pytest.mark.parametrize("name", loop.BUILD)

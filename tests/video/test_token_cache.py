@@ -76,9 +76,9 @@ def test_every_divisible_family(name):
 @pytest.mark.parametrize("name", [name for name in loop.BUILD if name not in DIVISIBLE])
 def test_other_families_are_refused(name):
     pipe, _, _ = loop.pipeline(name)
-    with pytest.raises(UnsupportedTargetError, match="only those of Wan.*BlockCache"):
+    with pytest.raises(UnsupportedTargetError, match="only those of Allegro.*Wan.*BlockCache"):
         mmaccel.accelerate(pipe, video.TokenCache())
-    with pytest.raises(UnsupportedTargetError, match="only those of Wan"):
+    with pytest.raises(UnsupportedTargetError, match="only those of Allegro"):
         video.calibrate_token_cache(pipe)
     assert "forward" not in vars(pipe.transformer)
 

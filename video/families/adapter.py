@@ -23,6 +23,16 @@ TRANSFORMERS = TRANSFORMERS_ALONE | UNETS  # of methods that choose whole steps,
 FRAMEWISE = "DiffusionForcing"
 
 
+# Samplers that draw the sample anew in every step, so that what a step predicts says nothing of the next.
+REDRAWING = (
+    "LCMScheduler",
+    "TCDScheduler",
+    "FlowMatchLCMScheduler",
+    "SCMScheduler",
+    "CMStochasticIterativeScheduler",
+)
+
+
 @register_adapter
 class DiffusionTransformerAdapter(Adapter):
     """Any diffusers pipeline with a transformer or UNet, modular ones too, or a single diffusers transformer."""
@@ -94,6 +104,12 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{method} follows the steps of pipe.scheduler, which {name} does not have")
     if not adapter.denoisers():
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
+    sampler = type(adapter.target.scheduler).__name__
+    if sampler in REDRAWING:
+        raise UnsupportedTargetError(
+            f"{method} carries predictions from step to step, and {sampler} draws the sample anew in every one:"
+            " run fewer steps, or use video.SparseAttention"
+        )
     if FRAMEWISE in name:
         raise UnsupportedTargetError(
             f"{method} needs steps that all frames make together, and {name} has a sampler for every frame:"

@@ -184,8 +184,8 @@ def family_of(denoiser: torch.nn.Module, method: str) -> Family:
     family = find_family(denoiser)
     if family is None:
         raise UnsupportedTargetError(
-            f"{method} skips blocks of a transformer, and {type(denoiser).__name__} has no list of equal blocks that pass"
-            " on what they are given: use video.HeterogeneousSteps or video.EasyCache, which choose whole steps"
+            f"{method} skips blocks of a transformer, and {type(denoiser).__name__} has no list of equal blocks that"
+            " pass on what they are given: use video.HeterogeneousSteps or video.EasyCache, which choose whole steps"
         )
     return family
 
