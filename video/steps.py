@@ -169,7 +169,10 @@ def levels_of(scheduler: Any) -> list[float]:
     timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
     if is_flow(scheduler) and sigmas is not None and len(sigmas) == len(timesteps) + 1:
         return [float(sigma) for sigma in sigmas]
-    return [*(float(t) / scheduler.config.num_train_timesteps for t in timesteps), 0.0]
+    trained = getattr(scheduler.config, "num_train_timesteps", None)
+    if trained is None:  # Wuerstchen's time runs from 1 to 0, where no step begins
+        return [float(t) for t in timesteps]
+    return [*(float(t) / trained for t in timesteps), 0.0]
 
 
 def first_step(scheduler: Any, timestep: Any) -> int:

@@ -53,7 +53,8 @@ def animatediff():
 
 
 def autoencoder(channels=4):
-    sizes = {"block_out_channels": (8,), "norm_num_groups": 4}
+    sizes = {"block_out_channels": (8,) * 4, "norm_num_groups": 4}
+    sizes |= {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
     return untrained(lambda: diffusers.AutoencoderKL(**sizes, latent_channels=channels, shift_factor=0.0), 0)
 
 
@@ -65,7 +66,7 @@ def image_to_image():
         scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1),
         requires_safety_checker=False,
     )
-    call = {**TEXT, **SIZE, "image": Image.new("RGB", (8, 8), (200, 10, 10)), "num_inference_steps": 2 * STEPS}
+    call = {**TEXT, **SIZE, "image": Image.new("RGB", (64, 64), (200, 10, 10)), "num_inference_steps": 2 * STEPS}
     return pipe, {**call, "strength": 0.5}
 
 

@@ -53,7 +53,7 @@ class EasyCache(StepCache):
 
     paper = "Less is Enough: Training-Free Video Diffusion Acceleration via Runtime-Adaptive Caching, 2025"
     advice: ClassVar[Advice] = Advice(
-        "Any pipeline with a transformer or UNet, without calibration: of the step caches it keeps the worst prompt best.",
+        "Any diffusion pipeline, without calibration: of the step caches it keeps the worst prompt best.",
         "Little on the worst prompt; on the mean it is level with fewer steps at half the time.",
     )
     families = TRANSFORMERS
