@@ -49,9 +49,9 @@ class BlockStructure:
 
 def block_structure(denoiser: torch.nn.Module) -> BlockStructure | None:
     """The blocks of a transformer; None if the largest list of equal blocks is not clear about its streams."""
-    lists = _equal_blocks(denoiser)
-    order = [name for name in _mentioned(type(denoiser)) if name in lists] or list(lists)
-    streams = {name: _streams(type(lists[name][0])) for name in order}
+    lists, cls = _equal_blocks(denoiser), _class(denoiser)
+    order = [name for name in _mentioned(cls) if name in lists] or list(lists)
+    streams = {name: _streams(_class(lists[name][0])) for name in order}
     sizes = {name: sum(x.numel() for x in lists[name].parameters()) for name in order}
     largest = max(order, key=lambda name: sizes[name], default="")
     outputs = streams.get(largest)
@@ -62,6 +62,11 @@ def block_structure(denoiser: torch.nn.Module) -> BlockStructure | None:
     hidden = "hidden_states" if "hidden_states" in outputs else outputs[0]
     share = sum(sizes[name] for name in together) / max(1, sum(sizes.values()))
     return BlockStructure(tuple(together), outputs, hidden, _self_attention(lists[largest][0]), share)
+
+
+def _class(module: torch.nn.Module) -> Any:
+    """The class of a module, which type checkers do not take for hashable."""
+    return type(module)
 
 
 def _equal_blocks(denoiser: torch.nn.Module) -> dict[str, Any]:
