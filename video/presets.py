@@ -17,7 +17,10 @@ PRESETS: dict[str, dict[str, Preset]] = {
 }
 
 _EXACT = "all that makes a diffusion pipeline faster here leaves out work that its output depends on"
-_UNMEASURED = "no UNet has been measured: name video.EncoderReuse(), and see with mmaccel.compare what it gives"
+_UNMEASURED = (
+    "no UNet has been measured: name video.HeterogeneousSteps() or video.EncoderReuse(), and see with mmaccel.compare"
+    " what they give"
+)
 ABSENT: dict[str, dict[str, str]] = {
     "diffusion transformer": {"exact": _EXACT},
     "diffusion unet": {"exact": _EXACT, "balanced": _UNMEASURED, "fast": _UNMEASURED},

@@ -6,6 +6,7 @@ without a trace: diffusers' own `disable_cache` leaves `forward` and `_diffusers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,6 +45,26 @@ def forget_registry(denoiser: torch.nn.Module) -> None:
 def has_registry(denoiser: torch.nn.Module) -> bool:
     """Whether diffusers has, or once had, hooks or a context on this module."""
     return REGISTRY in vars(denoiser)
+
+
+def knows_blocks(denoiser: torch.nn.Module) -> bool:
+    """Whether diffusers' caches of blocks know all blocks that they would put hooks on, and there are some."""
+    from diffusers.hooks._common import _ALL_TRANSFORMER_BLOCK_IDENTIFIERS
+    from diffusers.hooks._helpers import TransformerBlockRegistry
+
+    TransformerBlockRegistry._register()
+    lists = {name: part for name, part in denoiser.named_children() if name in _ALL_TRANSFORMER_BLOCK_IDENTIFIERS}
+    blocks = [block for part in lists.values() if isinstance(part, torch.nn.ModuleList) for block in part]
+    return bool(blocks) and all(type(block) in TransformerBlockRegistry._registry for block in blocks)
+
+
+def knows_attention(denoiser: torch.nn.Module, places: tuple[str, ...]) -> bool:
+    """Whether diffusers' caches of attention find any at these places, which are regular expressions."""
+    from diffusers.hooks._common import _ATTENTION_CLASSES
+
+    found = {name: module for name, module in denoiser.named_modules() if isinstance(module, _ATTENTION_CLASSES)}
+    names = [name for name, module in found.items() if not getattr(module, "is_cross_attention", False)]
+    return any(re.search(place, name) for place in places for name in names)
 
 
 class Hooks:

@@ -18,7 +18,7 @@ from mmaccel.report import Report
 from mmaccel.stepping.run import SamplerRun
 
 from .families.adapter import DiffusionTransformerAdapter, PipelineSession
-from .families.families import latents_of
+from .families.families import arguments, latents_of
 
 Forward = Callable[..., Any]
 # More forward passes than a step of any pipeline makes: so many say that the pipeline steps another sampler.
@@ -91,7 +91,7 @@ class _Follower:
             return original(*args, **kwargs)
         run = self.stepper.run
         if run.step == 0 and run.branch < 0:  # image-to-image starts further down
-            run.step = getattr(self.scheduler, "begin_index", None) or 0
+            run.step = first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep"))
         run.branch, run.expert = run.branch + 1, expert
         if run.branch == MOST_BRANCHES:
             self.drop()
@@ -167,11 +167,30 @@ class _Follower:
 def levels_of(scheduler: Any) -> list[float]:
     """Noise levels of the steps, and the end of the last one; for other samplers shares of time."""
     timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
-    is_flow = getattr(scheduler.config, "prediction_type", None) == "flow_prediction"
-    is_flow = is_flow or hasattr(scheduler, "scale_noise")
-    if is_flow and sigmas is not None and len(sigmas) == len(timesteps) + 1:
+    if is_flow(scheduler) and sigmas is not None and len(sigmas) == len(timesteps) + 1:
         return [float(sigma) for sigma in sigmas]
-    return [*(float(t) / scheduler.config.num_train_timesteps for t in timesteps), 0.0]
+    trained = getattr(scheduler.config, "num_train_timesteps", None)
+    if trained is None:  # Wuerstchen's time runs from 1 to 0, where no step begins
+        return [float(t) for t in timesteps]
+    return [*(float(t) / trained for t in timesteps), 0.0]
+
+
+def first_step(scheduler: Any, timestep: Any) -> int:
+    """Index of the step that a run begins with, at the timestep that the denoiser is given.
+
+    Not all samplers keep it: of DDIM the timestep itself has to be found among the sampler's.
+    """
+    begin = getattr(scheduler, "begin_index", None)
+    if begin is not None or timestep is None:
+        return begin or 0
+    at = torch.as_tensor(timestep).flatten()[0].item()
+    return next((i for i, t in enumerate(scheduler.timesteps.tolist()) if t == at), 0)
+
+
+def is_flow(scheduler: Any) -> bool:
+    """Whether a sampler steps along a flow, and not by predicted noise."""
+    predicts = getattr(scheduler.config, "prediction_type", None)
+    return predicts == "flow_prediction" or hasattr(scheduler, "scale_noise")
 
 
 def follow(session: PipelineSession, stack: ExitStack, make: Callable[[SamplerRun], Stepper]) -> None:

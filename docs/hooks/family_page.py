@@ -1,14 +1,14 @@
-"""The page of the model families: which methods work on each, asked of the plans themselves."""
+"""The page of the model families: which methods work on each, asked of the plans themselves, or of runs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import diffusers
-import torch
+from included import ROOT
 from method_page import address
 
 import mmaccel
@@ -18,19 +18,22 @@ from mmaccel.bench.pages import markdown
 from mmaccel.errors import MmaccelError
 from mmaccel.modality import Modality, get_modality, modalities
 from mmaccel.registry import methods
-from mmaccel.video.families.families import FAMILIES
 
 INTRO = """# Model families
 
-What works on which model. Nothing here is typed: this page makes a small or empty model of every family, asks
-`mmaccel.plan` for each method with its default settings, and writes down what it says. `mmaccel.plan(model, method)`
-answers for the checkpoint in your hands, before anything is touched, and `accelerate` refuses with the same words.
+What works on which model. Nothing here is typed: this page makes a small model of every family, asks `mmaccel.plan`
+for each method with its default settings, and writes down what it says; diffusion models are run as well.
+`mmaccel.plan(model, method)` answers for the checkpoint in your hands, before anything is touched, and `accelerate`
+refuses with the same words.
 
-Subclasses of a class count as it does. A family that has no row is refused with a list of those that are known;
-[adding a model](adding/model.md) says how to teach one."""
+Subclasses of a class count as it does. [Adding a model](adding/model.md) says how to teach one that is missing."""
 
-# Diffusers' classes beside those whose blocks are known: one that stands for all others, and the UNets.
-OTHERS = {"any other transformer": "MochiTransformer3DModel", "UNets": "UNet2DConditionModel"}
+RUNS = ROOT / "docs" / "families.json"
+RAN = """Every transformer and UNet of diffusers, built small and run in a sampler's loop with guidance, by
+`python -m mmaccel.demos.families.table`. On {halved} of {all} classes `HeterogeneousSteps()` saves half the calls. On
+all of them exact settings give the plain sample bit for bit, and nothing is left behind. `EasyCache` and `auto` work
+wherever `HeterogeneousSteps` does; `SparseAttention` on every transformer whose attention torch computes. Blocks are
+found in the source of a class: a transformer of your own works if it is written as diffusers writes them."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,7 @@ def family_page() -> str:
 @cache
 def family_rows(modality: str) -> tuple[FamilyRow, ...]:
     """The families of a modality with what works on them."""
-    targets = _pipelines() if modality == "video" else _models(modality)
-    return tuple(_asked(title, target, modality) for title, target in targets)
+    return tuple(_asked(title, target, modality) for title, target in _models(modality))
 
 
 def _models(modality: str) -> Iterator[tuple[str, Any]]:
@@ -64,23 +66,6 @@ def _models(modality: str) -> Iterator[tuple[str, Any]]:
     yield from targets.items()
 
 
-class _Pipeline(diffusers.DiffusionPipeline):
-    """A pipeline with nothing but what denoises: methods are planned on it, and nothing runs."""
-
-    def __init__(self, scheduler: Any, **denoiser: Any) -> None:
-        super().__init__()
-        self.register_modules(scheduler=scheduler, **denoiser)
-
-
-def _pipelines() -> Iterator[tuple[str, Any]]:
-    """A pipeline for each family of transformers, in the default size and without memory."""
-    for title, name in {**{family.name: name for name, family in FAMILIES.items()}, **OTHERS}.items():
-        with torch.device("meta"):
-            denoiser = getattr(diffusers, name)()
-        place = "unet" if name.startswith("UNet") else "transformer"
-        yield title, _Pipeline(diffusers.FlowMatchEulerDiscreteScheduler(), **{place: denoiser})
-
-
 def _asked(title: str, target: Any, modality: str) -> FamilyRow:
     adapter, refused = find_adapter(target), {}
     for name, method in methods().items():
@@ -89,14 +74,16 @@ def _asked(title: str, target: Any, modality: str) -> FamilyRow:
                 mmaccel.plan(target, method())
             except MmaccelError as error:
                 refused[name] = str(error)
-    classes = tuple(type(part).__name__ for part in adapter.denoisers()) if modality == "video" else adapter.classes
-    return FamilyRow(title, adapter.family, classes, refused)
+    return FamilyRow(title, adapter.family, adapter.classes, refused)
 
 
 def _section(modality: Modality) -> Iterator[str]:
+    yield f"## {modality.title}"
+    if modality.name == "video":
+        yield from _runs(json.loads(RUNS.read_text(encoding="utf-8")))
+        return
     names = [name for name in methods() if name.split(".")[0] == modality.name]
     rows = family_rows(modality.name)
-    yield f"## {modality.title}"
     if modality.note:
         yield modality.note
     shared = [name for name in names if sum(name not in row.refused for row in rows) > 1]
@@ -105,6 +92,29 @@ def _section(modality: Modality) -> Iterator[str]:
     if reasons:
         lines = "\n".join(f"    - {told}: {reason}" for reason, told in reasons.items())
         yield f'??? note "Why a method is refused, in the words of the error"\n\n{lines}'
+
+
+def _runs(found: dict[str, Any]) -> Iterator[str]:
+    """The table of the diffusion models, which were run, and why methods were refused."""
+    halved = sum((row["work"].get("HeterogeneousSteps") or 1) <= 0.5 for row in found.values())
+    yield RAN.format(halved=halved, all=len(found))
+    lines = [[row["name"], f"`{name}`", _worked(row)] for name, row in found.items()]
+    yield markdown(("family", "class", "methods that work, and the share of the work that they did"), lines)
+    reasons: dict[str, dict[str, set[str]]] = {}
+    for name, row in found.items():
+        for label, reason in row["refused"].items():
+            same = reason.split(", only those of")[0].replace(name, "it").removeprefix(f"video.{label} ")
+            reasons.setdefault(same, {}).setdefault(f"`{label}`", set()).add(row["name"])
+    told = {
+        reason: "; ".join(f"{label} on {', '.join(sorted(on))}" for label, on in by.items())
+        for reason, by in reasons.items()
+    }
+    lines_told = "\n".join(f"    - {reason}: {on}" for reason, on in told.items())
+    yield f'??? note "Why a method is refused, in the words of the error"\n\n{lines_told}'
+
+
+def _worked(row: dict[str, Any]) -> str:
+    return ", ".join(f"{label} {share:.0%}" for label, share in row["work"].items() if share is not None)
 
 
 def _reasons(rows: tuple[FamilyRow, ...]) -> dict[str, str]:

@@ -44,6 +44,8 @@ class Example:
         Name of the method users call.
     columns
         Tokens of a row of the grid, which stand for `"columns"` in `Method.neutral`.
+    without
+        Names of settings that nothing of the family can follow; its runs leave them at their defaults.
     takes_generator
         Whether the accelerated call takes a `generator`. Otherwise its arguments ask for no sampling, and the
         same call must give the same output without one.
@@ -60,14 +62,15 @@ class Example:
     module: Callable[[Any], torch.nn.Module]
     call: str = "generate"
     columns: int = 4
+    without: tuple[str, ...] = ()
     takes_generator: bool = True
     variants: tuple[dict[str, Any], ...] = ()
     interrupt_after: int = 2
     result: Callable[[Any], torch.Tensor] = lambda output: output
 
     def settings(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings with the placeholder `"columns"` replaced by this example's grid."""
-        return {k: self.columns if v == "columns" else v for k, v in settings.items()}
+        """Settings with the placeholder `"columns"` replaced by this example's grid, less those of `without`."""
+        return {k: self.columns if v == "columns" else v for k, v in settings.items() if k not in self.without}
 
     def run(self, target: Any, arguments: Arguments, batch: int = 1, seed: int | None = 0, **more: Any) -> torch.Tensor:
         """Call the target; with `seed`, from a private generator if it is a session, else from the global one."""
@@ -140,7 +143,7 @@ def engaged_and_clean(method: type[Method], example: Example) -> None:
     before = snapshot(model)
     plain = example.run(model, arguments)
     after_plain = snapshot(model)
-    with accelerate(model, method(**method.engaging)) as session:
+    with accelerate(model, method(**example.settings(method.engaging))) as session:
         runs = [example.run(session, arguments) for _ in range(1 + method.learns)]
         out, report = runs[-1], session.report
         assert report.engaged, "did not engage"
@@ -168,7 +171,7 @@ def neutral(method: type[Method], example: Example) -> None:
 def seeded(method: type[Method], example: Example) -> None:
     """A generator makes runs repeatable and leaves the global random state alone."""
     model, arguments = example.build()
-    with accelerate(model, method(**method.engaging)) as session:
+    with accelerate(model, method(**example.settings(method.engaging))) as session:
         state = torch.get_rng_state()
         first = example.run(session, arguments, batch=2)
         assert torch.equal(torch.get_rng_state(), state), "the global random state was touched"
@@ -179,7 +182,7 @@ def shapes(method: type[Method], example: Example) -> None:
     """Batches of several sizes in one session, and the example's other shapes, as without the method."""
     model, arguments = example.build()
     plain = [example.run(model, arguments, batch=2, **variant).shape for variant in example.variants]
-    with accelerate(model, method(**method.engaging)) as session:
+    with accelerate(model, method(**example.settings(method.engaging))) as session:
         sizes = [example.run(session, arguments, batch=batch).shape[0] for batch in (3, 1, 2)]
         fast = [example.run(session, arguments, batch=2, **variant).shape for variant in example.variants]
     assert sizes == [3, 1, 2] and fast == plain, f"shapes {fast} instead of {plain}"
@@ -190,7 +193,7 @@ def exception(method: type[Method], example: Example) -> None:
     model, arguments = example.build()
     plain = example.run(model, arguments)
     before = snapshot(model)
-    session = accelerate(model, method(**method.engaging))
+    session = accelerate(model, method(**example.settings(method.engaging)))
     expected = example.run(session, arguments)
     with broken_after(example.module(model), example.interrupt_after):
         try:
@@ -208,7 +211,7 @@ def exception(method: type[Method], example: Example) -> None:
 def two_instances(method: type[Method], example: Example) -> None:
     """Two sessions never see each other; a second one on the same target is refused."""
     (one, arguments), (two, _) = example.build(0), example.build(1)
-    alone = method(**method.engaging)
+    alone = method(**example.settings(method.engaging))
     with accelerate(two, alone) as session:
         expected = example.run(session, arguments)
     with accelerate(one, alone) as first, accelerate(two, alone) as second:
@@ -226,7 +229,7 @@ def two_instances(method: type[Method], example: Example) -> None:
 def plans(method: type[Method], example: Example) -> None:
     """A plan survives JSON, and does what the method does."""
     model, arguments = example.build()
-    made = plan(model, method(**method.engaging))
+    made = plan(model, method(**example.settings(method.engaging)))
     again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again == made, "a plan is lost in JSON"
     with accelerate(model, made) as session:

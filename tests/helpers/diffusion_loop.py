@@ -49,7 +49,10 @@ class Loop(diffusers.DiffusionPipeline):
         if family.hidden == "x":
             inputs = {"x": list(given[0]), "t": t.expand(1) / 1000}
         else:
-            inputs = {**dict(zip(family.latents, given, strict=True)), "timestep": t.expand(len(given[0]))}
+            inputs = {
+                **dict(zip(family.latents or ("hidden_states",), given, strict=True)),
+                "timestep": t.expand(len(given[0])),
+            }
         output = self.transformer(**inputs, **call, return_dict=self.return_dict)
         returned = [torch.stack(output[0])] if family.hidden == "x" else [output[i] for i in range(len(given))]
         kept = [x[tuple(slice(n) for n in y.shape)].clone() for x, y in zip(returned, given, strict=True)]

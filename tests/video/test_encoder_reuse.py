@@ -84,11 +84,13 @@ def test_methods_say_which_models_they_are_for():
     wan, _ = examples.wan_pipeline()
     with pytest.raises(UnsupportedTargetError, match="EncoderReuse works on diffusion unet models, and WanPipeline is"):
         mmaccel.plan(wan, video.EncoderReuse())
-    for method in (video.EasyCache(), video.SparseAttention(), video.TaylorSeer()):
+    for method in (video.TeaCache(), video.SparseAttention(), video.TaylorSeer()):
         with pytest.raises(UnsupportedTargetError, match="works on diffusion transformer models, and StableDiffusion"):
             mmaccel.plan(unet, method)
     assert mmaccel.plan(unet, video.EncoderReuse()).family == "diffusion unet"
-    assert mmaccel.plan(wan, video.EasyCache()).family == "diffusion transformer"
+    for method in (video.EasyCache(), video.HeterogeneousSteps(), video.Auto()):
+        assert mmaccel.plan(wan, method).family == "diffusion transformer"
+        assert mmaccel.plan(unet, method).family == "diffusion unet"
 
 
 def test_first_and_last_steps_run_the_encoder():

@@ -263,10 +263,16 @@ def test_keys_and_values_are_kept_as_asked_for(kv, bytes_each):
     )
 
 
+class Block(torch.nn.Module):
+    def forward(self, hidden_states, encoder_hidden_states):
+        return hidden_states, encoder_hidden_states
+
+
 def stub(**config):
-    """The least of a subclass of a transformer in the table of families, which goes by names."""
-    base = type("HunyuanVideoTransformer3DModel", (), {"transformer_blocks": (), "single_transformer_blocks": ()})
+    """The least of a subclass of a transformer with a row, which goes by names."""
+    base = type("HunyuanVideoTransformer3DModel", (torch.nn.Module,), {})
     model = type("Own", (base,), {})()
+    model.transformer_blocks = torch.nn.ModuleList([Block()])
     model.config = SimpleNamespace(**config)
     return model
 

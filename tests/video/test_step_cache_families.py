@@ -1,4 +1,4 @@
-"""Every cache across steps on every family of the block table: it engages or says why not, and leaves no trace."""
+"""Every cache across steps on ten families: it engages or says why not, and leaves no trace."""
 
 import diffusion_loop as loop
 import pytest
@@ -8,7 +8,6 @@ import mmaccel
 from mmaccel import video
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.testing.contract import snapshot
-from mmaccel.video.families.families import FAMILIES
 
 METHODS = (
     video.EasyCache(threshold=1e6, warmup=2),
@@ -22,8 +21,12 @@ METHODS = (
 )
 
 
-def test_every_family_of_the_table_is_tried():
-    assert loop.BUILD.keys() == FAMILIES.keys()
+def works(pipe, method):
+    """Whether diffusers' hooks find what they need."""
+    name = type(pipe.transformer).__name__
+    return name not in getattr(method, "unfit", {}) and not (
+        hasattr(method, "lacks") and method.lacks(pipe.transformer)
+    )
 
 
 @pytest.mark.parametrize("name", loop.BUILD)
@@ -34,8 +37,8 @@ def test_every_cache(name):
     assert plain[True].isfinite().all()
     torch.testing.assert_close(plain[False], plain[True], rtol=1e-3, atol=1e-4)
     for method in METHODS:
-        if name in getattr(method, "unfit", {}):
-            with pytest.raises(UnsupportedTargetError, match="It does on Wan"):
+        if not works(pipe, method):
+            with pytest.raises(UnsupportedTargetError, match=f"does not work on {name}: .* Use video"):
                 mmaccel.accelerate(pipe, method)
             continue
         with mmaccel.accelerate(pipe, method) as fast:
@@ -53,7 +56,7 @@ def test_what_is_reused_is_what_would_be_computed(name):
     pipe, start, call = loop.pipeline(name)
     expected = pipe(start, call, still=True)
     for method in METHODS[1:]:  # EasyCache wants its input to move
-        if name not in getattr(method, "unfit", {}):
+        if works(pipe, method):
             with mmaccel.accelerate(pipe, method) as fast:
                 out = fast(start, call, still=True)
                 assert fast.report.engaged, method

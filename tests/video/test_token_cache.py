@@ -16,7 +16,7 @@ from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import examples
 from mmaccel.video.blocks import share_solver, token_cache
 from mmaccel.video.blocks.share_solver import PARTS, record_errors, share_errors
-from mmaccel.video.families.families import FAMILIES
+from mmaccel.video.families.families import FAMILIES, find_family
 
 WAN = "WanTransformer3DModel"
 DIVISIBLE = [name for name in loop.BUILD if FAMILIES[name].is_divisible]
@@ -60,7 +60,7 @@ def test_every_divisible_family(name):
     pipe, start, call = loop.pipeline(name)
     plain = {batched: pipe(start, call, batched=batched, return_dict=batched) for batched in (False, True)}
     still, before = pipe(start, call, still=True), snapshot(pipe)
-    layers = len(FAMILIES[name].block_list(pipe.transformer))
+    layers = len(find_family(pipe.transformer).block_list(pipe.transformer))
     mixed = tuple(itertools.islice(itertools.cycle((0.5, 0.0, 0.25)), layers))
     for fractions in (None, mixed):
         with mmaccel.accelerate(pipe, video.TokenCache(0.6, 3, fractions, **ENDS)) as fast:
@@ -76,9 +76,9 @@ def test_every_divisible_family(name):
 @pytest.mark.parametrize("name", [name for name in loop.BUILD if name not in DIVISIBLE])
 def test_other_families_are_refused(name):
     pipe, _, _ = loop.pipeline(name)
-    with pytest.raises(UnsupportedTargetError, match="only those of Wan.*BlockCache"):
+    with pytest.raises(UnsupportedTargetError, match="only those of Allegro.*Wan.*BlockCache"):
         mmaccel.accelerate(pipe, video.TokenCache())
-    with pytest.raises(UnsupportedTargetError, match="only those of Wan"):
+    with pytest.raises(UnsupportedTargetError, match="only those of Allegro"):
         video.calibrate_token_cache(pipe)
     assert "forward" not in vars(pipe.transformer)
 
@@ -88,7 +88,7 @@ def test_whole_shares_are_the_baseline(name):
     """Bit for bit: by the settings, which bypasses all of it, and by rounding, which goes through all of it."""
     pipe, start, call = loop.pipeline(name)
     plain = pipe(start, call)
-    layers = len(FAMILIES[name].block_list(pipe.transformer))
+    layers = len(find_family(pipe.transformer).block_list(pipe.transformer))
     for share, exact in ((1.0, True), (0.9999, False)):
         method = video.TokenCache(fractions=(share,) * layers, **ENDS)
         assert method.exact is exact
@@ -208,7 +208,7 @@ def test_a_second_expert_starts_anew_and_the_first_is_forgotten():
 @pytest.mark.parametrize("build", (examples.wan_pipeline, examples.flux_pipeline))
 def test_after_a_broken_run_another_size(build):
     pipe, arguments = build()
-    blocks = FAMILIES[type(pipe.transformer).__name__].block_list(pipe.transformer)
+    blocks = find_family(pipe.transformer).block_list(pipe.transformer)
     wide, method = arguments(batch=2, width=12, steps=6), video.TokenCache(0.5, fractions=(0.25, 0.75), **ENDS)
     with mmaccel.accelerate(pipe, method) as fast:
         expected = fast(**wide)[0]

@@ -48,7 +48,6 @@ class BlockStepper(CacheStepper):
         super().__init__(session, run, method)
         self.skips = False  # whether the range is replaced in this forward pass
         self.entry: Streams = {}
-        self.total = 1
         for denoiser in [] if method.exact else session.adapter.denoisers():
             self.watch(denoiser, family_of(denoiser, method.name))
 
@@ -66,10 +65,11 @@ class BlockStepper(CacheStepper):
         """Called with the streams before the range; sets `skips` where that is known by then."""
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
-        self.skips, self.total = False, len(family_of(denoiser, self.method.name).block_list(denoiser))
+        family = family_of(denoiser, self.method.name)
+        self.skips, total = False, len(family.block_list(denoiser))
         output = forward(*args, **kwargs)
         self.entry = {}
-        return output, (self.first + self.last) / self.total if self.skips else 1.0
+        return output, 1 - family.structure.share * (1 - (self.first + self.last) / total) if self.skips else 1.0
 
     def block(
         self, family: Family, block: torch.nn.Module, index: int, end: int, forward: Forward, *args: Any, **kwargs: Any

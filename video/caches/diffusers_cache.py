@@ -21,12 +21,13 @@ from mmaccel.stepping.tensors import tensors
 
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
-from ..families.families import FAMILIES, family_of
-from ..private import Hooks, check_no_cache, forget_registry, has_registry
+from ..families.families import family_of
+from ..private import Hooks, check_no_cache, forget_registry, has_registry, knows_blocks
 from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
 
 UNREGISTERED = "diffusers does not list its blocks"
+UNFOUND = "diffusers finds no attention in its blocks"
 
 
 class DiffusersCache(StepCache):
@@ -38,15 +39,22 @@ class DiffusersCache(StepCache):
         Families that it does not work with, by transformer name, with the reason.
     skips_blocks
         Whether it skips whole blocks; otherwise the report gives the share of attention that was computed.
+    advised
+        What to use where it does not work.
     """
 
     unfit: ClassVar[dict[str, str]] = {}
     skips_blocks: ClassVar[bool] = False
+    advised: ClassVar[str] = "video.TaylorSeer"
 
     @property
     def lead(self) -> int:
         """Computed steps that the cache has to see before it can reuse."""
         return 1
+
+    def lacks(self, denoiser: torch.nn.Module) -> str:
+        """Why diffusers' hooks find nothing to work on in a denoiser; empty if they do."""
+        return "" if not self.skips_blocks or knows_blocks(denoiser) else UNREGISTERED
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         """Put the hooks on a denoiser."""
@@ -67,10 +75,11 @@ class DiffusersCache(StepCache):
         return HookStepper(session, run, self)
 
     def _check(self, denoiser: torch.nn.Module) -> None:
-        name = family_of(denoiser, self.name).transformer
-        if name in self.unfit:
-            fit = ", ".join(row.name for key, row in FAMILIES.items() if key not in self.unfit)
-            raise UnsupportedTargetError(f"{self.name} does not work on {name}: {self.unfit[name]}. It does on {fit}")
+        family_of(denoiser, self.name)
+        names = [cls.__name__ for cls in type(denoiser).__mro__]
+        reason = next((self.unfit[name] for name in names if name in self.unfit), "") or self.lacks(denoiser)
+        if reason:
+            raise UnsupportedTargetError(f"{self.name} does not work on {names[0]}: {reason}. Use {self.advised}")
         refuse_compiled(self.name, BLOCKS, denoiser)
         check_no_cache(denoiser)
 
@@ -129,7 +138,7 @@ class HookStepper(CacheStepper):
             self.watched.add(self.run.expert)
             for block in family_of(denoiser, self.method.name).block_list(denoiser):
                 for module in block.modules():
-                    if hasattr(module, "set_processor"):
+                    if hasattr(module, "processor"):
                         wrap_method(self.stack, module, "forward", self.count)
 
     def count(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Advice, is_count
 from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
@@ -54,7 +55,7 @@ class EncoderReuse(StepCache):
     SettingError
         If a setting is outside its range.
     UnsupportedTargetError
-        If the pipeline has no UNet.
+        If the pipeline has no UNet, or one whose blocks are no modules of their own.
 
     Examples
     --------
@@ -91,6 +92,12 @@ class EncoderReuse(StepCache):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         super().check(adapter)
+        for unet in adapter.denoisers():
+            if any(isinstance(part, torch.nn.ModuleList) for part in _encoder(unet)):
+                raise UnsupportedTargetError(
+                    f"{self.name} keeps what the blocks of an encoder return, and {type(unet).__name__} calls the"
+                    " layers within its blocks itself: use video.HeterogeneousSteps"
+                )
         refuse_compiled(self.name, BLOCKS, *adapter.denoisers())
 
     def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
@@ -141,7 +148,8 @@ class _Stepper(CacheStepper):
 
 
 def _encoder(unet: Any) -> list[torch.nn.Module]:
-    return [part for part in (unet.conv_in, *unet.down_blocks, unet.mid_block) if part is not None]
+    ends = [getattr(unet, name, None) for name in ("conv_in", "mid_block")]
+    return [part for part in (ends[0], *unet.down_blocks, ends[1]) if part is not None]
 
 
 def _size(module: torch.nn.Module) -> int:

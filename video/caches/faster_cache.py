@@ -11,7 +11,8 @@ from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
 from ..families.families import family_of
-from .diffusers_cache import DiffusersCache, HookStepper, check_range
+from ..private import knows_attention
+from .diffusers_cache import UNFOUND, DiffusersCache, HookStepper, check_range
 
 OUTSIDE = 1e9  # no timestep: the hooks compute
 
@@ -61,7 +62,6 @@ class FasterCache(DiffusersCache):
     )
     neutral = {"spatial": 1, "unconditional": 1}
     engaging = {"timesteps": (-1, 1000)}
-    unfit = {"ZImageTransformer2DModel": "diffusers does not look for attention in `layers`"}
 
     spatial: int = 2
     unconditional: int = 5
@@ -80,6 +80,11 @@ class FasterCache(DiffusersCache):
     @property
     def exact(self) -> bool:
         return self.spatial == self.unconditional == 1
+
+    def lacks(self, denoiser: torch.nn.Module) -> str:
+        from diffusers.hooks.faster_cache import FasterCacheConfig
+
+        return "" if knows_attention(denoiser, FasterCacheConfig.spatial_attention_block_identifiers) else UNFOUND
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.faster_cache import FasterCacheConfig, apply_faster_cache

@@ -10,7 +10,11 @@ import torch
 from mmaccel.method import Advice
 from mmaccel.registry import register
 
-from .diffusers_cache import UNREGISTERED, DiffusersCache, HookStepper
+from .diffusers_cache import DiffusersCache, HookStepper
+
+NOT_HIDDEN_STATES = "its blocks' argument is not called `hidden_states`"
+ALTERNATING = "its blocks of space and time alternate, and lay the tokens out in two ways"
+CONTROLLED = "what its control adds between the blocks is lost where the hook skips them"
 
 
 @register("video")
@@ -55,10 +59,15 @@ class FirstBlockCache(DiffusersCache):
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6}
     skips_blocks = True
+    advised = "video.BlockCache"
     unfit = {
-        "LTX2VideoTransformer3DModel": UNREGISTERED,
         "SD3Transformer2DModel": "its last block returns no text, of which the hook wants a difference",
-        "ZImageTransformer2DModel": "its blocks' argument is not called `hidden_states`",
+        "ZImageTransformer2DModel": NOT_HIDDEN_STATES,
+        "Kandinsky5Transformer3DModel": NOT_HIDDEN_STATES,
+        "Cosmos3OmniTransformer": NOT_HIDDEN_STATES,
+        "Flux2Transformer2DModel": "its last blocks have no stream of text, of which the hook wants a difference",
+        "LatteTransformer3DModel": ALTERNATING,
+        "WanVACETransformer3DModel": CONTROLLED,
     }
 
     threshold: float = 0.05

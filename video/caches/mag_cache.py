@@ -16,7 +16,8 @@ from mmaccel.stepping.run import SamplerRun
 from ..blocks.reuse import BlockStepper, Streams
 from ..families.adapter import PipelineSession
 from ..recording import plain_runs
-from .diffusers_cache import UNREGISTERED, DiffusersCache, HookStepper
+from .diffusers_cache import DiffusersCache, HookStepper
+from .first_block_cache import ALTERNATING, CONTROLLED, NOT_HIDDEN_STATES
 from .step_cache import CacheStepper
 
 
@@ -66,9 +67,12 @@ class MagCache(DiffusersCache):
     neutral = {"threshold": 0.0}
     engaging = {"ratios": (1.0, 1.01), "warmup": 2}
     skips_blocks = True
+    advised = "video.BlockCache"
     unfit = {
-        "LTX2VideoTransformer3DModel": UNREGISTERED,
-        "ZImageTransformer2DModel": "its blocks' argument is not called `hidden_states`",
+        "ZImageTransformer2DModel": NOT_HIDDEN_STATES,
+        "Cosmos3OmniTransformer": NOT_HIDDEN_STATES,
+        "LatteTransformer3DModel": ALTERNATING,
+        "WanVACETransformer3DModel": CONTROLLED,
     }
 
     threshold: float = 0.06
@@ -117,7 +121,8 @@ class Recorder(BlockStepper):
         super().remember(streams)
         if self.cache.leads and old is not None:
             new = self.cache.state.residual
-            self.ratios[self.run.step] = growth(old["hidden_states"], new["hidden_states"])
+            hidden = next(name for name in ("hidden_states", *new) if name in new)
+            self.ratios[self.run.step] = growth(old[hidden], new[hidden])
 
     def finish(self) -> None:
         self.session.memory[self.method.name] = tuple(self.ratios)

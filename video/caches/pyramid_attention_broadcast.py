@@ -10,7 +10,8 @@ import torch
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
-from .diffusers_cache import DiffusersCache, HookStepper, check_range
+from ..private import knows_attention
+from .diffusers_cache import UNFOUND, DiffusersCache, HookStepper, check_range
 
 
 @register("video")
@@ -70,6 +71,11 @@ class PyramidAttentionBroadcast(DiffusersCache):
     @property
     def exact(self) -> bool:
         return self.spatial == self.temporal == self.cross == 1
+
+    def lacks(self, denoiser: torch.nn.Module) -> str:
+        from diffusers.hooks.pyramid_attention_broadcast import PyramidAttentionBroadcastConfig as Config
+
+        return "" if knows_attention(denoiser, Config.spatial_attention_block_identifiers) else UNFOUND
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.pyramid_attention_broadcast import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from ..families.families import family_of
-from .diffusers_cache import DiffusersCache, HookStepper
+from .diffusers_cache import UNFOUND, DiffusersCache, HookStepper
 
 
 @register("video")
@@ -54,6 +55,7 @@ class TaylorSeer(DiffusersCache):
         "At long intervals its extrapolation goes astray; twice the memory of other caches.",
         "interval=2, warmup=2",
     )
+    advised = "video.BlockCache"
     neutral = {"interval": 1}
     engaging = {"interval": 3, "warmup": 2}
 
@@ -76,15 +78,24 @@ class TaylorSeer(DiffusersCache):
     def lead(self) -> int:
         return self.order + 1
 
+    def lacks(self, denoiser: torch.nn.Module) -> str:
+        return (
+            "" if any(re.fullmatch(self._places(denoiser), name) for name, _ in denoiser.named_modules()) else UNFOUND
+        )
+
+    def _places(self, denoiser: torch.nn.Module) -> str:
+        """Names of the attention modules, as a regular expression."""
+        names = "|".join(family_of(denoiser, self.name).structure.blocks)
+        return rf"({names})\.\d+\.\w*att(n|ention)\w*"
+
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig, apply_taylorseer_cache
 
-        names = "|".join(family_of(denoiser, self.name).blocks)
         config = TaylorSeerCacheConfig(
             cache_interval=self.interval,
             disable_cache_before_step=self.lead,
             max_order=self.order,
             taylor_factors_dtype=next(denoiser.parameters()).dtype,
-            cache_identifiers=[rf"({names})\.\d+\.\w*att(n|ention)\w*"],
+            cache_identifiers=[self._places(denoiser)],
         )
         apply_taylorseer_cache(denoiser, config)

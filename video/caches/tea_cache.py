@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy
 import torch
 
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import Advice, is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
@@ -89,7 +89,12 @@ class TeaCache(StepCache):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         super().check(adapter)
-        check_families(adapter, self.name)
+        for family, denoiser in check_families(adapter, self.name):
+            if not family.attention:
+                raise UnsupportedTargetError(
+                    f"{self.name} watches the input of the first self-attention, and none is found in the blocks of"
+                    f" {type(denoiser).__name__}: use video.BlockCache"
+                )
 
     def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return _Stepper(session, run, self)
@@ -109,7 +114,7 @@ class _Stepper(BlockStepper):
     def look(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """The first block's self-attention: its input is the modulated one."""
         if self.cache.leads:
-            modulated = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            modulated = next(tensors([kwargs.get("hidden_states"), *args, *kwargs.values()]))
             self.change = self.cache.accumulate([modulated], self.method.rescaled)
             if self.cache.reuse:
                 raise Reuse

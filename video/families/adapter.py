@@ -13,32 +13,46 @@ from mmaccel.session import Session
 
 from .context_parallel import refuse_split
 
-DENOISERS = ("transformer", "transformer_2", "unet")
-TRANSFORMERS = frozenset({"diffusion transformer"})
+# What denoises, in the order in which a step runs them. A prior that a scheduler of its own steps is not one of them.
+DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
+PRIOR_SCHEDULER = "prior_scheduler"
+TRANSFORMERS_ALONE = frozenset({"diffusion transformer"})
 UNETS = frozenset({"diffusion unet"})
+TRANSFORMERS = TRANSFORMERS_ALONE | UNETS  # of methods that choose whole steps, which UNets make as well
 # Every frame has a sampler of its own, a copy of the pipeline's, so that there is no step that all frames make.
 FRAMEWISE = "DiffusionForcing"
 
 
+# Samplers that draw the sample anew in every step, so that what a step predicts says nothing of the next.
+REDRAWING = (
+    "LCMScheduler",
+    "TCDScheduler",
+    "FlowMatchLCMScheduler",
+    "SCMScheduler",
+    "CMStochasticIterativeScheduler",
+)
+
+
 @register_adapter
 class DiffusionTransformerAdapter(Adapter):
-    """Any diffusers pipeline with a transformer or UNet, or a single diffusers transformer."""
+    """Any diffusers pipeline with a transformer or UNet, modular ones too, or a single diffusers transformer."""
 
     family = "diffusion transformer"  # or, for an instance, "diffusion unet"
-    classes = ("DiffusionPipeline", "ModelMixin")
+    classes = ("DiffusionPipeline", "ModularPipeline", "ModelMixin")
     modality = "video"
     call_is_run = True
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         is_unet = any(hasattr(denoiser, "up_blocks") for denoiser in self.denoisers())
-        self.family = next(iter(UNETS if is_unet else TRANSFORMERS))
+        self.family = next(iter(UNETS if is_unet else TRANSFORMERS_ALONE))
 
     def denoisers(self) -> list[torch.nn.Module]:
-        """The transformers or the UNet that denoise; Wan 2.2 has two."""
+        """The transformers or the UNet that the pipeline's scheduler steps; Wan 2.2 has two."""
         if isinstance(self.target, torch.nn.Module):
             return [self.target]
-        found = [getattr(self.target, name, None) for name in DENOISERS]
+        apart = {"prior"} if getattr(self.target, PRIOR_SCHEDULER, None) is not None else set()
+        found = [getattr(self.target, name, None) for name in DENOISERS if name not in apart]
         return [part for part in found if isinstance(part, torch.nn.Module)]
 
     def check(self, method: Method) -> None:
@@ -82,12 +96,20 @@ class DiffusionMethod(Method[PipelineSession]):
 def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
     """Raise an `UnsupportedTargetError` if the target has no pipeline steps to follow."""
     name = type(adapter.target).__name__
-    if not hasattr(adapter.target, "scheduler"):
+    if isinstance(adapter.target, torch.nn.Module):
         raise UnsupportedTargetError(
             f"{method} needs the steps of a pipeline, and {name} is only its transformer: accelerate(pipe, ...)"
         )
+    if getattr(adapter.target, "scheduler", None) is None:
+        raise UnsupportedTargetError(f"{method} follows the steps of pipe.scheduler, which {name} does not have")
     if not adapter.denoisers():
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
+    sampler = type(adapter.target.scheduler).__name__
+    if sampler in REDRAWING:
+        raise UnsupportedTargetError(
+            f"{method} carries predictions from step to step, and {sampler} draws the sample anew in every one:"
+            " run fewer steps, or use video.SparseAttention"
+        )
     if FRAMEWISE in name:
         raise UnsupportedTargetError(
             f"{method} needs steps that all frames make together, and {name} has a sampler for every frame:"

@@ -1,13 +1,13 @@
 """Latents, blocks, token streams and attention in the transformers of each family.
 
-One row per class of diffusers. Methods that only see whole forward passes need the names of the latents alone; methods
-that skip blocks or tokens work on the families that have a row, and refuse others by name.
+What a class of diffusers says of itself is read by :mod:`.structure`; a row holds what that does not tell.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +18,12 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.tensors import tensors
 
+from .structure import BlockStructure, block_structure
+
 
 @dataclass(frozen=True)
-class Family:
-    """One class of transformer.
+class FamilyRow:
+    """What is known of a class of transformers beyond what its source says.
 
     Attributes
     ----------
@@ -29,17 +31,9 @@ class Family:
         As users call it.
     transformer
         Name of the class in diffusers; its subclasses count too.
-    blocks
-        Attributes that hold the blocks, in the order in which they run.
-    outputs
-        The token streams that a block returns, in order, named like its arguments. A single name stands for a bare
-        tensor.
-    hidden
-        The stream that becomes the sample.
-    attention
-        Attribute of a block: self-attention, whose `hidden_states` are the block's input after norm and modulation.
     latents
-        Arguments of the transformer that its outputs belong to, in the order of the outputs.
+        Arguments of the transformer that its outputs belong to, in the order of the outputs; without any, the first
+        that holds numbers.
     text
         Position of the text in joint attention, ``"first"`` or ``"last"``; None if self-attention covers the latents'
         tokens alone.
@@ -47,22 +41,43 @@ class Family:
         Whether some of the tokens can be computed apart from the others, given their keys and values.
     layout
         Axes of the latents, where diffusers' FasterCache knows them and all guidance arguments are split by it.
+    structure
+        Its blocks, where its source does not tell them.
     """
 
     name: str
     transformer: str
-    blocks: tuple[str, ...] = ("transformer_blocks",)
-    outputs: tuple[str, ...] = ("hidden_states",)
-    hidden: str = "hidden_states"
-    attention: str = "attn1"
-    latents: tuple[str, ...] = ("hidden_states",)
+    latents: tuple[str, ...] = ()
     text: str | None = None
-    is_divisible: bool = True
+    is_divisible: bool = False
     layout: str = ""
+    structure: BlockStructure | None = None
+
+
+@dataclass(frozen=True)
+class Family(FamilyRow):
+    """One transformer: its row, if its class has one, and where its blocks are."""
+
+    structure: BlockStructure = BlockStructure((), (), "", "")  # which a family always has
+
+    @property
+    def hidden(self) -> str:
+        """The stream that becomes the sample."""
+        return self.structure.hidden
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The token streams that a block returns, in order, named like its arguments."""
+        return self.structure.outputs
+
+    @property
+    def attention(self) -> str:
+        """Attribute of a block: its self-attention; empty if it is not known."""
+        return self.structure.attention
 
     def block_list(self, denoiser: torch.nn.Module) -> list[torch.nn.Module]:
         """All blocks of a denoiser, in the order in which they run."""
-        return [block for name in self.blocks for block in getattr(denoiser, name)]
+        return [block for name in self.structure.blocks for block in getattr(denoiser, name)]
 
     def streams(self, block: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The streams of tokens in a call of a block, by name and in the order of its outputs."""
@@ -78,35 +93,60 @@ class Family:
         return streams[self.hidden] if len(self.outputs) == 1 else tuple(streams[name] for name in self.outputs)
 
 
-_SINGLE = ("transformer_blocks", "single_transformer_blocks")
-_HIDDEN_TEXT = ("hidden_states", "encoder_hidden_states")
-_TEXT_HIDDEN = ("encoder_hidden_states", "hidden_states")
-_HIDDEN_AUDIO = ("hidden_states", "audio_hidden_states")
+_MOE = BlockStructure(("layers",), ("und_seq", "gen_seq"), "gen_seq", attention="")
+_STREAMS = BlockStructure(("double_stream_blocks",), ("hidden_states", "encoder_hidden_states"), "hidden_states", "")
 
-FAMILIES = {
-    family.transformer: family
-    for family in (
-        Family("Wan 2.1 and 2.2", "WanTransformer3DModel", blocks=("blocks",)),
-        Family("LTX-Video", "LTXVideoTransformer3DModel"),
-        Family(
-            "LTX-2", "LTX2VideoTransformer3DModel", outputs=_HIDDEN_AUDIO, latents=_HIDDEN_AUDIO, is_divisible=False
-        ),
-        Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _SINGLE, _HIDDEN_TEXT, attention="attn", text="last"),
-        Family("CogVideoX", "CogVideoXTransformer3DModel", outputs=_HIDDEN_TEXT, text="first", layout="BFCHW"),
-        Family("Flux", "FluxTransformer2DModel", _SINGLE, _TEXT_HIDDEN, attention="attn", text="first"),
-        Family("Stable Diffusion 3", "SD3Transformer2DModel", outputs=_TEXT_HIDDEN, attention="attn", text="last"),
-        Family("PixArt", "PixArtTransformer2DModel"),
-        Family("Qwen-Image", "QwenImageTransformer2DModel", outputs=_TEXT_HIDDEN, attention="attn", text="first"),
-        Family(
-            "Z-Image", "ZImageTransformer2DModel", ("layers",), ("x",), "x", "attention", ("x",), is_divisible=False
-        ),
-    )
+# Held against whole passes by the tests, in which some tokens computed alone come out as among all.
+_DIVISIBLE = {
+    "AllegroTransformer3DModel": ("Allegro", None),
+    "BriaTransformer2DModel": ("Bria", "first"),
+    "ChronoEditTransformer3DModel": ("ChronoEdit", None),
+    "CogView3PlusTransformer2DModel": ("CogView3", "first"),
+    "CogView4Transformer2DModel": ("CogView4", "first"),
+    "DiTTransformer2DModel": ("DiT", None),
+    "EasyAnimateTransformer3DModel": ("EasyAnimate", "first"),
+    "FluxTransformer2DModel": ("Flux", "first"),
+    "GlmImageTransformer2DModel": ("GLM-Image", "first"),
+    "HunyuanImageTransformer2DModel": ("HunyuanImage", "last"),
+    "HunyuanVideoTransformer3DModel": ("HunyuanVideo", "last"),
+    "LTXVideoTransformer3DModel": ("LTX-Video", None),
+    "LongCatImageTransformer2DModel": ("LongCat-Image", "first"),
+    "MotifVideoTransformer3DModel": ("Motif-Video", "last"),
+    "OvisImageTransformer2DModel": ("Ovis-Image", "first"),
+    "PixArtTransformer2DModel": ("PixArt", None),
+    "QwenImageTransformer2DModel": ("Qwen-Image", "first"),
+    "SD3Transformer2DModel": ("Stable Diffusion 3", "last"),
+    "SkyReelsV2Transformer3DModel": ("SkyReels-V2", None),
+    "WanTransformer3DModel": ("Wan 2.1 and 2.2", None),
 }
+_COG = "CogVideoXTransformer3DModel"
+_ROWS = (
+    *(FamilyRow(name, cls, text=text, is_divisible=True) for cls, (name, text) in _DIVISIBLE.items()),
+    FamilyRow("CogVideoX", _COG, text="first", is_divisible=True, layout="BFCHW"),
+    FamilyRow("LTX-2", "LTX2VideoTransformer3DModel", latents=("hidden_states", "audio_hidden_states")),
+    FamilyRow("Cosmos 3", "Cosmos3OmniTransformer", latents=("vision_tokens",), structure=_MOE),
+    FamilyRow("HiDream", "HiDreamImageTransformer2DModel", structure=_STREAMS),
+    FamilyRow("Z-Image", "ZImageTransformer2DModel"),
+)
+FAMILIES = {row.transformer: row for row in _ROWS}
+
+# What was read of each transformer, since every forward pass asks.
+_read: weakref.WeakKeyDictionary[torch.nn.Module, Family | None] = weakref.WeakKeyDictionary()
 
 
 def find_family(denoiser: torch.nn.Module) -> Family | None:
-    """The family of a transformer, or None."""
-    return next((FAMILIES[cls.__name__] for cls in type(denoiser).__mro__ if cls.__name__ in FAMILIES), None)
+    """The family of a transformer: its row, and what its class says of itself; None where that is not clear."""
+    if denoiser not in _read:
+        row = _row(denoiser)
+        structure = row.structure or block_structure(denoiser)
+        _read[denoiser] = None if structure is None else Family(**{**vars(row), "structure": structure})
+    return _read[denoiser]
+
+
+def _row(denoiser: torch.nn.Module) -> FamilyRow:
+    names = [cls.__name__ for cls in type(denoiser).__mro__]
+    row = next((FAMILIES[name] for name in names if name in FAMILIES), None)
+    return row or FamilyRow(name=names[0], transformer=names[0])
 
 
 def divisible_family(denoiser: torch.nn.Module) -> Family | None:
@@ -143,9 +183,9 @@ def family_of(denoiser: torch.nn.Module, method: str) -> Family:
     """
     family = find_family(denoiser)
     if family is None:
-        supported = ", ".join(f"{family.name} ({family.transformer})" for family in FAMILIES.values())
         raise UnsupportedTargetError(
-            f"{method} has to know the blocks of a transformer, and {type(denoiser).__name__} is not among {supported}"
+            f"{method} skips blocks of a transformer, and {type(denoiser).__name__} has no list of equal blocks that"
+            " pass on what they are given: use video.HeterogeneousSteps or video.EasyCache, which choose whole steps"
         )
     return family
 
@@ -156,10 +196,12 @@ def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def latents_of(denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that the outputs belong to; in an unknown family the first argument."""
+    """The tensors that the outputs belong to: without a row, those of the first argument that holds numbers."""
     given, family = arguments(denoiser, args, kwargs), find_family(denoiser)
-    names = family.latents if family else (next(iter(given)),)
-    return list(tensors([given[name] for name in names]))
+    if family is not None and family.latents:
+        return list(tensors([given[name] for name in family.latents]))
+    found = (list(tensors(value)) for value in given.values())
+    return next((values for values in found if values and values[0].is_floating_point()), [])
 
 
 def bound(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
