@@ -167,11 +167,14 @@ class _Follower:
 def levels_of(scheduler: Any) -> list[float]:
     """Noise levels of the steps, and the end of the last one; for other samplers shares of time."""
     timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
-    is_flow = getattr(scheduler.config, "prediction_type", None) == "flow_prediction"
-    is_flow = is_flow or hasattr(scheduler, "scale_noise")
-    if is_flow and sigmas is not None and len(sigmas) == len(timesteps) + 1:
+    if is_flow(scheduler) and sigmas is not None and len(sigmas) == len(timesteps) + 1:
         return [float(sigma) for sigma in sigmas]
     return [*(float(t) / scheduler.config.num_train_timesteps for t in timesteps), 0.0]
+
+
+def is_flow(scheduler: Any) -> bool:
+    """Whether its noise levels are those of flow matching, along which a sample moves by its velocity."""
+    return getattr(scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(scheduler, "scale_noise")
 
 
 def follow(session: PipelineSession, stack: ExitStack, make: Callable[[SamplerRun], Stepper]) -> None:

@@ -6,6 +6,8 @@ import torch
 
 from .tensors import count_bytes
 
+SAME = 1e-6  # levels that are nearer than this are the same
+
 
 class Velocities:
     """Each token's last computed velocity and its slope, at a noise level of its own.
@@ -24,6 +26,7 @@ class Velocities:
         self.forecast = forecast
         self.velocity: torch.Tensor | None = None
         self.slope: torch.Tensor  # these belong to the velocity
+        self.bend: torch.Tensor  # change of the slope, over the levels of the last three velocities
         self.level: torch.Tensor
         self.gap: torch.Tensor  # between the levels of the last two velocities
 
@@ -39,12 +42,25 @@ class Velocities:
         trusted = self.forecast * torch.maximum(torch.minimum(level - self.level, reach), -reach)
         return self.velocity + self.slope * trusted[:, None]
 
-    def on_line(self, level: float) -> torch.Tensor:
-        """Velocities `[B, S, C]` on the line through each token's last two computed ones."""
-        assert self.velocity is not None
-        return self.velocity + self.slope * (level - self.level)[:, None]
+    def on_curve(self, begin: float, end: float) -> torch.Tensor:
+        """Mean velocities `[B, S, C]` from one noise level to another on the parabola through each token's last three.
 
-    def step(self, level: float, computed: torch.Tensor | None, active: torch.Tensor | None = None) -> torch.Tensor:
+        With two computed velocities the parabola is a line, and where both levels are the same the mean is its value.
+        """
+        assert self.velocity is not None
+        first, last = begin - self.level, end - self.level
+        mean = (first + last) / 2
+        square = (first * first + first * last + last * last) / 3
+        curve = self.slope * mean[:, None] + self.bend * (square + self.gap * mean)[:, None]
+        return self.velocity + curve.to(self.velocity.dtype)
+
+    def step(
+        self,
+        level: float,
+        computed: torch.Tensor | None,
+        active: torch.Tensor | None = None,
+        place: float | None = None,
+    ) -> torch.Tensor:
         """The velocities `[B, S, C]` that all tokens continue with from a noise level.
 
         Parameters
@@ -55,20 +71,24 @@ class Velocities:
             Velocities `[B, S, C]` after guidance, of which those of `active` count; None if none were computed.
         active
             Indices `[A]` of the tokens that were computed, None for all.
+        place
+            Noise level for which velocities are wanted; None (default) for that of the step.
         """
+        place = level if place is None else place
         if self.velocity is None:
             assert computed is not None
             self._begin(computed, level)
             return computed
         if computed is not None and active is None:
             self._renew(computed, level, slice(None))
-            return computed
+            return computed if place == level else self.at(place)
         if computed is not None and active is not None:
             self._renew(computed[:, active], level, active)
-        return self.at(level)
+        return self.at(place)
 
     def _begin(self, computed: torch.Tensor, level: float) -> None:
-        self.velocity, self.slope = computed.clone(), torch.zeros_like(computed)
+        self.velocity = computed.clone()
+        self.slope, self.bend = torch.zeros_like(computed), torch.zeros_like(computed)
         self.level = torch.full((computed.shape[1],), level, dtype=torch.float32, device=computed.device)
         self.gap = torch.zeros_like(self.level)
 
@@ -76,8 +96,12 @@ class Velocities:
         """Take in the velocities `[B, A, C]` of some tokens."""
         assert self.velocity is not None
         gap = level - self.level[tokens]
-        gap = torch.where(gap.abs() < 1e-6, torch.full_like(gap, -1e-6), gap)  # some samplers visit a level twice
+        gap = torch.where(gap.abs() < SAME, torch.full_like(gap, -SAME), gap)  # some samplers visit a level twice
         slope = (computed - self.velocity[:, tokens]) / gap[:, None]
+        before = self.gap[tokens]
+        is_bent = torch.minimum(gap.abs(), before.abs()) > SAME  # three levels, all different
+        reach = torch.where(is_bent, gap + before, torch.inf)
+        self.bend[:, tokens] = ((slope - self.slope[:, tokens]) / reach[:, None]).to(computed.dtype)
         self.velocity[:, tokens], self.slope[:, tokens] = computed, slope.to(computed.dtype)
         self.level[tokens], self.gap[tokens] = level, gap
 
@@ -92,4 +116,4 @@ class Velocities:
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return 0 if self.velocity is None else count_bytes([self.velocity, self.slope, self.level])
+        return 0 if self.velocity is None else count_bytes([self.velocity, self.slope, self.bend, self.level])

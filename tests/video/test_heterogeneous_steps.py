@@ -96,7 +96,7 @@ def test_what_forecasts_missed_of_a_straight_slope_is_made_up_for(sampler, forec
             return scheduler.step(velocity, t, sample)
 
         result = make(merged, x)
-        replay.note(level, merged, make, result)
+        replay.note((level, level), merged, make, result)
         x = result[0]
     torch.testing.assert_close(x, wanted, rtol=1e-4, atol=1e-4)
 

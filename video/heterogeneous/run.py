@@ -17,7 +17,7 @@ from ..families.families import bound, layout_of
 from ..steps import Forward, Stepper, count_forwards
 from ..trace import Trace
 from .partial import PartialForward
-from .samplers import is_one_step, is_repeatable
+from .samplers import is_one_step, is_repeatable, straight
 
 if TYPE_CHECKING:
     from .heterogeneous_steps import HeterogeneousSteps
@@ -43,6 +43,7 @@ class HeterogeneousRun(Stepper):
             scheduler,
             method.tokens,
             by_groups=method.policy == "groups",
+            target=method.target,
         )
         self._warn_of_limits(scheduler)
 
@@ -116,10 +117,10 @@ class HeterogeneousRun(Stepper):
             details["estimated_bytes"] = details.get("estimated_bytes", 0) + needed
 
     def _latents_bytes(self, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> int:
-        """The branch's output; with the first branch velocities and slopes, and the steps that may be made again."""
+        """The branch's output; with the first branch velocities, slopes and bends, and the steps that may be made again."""
         latents = bound(denoiser, args, kwargs).arguments["hidden_states"]
         again = 0 if self.allocation.replay is None else self.allocation.schedule.longest_gap + 3
-        return int(latents.numel() * latents.element_size() * (3 + again if self.run.branch == 0 else 1))
+        return int(latents.numel() * latents.element_size() * (4 + again if self.run.branch == 0 else 1))
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
         run, allocation = self.run, self.allocation
@@ -127,6 +128,8 @@ class HeterogeneousRun(Stepper):
             return make(output, sample)
         if not allocation.velocities.is_known:
             allocation.layout = layout_of(self.session.adapter.denoisers()[run.expert], output)
+        if self.method.target == "converged" and not is_one_step(self.session.target.scheduler):
+            make = straight(make, run.levels[run.step + 1] - run.levels[run.step])
         result = allocation.step(make, output, sample)
         active = allocation.share if allocation.active is None else allocation.active
         self.trace.add(active, len(allocation.velocities.level))
