@@ -40,7 +40,7 @@ class Velocities:
         assert self.velocity is not None
         reach = self.gap.abs()
         trusted = self.forecast * torch.maximum(torch.minimum(level - self.level, reach), -reach)
-        return self.velocity + self.slope * trusted[:, None]
+        return (self.velocity + self.slope * trusted[:, None]).to(self.velocity.dtype)
 
     def on_curve(self, begin: float, end: float) -> torch.Tensor:
         """Mean velocities `[B, S, C]` from one noise level to another on the parabola through each token's last three.
@@ -52,7 +52,7 @@ class Velocities:
         mean = (first + last) / 2
         square = (first * first + first * last + last * last) / 3
         curve = self.slope * mean[:, None] + self.bend * (square + self.gap * mean)[:, None]
-        return self.velocity + curve.to(self.velocity.dtype)
+        return (self.velocity + curve).to(self.velocity.dtype)
 
     def step(
         self,
@@ -88,7 +88,9 @@ class Velocities:
 
     def _begin(self, computed: torch.Tensor, level: float) -> None:
         self.velocity = computed.clone()
-        self.slope, self.bend = torch.zeros_like(computed), torch.zeros_like(computed)
+        wide = torch.promote_types(computed.dtype, torch.float32)  # a slope may be more than half precision can hold
+        self.slope = torch.zeros_like(computed, dtype=wide)
+        self.bend = torch.zeros_like(self.slope)
         self.level = torch.full((computed.shape[1],), level, dtype=torch.float32, device=computed.device)
         self.gap = torch.zeros_like(self.level)
 
@@ -97,12 +99,12 @@ class Velocities:
         assert self.velocity is not None
         gap = level - self.level[tokens]
         gap = torch.where(gap.abs() < SAME, torch.full_like(gap, -SAME), gap)  # some samplers visit a level twice
-        slope = (computed - self.velocity[:, tokens]) / gap[:, None]
+        slope = (computed.to(self.slope.dtype) - self.velocity[:, tokens]) / gap[:, None]
         before = self.gap[tokens]
         is_bent = torch.minimum(gap.abs(), before.abs()) > SAME  # three levels, all different
         reach = torch.where(is_bent, gap + before, torch.inf)
-        self.bend[:, tokens] = ((slope - self.slope[:, tokens]) / reach[:, None]).to(computed.dtype)
-        self.velocity[:, tokens], self.slope[:, tokens] = computed, slope.to(computed.dtype)
+        self.bend[:, tokens] = (slope - self.slope[:, tokens]) / reach[:, None]
+        self.velocity[:, tokens], self.slope[:, tokens] = computed, slope
         self.level[tokens], self.gap[tokens] = level, gap
 
     def heat(self, relative: bool = False) -> torch.Tensor:

@@ -55,15 +55,16 @@ class HeterogeneousSteps(DiffusionMethod):
         matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the
         report says so.
     target
-        What to be near to: the ``"plain"`` run (default), or the ``"converged"`` one of many more steps. Then a step goes
-        by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do, and
-        half of the steps computed were measured to be nearer to the converged clip than the plain run of all is. For
-        samplers of flow matching that draw no noise.
+        What to be near to: the ``"plain"`` run (default), or the ``"converged"`` one of many more steps. Then a step
+        goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
+        and half of the steps computed were measured to be nearer to the converged clip than the plain run of all is.
+        For samplers of flow matching that draw no noise.
     warmup, cooldown
         Full steps at the beginning and the end. The default warm-up is four tenths of the computed steps, measured to
         keep the prompts that otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. If fewer than 8
         steps are computed it is 1 too; multistep samplers, such as UniPC, then do as well with fewer steps, and the
-        report says so. The default cool-down is 1.
+        report says so. The default cool-down is 1. With neither of them nor an `interval`, runs of fewer than 10 steps
+        are computed as they are, and the report says what helps instead.
     interval
         Distance between full steps in the middle of the run; None (default) spreads as many as the budget allows,
         denser towards both ends.
@@ -105,7 +106,7 @@ class HeterogeneousSteps(DiffusionMethod):
     role = "step cache"
     families = TRANSFORMERS
     neutral = {"budget": 1.0}
-    engaging = {"budget": 0.5, "fraction": 0.2}
+    engaging = {"budget": 0.5, "fraction": 0.2, "warmup": 1}
 
     budget: float = 0.5
     policy: str = "refresh"
