@@ -42,6 +42,8 @@ class StepAllocation:
         What the samples follow: the ``"plain"`` run (default), of which a step goes by the velocity where it begins, or
         the ``"converged"`` one of more and more steps: then a step goes by the mean of its velocity, as
         predictor-corrector methods do (Adams and Moulton, 1926). That is for Euler's steps of flow matching.
+    tolerance
+        Root mean square of all corrections from which every further step is computed; None (default) for any.
 
     Examples
     --------
@@ -66,9 +68,10 @@ class StepAllocation:
         tokens: str = "hottest",
         by_groups: bool = False,
         target: str = TARGETS[0],
+        tolerance: float | None = None,
     ) -> None:
         self.levels, self.schedule, self.sampler = levels, schedule, sampler
-        self.tokens, self.by_groups, self.target = tokens, by_groups, target
+        self.tokens, self.by_groups, self.target, self.tolerance = tokens, by_groups, target, tolerance
         self.velocities = Velocities(forecast)
         self.replay = Replay(sampler) if correct else None
         self.layout = LatentLayout()
@@ -83,12 +86,19 @@ class StepAllocation:
         """Forget all velocities, as where another model takes over; the next step computes all tokens."""
         self.velocities = Velocities(self.velocities.forecast)
         if self.replay is not None:
-            self.replay = Replay(self.sampler)
+            missed, self.replay = self.replay.missed, Replay(self.sampler)
+            self.replay.missed = missed
+
+    @property
+    def missed(self) -> float:
+        """Root mean square of all corrections so far: how far forecasts led the sample astray."""
+        return 0.0 if self.replay is None else self.replay.missed**0.5
 
     def begin(self, step: int) -> float:
         """Decide what the step of this index computes; returns the share of the tokens, and sets `active`."""
         self.index, self.active = step, None
-        self.share = self.schedule.fractions[step] if self.velocities.is_known else 1.0
+        is_due = not self.velocities.is_known or (self.tolerance is not None and self.missed > self.tolerance)
+        self.share = 1.0 if is_due else self.schedule.fractions[step]
         if 0 < self.share < 1:
             if not self.by_groups:
                 self._rank()

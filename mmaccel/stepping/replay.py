@@ -45,6 +45,7 @@ class Replay:
         self.state: dict[str, Any] = {}
         self.start: torch.Tensor | None = None
         self.reached: torch.Tensor | None = None  # where the last step ended
+        self.missed = 0.0  # mean square of all corrections
 
     def begin(self, sample: torch.Tensor) -> None:
         """The steps before this one stay as they are; it starts at `sample`."""
@@ -92,7 +93,9 @@ class Replay:
         for made in self.made:
             velocity = layout.latents(made.velocity, sample).to(sample.dtype)
             again = next(tensors(made.make(velocity, again)))
-        return (sample + (again - self.reached)).to(sample.dtype)
+        correction = again - self.reached
+        self.missed += float(correction.float().square().mean())
+        return (sample + correction).to(sample.dtype)
 
     def nbytes(self) -> int:
         """Bytes held."""

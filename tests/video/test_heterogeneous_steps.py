@@ -671,7 +671,7 @@ def test_the_long_warm_up_is_that_of_the_first_expert(wan, monkeypatch):
 @pytest.mark.parametrize("settings", (
     {"budget": 0}, {"budget": 1.1}, {"budget": "half"}, {"policy": "best"}, {"forecast": 2}, {"warmup": 0},
     {"cooldown": -1}, {"interval": 0}, {"fraction": 1.5}, {"tokens": "coldest"}, {"kv": "disk"},
-    {"target": "fast"},
+    {"target": "fast"}, {"tolerance": -1},
 ))  # fmt: skip
 def test_settings_are_checked(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):

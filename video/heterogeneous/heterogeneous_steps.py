@@ -59,6 +59,10 @@ class HeterogeneousSteps(DiffusionMethod):
         goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
         and half of the steps computed were measured to be nearer to the converged clip than the plain run of all is.
         For samplers of flow matching that draw no noise.
+    tolerance
+        How far forecasts may lead astray, as the root mean square of all corrections in units of the latents, before a
+        run computes all its further steps and so exceeds its budget; None (default) for any. `video.Auto` finds it for
+        a quality; the report has the ``"missed"`` of every run among its details.
     warmup, cooldown
         Full steps at the beginning and the end. The default warm-up is four tenths of the computed steps, measured to
         keep the prompts that otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. If fewer than 8
@@ -113,6 +117,7 @@ class HeterogeneousSteps(DiffusionMethod):
     forecast: float = 0.5
     correct: bool = True
     target: str = TARGETS[0]
+    tolerance: float | None = None
     warmup: int | None = None
     cooldown: int | None = None
     interval: int | None = None
@@ -127,6 +132,8 @@ class HeterogeneousSteps(DiffusionMethod):
         self._require(is_number(self.forecast, 0, 1), "forecast", "between 0 and 1")
         self._require(isinstance(self.correct, bool), "correct", "True or False")
         self._require(self.target in TARGETS, "target", "one of " + ", ".join(TARGETS))
+        fits = self.tolerance is None or is_number(self.tolerance, 0)
+        self._require(fits, "tolerance", "None or at least 0")
         for name, low in (("warmup", 1), ("cooldown", 0), ("interval", 1)):
             value = getattr(self, name)
             self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")

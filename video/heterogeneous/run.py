@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +45,7 @@ class HeterogeneousRun(Stepper):
             method.tokens,
             by_groups=method.policy == "groups",
             target=method.target,
+            tolerance=method.tolerance,
         )
 
     def _solve(self, steps: int, budget: float) -> Schedule:
@@ -162,6 +164,13 @@ class HeterogeneousRun(Stepper):
         return result
 
     def finish(self) -> None:
+        missed, tolerance = self.allocation.missed, self.method.tolerance
+        self.report.details["missed"] = missed
+        if tolerance is not None and missed > tolerance:
+            over = 20 * math.log10(missed / tolerance) if tolerance else math.inf
+            self.warn(
+                f"forecasts led {over:.1f} dB further astray than the tolerance, and all steps after that were computed"
+            )
         velocity = self.allocation.velocities.velocity
         if velocity is not None and not bool(velocity.isfinite().all()):
             self.warn(
