@@ -44,6 +44,9 @@ class StepAllocation:
         predictor-corrector methods do (Adams and Moulton, 1926). That is for Euler's steps of flow matching.
     tolerance
         Root mean square of all corrections from which every further step is computed; None (default) for any.
+    curved
+        Correct along parabolas (default), measured to be better for Euler's steps; else along lines, better for
+        samplers of several past steps.
 
     Examples
     --------
@@ -69,10 +72,11 @@ class StepAllocation:
         by_groups: bool = False,
         target: str = TARGETS[0],
         tolerance: float | None = None,
+        curved: bool = True,
     ) -> None:
         self.levels, self.schedule, self.sampler = levels, schedule, sampler
         self.tokens, self.by_groups, self.target, self.tolerance = tokens, by_groups, target, tolerance
-        self.velocities = Velocities(forecast)
+        self.velocities = Velocities(forecast, curved)
         self.replay = Replay(sampler) if correct else None
         self.layout = LatentLayout()
         self.index = 0
@@ -84,7 +88,7 @@ class StepAllocation:
 
     def restart(self) -> None:
         """Forget all velocities, as where another model takes over; the next step computes all tokens."""
-        self.velocities = Velocities(self.velocities.forecast)
+        self.velocities = Velocities(self.velocities.forecast, self.velocities.curved)
         if self.replay is not None:
             missed, self.replay = self.replay.missed, Replay(self.sampler)
             self.replay.missed = missed

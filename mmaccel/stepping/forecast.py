@@ -20,10 +20,12 @@ class Velocities:
     ----------
     forecast
         Share of the slope that is trusted, from 0 (the cached velocity stays) to 1.
+    curved
+        Whether :meth:`on_curve` bends (default), or is the line through the last two velocities.
     """
 
-    def __init__(self, forecast: float = 0.5) -> None:
-        self.forecast = forecast
+    def __init__(self, forecast: float = 0.5, curved: bool = True) -> None:
+        self.forecast, self.curved = forecast, curved
         self.velocity: torch.Tensor | None = None
         self.slope: torch.Tensor  # these belong to the velocity
         self.bend: torch.Tensor  # change of the slope, over the levels of the last three velocities
@@ -45,7 +47,7 @@ class Velocities:
     def on_curve(self, begin: float, end: float) -> torch.Tensor:
         """Mean velocities `[B, S, C]` from one noise level to another on the parabola through each token's last three.
 
-        With two computed velocities the parabola is a line, and where both levels are the same the mean is its value.
+        With two computed velocities it is a line, and where both levels are the same the mean is its value.
         """
         assert self.velocity is not None
         first, last = begin - self.level, end - self.level
@@ -101,9 +103,10 @@ class Velocities:
         gap = torch.where(gap.abs() < SAME, torch.full_like(gap, -SAME), gap)  # some samplers visit a level twice
         slope = (computed.to(self.slope.dtype) - self.velocity[:, tokens]) / gap[:, None]
         before = self.gap[tokens]
-        is_bent = torch.minimum(gap.abs(), before.abs()) > SAME  # three levels, all different
-        reach = torch.where(is_bent, gap + before, torch.inf)
-        self.bend[:, tokens] = (slope - self.slope[:, tokens]) / reach[:, None]
+        if self.curved:
+            is_bent = torch.minimum(gap.abs(), before.abs()) > SAME  # three levels, all different
+            reach = torch.where(is_bent, gap + before, torch.inf)
+            self.bend[:, tokens] = (slope - self.slope[:, tokens]) / reach[:, None]
         self.velocity[:, tokens], self.slope[:, tokens] = computed, slope
         self.level[tokens], self.gap[tokens] = level, gap
 

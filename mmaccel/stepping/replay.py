@@ -29,7 +29,7 @@ class Replay:
     """The sampler's steps since the last full one, repeated when their true velocities become known.
 
     Between two full steps the sampler moves by forecasts. At the second one a token's velocity is known at both ends,
-    so the steps between are made again from the sampler's state at the first, each with the velocity on the parabola
+    so the steps between are made again from the sampler's state at the first, each with the velocity on the curve
     through these two and the one before. This corrects the sample, and with it the history of a multistep sampler. It
     takes no forward pass of a model.
 

@@ -271,6 +271,10 @@ def test_a_parabola_is_followed_where_the_velocity_bends():
     for level in (1.0, 0.9, 0.5):
         velocities.step(level, bent(level))
     torch.testing.assert_close(velocities.on_curve(0.7, 0.7), bent(0.7), rtol=1e-6, atol=1e-6)
+    straight = Velocities(curved=False)
+    for level in (1.0, 0.9, 0.5):
+        straight.step(level, bent(level))
+    torch.testing.assert_close(straight.on_curve(0.7, 0.7), (bent(0.5) + bent(0.9)) / 2, rtol=1e-6, atol=1e-6)
     mean = torch.stack([bent(0.7 - 0.2 * (i + 0.5) / 1000) for i in range(1000)]).mean(0)
     torch.testing.assert_close(velocities.on_curve(0.7, 0.5), mean, rtol=1e-5, atol=1e-5)
 

@@ -36,9 +36,10 @@ class HeterogeneousSteps(DiffusionMethod):
 
     Some steps, denser at both ends of a run, compute all tokens. In the others every token moves by a forecast: its
     last velocity and half its slope. When a token is computed again, the forecast steps since then are
-    corrected: the sampler repeats them, with velocities on the parabola through the last three computed ones. A few
-    steps may compute only the hottest tokens, which attend to the kept keys and values of all; no measurement found
-    this better than computing none, so it is off by default. Lossy below a budget of 1.
+    corrected: the sampler repeats them, with velocities on the parabola through the last three computed ones, or with
+    multistep samplers on the line through two. A few steps may compute only the hottest tokens, which attend to the
+    kept keys and values of all; no measurement found this better than computing none, so it is off by default. Lossy
+    below a budget of 1.
 
     Parameters
     ----------

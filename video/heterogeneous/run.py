@@ -46,6 +46,7 @@ class HeterogeneousRun(Stepper):
             by_groups=method.policy == "groups",
             target=method.target,
             tolerance=method.tolerance,
+            curved=method.target == "converged" or is_one_step(scheduler),
         )
 
     def _solve(self, steps: int, budget: float) -> Schedule:
