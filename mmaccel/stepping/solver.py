@@ -16,9 +16,8 @@ def best_steps(products: Array, levels: Sequence[float], count: int) -> tuple[in
     """The `count` steps between which interpolated velocities are off by least, by dynamic programming.
 
     A step that is not computed ends up, once corrected, as if it had moved by a velocity on the line between those of
-    the computed steps around it; the parabola of a correction is near to that. Within a gap these errors add up as
-    vectors, and over the gaps their sizes are added. What forecasts do to the sample until they are corrected is left
-    out.
+    the computed steps around it. Within a gap these errors add up as vectors, and over the gaps their sizes are
+    added. What forecasts do to the sample until they are corrected is left out.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ def test_active_tokens_keep_to_their_share(share, tokens, count):
 
 
 def error_of(true, levels, computed):
-    """What the solver minimises: moves along the lines between known velocities, which parabolas are no worse than."""
+    """What the solver minimises: moves along the lines between known velocities."""
     kept, total = Velocities(0.5), 0.0
     for last, k in zip((None, *computed), computed, strict=False):
         kept.step(levels[k], true[k][None, None])

@@ -46,7 +46,8 @@ class HeterogeneousRun(Stepper):
             by_groups=method.policy == "groups",
             target=method.target,
             tolerance=method.tolerance,
-            curved=method.target == "converged" or is_one_step(scheduler),
+            # lines where the steps were solved for lines, and where a sampler bends them itself
+            curved=method.target == "converged" or (is_one_step(scheduler) and method.steps is None),
         )
 
     def _solve(self, steps: int, budget: float) -> Schedule:
