@@ -7,12 +7,14 @@ running it, and may change the velocity with which the sampler steps. :func:`fol
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from mmaccel.errors import ActiveSessionError
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
 from mmaccel.stepping.run import SamplerRun
@@ -64,7 +66,8 @@ class _Follower:
         self.scheduler = session.target.scheduler
         self.stepper: Stepper | None = None
         self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
-        self.is_called = False  # within a call of the session
+        self.is_called = False  # within a call of the session, in this thread
+        self.thread = 0
         self.passes = self.followed = 0  # in it: forward passes seen, and steps behind some
 
     def drop(self) -> None:
@@ -75,6 +78,11 @@ class _Follower:
             stepper.close()
 
     def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.is_called and self.thread != threading.get_ident():  # before the sampler of the other call is touched
+            raise ActiveSessionError(
+                f"{type(self.session.target).__name__} is in the middle of another call, and its scheduler serves one"
+                " at a time: wait for that call, or accelerate a second pipeline with a scheduler of its own"
+            )
         self.drop()  # an interrupted run's memory goes before the new one is made
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
@@ -141,6 +149,7 @@ class _Follower:
     def call(self) -> Iterator[None]:
         """Around a call of the session: end the run that it leaves, and warn if no step was followed."""
         self.is_called, self.passes, self.followed = True, 0, 0
+        self.thread = threading.get_ident()
         try:
             yield
         finally:
@@ -191,6 +200,11 @@ def is_flow(scheduler: Any) -> bool:
     """Whether a sampler steps along a flow, and not by predicted noise."""
     predicts = getattr(scheduler.config, "prediction_type", None)
     return predicts == "flow_prediction" or hasattr(scheduler, "scale_noise")
+
+
+def is_flow(scheduler: Any) -> bool:
+    """Whether its noise levels are those of flow matching, along which a sample moves by its velocity."""
+    return getattr(scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(scheduler, "scale_noise")
 
 
 def follow(session: PipelineSession, stack: ExitStack, make: Callable[[SamplerRun], Stepper]) -> None:

@@ -134,7 +134,8 @@ class _Run:
         steps = len(sigmas) - 1
         schedule = refresh(steps, sampler.budget, default_warmup(steps, sampler.budget))
         places = sampler.places or [float(sigma) for sigma in sigmas]
-        self.allocation = StepAllocation(places, schedule, sampler=self)
+        curved = getattr(sampler.function, "__name__", "") == "sample_euler"
+        self.allocation = StepAllocation(places, schedule, sampler=self, curved=curved)
 
     def sample(self, callback: Callable[[dict[str, Any]], Any] | None) -> torch.Tensor:
         x = self._again()

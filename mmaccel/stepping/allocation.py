@@ -12,6 +12,8 @@ from .layout import LatentLayout
 from .replay import Make, Replay
 from .schedule import Schedule
 
+TARGETS = ("plain", "converged")
+
 
 class StepAllocation:
     """One run of a sampler: which tokens each step computes, and the velocities that all of them continue with.
@@ -36,6 +38,15 @@ class StepAllocation:
         Whether a partial step computes the ``"hottest"`` tokens (default), or ``"random"`` ones.
     by_groups
         Rank tokens by the relative change of their velocity, and anew in full steps only; default False.
+    target
+        What the samples follow: the ``"plain"`` run (default), of which a step goes by the velocity where it begins, or
+        the ``"converged"`` one of more and more steps: then a step goes by the mean of its velocity, as
+        predictor-corrector methods do (Adams and Moulton, 1926). That is for Euler's steps of flow matching.
+    tolerance
+        Root mean square of all corrections from which every further step is computed; None (default) for any.
+    curved
+        Correct along parabolas (default), measured to be better for Euler's steps; else along lines, better for
+        samplers of several past steps.
 
     Examples
     --------
@@ -59,10 +70,13 @@ class StepAllocation:
         sampler: object | None = None,
         tokens: str = "hottest",
         by_groups: bool = False,
+        target: str = TARGETS[0],
+        tolerance: float | None = None,
+        curved: bool = True,
     ) -> None:
         self.levels, self.schedule, self.sampler = levels, schedule, sampler
-        self.tokens, self.by_groups = tokens, by_groups
-        self.velocities = Velocities(forecast)
+        self.tokens, self.by_groups, self.target, self.tolerance = tokens, by_groups, target, tolerance
+        self.velocities = Velocities(forecast, curved)
         self.replay = Replay(sampler) if correct else None
         self.layout = LatentLayout()
         self.index = 0
@@ -74,14 +88,21 @@ class StepAllocation:
 
     def restart(self) -> None:
         """Forget all velocities, as where another model takes over; the next step computes all tokens."""
-        self.velocities = Velocities(self.velocities.forecast)
+        self.velocities = Velocities(self.velocities.forecast, self.velocities.curved)
         if self.replay is not None:
-            self.replay = Replay(self.sampler)
+            missed, self.replay = self.replay.missed, Replay(self.sampler)
+            self.replay.missed = missed
+
+    @property
+    def missed(self) -> float:
+        """Root mean square of all corrections so far: how far forecasts led the sample astray."""
+        return 0.0 if self.replay is None else self.replay.missed**0.5
 
     def begin(self, step: int) -> float:
         """Decide what the step of this index computes; returns the share of the tokens, and sets `active`."""
         self.index, self.active = step, None
-        self.share = self.schedule.fractions[step] if self.velocities.is_known else 1.0
+        is_due = not self.velocities.is_known or (self.tolerance is not None and self.missed > self.tolerance)
+        self.share = 1.0 if is_due else self.schedule.fractions[step]
         if 0 < self.share < 1:
             if not self.by_groups:
                 self._rank()
@@ -108,16 +129,22 @@ class StepAllocation:
         merged, sample = self._merge(computed, sample)
         result = make(self.layout.latents(merged, like).to(like.dtype), sample)
         if self.replay is not None:
-            self.replay.note(self.levels[self.index], merged, make, result)
+            self.replay.note(self._span, merged, make, result)
         if self.share == 1:
             self._rank()
         return result
+
+    @property
+    def _span(self) -> tuple[float, float]:
+        """The levels for whose mean this step's velocities stand, or twice its own."""
+        level = self.levels[self.index]
+        return level, self.levels[self.index + 1] if self.target == "converged" else level
 
     def _merge(self, computed: torch.Tensor | None, sample: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The velocities of all tokens, and the sample less what forecasts missed until now."""
         velocities, replay = self.velocities, self.replay
         before = velocities.level.clone() if velocities.is_known else None
-        merged = velocities.step(self.levels[self.index], computed, self.active)
+        merged = velocities.step(self.levels[self.index], computed, self.active, sum(self._span) / 2)
         if replay is not None and before is not None and computed is not None:
             sample = replay.correct(sample, velocities, before, self.layout)
         if replay is not None and self.share == 1:

@@ -6,6 +6,8 @@ import torch
 
 from .tensors import count_bytes
 
+SAME = 1e-6  # levels that are nearer than this are the same
+
 
 class Velocities:
     """Each token's last computed velocity and its slope, at a noise level of its own.
@@ -18,12 +20,15 @@ class Velocities:
     ----------
     forecast
         Share of the slope that is trusted, from 0 (the cached velocity stays) to 1.
+    curved
+        Whether :meth:`on_curve` bends (default), or is the line through the last two velocities.
     """
 
-    def __init__(self, forecast: float = 0.5) -> None:
-        self.forecast = forecast
+    def __init__(self, forecast: float = 0.5, curved: bool = True) -> None:
+        self.forecast, self.curved = forecast, curved
         self.velocity: torch.Tensor | None = None
         self.slope: torch.Tensor  # these belong to the velocity
+        self.bend: torch.Tensor  # change of the slope, over the levels of the last three velocities
         self.level: torch.Tensor
         self.gap: torch.Tensor  # between the levels of the last two velocities
 
@@ -37,14 +42,27 @@ class Velocities:
         assert self.velocity is not None
         reach = self.gap.abs()
         trusted = self.forecast * torch.maximum(torch.minimum(level - self.level, reach), -reach)
-        return self.velocity + self.slope * trusted[:, None]
+        return (self.velocity + self.slope * trusted[:, None]).to(self.velocity.dtype)
 
-    def on_line(self, level: float) -> torch.Tensor:
-        """Velocities `[B, S, C]` on the line through each token's last two computed ones."""
+    def on_curve(self, begin: float, end: float) -> torch.Tensor:
+        """Mean velocities `[B, S, C]` from one noise level to another on the parabola through each token's last three.
+
+        With two computed velocities it is a line, and where both levels are the same the mean is its value.
+        """
         assert self.velocity is not None
-        return self.velocity + self.slope * (level - self.level)[:, None]
+        first, last = begin - self.level, end - self.level
+        mean = (first + last) / 2
+        square = (first * first + first * last + last * last) / 3
+        curve = self.slope * mean[:, None] + self.bend * (square + self.gap * mean)[:, None]
+        return (self.velocity + curve).to(self.velocity.dtype)
 
-    def step(self, level: float, computed: torch.Tensor | None, active: torch.Tensor | None = None) -> torch.Tensor:
+    def step(
+        self,
+        level: float,
+        computed: torch.Tensor | None,
+        active: torch.Tensor | None = None,
+        place: float | None = None,
+    ) -> torch.Tensor:
         """The velocities `[B, S, C]` that all tokens continue with from a noise level.
 
         Parameters
@@ -55,20 +73,26 @@ class Velocities:
             Velocities `[B, S, C]` after guidance, of which those of `active` count; None if none were computed.
         active
             Indices `[A]` of the tokens that were computed, None for all.
+        place
+            Noise level for which velocities are wanted; None (default) for that of the step.
         """
+        place = level if place is None else place
         if self.velocity is None:
             assert computed is not None
             self._begin(computed, level)
             return computed
         if computed is not None and active is None:
             self._renew(computed, level, slice(None))
-            return computed
+            return computed if place == level else self.at(place)
         if computed is not None and active is not None:
             self._renew(computed[:, active], level, active)
-        return self.at(level)
+        return self.at(place)
 
     def _begin(self, computed: torch.Tensor, level: float) -> None:
-        self.velocity, self.slope = computed.clone(), torch.zeros_like(computed)
+        self.velocity = computed.clone()
+        wide = torch.promote_types(computed.dtype, torch.float32)  # a slope may be more than half precision can hold
+        self.slope = torch.zeros_like(computed, dtype=wide)
+        self.bend = torch.zeros_like(self.slope)
         self.level = torch.full((computed.shape[1],), level, dtype=torch.float32, device=computed.device)
         self.gap = torch.zeros_like(self.level)
 
@@ -76,9 +100,14 @@ class Velocities:
         """Take in the velocities `[B, A, C]` of some tokens."""
         assert self.velocity is not None
         gap = level - self.level[tokens]
-        gap = torch.where(gap.abs() < 1e-6, torch.full_like(gap, -1e-6), gap)  # some samplers visit a level twice
-        slope = (computed - self.velocity[:, tokens]) / gap[:, None]
-        self.velocity[:, tokens], self.slope[:, tokens] = computed, slope.to(computed.dtype)
+        gap = torch.where(gap.abs() < SAME, torch.full_like(gap, -SAME), gap)  # some samplers visit a level twice
+        slope = (computed.to(self.slope.dtype) - self.velocity[:, tokens]) / gap[:, None]
+        before = self.gap[tokens]
+        if self.curved:
+            is_bent = torch.minimum(gap.abs(), before.abs()) > SAME  # three levels, all different
+            reach = torch.where(is_bent, gap + before, torch.inf)
+            self.bend[:, tokens] = (slope - self.slope[:, tokens]) / reach[:, None]
+        self.velocity[:, tokens], self.slope[:, tokens] = computed, slope
         self.level[tokens], self.gap[tokens] = level, gap
 
     def heat(self, relative: bool = False) -> torch.Tensor:
@@ -92,4 +121,4 @@ class Velocities:
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return 0 if self.velocity is None else count_bytes([self.velocity, self.slope, self.level])
+        return 0 if self.velocity is None else count_bytes([self.velocity, self.slope, self.bend, self.level])

@@ -17,9 +17,10 @@ Make = Callable[[torch.Tensor, torch.Tensor], Any]
 
 @dataclass
 class _Made:
-    """A step that was made: its place, its velocities `[B, S, C]`, and how to repeat it."""
+    """A step that was made: the levels that its velocities `[B, S, C]` stand for, and how to repeat it."""
 
-    level: float
+    begin: float
+    end: float
     velocity: torch.Tensor
     make: Make
 
@@ -28,9 +29,9 @@ class Replay:
     """The sampler's steps since the last full one, repeated when their true velocities become known.
 
     Between two full steps the sampler moves by forecasts. At the second one a token's velocity is known at both ends,
-    so the steps between are made again from the sampler's state at the first, each with the velocity on the line
-    between the two. This corrects the sample, and with it the history of a multistep sampler. It takes no forward pass
-    of a model.
+    so the steps between are made again from the sampler's state at the first, each with the velocity on the curve
+    through these two and the one before. This corrects the sample, and with it the history of a multistep sampler. It
+    takes no forward pass of a model.
 
     Parameters
     ----------
@@ -44,6 +45,7 @@ class Replay:
         self.state: dict[str, Any] = {}
         self.start: torch.Tensor | None = None
         self.reached: torch.Tensor | None = None  # where the last step ended
+        self.missed = 0.0  # mean square of all corrections
 
     def begin(self, sample: torch.Tensor) -> None:
         """The steps before this one stay as they are; it starts at `sample`."""
@@ -52,9 +54,12 @@ class Replay:
         if self.sampler is not None:
             self.state = _copied(vars(self.sampler))
 
-    def note(self, level: float, velocity: torch.Tensor, make: Make, result: Any) -> None:
-        """A step was made, which `make(velocity, sample)` makes again, and gave this result."""
-        self.made.append(_Made(level, velocity, make))
+    def note(self, levels: tuple[float, float], velocity: torch.Tensor, make: Make, result: Any) -> None:
+        """A step was made, which `make(velocity, sample)` makes again, and gave this result.
+
+        Its velocities are those at one level, given twice, or the mean between two.
+        """
+        self.made.append(_Made(*levels, velocity, make))
         self.reached = next(tensors(result))
 
     def correct(
@@ -73,10 +78,11 @@ class Replay:
         """
         is_late = False
         for made in self.made:
-            between = (made.level - before) * (made.level - velocities.level) < 0
+            place = (made.begin + made.end) / 2
+            between = (place - before) * (place - velocities.level) < 0
             if bool(between.any()):
-                line = velocities.on_line(made.level)
-                made.velocity = torch.where(between[:, None], line, made.velocity)
+                curve = velocities.on_curve(made.begin, made.end)
+                made.velocity = torch.where(between[:, None], curve, made.velocity)
                 is_late = True
         if not is_late:
             return sample
@@ -87,7 +93,9 @@ class Replay:
         for made in self.made:
             velocity = layout.latents(made.velocity, sample).to(sample.dtype)
             again = next(tensors(made.make(velocity, again)))
-        return (sample + (again - self.reached)).to(sample.dtype)
+        correction = again - self.reached
+        self.missed += float(correction.float().square().mean())
+        return (sample + correction).to(sample.dtype)
 
     def nbytes(self) -> int:
         """Bytes held."""

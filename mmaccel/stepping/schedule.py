@@ -23,6 +23,9 @@ WARMUP = 0.4
 # does as well with fewer steps: measured with 5 of 20, and 10 of 40.
 FEWEST = 8
 
+# Steps of a run below which nothing is forecast, unless asked for: models for so few steps change too much in each.
+FEW_STEPS = 10
+
 
 @dataclass(frozen=True)
 class Schedule:

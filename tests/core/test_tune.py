@@ -37,7 +37,7 @@ def janus():
 @pytest.fixture(scope="module")
 def wan():
     pipe, arguments = video_examples.wan_pipeline()
-    return pipe, {name: value for name, value in arguments(1, steps=8).items() if name != "latents"}
+    return pipe, {name: value for name, value in arguments(1, steps=12).items() if name != "latents"}
 
 
 # The grid

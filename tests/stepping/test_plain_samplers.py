@@ -252,10 +252,35 @@ def test_velocities_say_whether_there_are_any():
     velocities = Velocities()
     assert not velocities.is_known and velocities.nbytes() == 0
     velocities.step(1.0, torch.zeros(1, 2, 3))
-    assert velocities.is_known and velocities.nbytes() == 4 * (6 + 6 + 2)
+    assert velocities.is_known and velocities.nbytes() == 4 * (6 + 6 + 6 + 2)
 
 
 def test_nothing_of_diffusers_is_imported():
     code = "import sys, mmaccel.stepping; print([m for m in ('diffusers', 'transformers') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert found.stdout.strip() == "[]"
+
+
+def test_a_parabola_is_followed_where_the_velocity_bends():
+    """With three computed velocities of a parabola its values and means are exact, at levels in between too."""
+
+    def bent(level):
+        return torch.tensor([[[1 + 2 * level - 3 * level**2, level]]], dtype=torch.float64)
+
+    velocities = Velocities()
+    for level in (1.0, 0.9, 0.5):
+        velocities.step(level, bent(level))
+    torch.testing.assert_close(velocities.on_curve(0.7, 0.7), bent(0.7), rtol=1e-6, atol=1e-6)
+    straight = Velocities(curved=False)
+    for level in (1.0, 0.9, 0.5):
+        straight.step(level, bent(level))
+    torch.testing.assert_close(straight.on_curve(0.7, 0.7), (bent(0.5) + bent(0.9)) / 2, rtol=1e-6, atol=1e-6)
+    mean = torch.stack([bent(0.7 - 0.2 * (i + 0.5) / 1000) for i in range(1000)]).mean(0)
+    torch.testing.assert_close(velocities.on_curve(0.7, 0.5), mean, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", (0.25, 0.5, 0.9))
+def test_half_of_the_steps_come_nearer_to_the_converged_run_than_all_of_the_plain_one(budget):
+    sampler = Euler()
+    nearer, computed = allocated(sampler, refresh(STEPS, budget), target="converged")
+    assert computed == round(budget * STEPS) and error(nearer) < error(plain(sampler)) / 4

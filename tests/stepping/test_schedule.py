@@ -91,12 +91,13 @@ def test_active_tokens_keep_to_their_share(share, tokens, count):
 
 
 def error_of(true, levels, computed):
-    """What the solver minimises, by the method's own moves along known velocities."""
+    """What the solver minimises: moves along the lines between known velocities."""
     kept, total = Velocities(0.5), 0.0
     for last, k in zip((None, *computed), computed, strict=False):
         kept.step(levels[k], true[k][None, None])
         skipped = [] if last is None else range(last + 1, k)
-        moves = ((levels[j + 1] - levels[j]) * (kept.on_line(levels[j])[0, 0] - true[j]) for j in skipped)
+        lines = (kept.velocity + kept.slope * (levels[j] - kept.level) for j in skipped)
+        moves = ((levels[j + 1] - levels[j]) * (line[0, 0] - true[j]) for j, line in zip(skipped, lines, strict=True))
         total += float(sum(moves, torch.zeros(true.shape[1], dtype=true.dtype)).norm())
     return total
 

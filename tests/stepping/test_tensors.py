@@ -122,5 +122,5 @@ def test_steps_that_may_be_made_again_hold_three_tensors():
     replay, x = Replay(), torch.zeros(3)
     replay.begin(x)
     for ends in (1, 2):
-        replay.note(1.0, torch.ones(3), lambda velocity, sample: sample, x + 1)
+        replay.note((1.0, 1.0), torch.ones(3), lambda velocity, sample: sample, x + 1)
         assert replay.nbytes() == 4 * 3 * (2 + ends)

@@ -45,9 +45,9 @@ def sampled(method, kind, quality, work_ratio=0.5, **columns):
 def test_the_grid_varies_one_thing_at_a_time_and_runs_the_asked_for_settings():
     found = [sampling.columns for sampling in GRID]
     assert len({str(sampling) for sampling in GRID}) == len(GRID)
-    for name, values in {"steps": {4, 20, 30, 50}, "guidance": {1, 3, 5}, "shift": {1, 3, 5, 8}}.items():
+    for name, values in {"steps": {4, 8, 20, 30, 50}, "guidance": {1, 3, 5}, "shift": {1, 3, 5, 8}}.items():
         assert {each[name] for each in found} == values
-    assert {(each["sampler"], each["steps"]) for each in found} >= {("UniPC", n) for n in (4, 20, 30, 50)}
+    assert {(each["sampler"], each["steps"]) for each in found} >= {("UniPC", n) for n in (4, 8, 20, 30, 50)}
 
 
 def test_a_converged_clip_has_four_times_the_most_steps_of_its_sampler():
@@ -124,11 +124,19 @@ def test_what_wins_is_said_of_each_figure():
     assert first in shown and second in shown, "in the index as well"
 
 
+def test_nearer_to_the_converged_clip_than_the_plain_one_is_said():
+    mine = row("HeterogeneousSteps", "ours", 55.0)
+    nearer = row("target converged", "part", 45.0, psnr_converged=49.5, psnr_converged_worst=30.0)
+    told = findings.of_budget([mine, nearer, row("SeaCache")])
+    assert told.endswith('with `target="converged"` ours is +2.5 dB on the mean and -1.0 dB on the worst prompt.')
+
+
 def test_samplers_have_tables_and_words_of_their_own():
     grid = [sampled("HeterogeneousSteps", "ours", 45.0), sampled("fewer steps", "simple", 40.0)]
     grid += [sampled("HeterogeneousSteps", "ours", 30.0, steps=4), sampled("fewer steps", "simple", 33.0, steps=4)]
     found = page.tables([row("HeterogeneousSteps", "ours"), row("fewer steps", "simple"), *grid])
-    assert list(found) == ["50% of the time", page.SAMPLERS]
+    assert list(found) == ["50% of the time", page.SAMPLERS, page.LATER]
+    assert page.LATER not in page.tables([row("target converged", "part"), row("HeterogeneousSteps", "ours")])
     assert "| Euler, 4 steps, guidance 3, shift 3 | 30.0 (30.0) | 33.0 (30.0) |" in found[page.SAMPLERS]
     assert "| Euler, 4 steps, guidance 3, shift 3 | 47.0 (31.0) | 35.0 (25.0) |" in found[page.SAMPLERS], "with plain"
     told = findings.of_samplers(grid)
@@ -158,7 +166,11 @@ def test_a_sampler_has_rows_of_ours_fewer_steps_and_rivals(filming, monkeypatch)
     monkeypatch.setattr(VideoCase, "is_missing", property(lambda case: case.package == "cache_dit"))
     *found, gone = benchmark.sampled(filming, [])
     assert set(found) == {
-        *((budget, name) for budget in (0.5, 0.25) for name in ("HeterogeneousSteps", "fewer steps")),
+        *(
+            (budget, name)
+            for budget in (0.5, 0.25)
+            for name in ("HeterogeneousSteps", "target converged", "fewer steps")
+        ),
         *((0.5, name) for name in ("SeaCache of diffusers", "Spectrum")),
     }
     assert gone["label"] == "cache_dit is not installed" and gone["table"] == "samplers" and len(ran) == 1

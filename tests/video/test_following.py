@@ -1,5 +1,7 @@
 """Following the steps of a pipeline: several runs in one call, and what cannot be followed is said or refused."""
 
+import threading
+
 import diffusers
 import diffusion_loop as loop
 import pytest
@@ -16,7 +18,7 @@ from transformers import (
 
 import mmaccel
 from mmaccel import video
-from mmaccel.errors import ConflictError, UnsupportedTargetError
+from mmaccel.errors import ActiveSessionError, ConflictError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.testing.untrained import untrained
 from mmaccel.video import examples
@@ -228,10 +230,10 @@ def stop(pipe, step, timestep, kwargs):
 def test_a_transformer_that_is_swapped_is_said():
     (pipe, arguments), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
     with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
-        fast(**arguments())
+        fast(**arguments(steps=12))
         assert not fast.report.warnings
         pipe.register_modules(transformer=other.transformer)
-        fast(**arguments())
+        fast(**arguments(steps=12))
         assert any("its transformer was changed" in text for text in fast.report.warnings)
 
 
@@ -392,3 +394,46 @@ def test_diffusion_forcing_is_refused(kind):
         with pytest.raises(UnsupportedTargetError, match="a sampler for every frame: video.SparseAttention"):
             mmaccel.plan(pipe, method)
     assert mmaccel.plan(pipe, video.SparseAttention())
+
+
+def test_a_second_call_at_once_is_refused_and_the_first_goes_on():
+    """From another thread, as in a server that shares a pipeline."""
+    pipe, arguments = examples.wan_pipeline()
+    call, errors = arguments(steps=12), []
+    plain = pipe(**call)[0]
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        alone = fast(**call)[0]
+
+        def second():
+            try:
+                fast(**call)
+            except ActiveSessionError as error:
+                errors.append(str(error))
+
+        def meanwhile(pipe, step, timestep, kwargs):
+            if step == 5:
+                other = threading.Thread(target=second)
+                other.start()
+                other.join()
+            return kwargs
+
+        assert torch.equal(fast(**call, callback_on_step_end=meanwhile)[0], alone)
+        assert len(errors) == 1 and "in the middle of another call" in errors[0]
+    assert torch.equal(pipe(**call)[0], plain)
+
+
+SIGMAS = [1.0, 0.97, 0.93, 0.88, 0.82, 0.75, 0.66, 0.55, 0.42, 0.3, 0.2, 0.1]
+
+
+@pytest.mark.parametrize("target", ("plain", "converged"))
+def test_steps_set_by_hand_are_followed(target):
+    """Their noise levels, however they lie; the next plain run is that of before."""
+    pipe, arguments = examples.flux_pipeline()
+    call = {**arguments(), "sigmas": SIGMAS}
+    del call["num_inference_steps"]
+    plain = pipe(**call)[0]
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.75, target=target)) as fast:
+        found, report = fast(**call)[0], fast.report
+        assert not report.warnings and sum(report.details["steps"]) == 9 and len(report.details["steps"]) == len(SIGMAS)
+    assert 0 < float((found - plain).std() / plain.std()) < 0.1
+    assert torch.equal(pipe(**call)[0], plain)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 
+import diffusion_loop as loop
 import pytest
 import torch
 from diffusers import (
@@ -96,7 +97,7 @@ def test_what_forecasts_missed_of_a_straight_slope_is_made_up_for(sampler, forec
             return scheduler.step(velocity, t, sample)
 
         result = make(merged, x)
-        replay.note(level, merged, make, result)
+        replay.note((level, level), merged, make, result)
         x = result[0]
     torch.testing.assert_close(x, wanted, rtol=1e-4, atol=1e-4)
 
@@ -160,7 +161,7 @@ def test_what_a_pipeline_changes_after_a_step_stays(wan):
     for budget in (0.5, 0.8):
         with mmaccel.accelerate(pipe, HeterogeneousSteps(budget)) as fast:
             out = run(fast, call)
-        assert torch.equal(out[:, :, 0], plain[:, :, 0]) and 0 < distance(out, plain) < 0.02
+        assert torch.equal(out[:, :, 0], plain[:, :, 0]) and 0 < distance(out, plain) < 0.025
 
 
 def test_what_is_changed_once_is_not_taken_back(wan):
@@ -412,14 +413,14 @@ def test_memory_counts_the_outputs_of_both_branches(wan, monkeypatch):
     pipe, call = wan
     monkeypatch.setattr(module, "count_bytes", lambda *outputs: 10**8 * len(outputs))
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5)) as fast:
-        run(fast, call, num_inference_steps=6)
+        run(fast, call, num_inference_steps=10)
         assert 2 * 10**8 < fast.report.peak_extra_bytes < 3 * 10**8
 
 
 def test_no_plain_run_has_fewer_than_one_step(wan):
     pipe, call = wan
     pipe.scheduler = SAMPLERS["UniPC"]()
-    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.1)) as fast:
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.1, warmup=1)) as fast:
         run(fast, call, num_inference_steps=4)
         assert "a plain run with num_inference_steps=1 may do as well" in str(fast.report)
 
@@ -472,7 +473,7 @@ def test_the_forecast_goes_by_its_share_of_the_slope(wan):
     found = []
     for forecast in (0.0, 0.5, 1.0):
         with mmaccel.accelerate(pipe, HeterogeneousSteps(0.4, forecast=forecast, correct=False)) as fast:
-            found.append(run(fast, call, num_inference_steps=8))
+            found.append(run(fast, call, num_inference_steps=12))
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
 
 
@@ -505,12 +506,74 @@ def test_what_is_put_on_top_stays_when_the_session_goes(wan):
 def test_short_budgets_warn(wan):
     pipe, call = wan
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.1, **ONLY_STEPS)) as fast:
-        run(fast, call, num_inference_steps=4)
-        assert any("too small for 4 steps" in text for text in fast.report.warnings)
+        run(fast, call, num_inference_steps=12)
+        assert any("too small for 12 steps" in text for text in fast.report.warnings)
     for ends in ({"warmup": 1}, {"cooldown": 1}, {"interval": 3}):
         with mmaccel.accelerate(pipe, HeterogeneousSteps(0.1, **ends)) as fast:
             run(fast, call, num_inference_steps=4)
             assert not fast.report.warnings, "asked for"
+
+
+@pytest.mark.parametrize("steps", (1, 4, 9))
+def test_few_steps_are_all_computed_and_it_is_said_once_what_helps(wan, steps):
+    pipe, call = wan
+    plain = run(pipe, call, num_inference_steps=steps)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.25)) as fast:
+        assert torch.equal(run(fast, call, num_inference_steps=steps), plain) and not fast.report.engaged
+        (told,) = fast.report.warnings
+        assert f"{steps} steps are too few" in told and "video.SparseAttention()" in told
+        run(fast, call, num_inference_steps=10)
+        assert fast.report.engaged and not any("too few" in text for text in fast.report.warnings)
+
+
+def test_half_of_the_steps_come_nearer_to_the_converged_clip_than_all(wan):
+    pipe, call = wan
+    plain, converged = run(pipe, call), run(pipe, call, num_inference_steps=240)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, target="converged")) as fast:
+        found, report = run(fast, call), fast.report
+        assert report.work_ratio == 0.5 and not report.warnings
+    assert 0 < distance(found, converged) < distance(plain, converged)
+
+
+def test_the_converged_clip_is_the_same_with_every_sampler(wan):
+    """Which has its noise levels."""
+    pipe, call = wan
+    found = {}
+    for sampler in ("UniPC", "UniPC of third order"):
+        pipe.scheduler = SAMPLERS[sampler]()
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, target="converged")) as fast:
+            found[sampler] = run(fast, call)
+            assert pipe.scheduler.step_index == 24, "it keeps count"
+    torch.testing.assert_close(*found.values())
+
+
+def test_what_is_converged_is_known_of_flow_matching_only(wan):
+    pipe, _ = wan
+    for scheduler in (DRAWING["SDE"](), DDIMScheduler()):
+        pipe.scheduler = scheduler
+        with pytest.raises(UnsupportedTargetError, match="no sampler of flow matching"):
+            mmaccel.accelerate(pipe, HeterogeneousSteps(target="converged"))
+
+
+def test_image_to_image_spends_its_budget_on_the_steps_that_it_makes():
+    """It begins in the middle of its noise levels."""
+    pipe, start, call = loop.pipeline("WanTransformer3DModel")
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5)) as fast:
+        fast(start, call, steps=40, first=20)
+        shares = fast.report.details["steps"]
+    assert len(shares) == 20 and sum(shares) == 10 and shares[:4] == [1.0] * 4 and not fast.report.warnings
+
+
+def test_velocities_that_are_not_finite_are_said(wan):
+    pipe, call = wan
+    plain = run(pipe, call)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5)) as fast:
+        run(fast, call, callback_on_step_end=lambda pipe, step, t, kwargs: {"latents": kwargs["latents"] / (step < 9)})
+        (told,) = fast.report.warnings
+        assert "NaN or infinite" in told
+        run(fast, call)
+        assert not fast.report.warnings
+    assert torch.equal(run(pipe, call), plain)
 
 
 def test_a_transformer_without_its_pipeline_is_refused():
@@ -606,6 +669,7 @@ def test_the_long_warm_up_is_that_of_the_first_expert(wan, monkeypatch):
 @pytest.mark.parametrize("settings", (
     {"budget": 0}, {"budget": 1.1}, {"budget": "half"}, {"policy": "best"}, {"forecast": 2}, {"warmup": 0},
     {"cooldown": -1}, {"interval": 0}, {"fraction": 1.5}, {"tokens": "coldest"}, {"kv": "disk"},
+    {"target": "fast"}, {"tolerance": -1},
 ))  # fmt: skip
 def test_settings_are_checked(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):

@@ -21,7 +21,7 @@ from mmaccel.comparison.results import called
 from mmaccel.comparison.runner import Runner
 
 from . import findings, page
-from .cases import BUDGETS, MODEL, MotionPrompt, VideoCase, cases, fewer_steps, ours, scenes
+from .cases import BUDGETS, MODEL, MotionPrompt, VideoCase, cases, converging, fewer_steps, ours, scenes
 from .filming import Filming
 from .rivals import masked, rivals, sea_cache_as_it_comes, spectral
 from .sampling import GRID, QUICK_GRID, Clips, Sampling, converged
@@ -70,12 +70,13 @@ def _cases(filming: Filming, budget: float, full: bool) -> Iterator[VideoCase]:
         yield from cases(filming.target, filming.steps, budget)
         yield from rivals(filming.target, filming.sampling, budget)
     else:
-        yield from (ours(budget), fewer_steps(filming.steps, budget), *_untuned(filming, budget))
+        yield from (ours(budget), converging(budget), fewer_steps(filming.steps, budget), *_untuned(filming, budget))
 
 
 def sampled(filming: Filming, judged: list[MotionPrompt]) -> Iterator[Row]:
     """Rows of one sampler: ours and fewer steps at both budgets, and the best rivals at half of the steps."""
-    made = [(budget, case) for budget in BUDGETS for case in (ours(budget), fewer_steps(filming.steps, budget))]
+    both = (ours, converging, functools.partial(fewer_steps, filming.steps))
+    made = [(budget, case(budget)) for budget in BUDGETS for case in both]
     made += [(max(BUDGETS), case) for case in _untuned(filming, max(BUDGETS))]
     columns = {"table": "samplers", **filming.sampling.columns}
     found = [(budget, case.entry(filming.target, case.low)) for budget, case in made if not case.is_missing]

@@ -23,6 +23,7 @@ BUDGETS = (0.5, 0.25)
 # Partial steps of a twentieth of the tokens cost a fifth of a full step here: with a full step every so many steps they
 # fit in half the time.
 INTERVAL = 3
+CONVERGING = "target converged"  # its label
 Setup = Any  # a method, a number of steps, or a function of the pipeline that gives a context manager
 
 
@@ -92,6 +93,7 @@ class VideoCase:
 def cases(pipe: Any, steps: int, budget: float) -> Iterator[VideoCase]:
     """All of them for a budget, but for the rivals."""
     yield ours(budget)
+    yield converging(budget)
     yield from _parts(budget)
     if budget == max(BUDGETS):
         yield from _partial_steps(budget)
@@ -102,6 +104,11 @@ def cases(pipe: Any, steps: int, budget: float) -> Iterator[VideoCase]:
 def ours(budget: float) -> VideoCase:
     """Our method as it comes."""
     return _fixed(budget, "HeterogeneousSteps", "ours")
+
+
+def converging(budget: float) -> VideoCase:
+    """Our method where the converged clip is its target."""
+    return _fixed(budget, CONVERGING, "part", target="converged")
 
 
 def fewer_steps(steps: int, budget: float) -> VideoCase:

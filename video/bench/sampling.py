@@ -59,7 +59,7 @@ class Sampling:
 
 
 SHORT = Sampling(20)
-STEP_COUNTS = (4, 20, 30, 50)
+STEP_COUNTS = (4, 8, 20, 30, 50)
 CORNERS = (Sampling(30, "UniPC", 5.0, 5.0), Sampling(4, "Euler", 1.0, 8.0))
 GRID = (
     *(Sampling(steps) for steps in STEP_COUNTS),

@@ -50,8 +50,9 @@ class Auto(DiffusionMethod):
     target_speedup
         Measured speed-up to reach, above 1; the most faithful setting that reaches it is picked.
     min_psnr
-        PSNR in dB to the plain output to keep, above 0; the fastest setting that keeps it is picked, or none. If
-        neither is given, the goal is a speed-up of 2.
+        PSNR in dB to the plain output to keep, above 0; the fastest setting that keeps it is picked, or none. In later
+        runs what forecasts miss is measured against that of the first: one that misses as much as the floor allows
+        computes all its further steps, and says so in its report. If neither is given, the goal is a speed-up of 2.
 
     Raises
     ------
@@ -114,11 +115,17 @@ class Auto(DiffusionMethod):
         wanted = self.target_speedup or (None if self.min_psnr else 2.0)
         number = Goal(wanted, self.min_psnr).pick(curve.points)
         if number is not None:
-            return curve.methods[number]
+            return self._kept(curve.methods[number], curve.points[number]["psnr"], curve.missed[number])
         if self.min_psnr or not curve.points:
             return None
         pairs = zip(curve.methods, curve.points, strict=True)
         return max(pairs, key=lambda pair: float(pair[1]["speedup"]))[0]
+
+    def _kept(self, method: Method, quality: float, missed: float) -> Method:
+        """The method with a tolerance, so that a run whose forecasts would miss the quality computes more."""
+        if self.min_psnr is None or not isinstance(method, HeterogeneousSteps) or not missed:
+            return method
+        return replace(method, tolerance=float(f"{missed * 10 ** ((quality - self.min_psnr) / 20):.4g}"))
 
 
 class _Curve:
@@ -131,6 +138,7 @@ class _Curve:
         self.states = [generator.get_state() for generator in self.generators]
         self.methods: list[Method] = []
         self.points: list[dict[str, Any]] = []
+        self.missed: list[float] = []  # what forecasts missed, where a method tells that
 
     def restore(self) -> None:
         """The user's generators as they were."""
@@ -151,6 +159,7 @@ class _Curve:
                 continue
             quality = tensor_psnr(self.reference, as_tensor(output))
             self.methods.append(candidate)
+            self.missed.append(self.session.report.details.get("missed", 0.0))
             self.points.append(point(candidate, self.plain_seconds / seconds, "psnr", "PSNR dB", quality))
 
     def _candidates(self, method: Auto) -> Iterator[Method]:

@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
+from mmaccel.stepping.allocation import TARGETS
 
 from ..blocks.token_subset import KINDS, require_divisible
 from ..families.adapter import (
@@ -18,9 +20,10 @@ from ..families.adapter import (
     require_steps,
 )
 from ..families.context_parallel import refuse_split
-from ..steps import follow
+from ..steps import follow, is_flow
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
+from .samplers import is_repeatable
 
 POLICIES = ("refresh", "groups")
 CHOICES = ("hottest", "random")
@@ -33,9 +36,10 @@ class HeterogeneousSteps(DiffusionMethod):
 
     Some steps, denser at both ends of a run, compute all tokens. In the others every token moves by a forecast: its
     last velocity and half its slope. When a token is computed again, the forecast steps since then are
-    corrected: the sampler repeats them, with velocities on the line between the two computed ones. A few
-    steps may compute only the hottest tokens, which attend to the kept keys and values of all; no measurement found
-    this better than computing none, so it is off by default. Lossy below a budget of 1.
+    corrected: the sampler repeats them, with velocities on the parabola through the last three computed ones, or with
+    multistep samplers on the line through two. A few steps may compute only the hottest tokens, which attend to the
+    kept keys and values of all; no measurement found this better than computing none, so it is off by default. Lossy
+    below a budget of 1.
 
     Parameters
     ----------
@@ -51,11 +55,21 @@ class HeterogeneousSteps(DiffusionMethod):
         Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: flow
         matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the
         report says so.
+    target
+        What to be near to: the ``"plain"`` run (default), or the ``"converged"`` one of many more steps. Then a step
+        goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
+        and half of the steps computed were measured to be nearer to the converged clip than the plain run of all is.
+        For samplers of flow matching that draw no noise.
+    tolerance
+        How far forecasts may lead astray, as the root mean square of all corrections in units of the latents, before a
+        run computes all its further steps and so exceeds its budget; None (default) for any. `video.Auto` finds it for
+        a quality; the report has the ``"missed"`` of every run among its details.
     warmup, cooldown
         Full steps at the beginning and the end. The default warm-up is four tenths of the computed steps, measured to
         keep the prompts that otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. If fewer than 8
         steps are computed it is 1 too; multistep samplers, such as UniPC, then do as well with fewer steps, and the
-        report says so. The default cool-down is 1.
+        report says so. The default cool-down is 1. With neither of them nor an `interval`, runs of fewer than 10 steps
+        are computed as they are, and the report says what helps instead.
     interval
         Distance between full steps in the middle of the run; None (default) spreads as many as the budget allows,
         denser towards both ends.
@@ -97,12 +111,14 @@ class HeterogeneousSteps(DiffusionMethod):
     role = "step cache"
     families = TRANSFORMERS
     neutral = {"budget": 1.0}
-    engaging = {"budget": 0.5, "fraction": 0.2}
+    engaging = {"budget": 0.5, "fraction": 0.2, "warmup": 1}
 
     budget: float = 0.5
     policy: str = "refresh"
     forecast: float = 0.5
     correct: bool = True
+    target: str = TARGETS[0]
+    tolerance: float | None = None
     warmup: int | None = None
     cooldown: int | None = None
     interval: int | None = None
@@ -116,6 +132,9 @@ class HeterogeneousSteps(DiffusionMethod):
         self._require(self.policy in POLICIES, "policy", "one of " + ", ".join(POLICIES))
         self._require(is_number(self.forecast, 0, 1), "forecast", "between 0 and 1")
         self._require(isinstance(self.correct, bool), "correct", "True or False")
+        self._require(self.target in TARGETS, "target", "one of " + ", ".join(TARGETS))
+        fits = self.tolerance is None or is_number(self.tolerance, 0)
+        self._require(fits, "tolerance", "None or at least 0")
         for name, low in (("warmup", 1), ("cooldown", 0), ("interval", 1)):
             value = getattr(self, name)
             self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")
@@ -138,6 +157,12 @@ class HeterogeneousSteps(DiffusionMethod):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
+        scheduler = adapter.target.scheduler
+        if self.target == "converged" and not (is_flow(scheduler) and is_repeatable(scheduler)):
+            raise UnsupportedTargetError(
+                f"{type(scheduler).__name__} is no sampler of flow matching that draws no noise, as target='converged'"
+                " needs: leave target= out, or set pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=3)"
+            )
         if self.chooses_tokens:
             refuse_split(adapter.denoisers(), f"{self.name}(fraction=..., policy={self.policy!r})")
             for denoiser in adapter.denoisers():

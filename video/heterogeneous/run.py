@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from mmaccel.cache import require_memory
 from mmaccel.stepping.allocation import StepAllocation
 from mmaccel.stepping.run import SamplerRun
-from mmaccel.stepping.schedule import FEWEST, Schedule, chosen, default_warmup, groups, refresh
+from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
 from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import PipelineSession, token_grid
@@ -17,7 +18,7 @@ from ..families.families import bound, layout_of
 from ..steps import Forward, Stepper, count_forwards
 from ..trace import Trace
 from .partial import PartialForward
-from .samplers import is_one_step, is_repeatable
+from .samplers import is_one_step, is_repeatable, straight
 
 if TYPE_CHECKING:
     from .heterogeneous_steps import HeterogeneousSteps
@@ -43,13 +44,18 @@ class HeterogeneousRun(Stepper):
             scheduler,
             method.tokens,
             by_groups=method.policy == "groups",
+            target=method.target,
+            tolerance=method.tolerance,
+            # lines where the steps were solved for lines, and where a sampler bends them itself
+            curved=method.target == "converged" or (is_one_step(scheduler) and method.steps is None),
         )
-        self._warn_of_limits(scheduler)
 
     def _solve(self, steps: int, budget: float) -> Schedule:
         method = self.method
         if method.steps is not None:
             return chosen(steps, method.steps)
+        if self._is_short(steps):
+            return Schedule((1.0,) * steps)
         if method.policy == "groups":
             return groups(steps, budget, method.warmup, method.cooldown, method.interval)
         warmup = method.warmup
@@ -57,9 +63,21 @@ class HeterogeneousRun(Stepper):
             warmup = default_warmup(steps, budget)
         return refresh(steps, budget, warmup, method.cooldown, method.interval, fraction=method.fraction or 0.0)
 
-    def _warn_of_limits(self, scheduler: Any) -> None:
+    def _is_short(self, steps: int) -> bool:
+        """Whether a run of so many steps is better computed than forecast; what a second expert has left is none."""
+        method = self.method
+        asked = any(ends is not None for ends in (method.warmup, method.cooldown, method.interval))
+        return steps < FEW_STEPS and self.expert is None and not asked
+
+    def _warn_of_limits(self, scheduler: Any, steps: int) -> None:
         """Warn about the limits of this sampler or number of steps."""
-        method, steps, sampler = self.method, self.run.steps, type(scheduler).__name__
+        method, sampler = self.method, type(scheduler).__name__
+        if method.steps is None and self._is_short(steps):
+            self.warn(
+                f"{steps} steps are too few to forecast any, so all are computed: video.SparseAttention() and"
+                " pipe.transformer.compile() save time within a step (warmup=1 forecasts all the same)"
+            )
+            return
         if method.correct and self.allocation.replay is None:
             self.warn(
                 f"forecasts are not corrected with {sampler}, whose steps cannot be repeated: fewer steps may do"
@@ -71,7 +89,7 @@ class HeterogeneousRun(Stepper):
                 f"{fewer} computed steps are few to forecast from with {sampler}: a plain run with"
                 f" num_inference_steps={fewer} may do as well"
             )
-        least = self.allocation.schedule.cost / steps
+        least = sum(self.allocation.schedule.fractions[-steps:]) / steps
         if least >= method.budget + 0.5 / steps and not any((method.warmup, method.cooldown, method.interval)):
             self.warn(f"a budget of {method.budget:g} is too small for {steps} steps: {least:.0%} of them are computed")
 
@@ -99,12 +117,22 @@ class HeterogeneousRun(Stepper):
     def _begin_step(self) -> None:
         """Let the allocation decide; another expert begins with a full step, and shares the remaining budget."""
         run, method, allocation = self.run, self.method, self.allocation
+        if not allocation.velocities.is_known and self.expert is None:
+            self._begin_run()
         if self.expert not in (None, run.expert):
             allocation.restart()
             if method.steps is None:
                 allocation.schedule = allocation.schedule.resolved(run.step, method.budget, self._solve)
         self.expert = run.expert
         allocation.begin(run.step)
+
+    def _begin_run(self) -> None:
+        """Spread the budget over the steps that are made: image-to-image starts further down."""
+        run, left = self.run, self.run.steps - self.run.step
+        if run.step and self.method.steps is None:
+            rest = self._solve(left, self.method.budget)
+            self.allocation.schedule = Schedule((0.0,) * run.step + rest.fractions)
+        self._warn_of_limits(self.session.target.scheduler, left)
 
     def _reserve(self, part: PartialForward | None, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Refuse a run whose keys and values do not fit, when it begins."""
@@ -116,10 +144,10 @@ class HeterogeneousRun(Stepper):
             details["estimated_bytes"] = details.get("estimated_bytes", 0) + needed
 
     def _latents_bytes(self, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> int:
-        """The branch's output; with the first branch velocities and slopes, and the steps that may be made again."""
+        """The branch's output; the first also has velocities, slopes, bends and steps to make again."""
         latents = bound(denoiser, args, kwargs).arguments["hidden_states"]
         again = 0 if self.allocation.replay is None else self.allocation.schedule.longest_gap + 3
-        return int(latents.numel() * latents.element_size() * (3 + again if self.run.branch == 0 else 1))
+        return int(latents.numel() * latents.element_size() * (4 + again if self.run.branch == 0 else 1))
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
         run, allocation = self.run, self.allocation
@@ -127,6 +155,8 @@ class HeterogeneousRun(Stepper):
             return make(output, sample)
         if not allocation.velocities.is_known:
             allocation.layout = layout_of(self.session.adapter.denoisers()[run.expert], output)
+        if self.method.target == "converged" and not is_one_step(self.session.target.scheduler):
+            make = straight(make, run.levels[run.step + 1] - run.levels[run.step])
         result = allocation.step(make, output, sample)
         active = allocation.share if allocation.active is None else allocation.active
         self.trace.add(active, len(allocation.velocities.level))
@@ -136,6 +166,19 @@ class HeterogeneousRun(Stepper):
         return result
 
     def finish(self) -> None:
+        missed, tolerance = self.allocation.missed, self.method.tolerance
+        self.report.details["missed"] = missed
+        if tolerance is not None and missed > tolerance:
+            over = 20 * math.log10(missed / tolerance) if tolerance else math.inf
+            self.warn(
+                f"forecasts led {over:.1f} dB further astray than the tolerance, and all steps after that were computed"
+            )
+        velocity = self.allocation.velocities.velocity
+        if velocity is not None and not bool(velocity.isfinite().all()):
+            self.warn(
+                "velocities became NaN or infinite: see whether the pipeline alone does so too, and load it with"
+                " torch_dtype=torch.bfloat16 or float32"
+            )
         self.report.details.setdefault("steps", []).extend(self.trace.shares())
         self.session.memory["trace"] = self.trace
 

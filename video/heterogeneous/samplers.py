@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from mmaccel.stepping.replay import Make
+from mmaccel.stepping.tensors import map_tensors, tensors
+
 # Samplers whose step is a function of their state and of what they are given, with nothing drawn.
 REPEATABLE = (
     "FlowMatchEulerDiscreteScheduler",
@@ -26,3 +31,18 @@ def is_repeatable(scheduler: Any) -> bool:
 def is_one_step(scheduler: Any) -> bool:
     """Whether a step of this sampler depends on nothing but where it starts."""
     return is_repeatable(scheduler) and scheduler.config.get("solver_order", 1) == 1
+
+
+def straight(make: Make, length: float) -> Make:
+    """A step of any sampler of flow matching, as Euler's over the difference of its noise levels.
+
+    The sampler makes its own step too, and so keeps count.
+    """
+
+    def step(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
+        result = make(velocity, sample)
+        moved = (sample.float() + length * velocity.float()).to(next(tensors(result)).dtype)
+        ends = iter([moved])
+        return map_tensors(lambda x: next(ends, x), result)
+
+    return step
