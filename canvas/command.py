@@ -61,7 +61,9 @@ class CanvasCommand(Command):
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         check_example(arguments, [arguments.picture], "picture.png")
-        from .generation import example, inputs_of, read_picture
+        from mmaccel.files.pictures import read_picture
+
+        from .generation import example, inputs_of
 
         picture = example() if arguments.example else read_picture(arguments.picture)
         pipe, processor = opened(arguments)

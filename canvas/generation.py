@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.errors import PromptError, UnsupportedTargetError
-
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+from mmaccel.errors import UnsupportedTargetError
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:
@@ -43,20 +40,3 @@ def inputs_of(processor: Any, picture: Image.Image, question: str) -> dict[str, 
 def example() -> Image.Image:
     """A shipped picture that the model was never trained on."""
     return Image.fromarray(zoo.questions("tiny-canvas", 1)[0].frames[0])
-
-
-def read_picture(path: Path) -> Image.Image:
-    """A picture of a file, in RGB.
-
-    Raises
-    ------
-    PromptError
-        If there is no such file, or it is no picture.
-    """
-    try:
-        with Image.open(path, formats=FORMATS) as picture:
-            return picture.convert("RGB")
-    except FileNotFoundError as error:
-        raise PromptError(f"there is no file {path}: give a picture, or --example for a shipped one") from error
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise PromptError(f"{path} is no picture that can be read ({', '.join(FORMATS)}): {error}") from error

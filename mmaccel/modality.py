@@ -103,6 +103,10 @@ class Modality(ABC):
     def command(self) -> Command:
         """Its part of the command line."""
 
+    def more_commands(self) -> Mapping[str, Command]:
+        """Further kinds of `run` by name, each with a model of its own (`Command.model`)."""
+        return {}
+
     @abstractmethod
     def trial(self) -> type[BaseTrial]:
         """How `compare` and `tune` repeat, judge and show a call."""

@@ -21,6 +21,7 @@ from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
     from .decoder.compress_kv import CompressKV
+    from .decoder.document_draft import DocumentDraft
     from .decoder.fused_draft import FusedDraft
     from .decoder.model_draft import ModelDraft
     from .decoder.select_kv import SelectKV
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .decoder.suffix_decoding import SuffixDecoding
     from .decoder.text_draft import TextDraft
     from .decoder.token_recycling import TokenRecycling
+    from .input.light_pipeline import LightPipeline
     from .input.read_video import VideoFrames, read_video
     from .pruning.dycoke import DyCoke
     from .pruning.early_tom import EarlyTom
@@ -48,6 +50,7 @@ else:
 
 __all__ = [
     "CompressKV",
+    "DocumentDraft",
     "DyCoke",
     "EarlyTom",
     "FastV",
@@ -58,6 +61,7 @@ __all__ = [
     "HoliTom",
     "IDPruner",
     "Kept",
+    "LightPipeline",
     "ModelDraft",
     "ResponseGate",
     "SelectKV",

@@ -37,13 +37,14 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
         with no_foreign_code(model):
             target, processor = tiny_onevision.load(Path(model))
     else:
-        target, processor = _from_hub(model, dtype)
+        target, processor = from_hub(model, dtype)
     if not isinstance(find_adapter(target), VisualAdapter):
         raise UnsupportedTargetError(f"{model} is a {type(target).__name__}, which sees no videos that mmaccel knows")
     return target.to(device, dtype).eval(), processor
 
 
-def _from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
+def from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
+    """A vision-language model and its processor from a hub id or a folder; never runs its code."""
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     try:

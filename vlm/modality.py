@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.modality import Modality
 
 if TYPE_CHECKING:
+    from mmaccel.cli.command import Command
     from mmaccel.comparison.trial import BaseTrial
     from mmaccel.presets import Preset
     from mmaccel.testing.contract import Example
 
     from .command import VlmCommand
+
+READER = "tiny-reader"
 
 EXAMPLE = """import mmaccel
 from mmaccel import vlm, zoo
@@ -37,15 +40,23 @@ class Vlm(Modality):
     tab_title = "Video chat"
     serving = "mmaccel.vlm.serving"
 
-    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
-        from .answering import load
+    def recognizes(self, model: str) -> bool:
+        return super().recognizes(model) or model == READER
 
-        return load(model, device, dtype)
+    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
+        from . import answering, reading
+
+        return (reading if model == READER else answering).load(model, device, dtype)
 
     def command(self) -> VlmCommand:
         from .command import VlmCommand
 
         return VlmCommand()
+
+    def more_commands(self) -> Mapping[str, Command]:
+        from .document_command import DocumentCommand
+
+        return {"document": DocumentCommand()}
 
     def trial(self) -> type[BaseTrial]:
         from .comparing import AnswerTrial
@@ -68,5 +79,5 @@ class Vlm(Modality):
         return ABSENT
 
     def benchmarks(self) -> Mapping[str, str]:
-        names = {"vlm": "benchmark", "language": "language", "text": "text"}
+        names = {"vlm": "benchmark", "language": "language", "text": "text", "pages": "pages"}
         return {name: f"{self.package}.bench.{module}" for name, module in names.items()}

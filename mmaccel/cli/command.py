@@ -42,6 +42,8 @@ class Command(ABC):
         The quality that `tune --floor` keeps, such as ``"at least so many dB PSNR"``.
     seeded
         Whether the call draws random numbers, so that its output depends on the seed.
+    model
+        The default model; empty for that of the modality.
     """
 
     help: ClassVar[str]
@@ -51,6 +53,7 @@ class Command(ABC):
     preset_help: ClassVar[str] = ""
     floor: ClassVar[str] = "of the trial's first metric"
     seeded: ClassVar[bool] = False
+    model: ClassVar[str] = ""
 
     @abstractmethod
     def add_run(self, parser: Any) -> None:

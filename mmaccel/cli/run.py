@@ -15,21 +15,21 @@ SIDE_BY_SIDE = "also run plainly, and write both side by side into a second file
 
 
 def add_parser(commands: Any) -> None:
-    """Add `run` with a kind for each modality to the command line."""
+    """Add `run` with its kinds, one or more for each modality, to the command line."""
     parser = commands.add_parser("run", help="generate with a model, accelerated")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for modality in modalities():
-        command = modality.command()
-        kind = kinds.add_parser(
-            modality.name,
-            help=command.help,
-            description=command.help,
-            epilog="\n  ".join(["examples:", *command.examples]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.add_run(kind)
-        add_model(kind, modality.model)
-        kind.set_defaults(run=command.run)
+        for name, command in {modality.name: modality.command(), **modality.more_commands()}.items():
+            kind = kinds.add_parser(
+                name,
+                help=command.help,
+                description=command.help,
+                epilog="\n  ".join(["examples:", *command.examples]),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            command.add_run(kind)
+            add_model(kind, command.model or modality.model)
+            kind.set_defaults(run=command.run)
 
 
 def told(report: Report) -> str:

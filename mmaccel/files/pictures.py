@@ -6,15 +6,33 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
 
-from ..errors import SettingError
+from ..errors import PromptError, SettingError
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 SMALLEST = 256  # pictures of small models are enlarged to this side, so that a person can see them
 SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
 BAR = LINE + 2 * MARGIN  # above a picture whose text is one line
 BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
+READ = ("PNG", "JPEG", "WEBP", "BMP")
+
+
+def read_picture(path: Path) -> Image.Image:
+    """A picture of a file, in RGB.
+
+    Raises
+    ------
+    PromptError
+        If there is no such file, or it is no picture.
+    """
+    try:
+        with Image.open(path, formats=READ) as picture:
+            return picture.convert("RGB")
+    except FileNotFoundError as error:
+        raise PromptError(f"there is no file {path}: give a picture, or --example for a shipped one") from error
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise PromptError(f"{path} is no picture that can be read ({', '.join(READ)}): {error}") from error
 
 
 def check_format(path: str | Path) -> None:

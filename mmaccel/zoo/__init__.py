@@ -25,10 +25,10 @@ import torch
 from safetensors import safe_open
 
 from ..errors import SettingError, WeightsError, unknown_name
-from ..modality import modalities
+from ..modality import Modality, modalities
 
 # Each has a module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`.
-_MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas")
+_MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader")
 
 
 def names() -> tuple[str, ...]:
@@ -42,9 +42,13 @@ def is_known(name: str) -> bool:
 
 
 def modality(name: str) -> str:
-    """What a model is for: ``"image"`` and ``"video"`` make these, ``"vlm"`` answers questions about them."""
+    """What a model is for: ``"image"`` and ``"video"`` make these, ``"vlm"`` answers questions and reads pages."""
     path(name)  # checks the name
-    return next(modality.name for modality in modalities() if name in modality.models())
+    return next(modality.name for modality in modalities() if name in _runs(modality))
+
+
+def _runs(modality: Modality) -> set[str]:
+    return {*modality.models(), *(command.model for command in modality.more_commands().values())}
 
 
 def path(name: str) -> Path:
@@ -109,6 +113,23 @@ def questions(name: str, count: int, seed: int = 0, **choice: Any) -> list[Any]:
         answering = [other for other in names() if hasattr(_module(other), "questions")]
         raise SettingError(f"{name} answers no questions, unlike {', '.join(answering)}")
     return list(ask(path(name), count, seed, **choice))
+
+
+def pages(name: str, count: int, seed: int = 0) -> list[Any]:
+    """`count` printed pages that a reader was not trained on, with what they say; a pure function of the seed.
+
+    Each is a named tuple ``(picture, text, regions)``: uint8 `[H, W, 3]`, all of it as Markdown, and its parts in
+    reading order, a box ``(left, top, right, bottom)`` in pixels and the Markdown of each.
+
+    Raises
+    ------
+    SettingError
+        If the model reads no pages.
+    """
+    draw = getattr(_module(name), "pages", None)
+    if draw is None:
+        raise SettingError(f"{name} reads no pages, unlike tiny-reader")
+    return list(draw(path(name), count, seed))
 
 
 def reference(name: str) -> tuple[list[str], torch.Tensor]:

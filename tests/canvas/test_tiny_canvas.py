@@ -9,10 +9,11 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import canvas, zoo
-from mmaccel.canvas.generation import inputs_of, load, read_picture
+from mmaccel.canvas.generation import inputs_of, load
 from mmaccel.cli import main as cli
 from mmaccel.demos.training import listed_world
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
+from mmaccel.files.pictures import read_picture
 from mmaccel.zoo.tiny_onevision import sprites_of
 
 PLAIN = {"threshold": 2}

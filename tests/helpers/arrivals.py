@@ -70,7 +70,7 @@ class Plain:
 
     def __init__(self):
         self.report = Report(methods=["fast"], exact=False)
-        self.plan = None
+        self.plan = SimpleNamespace(methods=())
 
     def __enter__(self):
         return self
@@ -108,7 +108,7 @@ def stand_in(monkeypatch):
     seen.put(monkeypatch, "mmaccel.tuning.tune", tune=tune)
     seen.put(monkeypatch, "mmaccel.plan", plan=plan)
     seen.put(monkeypatch, "mmaccel.files.kept_choices", forget=lambda: seen.note(forgotten=True))
-    for part in (_image, _video, _vlm, _speech, _canvas, _bench, _demo, _serve):
+    for part in (_image, _video, _vlm, _document, _speech, _canvas, _bench, _demo, _serve):
         part(seen, monkeypatch)
     return seen
 
@@ -198,11 +198,32 @@ def _speech(seen, monkeypatch):
     monkeypatch.setattr("mmaccel.speech.command._standard_input", lambda _: iter([b""]))
 
 
-def _canvas(seen, monkeypatch):
+def _document(seen, monkeypatch):
     def read_picture(path):
         seen.note(seen=path)
-        return f"picture {path}"
+        return SimpleNamespace(save=lambda path, form: PICTURE.save(path, form))
 
+    def example(wrong):
+        seen.note(seen="a page", wrong=wrong)
+        return SimpleNamespace(save=lambda path, form: PICTURE.save(path, form)), ["a region"]
+
+    def read_regions(path):
+        seen.note(regions=path)
+        return ["a region"]
+
+    def prompt_of(processor, asked):
+        seen.note(prompt=asked)
+
+    def read(target, processor, page, prompt, max_new_tokens, regions=None):
+        seen.note(read=target == "plain" or seen.get("read", False), max_new_tokens=max_new_tokens)
+        return "a page", 1.0
+
+    parts = {"example": example, "read_regions": read_regions, "prompt_of": prompt_of, "read": read}
+    seen.put(monkeypatch, "mmaccel.files.pictures", read_picture=read_picture)
+    seen.put(monkeypatch, "mmaccel.vlm.reading", load=_load(seen, "reader", "processor"), **parts)
+
+
+def _canvas(seen, monkeypatch):
     def inputs_of(processor, picture, question):
         seen.note(question=question)
         return {}
@@ -216,7 +237,7 @@ def _canvas(seen, monkeypatch):
         return SimpleNamespace(texts=["a list"])
 
     monkeypatch.setattr(Plain, "__call__", fill, raising=False)
-    seen.put(monkeypatch, "mmaccel.canvas.generation", read_picture=read_picture, inputs_of=inputs_of, example=example)
+    seen.put(monkeypatch, "mmaccel.canvas.generation", inputs_of=inputs_of, example=example)
     seen.put(monkeypatch, "mmaccel.canvas.generation", load=_load(seen, "pipe", "processor"))
 
 

@@ -82,6 +82,11 @@ FILLED = {
     "--gen-length": (["--gen-length", "64"], {"gen_length": 64}),
     "--threshold": (["--threshold", "0.8"], {"threshold": 0.8}),
 }
+READ = {
+    option: (words, {**found, "methods": found.get("methods", [])}) for option, (words, found) in methods(VLM).items()
+}
+for _, found in (READ["--method"], READ["--plan"]):
+    del found["preset"]
 STREAMED = {  # if none of these is said, streams are compared
     option: (words, {**found, "methods": found.get("methods", []), "streams": None, "seeds": [0]})
     for option, (words, found) in methods(SPEECH).items()
@@ -189,6 +194,19 @@ CASES = {
         **HEARING,
         **model("other"),
     },
+    "run document": {
+        "page": (["other.png"], {"seen": "other.png"}),
+        "--example": (["--example"], {"seen": "a page", "wrong": 0.05}),
+        "--regions": (["--regions", "found.json"], {"regions": "found.json"}),
+        "--wrong": (["--example", "--wrong", "0.1"], {"seen": "a page", "wrong": 0.1}),
+        "--prompt": (["--prompt", "read"], {"prompt": "read"}),
+        "--max-new-tokens": (["--max-new-tokens", "9"], {"max_new_tokens": 9}),
+        **READ,
+        "--compare": (["--compare"], {"read": True, "printed": ...}),
+        "--output": (["--output", "{}/b.md"], {"files": ["b.md"], "printed": ...}),
+        "--picture": (["--picture", "{}/p.png"], {"files": ["p.png"], "printed": ...}),
+        **model("other"),
+    },
     "run canvas": {
         **FILLED, **methods(CANVAS), **model("other"),
         "--compare": (["--compare"], {"printed": ...}),
@@ -251,6 +269,7 @@ USUAL = {
     "run video": (["red heart"], ["-o", "{}/a.png"]),
     "run vlm": (CLIP, []),
     "run speech": (["talk.wav"], []),
+    "run document": (["a.png"], []),
     "run canvas": (["a.png"], []),
     "compare canvas": (["a.png"], []),
     "tune canvas": (["a.png"], ["--method", "FactorCommit"]),

@@ -74,14 +74,14 @@ class TextDraft(FusedDraft):
     def take(self, model: Any, kwargs: dict[str, Any]) -> Prediction | None:
         """Take the prediction out of the arguments of a call."""
         given = kwargs.pop("prediction", None)
-        return None if given is None else Prediction(_known(given, model))
+        return None if given is None else Prediction(known(given, model))
 
     def drafters(self, call: Call) -> list[GrownDrafter]:
         """A drafter for each row, with its text."""
         given: Prediction | None = call.given
         if given is not None and call.rows % len(given.texts):
             raise SettingError(
-                f"prediction has {len(given.texts)} texts for a batch of {call.rows}: "
+                f"{given.argument} has {len(given.texts)} texts for a batch of {call.rows}: "
                 "give one for each row, or one for all"
             )
         if given is not None:
@@ -101,10 +101,10 @@ class TextDraft(FusedDraft):
         followed = sum(source.followed for source in given.sources)
         report.details["predicted"] = followed
         if not any(given.texts):
-            report.warnings.append("the prediction is empty")
+            report.warnings.append(f"the {given.argument} is empty")
         elif followed < FEW * report.tokens:
             report.warnings.append(
-                f"the answer is not like the prediction: {followed} of its {report.tokens} tokens are as given"
+                f"the answer is not like the {given.argument}: {followed} of its {report.tokens} tokens are as given"
             )
 
 
@@ -112,11 +112,13 @@ class TextDraft(FusedDraft):
 class Prediction:
     """What a call is expected to answer: texts as tokens, and once it runs the source of each row."""
 
+    argument: ClassVar[str] = "prediction"  # as messages name it
+
     texts: list[list[int]]
     sources: list[GivenText] = field(default_factory=list)
 
 
-def _known(given: Any, model: Any) -> list[list[int]]:
+def known(given: Any, model: Any) -> list[list[int]]:
     """The texts of a prediction, whose tokens the model has."""
     texts, size = token_lists(given), model.config.get_text_config(decoder=True).vocab_size
     for token in (token for text in texts for token in text):
