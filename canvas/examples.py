@@ -13,6 +13,9 @@ from mmaccel.testing.contract import Example
 from mmaccel.testing.untrained import untrained
 from mmaccel.zoo.block_causal import BlockCausalModel
 
+from .method import MASKS, NOISE
+from .uniform_examples import CANVAS, uniform
+
 VOCABULARY, MASK, LENGTH, BLOCK = 64, 63, 21, 8
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -30,17 +33,17 @@ SCALE = 4.0  # sharp enough for greedy steps without near-ties
 
 
 def examples() -> list[Example]:
-    """A model whose every token sees every other, as LLaDA's, and a block-causal one."""
+    """A model whose every token sees every other, as LLaDA's, a block-causal one, and one without masks."""
     common: dict[str, Any] = {
         "module": lambda pipe: pipe.model,
         "call": "__call__",
-        "takes_generator": False,
-        "variants": ({"length": 30}, {"gen_length": 13}),
         "result": lambda output: output.sequences,
     }
+    masks: dict[str, Any] = {"takes_generator": False, "variants": ({"length": 30}, {"gen_length": 13})}
     return [
-        Example("block diffusion", bidirectional, **common),
-        Example("block diffusion", block_causal, **common),
+        Example(MASKS, bidirectional, **common, **masks),
+        Example(MASKS, block_causal, **common, **masks),
+        Example(NOISE, uniform, **common, variants=({"length": 5}, {"gen_length": 2 * CANVAS})),
     ]
 
 

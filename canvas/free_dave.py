@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
-from .method import CanvasMethod
+from .method import MASKS, NOISE, CanvasMethod
 
 
 @register("canvas")
@@ -40,9 +40,11 @@ class FreeDave(CanvasMethod):
     drafts: int = 2
 
     paper: ClassVar[str] = "Free Draft-and-Verification: Toward Lossless Parallel Decoding, Wu and Zhang, 2025"
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS, NOISE})
     lossless: ClassVar[bool] = True
     role: ClassVar[str] = "commit rule"
     neutral: ClassVar[dict[str, Any]] = {"drafts": 1}
+    engaging: ClassVar[dict[str, Any]] = {"drafts": 8}
     advice: ClassVar[Advice] = Advice(
         "equal tokens in fewer passes, together with `PrefixCache`", "a batch of canvases in each pass"
     )

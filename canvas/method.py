@@ -54,8 +54,13 @@ class Block:
         return self.masked & (falling.argsort(1) < counts[:, None])
 
 
+MASKS, NOISE = "block diffusion", "uniform block diffusion"  # families whose canvases begin as masks, or at random
+
+
 class CanvasMethod(Method[Session]):
     """A method for pipelines that fill canvases."""
+
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS})
 
     @property
     def is_neutral(self) -> bool:
@@ -66,7 +71,7 @@ class CanvasMethod(Method[Session]):
         session.adapter.attach(self, session, stack)
 
     def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        session.adapter.decoder.prepare(kwargs)
+        session.adapter.prepare(kwargs)
 
 
 class CommitRule(CanvasMethod):

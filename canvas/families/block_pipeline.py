@@ -22,7 +22,7 @@ class BlockPipelineAdapter(Adapter):
     """A `LLaDA2Pipeline` with any model of its contract."""
 
     family = "block diffusion"
-    classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline", "DiffusionGemmaPipeline")
+    classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline",)
     modality = "canvas"
     call_is_run = True
 
@@ -40,11 +40,6 @@ class BlockPipelineAdapter(Adapter):
 
     def check(self, method: Method) -> None:
         name, scheduler = type(self.target).__name__, type(self.target.scheduler).__name__
-        if "Gemma" in name:
-            raise UnsupportedTargetError(
-                f"{name} begins with random tokens where {method.name} needs masks, and changes those again that it"
-                " has committed: its own EntropyBoundScheduler and confidence_threshold= save it steps"
-            )
         if "mask_token_id" not in inspect.signature(self.target.scheduler.step).parameters:
             raise UnsupportedTargetError(
                 f"{scheduler} takes no mask_token_id: {method.name} needs a BlockRefinementScheduler in {name}"
@@ -61,6 +56,11 @@ class BlockPipelineAdapter(Adapter):
                 f"{type(self.target.model).__name__} does not use transformers' attention interface, by which"
                 " canvas.PrefixCache keeps keys and values; the other methods of canvas work on it"
             )
+
+    def prepare(self, kwargs: dict[str, Any]) -> None:
+        """Before a run with these arguments."""
+        if self.decoder is not None:
+            self.decoder.prepare(kwargs)
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one installs what follows the pipeline's passes and steps."""
