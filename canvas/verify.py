@@ -1,4 +1,4 @@
-"""Verifier: several steps of a scheduler drafted from one pass, and verified in the next."""
+"""Verifier: several steps of a scheduler drafted from what is known, and verified in one pass."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from .drafted import Drafted
+
 
 class Verifier:
     """Jumps over the steps of a greedy scheduler that it can foresee.
 
-    From the logits of a canvas it lets the scheduler make several steps, as if these logits held for all of them. One
-    pass over these canvases, as a batch, gives each its true logits; a step from one canvas by its own logits either
-    leads to the next draft, which is then verified, or ends the jump.
+    From the logits of a canvas, and of canvases much like it, it lets the scheduler make several steps. One pass over
+    the canvases that these may lead to, as a batch, gives each its true logits; from one to the next leads the
+    scheduler's step by these, as long as it meets a canvas of the pass.
 
     Parameters
     ----------
@@ -43,6 +45,7 @@ class Verifier:
         self.canvases = self.jumps = self.ended = 0
         self.warnings: list[str] = []
         self.made: list[int] = []  # steps that each row has made in this block
+        self.rows: list[Drafted] = []
         self.found: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def known(self, ids: torch.Tensor) -> torch.Tensor | None:
@@ -63,25 +66,25 @@ class Verifier:
         sample = kwargs["sample"]
         if int(kwargs["timestep"]) == 0:
             self.ended, self.made = self.steps, [0] * len(sample)
+            self.rows = [Drafted(original, kwargs, row, self.over) for row in range(len(sample))]
         reason = self._reason(kwargs, len(sample))
         if reason:
             self.warnings = [reason]
             self.made = [made + 1 for made in self.made]
             return original(**kwargs)
         done = [False] * len(sample) if finished is None else finished.tolist()
-        rows = [[] if done[row] else self._draft(original, kwargs, row) for row in range(len(sample))]
-        longest = max(map(len, rows))
-        taken = [len(chain) for chain in rows]
-        if longest > 1:
-            logits = self._logits(ids, rows, longest, sample.shape[1])
-            taken = [self._verified(original, kwargs, row, chain, logits[row]) for row, chain in enumerate(rows)]
-        self.made = [made + count for made, count in zip(self.made, taken, strict=True)]
-        self.jumps += max(taken) > 1
-        out = self._taken(original, kwargs, rows, taken)
-        if longest > 1:
-            last = torch.stack([logits[row, max(count, 1) - 1] for row, count in enumerate(taken)])
-            self.found = (torch.cat([ids[:, : -sample.shape[1]], out.prev_sample], 1), last)
-        return out
+        blocks: list[list[torch.Tensor]] = [
+            [] if done[row] else self.rows[row].draft(kwargs, self.made[row], self.drafts) for row in range(len(sample))
+        ]
+        longest, paths = max(map(len, blocks)), blocks
+        if longest > 1:  # else the pipeline's own pass is the one
+            logits = self._logits(ids, blocks, longest, sample.shape[1])
+            for row, drafted in enumerate(self.rows):
+                drafted.learn(blocks[row], logits[row])
+            paths = [drafted.walk(self.made[row]) if blocks[row] else [] for row, drafted in enumerate(self.rows)]
+        self.made = [made + len(path) for made, path in zip(self.made, paths, strict=True)]
+        self.jumps += max(map(len, paths)) > 1
+        return self._taken(original, kwargs, ids, paths)
 
     @staticmethod
     def _reason(kwargs: dict[str, Any], rows: int) -> str:
@@ -95,60 +98,32 @@ class Verifier:
             )
         return ""
 
-    @staticmethod
-    def _one(original: Callable[..., Any], kwargs: dict[str, Any], logits: Any, block: Any, number: int) -> Any:
-        """The block `[L]` of a row after the scheduler's step of this number."""
-        call = {**kwargs, "model_output": logits[None], "sample": block[None], "timestep": number}
-        return original(**call).prev_sample[0]
-
-    def _draft(self, original: Callable[..., Any], kwargs: dict[str, Any], row: int) -> list[torch.Tensor]:
-        """The next blocks of a row, by the logits that it has; none after that which completes or ends it."""
-        block, mask = kwargs["sample"][row], kwargs["mask_token_id"]
-        chain: list[torch.Tensor] = []
-        while len(chain) < self.drafts and (block == mask).any():
-            before, number = block, self.made[row] + len(chain)
-            block = self._one(original, kwargs, kwargs["model_output"][row], before, number)
-            chain.append(block)
-            if self.over(row, before, block):
-                break
-        return chain
-
-    def _logits(self, ids: torch.Tensor, rows: list[list[torch.Tensor]], longest: int, length: int) -> torch.Tensor:
-        """Those of all drafts `[B, K, L, V]`; shorter chains are filled up with their last."""
+    def _logits(self, ids: torch.Tensor, blocks: list[list[torch.Tensor]], longest: int, length: int) -> torch.Tensor:
+        """Those of all drafts `[B, K, L, V]`; rows with fewer are filled up with their last."""
         own = ids[:, -length:]  # of rows that have ended
-        filled = [
-            [*chain, *[(chain or own[row : row + 1])[-1]] * (longest - len(chain))] for row, chain in enumerate(rows)
-        ]
-        blocks = torch.stack([torch.stack(list(chain)) for chain in filled])
+        filled = torch.stack(
+            [
+                torch.stack([*each, *[(each or own[row : row + 1])[-1]] * (longest - len(each))])
+                for row, each in enumerate(blocks)
+            ]
+        )
         prefix = ids[:, None, :-length].expand(-1, longest, -1)
-        self.canvases += len(rows) * longest
-        return self.compute(torch.cat([prefix, blocks], 2).flatten(0, 1))[:, -length:].unflatten(0, (-1, longest))
+        self.canvases += len(blocks) * longest
+        return self.compute(torch.cat([prefix, filled], 2).flatten(0, 1))[:, -length:].unflatten(0, (-1, longest))
 
-    def _verified(
-        self, original: Callable[..., Any], kwargs: dict[str, Any], row: int, chain: list[Any], logits: torch.Tensor
-    ) -> int:
-        """How many drafts of a chain are right; the first always is."""
-        count = min(len(chain), 1)
-        while count < len(chain):
-            number = self.made[row] + count
-            true = self._one(original, kwargs, logits[count - 1], chain[count - 1], number)
-            if not torch.equal(true, chain[count]):
-                break
-            count += 1
-        return count
-
-    @staticmethod
-    def _taken(original: Callable[..., Any], kwargs: dict[str, Any], rows: list[Any], taken: list[int]) -> Any:
-        """An output of the scheduler's step that leads to the last draft that is right.
+    def _taken(self, original: Callable[..., Any], kwargs: dict[str, Any], ids: torch.Tensor, paths: list[Any]) -> Any:
+        """An output of the scheduler's step that leads to the end of each path.
 
         The pipeline looks for the end of a text among the tokens of the last step; those of steps before it are told
         as masks there.
         """
         out, before, mask = original(**kwargs), kwargs["sample"], kwargs["mask_token_id"]
-        chains = [[own, *chain] for own, chain in zip(before, rows, strict=True)]
-        after = torch.stack([chain[count] for chain, count in zip(chains, taken, strict=True)])
-        last = torch.stack([chain[max(count - 1, 0)] for chain, count in zip(chains, taken, strict=True)])
+        walked = [[own, *path] for own, path in zip(before, paths, strict=True)]
+        after, last = torch.stack([path[-1] for path in walked]), torch.stack([path[-2:][0] for path in walked])
         out.prev_sample, moved = after, after != before
         out.sampled_tokens = torch.where(moved, torch.where(after != last, after, mask), out.sampled_tokens)
         out.transfer_index, out.editing_transfer_index = moved & (before == mask), moved & (before != mask)
+        logits = [drafted.logits_of(block) for drafted, block in zip(self.rows, after, strict=True)]
+        if all(each is not None for each in logits):
+            self.found = torch.cat([ids[:, : -before.shape[1]], after], 1), torch.stack(logits)
         return out

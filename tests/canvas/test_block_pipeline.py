@@ -165,10 +165,6 @@ class _Scheduler:
         raise NotImplementedError
 
 
-class DiffusionGemmaPipeline(LLaDA2Pipeline):
-    """Stands in for diffusers' pipeline of this name, by which it is known."""
-
-
 def _causal():
     sizes = {name: size for name, size in examples.SIZES.items() if name != "mask_token_id"}
     return LlamaForCausalLM(LlamaConfig(**sizes))
@@ -186,7 +182,6 @@ class _Foreign(torch.nn.Module):
     [
         (lambda: LLaDA2Pipeline(_causal(), BlockRefinementScheduler()), canvas.FreeDave(), "BlockCausalModel"),
         (lambda: LLaDA2Pipeline(_Foreign(), BlockRefinementScheduler()), canvas.PrefixCache(), "interface"),
-        (lambda: DiffusionGemmaPipeline(_Foreign(), BlockRefinementScheduler()), canvas.FactorCommit(), "random"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(make, method, says):
