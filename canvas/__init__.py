@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mmaccel.zoo.block_pipeline import BlockDiffusionPipeline
 
     from .free_dave import FreeDave
+    from .outlooks.adaptive_blocks import AdaptiveBlocks
+    from .outlooks.early_end import EarlyEnd
     from .prefix_cache import PrefixCache
     from .rules.coherent_context import CoherentContext
     from .rules.credit_decoding import CreditDecoding
@@ -37,11 +39,13 @@ else:
     __getattr__, __dir__ = on_demand(__name__, __file__)
 
 __all__ = [
+    "AdaptiveBlocks",
     "BlockCausalModel",
     "BlockDiffusionPipeline",
     "CoherentContext",
     "CreditDecoding",
     "Doubling",
+    "EarlyEnd",
     "EntropyBound",
     "FactorCommit",
     "FreeDave",

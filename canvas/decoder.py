@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from mmaccel.session import Session
 from .free_dave import FreeDave
 from .kept_prefix import KeptPrefix
 from .method import Block, CanvasMethod, CommitRule
+from .outlook import Outlook, Seen
 from .prefix_cache import PrefixCache
 from .verify import Verifier
 
@@ -29,7 +31,7 @@ class BlockDecoder:
 
     Attributes
     ----------
-    rule, verifier, prefix
+    rule, outlooks, verifier, prefix
         Of the methods, where there are such.
     """
 
@@ -38,9 +40,11 @@ class BlockDecoder:
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         cache = next((m for m in methods if isinstance(m, PrefixCache)), None)
+        self.outlooks = [m for m in methods if isinstance(m, Outlook)]
         self.verifier = Verifier(dave.drafts, self._pass, self._over) if dave else None
         self.prefix = KeptPrefix(cache.refresh, adapter.reads_causally) if cache else None
-        self.end: int | None = adapter.target.eos_token_id
+        self.end_token: int | None = adapter.target.eos_token_id
+        self.end = self.end_token  # if the pipeline stops there
         self.mask = adapter.target.mask_token_id
         self._begin()
 
@@ -140,13 +144,29 @@ class BlockDecoder:
             if self.prompt is None:  # the first block begins within it, or where it ends
                 told = kwargs.get("prompt_mask")
                 self.prompt = self.call[1].shape[1] - sample.shape[1] + (0 if told is None else int(told.sum()))
-            out = self.verifier.step(original, self.call[1], kwargs, self.finished)
-            self.changed = self.verifier.jumps
+            step = functools.partial(self._seen_otherwise, original) if self.outlooks else original
+            out = self.verifier.step(step, self.call[1], kwargs, self.finished)
+            self.changed += self.verifier.jumps > 0
             return out
+        if self.outlooks and filling:
+            kwargs["model_output"] = self._adjusted(kwargs)
         if self.rule is None or not filling:
             self.plain_steps += filling
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, masked)
+
+    def _seen_otherwise(self, original: Step, **kwargs: Any) -> Any:
+        """The scheduler's step, by logits that methods have changed."""
+        return original(**{**kwargs, "model_output": self._adjusted(kwargs)})
+
+    def _adjusted(self, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Logits as the methods change them."""
+        logits, tokenizer = kwargs["model_output"], getattr(self.adapter.target, "tokenizer", None)
+        for method in self.outlooks:
+            logits = method.adjust(Seen(logits, kwargs["sample"], kwargs["mask_token_id"], self.end_token, tokenizer))
+        if not torch.equal(logits, kwargs["model_output"]):
+            self.changed, self.followed = self.changed + 1, False
+        return logits
 
     def _by_rule(self, rule: CommitRule, original: Step, kwargs: dict[str, Any], masked: torch.Tensor) -> Any:
         memory, step = self.learned, int(kwargs["timestep"])
@@ -187,7 +207,8 @@ class BlockDecoder:
         """Take from the arguments of the call which token ends a text, which neither passes nor steps are told."""
         stops = kwargs.get("eos_early_stop", True)
         given = kwargs.get("eos_token_id")
-        self.end = (self.adapter.target.eos_token_id if given is None else given) if stops else None
+        self.end_token = self.adapter.target.eos_token_id if given is None else given
+        self.end = self.end_token if stops else None
 
 
 def _repeated(value: Any, count: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,15 +50,14 @@ def examples() -> list[Example]:
 
 def bidirectional(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
     """A pipeline with a `EuroBertForMaskedLM`, and `arguments(batch, length, **more)` of a greedy call."""
-    return pipeline(
-        untrained(lambda: EuroBertForMaskedLM(EuroBertConfig(**SIZES, mask_token_id=MASK)), seed, SCALE)
-    ), arguments
+    model = untrained(lambda: EuroBertForMaskedLM(EuroBertConfig(**SIZES, mask_token_id=MASK)), seed, SCALE)
+    return pipeline(model), functools.partial(arguments, eos_token_id=13)
 
 
 def block_causal(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
     """The same with a `Qwen2ForCausalLM` that fills blocks."""
     decoder = untrained(lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), seed, SCALE)
-    return pipeline(BlockCausalModel(decoder, BLOCK)), arguments
+    return pipeline(BlockCausalModel(decoder, BLOCK)), functools.partial(arguments, eos_token_id=38)
 
 
 def pipeline(model: Any) -> Any:
@@ -68,7 +68,10 @@ def pipeline(model: Any) -> Any:
 
 
 def arguments(batch: int = 1, length: int = LENGTH, gen_length: int = 24, **more: Any) -> dict[str, Any]:
-    """One token a step; every second prompt is five tokens shorter, padded on the left."""
+    """One token a step; every second prompt is five tokens shorter, padded on the left.
+
+    The builders take for the end a token that their model often says, and stop at none.
+    """
     ids = torch.randint(4, VOCABULARY - 4, (batch, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1::2, :5] = 0
