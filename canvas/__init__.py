@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from mmaccel.zoo.block_causal import BlockCausalModel
     from mmaccel.zoo.block_pipeline import BlockDiffusionPipeline
 
-    from .free_dave import FreeDave
+    from .caches.interval_cache import IntervalCache
+    from .caches.prefix_cache import PrefixCache
+    from .caches.window_diffusion import WindowDiffusion
     from .outlooks.adaptive_blocks import AdaptiveBlocks
     from .outlooks.early_end import EarlyEnd
-    from .prefix_cache import PrefixCache
     from .rules.coherent_context import CoherentContext
     from .rules.credit_decoding import CreditDecoding
     from .rules.doubling import Doubling
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .rules.local_leap import LocalLeap
     from .rules.prophet import Prophet
     from .rules.sched import SchED
+    from .verifiers.free_dave import FreeDave
 else:
     __getattr__, __dir__ = on_demand(__name__, __file__)
 
@@ -49,8 +51,10 @@ __all__ = [
     "EntropyBound",
     "FactorCommit",
     "FreeDave",
+    "IntervalCache",
     "LocalLeap",
     "PrefixCache",
     "Prophet",
     "SchED",
+    "WindowDiffusion",
 ]

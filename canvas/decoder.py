@@ -13,12 +13,15 @@ import torch
 from mmaccel.patching import attention_layers, intercept_attention, wrap_forward, wrap_method
 from mmaccel.session import Session
 
-from .free_dave import FreeDave
-from .kept_prefix import KeptPrefix
+from .caches.interval_cache import IntervalCache
+from .caches.kept_prefix import KeptPrefix
+from .caches.kept_window import KeptWindow
+from .caches.prefix_cache import PrefixCache
+from .caches.window_diffusion import WindowDiffusion
 from .method import Block, CanvasMethod, CommitRule
 from .outlook import Outlook, Seen
-from .prefix_cache import PrefixCache
-from .verify import Verifier
+from .verifiers.free_dave import FreeDave
+from .verifiers.verify import Verifier
 
 if TYPE_CHECKING:
     from .families.block_pipeline import BlockPipelineAdapter
@@ -39,14 +42,24 @@ class BlockDecoder:
         self.session, self.adapter = session, adapter
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
-        cache = next((m for m in methods if isinstance(m, PrefixCache)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
         self.verifier = Verifier(dave.drafts, self._pass, self._over) if dave else None
-        self.prefix = KeptPrefix(cache.refresh, adapter.reads_causally) if cache else None
+        self.prefix = self._kept(methods)
         self.end_token: int | None = adapter.target.eos_token_id
         self.end = self.end_token  # if the pipeline stops there
         self.mask = adapter.target.mask_token_id
         self._begin()
+
+    def _kept(self, methods: Sequence[CanvasMethod]) -> KeptPrefix | KeptWindow | None:
+        """What the cache among the methods keeps."""
+        for method in methods:
+            if isinstance(method, PrefixCache):
+                return KeptPrefix(method.refresh, self.adapter.reads_causally)
+            if isinstance(method, IntervalCache):
+                return KeptPrefix(method.text, self.adapter.reads_causally, method.prompt)
+            if isinstance(method, WindowDiffusion):
+                return KeptWindow(method.window, method.seen, method.refresh, lambda: self.mask)
+        return None
 
     def _begin(self, length: int = 0) -> None:
         """Forget the last run of the pipeline; `length` tokens are a block of the next."""

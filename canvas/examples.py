@@ -51,7 +51,7 @@ def examples() -> list[Example]:
 def bidirectional(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
     """A pipeline with a `EuroBertForMaskedLM`, and `arguments(batch, length, **more)` of a greedy call."""
     model = untrained(lambda: EuroBertForMaskedLM(EuroBertConfig(**SIZES, mask_token_id=MASK)), seed, SCALE)
-    return pipeline(model), functools.partial(arguments, eos_token_id=13)
+    return pipeline(model), functools.partial(arguments, eos_token_id=52)
 
 
 def block_causal(seed: int = 0) -> tuple[Any, Callable[..., Any]]:

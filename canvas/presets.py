@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mmaccel.presets import Preset
 
-from .free_dave import FreeDave
 from .rules.entropy_bound import EntropyBound
 from .rules.factor_commit import FactorCommit
+from .verifiers.free_dave import FreeDave
 
 MEASURED = {"model": "tiny-canvas", "cache": False}
 NOTE = "against one token a step; canvas.PrefixCache() beside it saves more, and is exact on block-causal models"

@@ -13,9 +13,9 @@ from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.session import Session
 
 from . import private
-from .free_dave import FreeDave
-from .lookahead import Lookahead
 from .method import Block, CanvasMethod, CommitRule
+from .verifiers.free_dave import FreeDave
+from .verifiers.lookahead import Lookahead
 
 
 class UniformDecoder:

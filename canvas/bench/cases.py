@@ -16,8 +16,7 @@ from mmaccel.plan import plan
 from mmaccel.registry import get_method
 from mmaccel.session import accelerate
 
-from ..free_dave import FreeDave
-from ..prefix_cache import PrefixCache
+from ..caches.prefix_cache import PrefixCache
 from ..rules.coherent_context import CoherentContext
 from ..rules.credit_decoding import CreditDecoding
 from ..rules.doubling import Doubling
@@ -26,6 +25,7 @@ from ..rules.factor_commit import FactorCommit
 from ..rules.local_leap import LocalLeap
 from ..rules.prophet import Prophet
 from ..rules.sched import SchED
+from ..verifiers.free_dave import FreeDave
 
 STEPS = (16, 8, 4)  # of a block of 32, in place of one for each token
 THRESHOLDS = (0.95, 0.9, 0.7)  # the last is the pipeline's default

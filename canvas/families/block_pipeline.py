@@ -12,9 +12,13 @@ from mmaccel.method import Method
 from mmaccel.patching import attention_layers
 from mmaccel.session import Session
 
+from ..caches.interval_cache import IntervalCache
+from ..caches.prefix_cache import PrefixCache
+from ..caches.window_diffusion import WindowDiffusion
 from ..decoder import BlockDecoder
 from ..method import CanvasMethod
-from ..prefix_cache import PrefixCache
+
+KEEPS_TEXT = (PrefixCache, IntervalCache)  # caches of what stands before a block
 
 
 @register_adapter
@@ -51,10 +55,10 @@ class BlockPipelineAdapter(Adapter):
                 f"{model} attends causally, so that a masked token never sees what follows: if it was trained to fill"
                 f" blocks, wrap it: {name}(canvas.BlockCausalModel(model, block_length=32), ...)"
             )
-        if isinstance(method, PrefixCache) and not modules:
+        if isinstance(method, (*KEEPS_TEXT, WindowDiffusion)) and not modules:
             raise UnsupportedTargetError(
                 f"{type(self.target.model).__name__} does not use transformers' attention interface, by which"
-                " canvas.PrefixCache keeps keys and values; the other methods of canvas work on it"
+                f" {method.name} keeps keys and values; the methods of canvas that are no cache work on it"
             )
 
     def prepare(self, kwargs: dict[str, Any]) -> None:
@@ -66,7 +70,7 @@ class BlockPipelineAdapter(Adapter):
         """Add a method; the first one installs what follows the pipeline's passes and steps."""
         if self.decoder is None:
             chosen = [m for m in session.plan.methods if isinstance(m, CanvasMethod) and not m.is_neutral]
-            exact = [m.exact or (isinstance(m, PrefixCache) and self.reads_causally) for m in session.plan.methods]
+            exact = [m.exact or (isinstance(m, KEEPS_TEXT) and self.reads_causally) for m in session.plan.methods]
             session.report.exact = all(exact)
             self.decoder = BlockDecoder(session, self, chosen)
             stack.callback(setattr, self, "decoder", None)

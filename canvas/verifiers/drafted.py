@@ -28,7 +28,9 @@ class Drafted:
         Whether a text is finished after a step: `over(row, before, after)`.
     """
 
-    def __init__(self, original: Callable[..., Any], kwargs: dict[str, Any], row: int, over: Callable[..., bool]) -> None:
+    def __init__(
+        self, original: Callable[..., Any], kwargs: dict[str, Any], row: int, over: Callable[..., bool]
+    ) -> None:
         self.original, self.kwargs, self.row, self.over = original, kwargs, row, over
         self.mask = kwargs["mask_token_id"]
         self.known: dict[tuple[int, ...], torch.Tensor] = {}  # logits [L, V] by block
