@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from .rules.prophet import Prophet
     from .rules.sched import SchED
     from .verifiers.free_dave import FreeDave
+    from .verifiers.s2d2 import S2D2
 else:
     __getattr__, __dir__ = on_demand(__name__, __file__)
 
 __all__ = [
+    "S2D2",
     "AdaptiveBlocks",
     "BlockCausalModel",
     "BlockDiffusionPipeline",

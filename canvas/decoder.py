@@ -187,6 +187,9 @@ class BlockDecoder:
         out = original(**{**kwargs, "model_output": logits})
         steps = max(int(self.adapter.target.scheduler.num_inference_steps), 1)
         block = Block(logits.float(), out.sampled_tokens, out.sampled_probs.float(), masked, step, steps, memory)
+        block.temperature, block.generator = kwargs.get("temperature", 0.0), kwargs.get("generator")
+        if self.adapter.reads_causally:
+            block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
         added = chosen & ~out.transfer_index
         own = int(out.transfer_index.sum(1).amax())
@@ -199,6 +202,20 @@ class BlockDecoder:
             out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
             out.transfer_index = out.transfer_index | added
         return out
+
+    def _read(self, sample: torch.Tensor, masked: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of each token of the block by those before it alone, with tokens at the masked positions."""
+        assert self.call is not None
+        original, ids, kwargs = self.call
+        ids = torch.cat([ids[:, : -self.length], torch.where(masked, tokens, sample)], 1)
+        self.passes += 1
+        with self.adapter.target.model.word_by_word():
+            if isinstance(self.prefix, KeptPrefix) and self.prefix.prefix > 1:
+                logits, share = self.prefix.read(original, ids, kwargs)
+            else:
+                logits, share = original(ids, **kwargs).logits, 1.0
+        self.computed += share
+        return torch.nn.functional.pad(logits, (0, 0, 1, 0))[:, -self.length - 1 : -1]
 
     def _note_finished(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Which rows the pipeline takes for finished, and rests from then on."""

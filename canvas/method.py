@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -31,6 +32,11 @@ class Block:
         How many steps the block has had, and how many its schedule has.
     memory
         What a rule keeps from step to step of one block.
+    temperature, generator
+        Of the call.
+    read
+        Logits `[B, L, V]` of each token by those before it alone, with these tokens at the masked positions; a pass.
+        None where the model cannot read so.
     """
 
     logits: torch.Tensor
@@ -40,6 +46,9 @@ class Block:
     step: int
     steps: int
     memory: dict[str, Any] = field(default_factory=dict)
+    temperature: float = 0.0
+    generator: torch.Generator | None = None
+    read: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
     def mean_gap(self) -> torch.Tensor:

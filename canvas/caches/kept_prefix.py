@@ -62,6 +62,13 @@ class KeptPrefix:
         self.most_bytes = max(self.most_bytes, sum(x.nbytes for pair in self.kept.values() for x in pair))
         return logits, share
 
+    def read(
+        self, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, float]:
+        """Logits from the token before the block on, which the model masks itself; nothing new is kept."""
+        self.first = self.prefix - 1
+        return self._from("read", self.first, original, ids, kwargs)
+
     def _first(self, before: int, length: int) -> int:
         """The first column that has to be computed, where something is kept."""
         if self.prompt and self.age >= self.prompt:
@@ -100,7 +107,7 @@ class KeptPrefix:
         **kwargs: Any,
     ) -> Any:
         """In place of a layer's attention."""
-        if self.mode in ("reuse", "grow"):
+        if self.mode in ("reuse", "grow", "read"):
             copies = len(key) // len(self.kept[id(module)][0])  # canvases of each row
             old = (x[:, :, : self.first] for x in self.kept[id(module)])
             old_key, old_value = (x.repeat_interleave(copies, 0) for x in old)

@@ -82,6 +82,15 @@ class BlockCausalModel(torch.nn.Module):
         return dtype
 
     @contextmanager
+    def word_by_word(self) -> Iterator[None]:
+        """Within this block each token sees those before it alone, as in the decoder's own `generate`."""
+        length, self.block_length = self.block_length, 1
+        try:
+            yield
+        finally:
+            self.block_length = length
+
+    @contextmanager
     def seeing(self, input_ids: torch.Tensor, **visual: torch.Tensor) -> Iterator[None]:
         """Within this block prompts show pictures or videos; they are encoded once.
 
