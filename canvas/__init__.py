@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .rules.prophet import Prophet
     from .rules.sched import SchED
     from .verifiers.free_dave import FreeDave
+    from .verifiers.guided_commit import GuidedCommit
     from .verifiers.s2d2 import S2D2
 else:
     __getattr__, __dir__ = on_demand(__name__, __file__)
@@ -53,6 +54,7 @@ __all__ = [
     "EntropyBound",
     "FactorCommit",
     "FreeDave",
+    "GuidedCommit",
     "IntervalCache",
     "LocalLeap",
     "PrefixCache",

@@ -21,6 +21,7 @@ from .caches.window_diffusion import WindowDiffusion
 from .method import Block, CanvasMethod, CommitRule
 from .outlook import Outlook, Seen
 from .verifiers.free_dave import FreeDave
+from .verifiers.guided_commit import GuidedCommit, check_guide
 from .verifiers.verify import Verifier
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class BlockDecoder:
         self.end_token: int | None = adapter.target.eos_token_id
         self.end = self.end_token  # if the pipeline stops there
         self.mask = adapter.target.mask_token_id
+        self.guide: Any = None  # a causal model of the same vocabulary, of the call
         self._begin()
 
     def _kept(self, methods: Sequence[CanvasMethod]) -> KeptPrefix | KeptWindow | None:
@@ -188,7 +190,7 @@ class BlockDecoder:
         steps = max(int(self.adapter.target.scheduler.num_inference_steps), 1)
         block = Block(logits.float(), out.sampled_tokens, out.sampled_probs.float(), masked, step, steps, memory)
         block.temperature, block.generator = kwargs.get("temperature", 0.0), kwargs.get("generator")
-        if self.adapter.reads_causally:
+        if self.adapter.reads_causally or self.guide is not None:
             block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
         added = chosen & ~out.transfer_index
@@ -208,6 +210,9 @@ class BlockDecoder:
         assert self.call is not None
         original, ids, kwargs = self.call
         ids = torch.cat([ids[:, : -self.length], torch.where(masked, tokens, sample)], 1)
+        if self.guide is not None:
+            logits, share = self.guide(input_ids=ids, **kwargs).logits, 0.0
+            return torch.nn.functional.pad(logits, (0, 0, 1, 0))[:, -self.length - 1 : -1]
         self.passes += 1
         with self.adapter.target.model.word_by_word():
             if isinstance(self.prefix, KeptPrefix) and self.prefix.prefix > 1:
@@ -235,6 +240,9 @@ class BlockDecoder:
 
     def prepare(self, kwargs: dict[str, Any]) -> None:
         """Take from the arguments of the call which token ends a text, which neither passes nor steps are told."""
+        self.guide = kwargs.pop("guide_model", None) if isinstance(self.rule, GuidedCommit) else None
+        if self.guide is not None:
+            check_guide(self.guide, self.adapter.target.model)
         stops = kwargs.get("eos_early_stop", True)
         given = kwargs.get("eos_token_id")
         self.end_token = self.adapter.target.eos_token_id if given is None else given

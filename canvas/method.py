@@ -51,6 +51,12 @@ class Block:
     read: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
+    def leftmost(self) -> torch.Tensor:
+        """The first masked tokens of each row that stand together, `[B, L]`."""
+        begun = self.masked.cumsum(1) > 0
+        return begun & ((begun & ~self.masked).cumsum(1) == 0)
+
+    @property
     def mean_gap(self) -> torch.Tensor:
         """How far the best logit stands above the second on the mean of the masked positions, `[B]`."""
         best = self.logits.topk(2, -1).values

@@ -65,7 +65,7 @@ class S2D2(CommitRule):
 
     def choose(self, block: Block) -> torch.Tensor:
         sure = block.masked & (block.chances > self.threshold)
-        span = _leftmost(block.masked)
+        span = block.leftmost
         entropy = torch.distributions.Categorical(logits=block.logits).entropy() / math.log(block.logits.shape[-1])
         chances = torch.where(span, (-entropy).exp(), span.new_ones((), dtype=entropy.dtype)).cumprod(1)
         promise = (chances * span).sum(1) - self.cost
@@ -77,12 +77,6 @@ class S2D2(CommitRule):
         ends = span & ~taken & ((~taken & span).cumsum(1) == 1)
         block.tokens.copy_(torch.where(ends, instead, block.tokens))
         return torch.where((promise >= self.least)[:, None], agreed | ends, sure)
-
-
-def _leftmost(masked: torch.Tensor) -> torch.Tensor:
-    """The first masked tokens of each row that stand together, `[B, L]`."""
-    begun = masked.cumsum(1) > 0
-    return begun & ((begun & ~masked).cumsum(1) == 0)
 
 
 def _verdict(block: Block, read: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
