@@ -230,7 +230,7 @@ def test_block_causal_models_say_what_they_lack():
         canvas.BlockCausalModel(_causal())
     multimodal = _causal()
     multimodal.config.rope_parameters = {**multimodal.config.rope_parameters, "mrope_section": [1, 1, 2]}
-    with pytest.raises(UnsupportedTargetError, match="three positions"):
+    with pytest.raises(UnsupportedTargetError, match="three positions for each token and no get_rope_index"):
         canvas.BlockCausalModel(multimodal, 8)
     assert issubclass(UnsupportedTargetError, MmaccelError)
 
