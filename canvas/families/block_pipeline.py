@@ -48,6 +48,13 @@ class BlockPipelineAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"{scheduler} takes no mask_token_id: {method.name} needs a BlockRefinementScheduler in {name}"
             )
+        taken = inspect.signature(self.target.model.forward).parameters
+        lacking = [word for word in ("attention_mask", "position_ids") if word not in taken]
+        if lacking and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            raise UnsupportedTargetError(
+                f"{type(self.target.model).__name__}.forward takes no {lacking[0]}, which {name} gives it: wrap it in a"
+                f" torch.nn.Module with a device, whose forward leaves {lacking[0]} out"
+            )
         modules = attention_layers(self.target.model)
         if not self.reads_causally and any(getattr(module, "is_causal", False) for module in modules):
             model = type(self.target.model).__name__

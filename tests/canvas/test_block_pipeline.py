@@ -177,9 +177,21 @@ class _Foreign(torch.nn.Module):
         raise NotImplementedError
 
 
+class _Narrow(torch.nn.Module):
+    """Remote code as LLaDA's, which counts positions itself."""
+
+    def forward(self, input_ids, attention_mask=None):
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("make", "method", "says"),
     [
+        (
+            lambda: LLaDA2Pipeline(_Narrow(), BlockRefinementScheduler()),
+            canvas.FactorCommit(),
+            "leaves position_ids out",
+        ),
         (lambda: LLaDA2Pipeline(_causal(), BlockRefinementScheduler()), canvas.FreeDave(), "BlockCausalModel"),
         (lambda: LLaDA2Pipeline(_Foreign(), BlockRefinementScheduler()), canvas.PrefixCache(), "interface"),
     ],
