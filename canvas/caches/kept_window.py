@@ -55,8 +55,9 @@ class KeptWindow:
     def _windowed(
         self, original: Callable[..., Any], ids: torch.Tensor, length: int, kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, float]:
-        assert self.before is not None
-        masked = ids == self.mask()
+        mask = self.mask()
+        assert self.before is not None and mask is not None
+        masked = ids == mask
         number = masked.cumsum(1)
         wanted = (masked & (number <= self.window)) | (ids != self.before)
         self.places = self._places(wanted, length)

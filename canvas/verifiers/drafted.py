@@ -34,6 +34,7 @@ class Drafted:
         self.original, self.kwargs, self.row, self.over = original, kwargs, row, over
         self.mask = kwargs["mask_token_id"]
         self.known: dict[tuple[int, ...], torch.Tensor] = {}  # logits [L, V] by block
+        self.first = kwargs["sample"][row]  # the next block, which is sure
 
     def logits_of(self, block: torch.Tensor) -> torch.Tensor | None:
         """True logits of a block, if a pass gave them."""
@@ -51,7 +52,7 @@ class Drafted:
         if not (own == self.mask).any():
             return []
         self.learn([own], kwargs["model_output"][self.row][None])
-        first = self._step(own, kwargs["model_output"][self.row], made)
+        self.first = first = self._step(own, kwargs["model_output"][self.row], made)
         chosen: list[torch.Tensor] = []
         odds, waiting = {_key(first): 1.0}, {_key(first): (first, own, made + 1)}
         while waiting and len(chosen) < most:
@@ -60,25 +61,21 @@ class Drafted:
             chosen.append(block)
             if len(chosen) == most or not (block == self.mask).any() or self.over(self.row, before, block):
                 continue
-            for share, after in zip(ORDER, self._next(block, number), strict=False):
+            for share, after in zip(ORDER[: most - len(chosen)], self._next(block, number), strict=False):
                 odds[_key(after)] = odds.get(_key(after), 0.0) + share * odds[best]
                 waiting.setdefault(_key(after), (after, block, number + 1))
         return chosen
 
     def walk(self, made: int) -> list[torch.Tensor]:
-        """The scheduler's steps from the row's own block, by true logits, as far as these are known."""
-        before = self.kwargs["sample"][self.row]
-        path: list[torch.Tensor] = []
-        logits = self.logits_of(before)
-        while logits is not None and (before == self.mask).any():
-            after = self._step(before, logits, made + len(path))
+        """The scheduler's steps from the row's own block, by true logits, as far as a pass has given these."""
+        path, before, after = [self.first], self.kwargs["sample"][self.row], self.first
+        while not self.over(self.row, before, after) and (after == self.mask).any():
             logits = self.logits_of(after)
-            if logits is None:
+            assert logits is not None
+            before, after = after, self._step(after, logits, made + len(path))
+            if self.logits_of(after) is None:
                 break
             path.append(after)
-            if self.over(self.row, before, after):
-                break
-            before = after
         return path
 
     def _step(self, block: torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:

@@ -123,7 +123,8 @@ class Verifier:
         out.prev_sample, moved = after, after != before
         out.sampled_tokens = torch.where(moved, torch.where(after != last, after, mask), out.sampled_tokens)
         out.transfer_index, out.editing_transfer_index = moved & (before == mask), moved & (before != mask)
-        logits = [drafted.logits_of(block) for drafted, block in zip(self.rows, after, strict=True)]
-        if all(each is not None for each in logits):
+        known = [drafted.logits_of(block) for drafted, block in zip(self.rows, after, strict=True)]
+        logits = [each for each in known if each is not None]
+        if len(logits) == len(known):
             self.found = torch.cat([ids[:, : -before.shape[1]], after], 1), torch.stack(logits)
         return out
