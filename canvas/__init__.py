@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from mmaccel.zoo.block_causal import BlockCausalModel
     from mmaccel.zoo.block_pipeline import BlockDiffusionPipeline
 
-    from .free_dave import FreeDave
-    from .prefix_cache import PrefixCache
+    from .caches.interval_cache import IntervalCache
+    from .caches.prefix_cache import PrefixCache
+    from .caches.window_diffusion import WindowDiffusion
+    from .outlooks.adaptive_blocks import AdaptiveBlocks
+    from .outlooks.early_end import EarlyEnd
     from .rules.coherent_context import CoherentContext
     from .rules.credit_decoding import CreditDecoding
     from .rules.doubling import Doubling
@@ -33,20 +36,29 @@ if TYPE_CHECKING:
     from .rules.local_leap import LocalLeap
     from .rules.prophet import Prophet
     from .rules.sched import SchED
+    from .verifiers.free_dave import FreeDave
+    from .verifiers.guided_commit import GuidedCommit
+    from .verifiers.s2d2 import S2D2
 else:
     __getattr__, __dir__ = on_demand(__name__, __file__)
 
 __all__ = [
+    "S2D2",
+    "AdaptiveBlocks",
     "BlockCausalModel",
     "BlockDiffusionPipeline",
     "CoherentContext",
     "CreditDecoding",
     "Doubling",
+    "EarlyEnd",
     "EntropyBound",
     "FactorCommit",
     "FreeDave",
+    "GuidedCommit",
+    "IntervalCache",
     "LocalLeap",
     "PrefixCache",
     "Prophet",
     "SchED",
+    "WindowDiffusion",
 ]

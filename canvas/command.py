@@ -15,7 +15,7 @@ QUESTION = "list all things"
 
 
 class CanvasCommand(Command):
-    help = "list what a picture shows, in blocks"
+    help = "fill a canvas of text: list what a picture shows (tiny-canvas)"
     measured = "listing what a picture shows"
     examples = (
         "mmaccel run canvas --example --compare",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -12,11 +13,16 @@ import torch
 from mmaccel.patching import attention_layers, intercept_attention, wrap_forward, wrap_method
 from mmaccel.session import Session
 
-from .free_dave import FreeDave
-from .kept_prefix import KeptPrefix
+from .caches.interval_cache import IntervalCache
+from .caches.kept_prefix import KeptPrefix
+from .caches.kept_window import KeptWindow
+from .caches.prefix_cache import PrefixCache
+from .caches.window_diffusion import WindowDiffusion
 from .method import Block, CanvasMethod, CommitRule
-from .prefix_cache import PrefixCache
-from .verify import Verifier
+from .outlook import Outlook, Seen
+from .verifiers.free_dave import FreeDave
+from .verifiers.guided_commit import GuidedCommit, check_guide
+from .verifiers.verify import Verifier
 
 if TYPE_CHECKING:
     from .families.block_pipeline import BlockPipelineAdapter
@@ -29,7 +35,7 @@ class BlockDecoder:
 
     Attributes
     ----------
-    rule, verifier, prefix
+    rule, outlooks, verifier, prefix
         Of the methods, where there are such.
     """
 
@@ -37,12 +43,25 @@ class BlockDecoder:
         self.session, self.adapter = session, adapter
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
-        cache = next((m for m in methods if isinstance(m, PrefixCache)), None)
+        self.outlooks = [m for m in methods if isinstance(m, Outlook)]
         self.verifier = Verifier(dave.drafts, self._pass, self._over) if dave else None
-        self.prefix = KeptPrefix(cache.refresh, adapter.reads_causally) if cache else None
-        self.end: int | None = adapter.target.eos_token_id
+        self.prefix = self._kept(methods)
+        self.end_token: int | None = adapter.target.eos_token_id
+        self.end = self.end_token  # if the pipeline stops there
         self.mask = adapter.target.mask_token_id
+        self.guide: Any = None  # a causal model of the same vocabulary, of the call
         self._begin()
+
+    def _kept(self, methods: Sequence[CanvasMethod]) -> KeptPrefix | KeptWindow | None:
+        """What the cache among the methods keeps."""
+        for method in methods:
+            if isinstance(method, PrefixCache):
+                return KeptPrefix(method.refresh, self.adapter.reads_causally)
+            if isinstance(method, IntervalCache):
+                return KeptPrefix(method.text, self.adapter.reads_causally, method.prompt)
+            if isinstance(method, WindowDiffusion):
+                return KeptWindow(method.window, method.seen, method.refresh, lambda: self.mask)
+        return None
 
     def _begin(self, length: int = 0) -> None:
         """Forget the last run of the pipeline; `length` tokens are a block of the next."""
@@ -140,13 +159,29 @@ class BlockDecoder:
             if self.prompt is None:  # the first block begins within it, or where it ends
                 told = kwargs.get("prompt_mask")
                 self.prompt = self.call[1].shape[1] - sample.shape[1] + (0 if told is None else int(told.sum()))
-            out = self.verifier.step(original, self.call[1], kwargs, self.finished)
-            self.changed = self.verifier.jumps
+            step = functools.partial(self._seen_otherwise, original) if self.outlooks else original
+            out = self.verifier.step(step, self.call[1], kwargs, self.finished)
+            self.changed += self.verifier.jumps > 0
             return out
+        if self.outlooks and filling:
+            kwargs["model_output"] = self._adjusted(kwargs)
         if self.rule is None or not filling:
             self.plain_steps += filling
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, masked)
+
+    def _seen_otherwise(self, original: Step, **kwargs: Any) -> Any:
+        """The scheduler's step, by logits that methods have changed."""
+        return original(**{**kwargs, "model_output": self._adjusted(kwargs)})
+
+    def _adjusted(self, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Logits as the methods change them."""
+        logits, tokenizer = kwargs["model_output"], getattr(self.adapter.target, "tokenizer", None)
+        for method in self.outlooks:
+            logits = method.adjust(Seen(logits, kwargs["sample"], kwargs["mask_token_id"], self.end_token, tokenizer))
+        if not torch.equal(logits, kwargs["model_output"]):
+            self.changed, self.followed = self.changed + 1, False
+        return logits
 
     def _by_rule(self, rule: CommitRule, original: Step, kwargs: dict[str, Any], masked: torch.Tensor) -> Any:
         memory, step = self.learned, int(kwargs["timestep"])
@@ -154,6 +189,9 @@ class BlockDecoder:
         out = original(**{**kwargs, "model_output": logits})
         steps = max(int(self.adapter.target.scheduler.num_inference_steps), 1)
         block = Block(logits.float(), out.sampled_tokens, out.sampled_probs.float(), masked, step, steps, memory)
+        block.temperature, block.generator = kwargs.get("temperature", 0.0), kwargs.get("generator")
+        if self.adapter.reads_causally or self.guide is not None:
+            block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
         added = chosen & ~out.transfer_index
         own = int(out.transfer_index.sum(1).amax())
@@ -166,6 +204,23 @@ class BlockDecoder:
             out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
             out.transfer_index = out.transfer_index | added
         return out
+
+    def _read(self, sample: torch.Tensor, masked: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of each token of the block by those before it alone, with tokens at the masked positions."""
+        assert self.call is not None
+        original, ids, kwargs = self.call
+        ids = torch.cat([ids[:, : -self.length], torch.where(masked, tokens, sample)], 1)
+        if self.guide is not None:
+            logits, share = self.guide(input_ids=ids, **kwargs).logits, 0.0
+            return torch.nn.functional.pad(logits, (0, 0, 1, 0))[:, -self.length - 1 : -1]
+        self.passes += 1
+        with self.adapter.target.model.word_by_word():
+            if isinstance(self.prefix, KeptPrefix) and self.prefix.prefix > 1:
+                logits, share = self.prefix.read(original, ids, kwargs)
+            else:
+                logits, share = original(ids, **kwargs).logits, 1.0
+        self.computed += share
+        return torch.nn.functional.pad(logits, (0, 0, 1, 0))[:, -self.length - 1 : -1]
 
     def _note_finished(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Which rows the pipeline takes for finished, and rests from then on."""
@@ -185,9 +240,13 @@ class BlockDecoder:
 
     def prepare(self, kwargs: dict[str, Any]) -> None:
         """Take from the arguments of the call which token ends a text, which neither passes nor steps are told."""
+        self.guide = kwargs.pop("guide_model", None) if isinstance(self.rule, GuidedCommit) else None
+        if self.guide is not None:
+            check_guide(self.guide, self.adapter.target.model)
         stops = kwargs.get("eos_early_stop", True)
         given = kwargs.get("eos_token_id")
-        self.end = (self.adapter.target.eos_token_id if given is None else given) if stops else None
+        self.end_token = self.adapter.target.eos_token_id if given is None else given
+        self.end = self.end_token if stops else None
 
 
 def _repeated(value: Any, count: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM, Qwen2Config, Qwen2
 from mmaccel.testing.contract import Example
 from mmaccel.testing.untrained import untrained
 from mmaccel.zoo.block_causal import BlockCausalModel
+
+from .method import MASKS, NOISE
+from .uniform_examples import CANVAS, uniform
 
 VOCABULARY, MASK, LENGTH, BLOCK = 64, 63, 21, 8
 SIZES: dict[str, Any] = {
@@ -30,31 +34,30 @@ SCALE = 4.0  # sharp enough for greedy steps without near-ties
 
 
 def examples() -> list[Example]:
-    """A model whose every token sees every other, as LLaDA's, and a block-causal one."""
+    """A model whose every token sees every other, as LLaDA's, a block-causal one, and one without masks."""
     common: dict[str, Any] = {
         "module": lambda pipe: pipe.model,
         "call": "__call__",
-        "takes_generator": False,
-        "variants": ({"length": 30}, {"gen_length": 13}),
         "result": lambda output: output.sequences,
     }
+    masks: dict[str, Any] = {"takes_generator": False, "variants": ({"length": 30}, {"gen_length": 13})}
     return [
-        Example("block diffusion", bidirectional, **common),
-        Example("block diffusion", block_causal, **common),
+        Example(MASKS, bidirectional, **common, **masks),
+        Example(MASKS, block_causal, **common, **masks),
+        Example(NOISE, uniform, **common, variants=({"length": 5}, {"gen_length": 2 * CANVAS})),
     ]
 
 
 def bidirectional(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
     """A pipeline with a `EuroBertForMaskedLM`, and `arguments(batch, length, **more)` of a greedy call."""
-    return pipeline(
-        untrained(lambda: EuroBertForMaskedLM(EuroBertConfig(**SIZES, mask_token_id=MASK)), seed, SCALE)
-    ), arguments
+    model = untrained(lambda: EuroBertForMaskedLM(EuroBertConfig(**SIZES, mask_token_id=MASK)), seed, SCALE)
+    return pipeline(model), functools.partial(arguments, eos_token_id=52)
 
 
 def block_causal(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
     """The same with a `Qwen2ForCausalLM` that fills blocks."""
     decoder = untrained(lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), seed, SCALE)
-    return pipeline(BlockCausalModel(decoder, BLOCK)), arguments
+    return pipeline(BlockCausalModel(decoder, BLOCK)), functools.partial(arguments, eos_token_id=38)
 
 
 def pipeline(model: Any) -> Any:
@@ -65,7 +68,10 @@ def pipeline(model: Any) -> Any:
 
 
 def arguments(batch: int = 1, length: int = LENGTH, gen_length: int = 24, **more: Any) -> dict[str, Any]:
-    """One token a step; every second prompt is five tokens shorter, padded on the left."""
+    """One token a step; every second prompt is five tokens shorter, padded on the left.
+
+    The builders take for the end a token that their model often says, and stop at none.
+    """
     ids = torch.randint(4, VOCABULARY - 4, (batch, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1::2, :5] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -31,6 +32,11 @@ class Block:
         How many steps the block has had, and how many its schedule has.
     memory
         What a rule keeps from step to step of one block.
+    temperature, generator
+        Of the call.
+    read
+        Logits `[B, L, V]` of each token by those before it alone, with these tokens at the masked positions; a pass.
+        None where the model cannot read so.
     """
 
     logits: torch.Tensor
@@ -40,6 +46,15 @@ class Block:
     step: int
     steps: int
     memory: dict[str, Any] = field(default_factory=dict)
+    temperature: float = 0.0
+    generator: torch.Generator | None = None
+    read: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def leftmost(self) -> torch.Tensor:
+        """The first masked tokens of each row that stand together, `[B, L]`."""
+        begun = self.masked.cumsum(1) > 0
+        return begun & ((begun & ~self.masked).cumsum(1) == 0)
 
     @property
     def mean_gap(self) -> torch.Tensor:
@@ -54,8 +69,13 @@ class Block:
         return self.masked & (falling.argsort(1) < counts[:, None])
 
 
+MASKS, NOISE = "block diffusion", "uniform block diffusion"  # families whose canvases begin as masks, or at random
+
+
 class CanvasMethod(Method[Session]):
     """A method for pipelines that fill canvases."""
+
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS})
 
     @property
     def is_neutral(self) -> bool:
@@ -66,7 +86,7 @@ class CanvasMethod(Method[Session]):
         session.adapter.attach(self, session, stack)
 
     def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        session.adapter.decoder.prepare(kwargs)
+        session.adapter.prepare(kwargs)
 
 
 class CommitRule(CanvasMethod):

@@ -66,16 +66,17 @@ def rows(full: bool = False) -> Iterator[Row]:
 
 def _row(pipe: Any, entry: Entry, plain: Entry) -> Row:
     cached = bool(entry.columns.get("cache"))
-    name, settings = _identity(entry)
+    name, settings, beside = _identity(entry)
     own = [sample.report.get("details", {}).get("passes") for sample in entry.samples]
     return results.row(
         modality="canvas",
         model=MODEL,
         method=name,
         settings=settings,
-        exact=entry.kind == PLAIN or name in ("one token a step", "canvas.FreeDave"),
+        exact=entry.kind == PLAIN or (name in ("one token a step", "canvas.FreeDave") and not beside),
         kind=entry.kind,
         cache=cached,
+        beside=beside,
         seeds=list(entry.metrics),
         **entry.timing(plain),
         **entry.work(),
@@ -92,21 +93,21 @@ def _right(entry: Entry) -> float:
     return sum(found["right"] for found in entry.metrics.values()) / len(entry.metrics)
 
 
-def _identity(entry: Entry) -> tuple[str, dict[str, Any]]:
-    """Name and settings of an entry, without its cache."""
+def _identity(entry: Entry) -> tuple[str, dict[str, Any], str]:
+    """Name and settings of an entry, and what stands beside it but for the usual cache."""
     methods = entry.plan.methods if entry.plan is not None else ()
     own = [method for method in methods if method.name != "canvas.PrefixCache"]
     if own:
-        return own[0].name, own[0].settings()
+        return own[0].name, own[0].settings(), " + ".join(str(each).removeprefix("canvas.") for each in own[1:])
     settings = {"steps": entry.fewer} if entry.fewer else {}
     settings |= {"threshold": entry.columns["threshold"]} if "threshold" in entry.columns else {}
-    return entry.label, settings
+    return entry.label, settings, ""
 
 
 def _traced(work: Listing, entry: Entry) -> Row:
     """The step in which each token of the first picture was committed, for the entries that the page shows."""
-    name, settings = _identity(entry)
-    shown = entry.kind == PLAIN or (name in TRACED and settings == get_method(name)().settings())
+    name, settings, beside = _identity(entry)
+    shown = entry.kind == PLAIN or (name in TRACED and not beside and settings == get_method(name)().settings())
     if not shown or entry.columns.get("cache"):
         return {}
     steps: list[list[int]] = []  # of each block

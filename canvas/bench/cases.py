@@ -16,8 +16,11 @@ from mmaccel.plan import plan
 from mmaccel.registry import get_method
 from mmaccel.session import accelerate
 
-from ..free_dave import FreeDave
-from ..prefix_cache import PrefixCache
+from ..caches.interval_cache import IntervalCache
+from ..caches.prefix_cache import PrefixCache
+from ..caches.window_diffusion import WindowDiffusion
+from ..outlooks.adaptive_blocks import AdaptiveBlocks
+from ..outlooks.early_end import EarlyEnd
 from ..rules.coherent_context import CoherentContext
 from ..rules.credit_decoding import CreditDecoding
 from ..rules.doubling import Doubling
@@ -26,14 +29,17 @@ from ..rules.factor_commit import FactorCommit
 from ..rules.local_leap import LocalLeap
 from ..rules.prophet import Prophet
 from ..rules.sched import SchED
+from ..verifiers.free_dave import FreeDave
+from ..verifiers.guided_commit import GuidedCommit
+from ..verifiers.s2d2 import S2D2
 
 STEPS = (16, 8, 4)  # of a block of 32, in place of one for each token
 THRESHOLDS = (0.95, 0.9, 0.7)  # the last is the pipeline's default
 WORDS = "word by word"
 DRAFTS = "vlm.FusedDraft"  # the alternative for the same weights, written word by word
 METHODS: tuple[Method, ...] = (
+    FreeDave(drafts=2),
     FreeDave(),
-    FreeDave(drafts=4),
     FreeDave(drafts=8),
     FactorCommit(),
     FactorCommit(0.5),
@@ -52,6 +58,18 @@ METHODS: tuple[Method, ...] = (
     Doubling(),
     Prophet(),
     SchED(),
+    S2D2(),
+    GuidedCommit(),
+    EarlyEnd(),
+)
+BESIDE: tuple[tuple[Method, ...], ...] = (  # a rule or a verifier, and what stands beside it
+    (FreeDave(), EarlyEnd(), PrefixCache()),
+    (FactorCommit(), EarlyEnd(), PrefixCache()),
+    (FactorCommit(1.0), AdaptiveBlocks(default=16), PrefixCache()),
+    (LocalLeap(), AdaptiveBlocks(default=16), PrefixCache()),
+    (FactorCommit(), IntervalCache()),
+    (FactorCommit(), WindowDiffusion()),
+    (S2D2(), IntervalCache()),
 )
 
 
@@ -72,6 +90,9 @@ def cases(pipe: Any, full: bool) -> list[Entry]:
     for method in methods:
         entries.append(Entry.of(pipe, method))
         entries.append(Entry(str(method), "method", plan(pipe, method, PrefixCache()), columns=cache))
+    for several in BESIDE if full else ():
+        kept = {"cache": any(isinstance(method, PrefixCache) for method in several)}
+        entries.append(Entry(" + ".join(map(str, several)), "method", plan(pipe, *several), columns=kept))
     words = [Entry(WORDS, "rival", setup=_word_by_word)]
     words.append(Entry(f"{WORDS}, drafted", "rival", setup=functools.partial(_word_by_word, name=DRAFTS)))
     return [*entries, *words]

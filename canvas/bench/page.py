@@ -27,15 +27,20 @@ drafts.
 Above: each column is a token of one list, and its height the pass that committed it. Below: right lists against time.
 """
 LIMITS = """
-- **FreeDave** is exact: its lists are those of the plain run, and it can jump only as far as one pass foresees the
-  next ones, the order of its commits included. Its passes are over several canvases, which on a processor cost more
-  than one: it gains {alone} alone, and beside the cache, where a canvas is a block and not the whole text, {both},
-  against {cache} of the cache by itself. More drafts take fewer passes and more time.
+- **FreeDave** is exact: its lists are those of the plain run, and it can jump only as far as the passes so far foresee
+  the next ones, the order of commits included, which near-ties decide. Its passes are over several canvases, which on
+  a processor cost more than one: it gains {alone} alone, and beside the cache, where a canvas is a block and not the
+  whole text, {both}, against {cache} of the cache by itself. More drafts take fewer passes and more time.
 - **PrefixCache** is exact here, since the text before a block does not see it. It saves more the longer prompt and
-  text are, and nothing of the first pass.
+  text are, and nothing of the first pass. Nothing behind a block is computed in this pipeline, so that the dual cache
+  of Fast-dLLM is this one; `IntervalCache` differs from it on models that read in both directions, and
+  `WindowDiffusion` in blocks longer than its window.
 - **Rules** commit more the surer a model is; one that is sure where it is wrong would lose more than this one.
   {best}. A looser setting trades right lists for passes, and a threshold for each token alone loses lists that a rule
-  for all of them together keeps; `Doubling` does not ask the model at all.
+  for all of them together keeps; `Doubling` does not ask the model at all. `AdaptiveBlocks` makes loose rules safer and
+  costs passes; `EarlyEnd` spares steps behind the end of a text at one token a step, and costs passes where a rule
+  commits those at once.
+- **S2D2** and **GuidedCommit** spend a pass to read word by word what they drafted.
 - **Word by word** the same weights need one pass over one token for each word. That is little work a pass, so that
   the canvas has to save many passes to win{margin}.
 """
@@ -44,12 +49,18 @@ HEADINGS = ("method", "exact", "right", "equal to plain", "passes", "seconds", "
 
 def name(row: Row) -> str:
     """A row as one would type it, with the cache."""
-    return called(row).removeprefix("canvas.") + (" + PrefixCache()" if row["cache"] else "")
+    return called(row).removeprefix("canvas.") + _more(row, " + PrefixCache()")
 
 
 def series(row: Row) -> str:
     """The line that a row lies on in a picture."""
-    return row["method"].removeprefix("canvas.") + (" + PrefixCache" if row["cache"] else "")
+    return row["method"].removeprefix("canvas.") + _more(row, " + PrefixCache")
+
+
+def _more(row: Row, cache: str) -> str:
+    """What stands beside a row's method."""
+    beside = row.get("beside", "")
+    return (f" + {beside}" if beside else "") + (cache if row["cache"] else "")
 
 
 def groups(found: list[Row]) -> dict[str, list[Row]]:
@@ -73,7 +84,7 @@ def facts(found: list[Row]) -> dict[str, str]:
 
 def _dave(found: list[Row]) -> dict[str, str]:
     """What the verifier gains alone and beside the cache, and what the cache gains."""
-    drafted = [r for r in found if r["method"] == "canvas.FreeDave"]
+    drafted = [r for r in found if r["method"] == "canvas.FreeDave" and not r.get("beside")]
     alone, both = (max(r["speedup"] for r in drafted if r["cache"] == cached) for cached in (False, True))
     cache = next(r["speedup"] for r in found if r["method"] == "one token a step")
     return {"alone": f"{alone:.2f}x", "both": f"{both:.2f}x", "cache": f"{cache:.2f}x"}

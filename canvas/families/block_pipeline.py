@@ -12,9 +12,13 @@ from mmaccel.method import Method
 from mmaccel.patching import attention_layers
 from mmaccel.session import Session
 
+from ..caches.interval_cache import IntervalCache
+from ..caches.prefix_cache import PrefixCache
+from ..caches.window_diffusion import WindowDiffusion
 from ..decoder import BlockDecoder
 from ..method import CanvasMethod
-from ..prefix_cache import PrefixCache
+
+KEEPS_TEXT = (PrefixCache, IntervalCache)  # caches of what stands before a block
 
 
 @register_adapter
@@ -22,7 +26,7 @@ class BlockPipelineAdapter(Adapter):
     """A `LLaDA2Pipeline` with any model of its contract."""
 
     family = "block diffusion"
-    classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline", "DiffusionGemmaPipeline")
+    classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline",)
     modality = "canvas"
     call_is_run = True
 
@@ -40,14 +44,16 @@ class BlockPipelineAdapter(Adapter):
 
     def check(self, method: Method) -> None:
         name, scheduler = type(self.target).__name__, type(self.target.scheduler).__name__
-        if "Gemma" in name:
-            raise UnsupportedTargetError(
-                f"{name} begins with random tokens where {method.name} needs masks, and changes those again that it"
-                " has committed: its own EntropyBoundScheduler and confidence_threshold= save it steps"
-            )
         if "mask_token_id" not in inspect.signature(self.target.scheduler.step).parameters:
             raise UnsupportedTargetError(
                 f"{scheduler} takes no mask_token_id: {method.name} needs a BlockRefinementScheduler in {name}"
+            )
+        taken = inspect.signature(self.target.model.forward).parameters
+        lacking = [word for word in ("attention_mask", "position_ids") if word not in taken]
+        if lacking and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            raise UnsupportedTargetError(
+                f"{type(self.target.model).__name__}.forward takes no {lacking[0]}, which {name} gives it: wrap it in a"
+                f" torch.nn.Module with a device, whose forward leaves {lacking[0]} out"
             )
         modules = attention_layers(self.target.model)
         if not self.reads_causally and any(getattr(module, "is_causal", False) for module in modules):
@@ -56,17 +62,22 @@ class BlockPipelineAdapter(Adapter):
                 f"{model} attends causally, so that a masked token never sees what follows: if it was trained to fill"
                 f" blocks, wrap it: {name}(canvas.BlockCausalModel(model, block_length=32), ...)"
             )
-        if isinstance(method, PrefixCache) and not modules:
+        if isinstance(method, (*KEEPS_TEXT, WindowDiffusion)) and not modules:
             raise UnsupportedTargetError(
                 f"{type(self.target.model).__name__} does not use transformers' attention interface, by which"
-                " canvas.PrefixCache keeps keys and values; the other methods of canvas work on it"
+                f" {method.name} keeps keys and values; the methods of canvas that are no cache work on it"
             )
+
+    def prepare(self, kwargs: dict[str, Any]) -> None:
+        """Before a run with these arguments."""
+        if self.decoder is not None:
+            self.decoder.prepare(kwargs)
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one installs what follows the pipeline's passes and steps."""
         if self.decoder is None:
             chosen = [m for m in session.plan.methods if isinstance(m, CanvasMethod) and not m.is_neutral]
-            exact = [m.exact or (isinstance(m, PrefixCache) and self.reads_causally) for m in session.plan.methods]
+            exact = [m.exact or (isinstance(m, KEEPS_TEXT) and self.reads_causally) for m in session.plan.methods]
             session.report.exact = all(exact)
             self.decoder = BlockDecoder(session, self, chosen)
             stack.callback(setattr, self, "decoder", None)

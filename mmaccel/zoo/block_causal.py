@@ -27,15 +27,15 @@ class BlockCausalModel(torch.nn.Module):
     Parameters
     ----------
     model
-        A transformers model with logits, such as a `LlavaOnevisionForConditionalGeneration`. Its positions must be
-        those of the text: multimodal rotary positions are refused.
+        A transformers model with logits, such as a `LlavaOnevisionForConditionalGeneration` or a
+        `Qwen2_5_VLForConditionalGeneration`, whose three positions of each token its own `get_rope_index` gives.
     block_length
         Tokens of a block. Default: `block_length` of its configuration.
 
     Raises
     ------
     UnsupportedTargetError
-        If the model has several positions for a token.
+        If the model has several positions for a token, and no `get_rope_index`.
     SettingError
         If no length of a block is known.
 
@@ -56,13 +56,17 @@ class BlockCausalModel(torch.nn.Module):
                 " was trained with, such as block_length=32"
             )
         rotary = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-        if "mrope_section" in rotary:
+        self._find_places = getattr(getattr(model, "model", None), "get_rope_index", None)
+        self._several = "mrope_section" in rotary
+        if self._several and self._find_places is None:
             raise UnsupportedTargetError(
-                f"{type(model).__name__} has three positions for each token, where a canvas has one"
+                f"{type(model).__name__} has three positions for each token and no get_rope_index, where a canvas has"
+                " one"
             )
         self.model, self.block_length = model, int(length)
         self._shown: torch.Tensor | None = None  # [B, P, D], features at the placeholders of the prompt
         self._placed: torch.Tensor | None = None  # [B, P], where those are
+        self._places: torch.Tensor | None = None  # [3, B, P], positions of a prompt that has several for each token
 
     @property
     def config(self) -> Any:
@@ -80,6 +84,15 @@ class BlockCausalModel(torch.nn.Module):
         """Of its weights."""
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    @contextmanager
+    def word_by_word(self) -> Iterator[None]:
+        """Within this block each token sees those before it alone, as in the decoder's own `generate`."""
+        length, self.block_length = self.block_length, 1
+        try:
+            yield
+        finally:
+            self.block_length = length
 
     @contextmanager
     def seeing(self, input_ids: torch.Tensor, **visual: torch.Tensor) -> Iterator[None]:
@@ -102,6 +115,10 @@ class BlockCausalModel(torch.nn.Module):
             yield
             return
         call, placeholder = FEATURES[kind]
+        if self._several:
+            types = (input_ids == self.config.image_token_id) + 2 * (input_ids == self.config.video_token_id)
+            grids = {name: value for name, value in visual.items() if name.endswith("grid_thw")}
+            self._places = self._find_places(input_ids, mm_token_type_ids=types, **grids)[0]  # type: ignore[misc]
         encoded = getattr(self.model, call)(visual.pop(kind), **visual).pooler_output
         features = torch.cat([row.flatten(0, -2) for row in encoded]).to(self.device)
         placed = input_ids == getattr(self.config, placeholder)
@@ -114,7 +131,7 @@ class BlockCausalModel(torch.nn.Module):
         try:
             yield
         finally:
-            self._shown = self._placed = None
+            self._shown = self._placed = self._places = None
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, position_ids: Any = None
@@ -129,10 +146,22 @@ class BlockCausalModel(torch.nn.Module):
         logits = self.model(
             inputs_embeds=self._embedded(input_ids, position_ids),
             attention_mask=self._mask(length, attention_mask, input_ids.device),
-            position_ids=position_ids,
+            position_ids=self._positions(position_ids),
             use_cache=False,
         ).logits
         return SimpleNamespace(logits=logits)
+
+    def _positions(self, columns: torch.Tensor) -> torch.Tensor:
+        """What the model counts as positions: the columns `[B, N]`, or three of each `[3, B, N]`."""
+        if not self._several:
+            return columns
+        if self._places is None:
+            return columns.expand(3, -1, -1)
+        places, length = self._places.to(columns.device), self._places.shape[2]
+        places = places.repeat_interleave(len(columns) // places.shape[1], 1)
+        after = columns + places.amax((0, 2))[:, None] + 1 - length
+        own = places.gather(2, columns.clamp(max=length - 1).expand(3, -1, -1))
+        return torch.where(columns < length, own, after)
 
     def _embedded(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         embedded: torch.Tensor = self.model.get_input_embeddings()(ids)

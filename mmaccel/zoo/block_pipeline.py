@@ -57,6 +57,8 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         pixel_values: torch.Tensor | None = None,
         pixel_values_videos: torch.Tensor | None = None,
         image_sizes: torch.Tensor | None = None,
+        image_grid_thw: torch.Tensor | None = None,
+        video_grid_thw: torch.Tensor | None = None,
         **more: Any,
     ) -> Any:
         """Fill a canvas behind each prompt.
@@ -65,10 +67,11 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         ----------
         prompt, input_ids, attention_mask, gen_length, editing_threshold, more
             As `LLaDA2Pipeline` takes them.
-        pixel_values, pixel_values_videos, image_sizes
+        pixel_values, pixel_values_videos, image_sizes, image_grid_thw, video_grid_thw
             As the processor returns them.
         """
         given = {"pixel_values": pixel_values, "pixel_values_videos": pixel_values_videos, "image_sizes": image_sizes}
+        given |= {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
         device, fill = self.model.device, cast(Any, super()).__call__
         visual = {name: value.to(device) for name, value in given.items() if value is not None}
         call = {**more, "gen_length": gen_length, "editing_threshold": editing_threshold}

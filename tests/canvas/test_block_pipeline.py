@@ -165,10 +165,6 @@ class _Scheduler:
         raise NotImplementedError
 
 
-class DiffusionGemmaPipeline(LLaDA2Pipeline):
-    """Stands in for diffusers' pipeline of this name, by which it is known."""
-
-
 def _causal():
     sizes = {name: size for name, size in examples.SIZES.items() if name != "mask_token_id"}
     return LlamaForCausalLM(LlamaConfig(**sizes))
@@ -181,12 +177,23 @@ class _Foreign(torch.nn.Module):
         raise NotImplementedError
 
 
+class _Narrow(torch.nn.Module):
+    """Remote code as LLaDA's, which counts positions itself."""
+
+    def forward(self, input_ids, attention_mask=None):
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("make", "method", "says"),
     [
+        (
+            lambda: LLaDA2Pipeline(_Narrow(), BlockRefinementScheduler()),
+            canvas.FactorCommit(),
+            "leaves position_ids out",
+        ),
         (lambda: LLaDA2Pipeline(_causal(), BlockRefinementScheduler()), canvas.FreeDave(), "BlockCausalModel"),
         (lambda: LLaDA2Pipeline(_Foreign(), BlockRefinementScheduler()), canvas.PrefixCache(), "interface"),
-        (lambda: DiffusionGemmaPipeline(_Foreign(), BlockRefinementScheduler()), canvas.FactorCommit(), "random"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(make, method, says):
@@ -235,6 +242,60 @@ def test_block_causal_models_say_what_they_lack():
         canvas.BlockCausalModel(_causal())
     multimodal = _causal()
     multimodal.config.rope_parameters = {**multimodal.config.rope_parameters, "mrope_section": [1, 1, 2]}
-    with pytest.raises(UnsupportedTargetError, match="three positions"):
+    with pytest.raises(UnsupportedTargetError, match="three positions for each token and no get_rope_index"):
         canvas.BlockCausalModel(multimodal, 8)
     assert issubclass(UnsupportedTargetError, MmaccelError)
+
+
+def test_intervals_compute_the_prompt_more_rarely_than_the_text():
+    pipe, arguments = examples.bidirectional()
+    work = []
+    for method in (canvas.IntervalCache(prompt=50, text=2), canvas.IntervalCache(prompt=2, text=2)):
+        with mmaccel.accelerate(pipe, method) as fast:
+            run(fast, arguments, 2)
+            work.append(fast.report.work_ratio)
+            assert not fast.report.exact
+    assert work[0] < work[1] < 1
+    pipe, arguments = examples.block_causal()
+    plain = run(pipe, arguments, 3)
+    with mmaccel.accelerate(pipe, canvas.IntervalCache(), canvas.FreeDave()) as fast:
+        assert torch.equal(run(fast, arguments, 3), plain) and fast.report.exact
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_window_renewed_at_every_step_but_as_wide_as_the_block_is_the_plain_run(build):
+    """On the block-causal model; where every token sees every other, what stands before the block is dated."""
+    pipe, arguments = build()
+    plain = run(pipe, arguments, 2)
+    with mmaccel.accelerate(pipe, canvas.WindowDiffusion(window=64)) as fast:
+        assert torch.equal(run(fast, arguments, 2), plain) == (build is examples.block_causal)
+        assert fast.report.work_ratio < 1 and not fast.report.exact
+
+
+def test_a_narrow_window_computes_less_and_fills_everything():
+    pipe, arguments = examples.bidirectional()
+    work = []
+    for window in (2, 8):
+        with mmaccel.accelerate(pipe, canvas.WindowDiffusion(window, 8)) as fast:
+            assert not (run(fast, arguments, 2) == examples.MASK).any()
+            work.append(fast.report.work_ratio)
+    assert work[0] < work[1]
+
+
+def test_the_end_waits_for_the_text():
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, canvas.EarlyEnd(1e-6), canvas.FreeDave()) as fast:
+        both = run(fast, arguments)
+    with mmaccel.accelerate(pipe, canvas.EarlyEnd(1e-6)) as fast:
+        assert torch.equal(run(fast, arguments), both), "FreeDave verifies the steps as they are then"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"), (({"num_inference_steps": 0}, "num_inference_steps"), ({"gen_length": 0}, "gen_length"))
+)
+def test_no_steps_and_no_text_are_the_pipeline_s_own_errors(settings, says):
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        with pytest.raises(ValueError, match=says):
+            run(fast, arguments, **settings)
+        assert torch.equal(run(fast, arguments), run(pipe, arguments))

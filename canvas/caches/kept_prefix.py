@@ -17,6 +17,9 @@ class KeptPrefix:
         Passes of a block from one whole one to the next; 0 for one at the beginning of a block.
     grows
         Whether tokens before a block do not see it: then a new block needs a pass over itself and the one before.
+    prompt
+        Passes from one whole one to the next; those of `refresh` and of new blocks then leave the prompt, which is what
+        stood before the first block, as it is. 0 makes no difference between prompt and text.
 
     Attributes
     ----------
@@ -26,8 +29,8 @@ class KeptPrefix:
         The most that was kept.
     """
 
-    def __init__(self, refresh: int, grows: bool = False) -> None:
-        self.refresh, self.grows = refresh, grows
+    def __init__(self, refresh: int, grows: bool = False, prompt: int = 0) -> None:
+        self.refresh, self.grows, self.prompt = refresh, grows, prompt
         self.begin()
 
     def begin(self) -> None:
@@ -35,6 +38,7 @@ class KeptPrefix:
         self.reused = self.most_bytes = 0
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.prefix, self.since, self.mode, self.rows = 0, 0, "", 1
+        self.first, self.asked, self.age = 0, 0, 0  # columns that a pass takes as kept, of the prompt, and its age
         self.padding: torch.Tensor | None = None
 
     def compute(
@@ -45,15 +49,35 @@ class KeptPrefix:
         before = ids.shape[1] - length
         padding = kwargs.get("attention_mask")
         self.padding = None if padding is None or bool(padding.all()) else padding.bool()[:, None, None, :]
-        if self.kept and before == self.prefix and not (self.refresh and self.since >= self.refresh):
+        self.first = self._first(before, length) if self.kept else 0
+        self.asked = self.asked or before
+        self.age = self.age + 1 if self.first else 1
+        if self.kept and self.first == before:
             self.since += 1
             self.reused += 1
             return self._from("reuse", before, original, ids, kwargs)
-        known = self.prefix if self.grows and self.kept and before == self.prefix + length else 0
         self.prefix, self.since = before, 1
-        logits, share = self._from("grow" if known else "keep", known, original, ids, kwargs)
+        logits, share = self._from("grow" if self.first else "keep", self.first, original, ids, kwargs)
+        self.reused += self.first > 0
         self.most_bytes = max(self.most_bytes, sum(x.nbytes for pair in self.kept.values() for x in pair))
         return logits, share
+
+    def read(
+        self, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, float]:
+        """Logits from the token before the block on, which the model masks itself; nothing new is kept."""
+        self.first = self.prefix - 1
+        return self._from("read", self.first, original, ids, kwargs)
+
+    def _first(self, before: int, length: int) -> int:
+        """The first column that has to be computed, where something is kept."""
+        if self.prompt and self.age >= self.prompt:
+            return 0
+        if before == self.prefix and not (self.refresh and self.since >= self.refresh):
+            return before
+        if self.prompt:
+            return min(self.asked, self.prefix)
+        return self.prefix if self.grows and before == self.prefix + length else 0
 
     def _from(
         self, mode: str, first: int, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]
@@ -83,9 +107,10 @@ class KeptPrefix:
         **kwargs: Any,
     ) -> Any:
         """In place of a layer's attention."""
-        if self.mode in ("reuse", "grow"):
+        if self.mode in ("reuse", "grow", "read"):
             copies = len(key) // len(self.kept[id(module)][0])  # canvases of each row
-            old_key, old_value = (x.repeat_interleave(copies, 0) for x in self.kept[id(module)])
+            old = (x[:, :, : self.first] for x in self.kept[id(module)])
+            old_key, old_value = (x.repeat_interleave(copies, 0) for x in old)
             key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
             attention_mask, kwargs["is_causal"] = self._mask(attention_mask, old_key.shape[2]), False
         if self.mode in ("keep", "grow") and self.prefix:
@@ -96,9 +121,8 @@ class KeptPrefix:
 
     def _mask(self, own: torch.Tensor | None, old: int) -> torch.Tensor | None:
         """What new tokens see: of the prefix all but padding; of themselves all in a block, else what they did."""
-        if self.mode == "reuse":
+        if self.mode == "reuse" or own is None:
             return self.padding
-        assert own is not None
         before = own.new_ones(*own.shape[:-1], old)
         if self.padding is not None:
             before = before & self.padding[..., :old]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
-from .method import CanvasMethod
+from ..method import CanvasMethod
 
 
 @register("canvas")

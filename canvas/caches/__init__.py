@@ -1,0 +1,1 @@
+"""Caches: what of a canvas is computed again in each step."""

@@ -1,0 +1,56 @@
+"""Base of the methods that change how sure a model seems, before the pipeline and the rules decide by it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .method import CanvasMethod
+
+
+@dataclass
+class Seen:
+    """What a step of a pipeline is about to decide by.
+
+    Attributes
+    ----------
+    logits : `[B, L, V]`
+        Of the model.
+    sample : int64 `[B, L]`
+        The block.
+    mask : int
+        The token that stands for nothing yet.
+    end : int or None
+        The token that ends a text, if the call stops at it.
+    tokenizer
+        Of the pipeline, or None.
+    """
+
+    logits: torch.Tensor
+    sample: torch.Tensor
+    mask: int
+    end: int | None
+    tokenizer: Any = None
+
+
+class Outlook(CanvasMethod):
+    """Changes how sure the model seems of some tokens, and not which tokens it deems likeliest.
+
+    Works beside a commit rule or :class:`canvas.FreeDave`, which then verifies the pipeline's steps with this change.
+    A function of the block alone, so that a step can be foreseen.
+    """
+
+    @abstractmethod
+    def adjust(self, seen: Seen) -> torch.Tensor:
+        """Logits `[B, L, V]` to decide by."""
+
+
+def token_of(tokenizer: Any, text: str) -> int | None:
+    """The one token that a text is, or None."""
+    if tokenizer is None:
+        return None
+    found = tokenizer.encode(text, add_special_tokens=False)
+    return int(found[-1]) if found else None

@@ -1,0 +1,1 @@
+"""Methods that change how sure a model seems."""

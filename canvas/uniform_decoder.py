@@ -1,0 +1,108 @@
+"""UniformDecoder: follows a pipeline whose canvases begin as random tokens, in place of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mmaccel.patching import wrap_forward, wrap_method
+from mmaccel.session import Session
+
+from . import private
+from .method import Block, CanvasMethod, CommitRule
+from .verifiers.free_dave import FreeDave
+from .verifiers.lookahead import Lookahead
+
+
+class UniformDecoder:
+    """What the methods of one session do in each pass of the model and in each step of the scheduler.
+
+    Attributes
+    ----------
+    rule, lookahead
+        Of the methods, where there are such.
+    """
+
+    def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
+        self.session, self.pipe = session, pipe
+        self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
+        dave = next((m for m in methods if isinstance(m, FreeDave)), None)
+        self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget the last run of the pipeline."""
+        self.learned: dict[str, Any] = {}
+        self.spared = self.changed = 0
+        self.complete: torch.Tensor | None = None  # the last logits of a canvas that no step changes any more
+        self.lookahead.begin()
+
+    def attach(self, stack: ExitStack) -> None:
+        """Install itself, until `stack` closes."""
+        self.session.around.append(self._run)
+        stack.callback(self.session.around.remove, self._run)
+        wrap_forward(stack, self.pipe.model, self._forward)
+        wrap_method(stack, self.pipe.scheduler, "step", self._step)
+        wrap_method(stack, self.pipe.scheduler, "set_timesteps", self._start)
+
+    def _start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """With the scheduler's steps, a run of the pipeline begins."""
+        self._begin()
+        return original(*args, **kwargs)
+
+    @contextmanager
+    def _run(self) -> Iterator[None]:
+        """Around each run of the session."""
+        try:
+            yield
+            self._fill()
+        finally:
+            self._begin()
+
+    def _fill(self) -> None:
+        report, ahead = self.session.report, self.lookahead
+        report.forwards, report.plain_forwards = ahead.passes, ahead.asked + self.spared
+        report.engaged = bool(self.changed or self.spared or ahead.passes < ahead.asked)
+        report.details |= {"passes": ahead.passes, "canvases": ahead.canvases}
+        report.warnings += ahead.warnings
+        if not report.engaged and not report.warnings:
+            report.warnings.append("no pass was saved: each canvas took the pipeline's own steps")
+
+    def _forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of the model's pass over a canvas."""
+        if "decoder_input_ids" not in kwargs:
+            return original(*args, **kwargs)
+        if self.complete is not None and kwargs["self_conditioning_logits"] is not None:
+            self.spared += 1
+            return SimpleNamespace(logits=self.complete)
+        self.complete = None
+        return SimpleNamespace(logits=self.lookahead.compute(original, kwargs))
+
+    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of the scheduler's step, which is told everything by name."""
+        self.lookahead.note(kwargs)
+        return original(*args, **kwargs) if self.rule is None else self._by_rule(self.rule, original, kwargs)
+
+    def _by_rule(self, rule: CommitRule, original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        scheduler, sample, step = self.pipe.scheduler, kwargs["sample"], int(kwargs["timestep"])
+        if step == 0:
+            self.learned = {}
+        open_ = ~private.committed(scheduler, sample, step)
+        out = original(**kwargs)
+        chances = out.sampled_probs.float()
+        steps = max(int(scheduler.num_inference_steps), 1)
+        block = Block(kwargs["model_output"].float(), out.sampled_tokens, chances, open_, step, steps, self.learned)
+        added = rule.choose(block) & open_ & ~out.transfer_index
+        if added.any():
+            self.changed += 1
+            private.commit(scheduler, added)
+            out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
+            out.transfer_index = out.transfer_index | added
+        edits = scheduler.config.editing_threshold is not None
+        if not edits and bool((~open_ | out.transfer_index).all()):
+            self.complete = kwargs["model_output"]
+        return out

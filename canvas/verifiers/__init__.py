@@ -1,0 +1,1 @@
+"""Verifiers: several steps in one pass, of which those that are right are taken."""

@@ -1,0 +1,130 @@
+"""Verifier: several steps of a scheduler drafted from what is known, and verified in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .drafted import Drafted
+
+
+class Verifier:
+    """Jumps over the steps of a greedy scheduler that it can foresee.
+
+    From the logits of a canvas, and of canvases much like it, it lets the scheduler make several steps. One pass over
+    the canvases that these may lead to, as a batch, gives each its true logits; from one to the next leads the
+    scheduler's step by these, as long as it meets a canvas of the pass.
+
+    Parameters
+    ----------
+    drafts
+        The most canvases of a row in one pass.
+    compute
+        Gives logits of canvases `[B * K, N]`, of the whole or of the block.
+    over
+        Whether the pipeline takes a text for finished after a step: `over(row, before, after)`, with blocks `[L]`.
+
+    Attributes
+    ----------
+    canvases : int
+        How many were computed, over all rows.
+    jumps : int
+        Passes after which more than one step was taken.
+    warnings : list of str
+        Why runs were plain.
+    """
+
+    def __init__(self, drafts: int, compute: Callable[[torch.Tensor], torch.Tensor], over: Callable[..., bool]) -> None:
+        self.drafts, self.compute, self.over = drafts, compute, over
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last run."""
+        self.canvases = self.jumps = self.ended = 0
+        self.warnings: list[str] = []
+        self.made: list[int] = []  # steps that each row has made in this block
+        self.rows: list[Drafted] = []
+        self.found: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def known(self, ids: torch.Tensor) -> torch.Tensor | None:
+        """Logits of the block of a canvas, if the last pass gave them."""
+        if self.found is None or self.found[0].shape != ids.shape or not torch.equal(self.found[0], ids):
+            return None
+        return self.found[1]
+
+    @property
+    def steps(self) -> int:
+        """How many steps the pipeline would have taken, one pass each; a block lasts as long as its slowest row."""
+        return self.ended + max(self.made, default=0)
+
+    def step(
+        self, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any], finished: torch.Tensor | None
+    ) -> Any:
+        """What the scheduler returns after as many steps as could be verified; rows that are `finished [B]` rest."""
+        sample = kwargs["sample"]
+        if int(kwargs["timestep"]) == 0:
+            self.ended, self.made = self.steps, [0] * len(sample)
+            self.rows = [Drafted(original, kwargs, row, self.over) for row in range(len(sample))]
+        reason = self._reason(kwargs, len(sample))
+        if reason:
+            self.warnings = [reason]
+            self.made = [made + 1 for made in self.made]
+            return original(**kwargs)
+        done = [False] * len(sample) if finished is None else finished.tolist()
+        blocks: list[list[torch.Tensor]] = [
+            [] if done[row] else self.rows[row].draft(kwargs, self.made[row], self.drafts) for row in range(len(sample))
+        ]
+        longest, paths = max(map(len, blocks)), blocks
+        if longest > 1:  # else the pipeline's own pass is the one
+            logits = self._logits(ids, blocks, longest, sample.shape[1])
+            for row, drafted in enumerate(self.rows):
+                drafted.learn(blocks[row], logits[row])
+            paths = [drafted.walk(self.made[row]) if blocks[row] else [] for row, drafted in enumerate(self.rows)]
+        self.made = [made + len(path) for made, path in zip(self.made, paths, strict=True)]
+        self.jumps += max(map(len, paths)) > 1
+        return self._taken(original, kwargs, ids, paths)
+
+    @staticmethod
+    def _reason(kwargs: dict[str, Any], rows: int) -> str:
+        """Why steps cannot be foreseen; empty if they can."""
+        if kwargs.get("temperature", 0.0) > 0:
+            return "canvas.FreeDave ran plainly: it verifies greedy steps, and temperature is above 0"
+        if rows > 1 and (kwargs.get("editing_threshold") or 0) > 0:
+            return (
+                "canvas.FreeDave ran plainly: in a batch the pipeline edits some rows while it fills others; give"
+                " editing_threshold=None"
+            )
+        return ""
+
+    def _logits(self, ids: torch.Tensor, blocks: list[list[torch.Tensor]], longest: int, length: int) -> torch.Tensor:
+        """Those of all drafts `[B, K, L, V]`; rows with fewer are filled up with their last."""
+        own = ids[:, -length:]  # of rows that have ended
+        filled = torch.stack(
+            [
+                torch.stack([*each, *[(each or own[row : row + 1])[-1]] * (longest - len(each))])
+                for row, each in enumerate(blocks)
+            ]
+        )
+        prefix = ids[:, None, :-length].expand(-1, longest, -1)
+        self.canvases += len(blocks) * longest
+        return self.compute(torch.cat([prefix, filled], 2).flatten(0, 1))[:, -length:].unflatten(0, (-1, longest))
+
+    def _taken(self, original: Callable[..., Any], kwargs: dict[str, Any], ids: torch.Tensor, paths: list[Any]) -> Any:
+        """An output of the scheduler's step that leads to the end of each path.
+
+        The pipeline looks for the end of a text among the tokens of the last step; those of steps before it are told
+        as masks there.
+        """
+        out, before, mask = original(**kwargs), kwargs["sample"], kwargs["mask_token_id"]
+        walked = [[own, *path] for own, path in zip(before, paths, strict=True)]
+        after, last = torch.stack([path[-1] for path in walked]), torch.stack([path[-2:][0] for path in walked])
+        out.prev_sample, moved = after, after != before
+        out.sampled_tokens = torch.where(moved, torch.where(after != last, after, mask), out.sampled_tokens)
+        out.transfer_index, out.editing_transfer_index = moved & (before == mask), moved & (before != mask)
+        known = [drafted.logits_of(block) for drafted, block in zip(self.rows, after, strict=True)]
+        logits = [each for each in known if each is not None]
+        if len(logits) == len(known):
+            self.found = torch.cat([ids[:, : -before.shape[1]], after], 1), torch.stack(logits)
+        return out

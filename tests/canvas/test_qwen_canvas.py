@@ -1,0 +1,64 @@
+"""A vision-language model with three positions for each token, as a canvas."""
+
+import pytest
+import torch
+from diffusers import BlockRefinementScheduler
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+import mmaccel
+from mmaccel import canvas
+from mmaccel.canvas import examples
+from mmaccel.testing.untrained import untrained
+from mmaccel.zoo.block_pipeline import BlockDiffusionPipeline
+
+IMAGE, VIDEO = 60, 61
+ROTARY = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+TOWER = {
+    "depth": 1,
+    "hidden_size": 16,
+    "out_hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "patch_size": 4,
+    "temporal_patch_size": 1,
+    "window_size": 16,
+    "fullatt_block_indexes": [0],
+}
+
+
+def model():
+    tokens = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": 58, "vision_end_token_id": 59}
+    config = Qwen2_5_VLConfig(text_config={**examples.SIZES, "rope_parameters": ROTARY}, vision_config=TOWER, **tokens)
+    return untrained(lambda: Qwen2_5_VLForConditionalGeneration(config), scale=2.0)
+
+
+@pytest.fixture
+def shown():
+    """Two prompts with pictures of other grids at other places."""
+    ids = torch.tensor(
+        [[58, IMAGE, IMAGE, IMAGE, IMAGE, 59, 5, 6, 7, 8, 9], [4, 5, 58, IMAGE, IMAGE, 59, 6, 7, 8, 9, 10]]
+    )
+    grids = torch.tensor([[1, 4, 4], [1, 2, 4]])
+    pixels = torch.randn(24, 48, generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": grids}
+
+
+def test_read_word_by_word_it_is_the_model_itself(shown):
+    qwen = model()
+    types = (shown["input_ids"] == IMAGE).int()
+    true = qwen(**shown, mm_token_type_ids=types, attention_mask=torch.ones_like(types)).logits
+    wrapped = canvas.BlockCausalModel(qwen, 1)
+    visual = {name: value for name, value in shown.items() if name != "input_ids"}
+    with torch.no_grad(), wrapped.seeing(shown["input_ids"], **visual):
+        assert torch.allclose(wrapped(shown["input_ids"]).logits, true, atol=1e-4)
+
+
+def test_methods_are_exact_on_it(shown):
+    pipe = BlockDiffusionPipeline(canvas.BlockCausalModel(model(), 8), BlockRefinementScheduler(block_length=8))
+    pipe.set_progress_bar_config(disable=True)
+    call = {**shown, "gen_length": 24, "num_inference_steps": 8, "threshold": 2.0, "mask_token_id": examples.MASK}
+    plain = pipe(**call, output_type="seq").sequences
+    other = {**call, "pixel_values": call["pixel_values"].flip(0)}
+    assert not torch.equal(pipe(**other, output_type="seq").sequences, plain), "it does see"
+    with mmaccel.accelerate(pipe, canvas.FreeDave(), canvas.PrefixCache()) as fast:
+        assert torch.equal(fast(**call, output_type="seq").sequences, plain) and fast.report.exact

@@ -1,0 +1,85 @@
+"""Methods inside diffusers' DiffusionGemmaPipeline, on a small untrained model."""
+
+import pytest
+import torch
+from diffusers import BlockRefinementScheduler, DiscreteDDIMScheduler, EntropyBoundScheduler
+
+import mmaccel
+from mmaccel import canvas
+from mmaccel.canvas import private
+from mmaccel.canvas.uniform_examples import CANVAS, uniform
+from mmaccel.errors import UnsupportedTargetError
+
+SCHEDULERS = (BlockRefinementScheduler, EntropyBoundScheduler, DiscreteDDIMScheduler)
+
+
+def run(target, arguments, batch=1, seed=3, **more):
+    return target(**arguments(batch, **more), generator=torch.Generator().manual_seed(seed)).sequences
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("call", ({}, {"temperature": 1.0}, {"confidence_threshold": 10.0, "stability_threshold": 2}))
+@pytest.mark.parametrize("batch", (1, 2))
+def test_free_dave_gives_equal_tokens_with_noise_and_sampling(scheduler, call, batch):
+    pipe, arguments = uniform(scheduler=scheduler())
+    call = {"gen_length": 2 * CANVAS, **call}
+    plain = run(pipe, arguments, batch, **call)
+    with mmaccel.accelerate(pipe, canvas.FreeDave(16)) as fast:
+        assert torch.equal(run(fast, arguments, batch, **call), plain)
+        assert fast.report.exact and fast.report.forwards <= fast.report.plain_forwards
+        assert not torch.equal(run(fast, arguments, batch, seed=4, **call), plain)
+
+
+def test_free_dave_takes_half_the_passes():
+    pipe, arguments = uniform(scheduler=EntropyBoundScheduler())
+    plain = run(pipe, arguments)
+    with mmaccel.accelerate(pipe, canvas.FreeDave(32)) as fast:
+        assert torch.equal(run(fast, arguments), plain)
+        assert fast.report.plain_forwards == CANVAS and fast.report.forwards <= CANVAS / 2
+        torch.manual_seed(3)
+        unseeded = fast(**arguments()).sequences
+    torch.manual_seed(3)
+    assert torch.equal(pipe(**arguments()).sequences, unseeded), "without a generator it draws from the global one"
+
+
+def test_free_dave_leaves_correctors_alone_and_says_so():
+    pipe, arguments = uniform(scheduler=DiscreteDDIMScheduler(corrector_steps=1))
+    plain = run(pipe, arguments)
+    with mmaccel.accelerate(pipe, canvas.FreeDave(8)) as fast:
+        assert torch.equal(run(fast, arguments), plain)
+        assert "corrector_steps=0" in str(fast.report) and not fast.report.engaged
+
+
+@pytest.mark.parametrize("cache", (None, "static"))
+def test_free_dave_reads_beside_either_cache(cache):
+    pipe, arguments = uniform(scheduler=EntropyBoundScheduler())
+    plain = run(pipe, arguments, cache_implementation=cache)
+    with mmaccel.accelerate(pipe, canvas.FreeDave(8)) as fast:
+        assert torch.equal(run(fast, arguments, cache_implementation=cache), plain) and fast.report.engaged
+
+
+@pytest.mark.parametrize("rule", (canvas.EntropyBound(1e6), canvas.FactorCommit(1e6)))
+def test_a_rule_commits_for_good_and_the_rest_of_the_steps_is_spared(rule):
+    pipe, arguments = uniform()
+    with mmaccel.accelerate(pipe, rule) as fast:
+        found = run(fast, arguments, 2)
+        assert fast.report.forwards == 1 and fast.report.plain_forwards == CANVAS and not fast.report.exact
+    first = pipe(**arguments(2, num_inference_steps=1), generator=torch.Generator().manual_seed(3)).sequences
+    assert torch.equal(found, first), "all of it by the first pass"
+
+
+def test_rules_for_masks_are_refused_by_name_and_told_what_to_do():
+    pipe, _ = uniform()
+    for method in (canvas.LocalLeap(), canvas.CreditDecoding(), canvas.PrefixCache()):
+        with pytest.raises(UnsupportedTargetError, match=f"{method.name}.*random tokens.*FreeDave") as error:
+            mmaccel.accelerate(pipe, method)
+        assert "\n" not in str(error.value)
+    pipe.scheduler = EntropyBoundScheduler()
+    with pytest.raises(UnsupportedTargetError, match="EntropyBoundScheduler commits nothing for good"):
+        mmaccel.accelerate(pipe, canvas.EntropyBound())
+    with pytest.raises(UnsupportedTargetError, match=r"DiffusionGemmaPipeline\(model"):
+        mmaccel.accelerate(pipe.model, canvas.FreeDave())
+
+
+def test_diffusers_notes_what_is_committed_where_we_look():
+    assert private.COMMITTED in vars(BlockRefinementScheduler())
