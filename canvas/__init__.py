@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from mmaccel.zoo.block_pipeline import BlockDiffusionPipeline
 
     from .free_dave import FreeDave
+    from .late_guidance import LateGuidance
     from .prefix_cache import PrefixCache
     from .rules.coherent_context import CoherentContext
     from .rules.credit_decoding import CreditDecoding
     from .rules.doubling import Doubling
     from .rules.entropy_bound import EntropyBound
     from .rules.factor_commit import FactorCommit
+    from .rules.halton_order import HaltonOrder
     from .rules.local_leap import LocalLeap
     from .rules.prophet import Prophet
     from .rules.sched import SchED
@@ -45,6 +47,8 @@ __all__ = [
     "EntropyBound",
     "FactorCommit",
     "FreeDave",
+    "HaltonOrder",
+    "LateGuidance",
     "LocalLeap",
     "PrefixCache",
     "Prophet",

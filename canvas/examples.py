@@ -13,6 +13,9 @@ from mmaccel.testing.contract import Example
 from mmaccel.testing.untrained import untrained
 from mmaccel.zoo.block_causal import BlockCausalModel
 
+from .method import PICTURES
+from .picture_examples import pictures
+
 VOCABULARY, MASK, LENGTH, BLOCK = 64, 63, 21, 8
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -41,6 +44,14 @@ def examples() -> list[Example]:
     return [
         Example("block diffusion", bidirectional, **common),
         Example("block diffusion", block_causal, **common),
+        Example(
+            PICTURES,
+            pictures,
+            module=lambda pipe: pipe.transformer,
+            call="__call__",
+            variants=({"steps": 4}, {"size": 12}),
+            result=lambda output: output.images,
+        ),
     ]
 
 

@@ -31,6 +31,8 @@ class Block:
         How many steps the block has had, and how many its schedule has.
     memory
         What a rule keeps from step to step of one block.
+    grid
+        Rows and columns of a picture, whose positions follow row by row; None for a text.
     """
 
     logits: torch.Tensor
@@ -40,6 +42,7 @@ class Block:
     step: int
     steps: int
     memory: dict[str, Any] = field(default_factory=dict)
+    grid: tuple[int, int] | None = None
 
     @property
     def mean_gap(self) -> torch.Tensor:
@@ -54,8 +57,14 @@ class Block:
         return self.masked & (falling.argsort(1) < counts[:, None])
 
 
+MASKS, NOISE = "block diffusion", "uniform block diffusion"  # families whose canvases begin as masks, or at random
+PICTURES = "masked pictures"  # the family whose canvases are the codes of a picture
+
+
 class CanvasMethod(Method[Session]):
     """A method for pipelines that fill canvases."""
+
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS})
 
     @property
     def is_neutral(self) -> bool:
@@ -66,16 +75,22 @@ class CanvasMethod(Method[Session]):
         session.adapter.attach(self, session, stack)
 
     def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        session.adapter.decoder.prepare(kwargs)
+        session.adapter.prepare(kwargs)
 
 
 class CommitRule(CanvasMethod):
     """Says which tokens are committed, beside those that the pipeline's own threshold and schedule commit.
 
     All are lossy: tokens that are committed together do not know of each other.
+
+    Class attributes
+    ----------------
+    replaces
+        Whether the pipeline commits nothing beside it.
     """
 
     role: ClassVar[str] = "commit rule"
+    replaces: ClassVar[bool] = False
 
     def adjust(self, logits: torch.Tensor, masked: torch.Tensor, memory: dict[str, Any]) -> torch.Tensor:
         """Logits `[B, L, V]` that the pipeline and the rule are to decide by; `memory` begins empty in each block."""

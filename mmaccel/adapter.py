@@ -25,12 +25,15 @@ class Adapter(ABC):
     call_is_run
         Whether calling the target is a run that the report describes, as with a pipeline. Where `generate` is the run,
         :func:`mmaccel.patching.wrap_generate` keeps the report.
+    advice
+        What to do where a method does not work on this family; may be empty.
     """
 
     family: str
     classes: ClassVar[tuple[str, ...]]
     modality: ClassVar[str]
     call_is_run: ClassVar[bool] = False
+    advice: ClassVar[str] = ""
 
     def __init__(self, target: Any) -> None:
         self.target = target

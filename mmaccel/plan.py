@@ -223,6 +223,7 @@ def _check(chosen: list[Method], adapter: Adapter) -> None:
             fit = " and ".join(sorted(method.families))
             raise UnsupportedTargetError(
                 f"{method.name} works on {fit} models, and {type(adapter.target).__name__} is a {adapter.family} model"
+                f"{adapter.advice and ': '}{adapter.advice}"
             )
         adapter.check(method)
         for other in chosen[:i]:

@@ -62,6 +62,11 @@ class BlockPipelineAdapter(Adapter):
                 " canvas.PrefixCache keeps keys and values; the other methods of canvas work on it"
             )
 
+    def prepare(self, kwargs: dict[str, Any]) -> None:
+        """Before a run with these arguments."""
+        if self.decoder is not None:
+            self.decoder.prepare(kwargs)
+
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one installs what follows the pipeline's passes and steps."""
         if self.decoder is None:
