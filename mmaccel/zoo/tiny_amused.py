@@ -17,7 +17,7 @@ from .weights import load_pretrained
 
 
 class TinyAmusedPipeline(AmusedPipeline):
-    """diffusers' own pipeline with this model's guidance as default, which also says when a prompt is outside its world.
+    """diffusers' own pipeline with this model's guidance as default, which also says what prompts it takes.
 
     Attributes
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from diffusers import AmusedScheduler, UVit2DModel
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
@@ -48,9 +49,12 @@ def build_text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithP
     return CLIPTextModelWithProjection(config)
 
 
-def build_transformer() -> UVit2DModel:
-    """An untrained `UVit2DModel` whose layers see 8 x 8 cells of 2 x 2 codes, as aMUSEd 512 does."""
-    return UVit2DModel(
+def build_transformer(codes: torch.Tensor) -> UVit2DModel:
+    """An untrained `UVit2DModel` whose layers see 8 x 8 cells of 2 x 2 codes, as aMUSEd 512 does.
+
+    It begins with what the VQ model knows: `codes [V, D]` that look alike have like embeddings and like logits.
+    """
+    model = UVit2DModel(
         hidden_size=WIDTH,
         cond_embed_dim=WIDTH,
         micro_cond_encode_dim=MICRO,
@@ -69,6 +73,13 @@ def build_transformer() -> UVit2DModel:
         intermediate_size=3 * WIDTH,
         sample_size=GRID,
     )
+    with torch.no_grad():
+        near = F.normalize(codes, dim=1)
+        for weight, scale in ((model.embed.embeddings.weight, 1.0), (model.mlm_layer.conv2.weight[..., 0, 0], 0.6)):
+            spread = torch.nn.init.orthogonal_(torch.empty(codes.shape[1], BLOCK_WIDTH))
+            noise = torch.randn(len(codes), BLOCK_WIDTH) / BLOCK_WIDTH**0.5
+            weight[: len(codes)] = scale * (near @ spread + 0.2 * noise)
+    return model
 
 
 def build_scheduler() -> AmusedScheduler:

@@ -37,9 +37,9 @@ INSIDE = (".transformer_layers.", "_block.", ".encoder.layers.")
 class Trained(torch.nn.Module):
     """The two parts that train, as the pipeline calls them."""
 
-    def __init__(self, tokenizer) -> None:
+    def __init__(self, tokenizer, codes: torch.Tensor) -> None:
         super().__init__()
-        self.transformer = shape.build_transformer()
+        self.transformer = shape.build_transformer(codes)
         self.text_encoder = shape.build_text_encoder(tokenizer)
         self.transformer.set_attn_processor(AttnProcessor())  # torch's own has a slow backward pass on processors
         self.text_encoder.set_attn_implementation("eager")
@@ -87,9 +87,9 @@ def words_of(tokenizer, captions: list[str]) -> torch.Tensor:
     return ids
 
 
-def train(pictures: Pool, tokenizer, args: argparse.Namespace) -> Stage:
+def train(pictures: Pool, tokenizer, codes: torch.Tensor, args: argparse.Namespace) -> Stage:
     """Transformer and text encoder together."""
-    module = Trained(tokenizer)
+    module = Trained(tokenizer, codes)
     stage = Stage("amused", module, optimizers_of(module), args.minutes, args.output)
     for _ in stage.shares(warmup=100, decay=0.5):
         codes, captions = pictures.draw([args.seed, stage.step], args.batch)
@@ -140,18 +140,18 @@ def main(argv: list[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=50, help="time for transformer and text encoder")
     parser.add_argument("--pictures", type=int, default=12_000, help="pictures to train on")
-    parser.add_argument("--batch", type=int, default=48, help="pictures a step")
+    parser.add_argument("--batch", type=int, default=32, help="pictures a step")
     parser.add_argument("--vq-steps", type=int, default=400, help="steps of the first block of the encoder")
     parser.add_argument("--vq-batch", type=int, default=4, help="pictures a step there")
     args = parser.parse_args(argv)
     begin(args)
     tokenizer = shape.build_tokenizer()
     pictures = pool(args.output / "pictures.safetensors", args.pictures, args.seed)
-    stage = train(pictures, tokenizer, args)
     own = zoo.load("tiny-janus")[0].model.vqmodel
+    stage = train(pictures, tokenizer, own.quantize.embedding.weight, args)
+    folder, module = args.output / "model", stage.finish()
     vq = converted(own)
     fit(vq, own, args)
-    folder, module = args.output / "model", stage.finish()
     vq.half().save_pretrained(folder / "vqvae")
     unseen = pool(args.output / "held_out.safetensors", 500, args.seed, held_out=True)
     measured = {

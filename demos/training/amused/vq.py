@@ -15,17 +15,17 @@ from ..optimizer import trapezoid
 
 # transformers' names of layers, and diffusers'
 NAMES = (
-    ("mid.block_1.", "mid_block.resnets.0."),
-    ("mid.block_2.", "mid_block.resnets.1."),
-    ("mid.attn_1.", "mid_block.attentions.0."),
-    ("down.", "down_blocks."),
-    ("up.", "up_blocks."),
+    (".mid.block_1.", ".mid_block.resnets.0."),
+    (".mid.block_2.", ".mid_block.resnets.1."),
+    (".mid.attn_1.", ".mid_block.attentions.0."),
+    (".down.", ".down_blocks."),
+    (".up.", ".up_blocks."),
     (".block.", ".resnets."),
     (".attn.", ".attentions."),
-    ("nin_shortcut", "conv_shortcut"),
-    ("downsample.", "downsamplers.0."),
-    ("upsample.", "upsamplers.0."),
-    ("norm_out", "conv_norm_out"),
+    (".nin_shortcut.", ".conv_shortcut."),
+    (".downsample.", ".downsamplers.0."),
+    (".upsample.", ".upsamplers.0."),
+    (".norm_out.", ".conv_norm_out."),
 )
 ATTENTION_NAMES = (
     (".norm.", ".group_norm."),
@@ -55,9 +55,8 @@ def converted(own: torch.nn.Module) -> VQModel:
     state = vq.state_dict()
     for name, value in own.state_dict().items():
         new = renamed(name)
-        if new in state and not name.startswith(("quantize.", "quant_conv.", "post_quant_conv.")):
-            if state[new].numel() == value.numel():
-                state[new] = value.reshape(state[new].shape)
+        if name.startswith(("encoder.", "decoder.")) and new in state and state[new].numel() == value.numel():
+            state[new] = value.reshape(state[new].shape)
     state["quantize.embedding.weight"] = F.pad(F.normalize(own.quantize.embedding.weight, dim=1), (0, 1), value=1.0)
     for name in ("quant_conv", "post_quant_conv"):
         state[f"{name}.weight"] = torch.eye(width)[..., None, None]
@@ -89,7 +88,7 @@ def renamed(name: str) -> str:
     'decoder.up_blocks.1.resnets.0.conv_shortcut.bias'
     """
     for old, new in NAMES:
-        name = name.replace(f".{old}" if not old.startswith(".") else old, f".{new}" if not old.startswith(".") else new)
+        name = name.replace(old, new)
     if ".attentions." in name:
         for old, new in ATTENTION_NAMES:
             name = name.replace(old, new)
