@@ -79,7 +79,9 @@ class PictureDecoder:
         late = self.guided and self.guidance is not None and self.guidance.waits(self.step, self.steps)
         if late:
             rows[:half] = False
-        if rows.any() or self.logits is None:
+        if self.logits is None and not rows.any():  # a picture that was given whole, which the steps leave as it is
+            rows[:] = True
+        if rows.any():
             self.passes += 1
             self.computed += float(rows.float().mean())
             self.logits = _some(original, rows, input_ids, kwargs)

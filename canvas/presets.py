@@ -5,8 +5,10 @@ from __future__ import annotations
 from mmaccel.presets import Preset
 
 from .free_dave import FreeDave
+from .method import PICTURES
 from .rules.entropy_bound import EntropyBound
 from .rules.factor_commit import FactorCommit
+from .rules.halton_order import HaltonOrder
 
 MEASURED = {"model": "tiny-canvas", "cache": False}
 NOTE = "against one token a step; canvas.PrefixCache() beside it saves more, and is exact on block-causal models"

@@ -14,7 +14,7 @@ from ..word_tokenizer import word_tokenizer
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 TEXT_LENGTH = 12  # the longest caption has 9 words
 MASK = CODES
-WIDTH, BLOCK_WIDTH, LAYERS = 192, 128, 5
+WIDTH, BLOCK_WIDTH, LAYERS = 192, 96, 4
 MICRO = 32  # width of each of the five numbers (sizes, crop, score) that aMUSEd is told beside the text
 
 
@@ -64,7 +64,7 @@ def build_transformer(codes: torch.Tensor) -> UVit2DModel:
         codebook_size=CODES,
         in_channels=BLOCK_WIDTH,
         block_out_channels=BLOCK_WIDTH,
-        num_res_blocks=2,
+        num_res_blocks=4,  # 3 x 3 filters alone tell a cell where it is, from the border inwards: 4 of 8 cells
         downsample=True,
         upsample=True,
         block_num_heads=4,
