@@ -23,7 +23,8 @@ class LateGuidance(CanvasMethod):
     Parameters
     ----------
     share : float
-        Share of the steps that are not guided, between 0 and 1. Default 0.25; 0 guides all.
+        Share of the steps that are not guided, between 0 and 1. Default 0.25; 0 guides all. Beside a rule that has
+        steps of its own, the share of those.
 
     Raises
     ------

@@ -96,6 +96,10 @@ class CommitRule(CanvasMethod):
         """Logits `[B, L, V]` that the pipeline and the rule are to decide by; `memory` begins empty in each block."""
         return logits
 
+    def takes(self, steps: int) -> int:
+        """The most steps until a block is full, where the pipeline's schedule has `steps`."""
+        return steps
+
     @abstractmethod
     def choose(self, block: Block) -> torch.Tensor:
         """Positions `[B, L]` to commit."""

@@ -76,7 +76,8 @@ class PictureDecoder:
         """In place of the transformer's pass: only the rows that are still needed."""
         rows = (input_ids == self.pipe.scheduler.config.mask_token_id).flatten(1).any(1)
         half = len(rows) // 2
-        late = self.guided and self.guidance is not None and self.guidance.waits(self.step, self.steps)
+        steps = self.rule.takes(self.steps) if self.rule else self.steps
+        late = self.guided and self.guidance is not None and self.guidance.waits(self.step, steps)
         if late:
             rows[:half] = False
         if self.logits is None and not rows.any():  # a picture that was given whole, which the steps leave as it is

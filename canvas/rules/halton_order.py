@@ -55,6 +55,9 @@ class HaltonOrder(CommitRule):
     def is_neutral(self) -> bool:
         return self.steps == 0
 
+    def takes(self, steps: int) -> int:
+        return min(self.steps, steps)
+
     def choose(self, block: Block) -> torch.Tensor:
         assert block.grid is not None
         total = block.masked.shape[1]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from diffusers import AmusedPipeline, VQModel
 from diffusers.models.attention_processor import AttnProcessor
 
 from mmaccel import zoo
@@ -28,7 +29,7 @@ from ..optimizer import Muon
 from ..recipe import Stage, begin, command_line
 from . import shape
 from .data import Pool, pool
-from .vq import agreement, converted, fit
+from .vq import agreement, fitted
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 INSIDE = (".transformer_layers.", "_block.", ".encoder.layers.")
@@ -112,11 +113,13 @@ def held_out_loss(module: Trained, tokenizer, pictures: Pool, rounds: int = 20, 
 
 
 def save(module: Trained, tokenizer, folder: Path, facts: dict[str, object]) -> None:
-    """Write what `mmaccel.zoo` ships beside its VQ model: float16 weights, configurations, tokenizer and facts."""
+    """Write what `mmaccel.zoo` ships beside the VQ model: float16 weights, configurations, tokenizer and facts."""
     for name in ("text_encoder", "transformer"):
         copy.deepcopy(getattr(module, name)).half().save_pretrained(folder / name)
+    scheduler, vq = shape.build_scheduler(), VQModel.from_pretrained(folder / "vqvae")
     tokenizer.save_pretrained(folder / "tokenizer")
-    shape.build_scheduler().save_pretrained(folder / "scheduler")
+    scheduler.save_pretrained(folder / "scheduler")
+    AmusedPipeline(vq, tokenizer, module.text_encoder, module.transformer, scheduler).save_config(folder)
     (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -141,22 +144,21 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=50, help="time for transformer and text encoder")
     parser.add_argument("--pictures", type=int, default=12_000, help="pictures to train on")
     parser.add_argument("--batch", type=int, default=32, help="pictures a step")
-    parser.add_argument("--vq-steps", type=int, default=400, help="steps of the first block of the encoder")
+    parser.add_argument("--vq-steps", type=int, default=400, help="steps of the encoder of pictures")
     parser.add_argument("--vq-batch", type=int, default=4, help="pictures a step there")
     args = parser.parse_args(argv)
     begin(args)
     tokenizer = shape.build_tokenizer()
     pictures = pool(args.output / "pictures.safetensors", args.pictures, args.seed)
     own = zoo.load("tiny-janus")[0].model.vqmodel
+    folder = args.output / "model"
+    vq = fitted(own, folder / "vqvae", args)
     stage = train(pictures, tokenizer, own.quantize.embedding.weight, args)
-    folder, module = args.output / "model", stage.finish()
-    vq = converted(own)
-    fit(vq, own, args)
-    vq.half().save_pretrained(folder / "vqvae")
+    module = stage.finish()
     unseen = pool(args.output / "held_out.safetensors", 500, args.seed, held_out=True)
     measured = {
         "held_out_nats_per_masked_code": round(held_out_loss(module, tokenizer, unseen), 4),
-        "same_codes": round(agreement(vq.float(), own, args.seed), 3),
+        "same_codes": round(agreement(vq, own, args.seed), 3),
     }
     save(module, tokenizer, folder, facts(args, stage.step, **measured))
     print(json.dumps(measured, indent=1))

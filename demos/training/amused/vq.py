@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -96,21 +97,36 @@ def renamed(name: str) -> str:
 
 
 def fit(vq: VQModel, own: torch.nn.Module, args: argparse.Namespace) -> None:
-    """Teach the encoder's first block to give what that of `own` gives, so that pictures get the same codes."""
-    start = [vq.encoder.conv_in, vq.encoder.down_blocks[0].resnets[0]]
-    optimizer = torch.optim.Adam([p for part in start for p in part.parameters()], lr=3e-3)
+    """Teach the encoder to give what that of `own` gives, behind its first block and at its end."""
+    first = vq.encoder.down_blocks[0].resnets[0]
+    optimizer = torch.optim.Adam(vq.encoder.parameters(), lr=2e-3)
+    seen: list[torch.Tensor] = []
+    handle = first.register_forward_hook(lambda module, given, output: seen.append(output))
     for step in tqdm(range(args.vq_steps), desc="vq", mininterval=5, ncols=100):
         pixels = to_pixels(draw(args.seed, step, args.vq_batch)[0])
         with torch.no_grad():
-            wanted = own.encoder.down[0].block[0](own.encoder.conv_in(pixels))
+            block = own.encoder.down[0].block[0](own.encoder.conv_in(pixels))
+            code = F.normalize(own.quant_conv(own.encoder(pixels)), dim=1)
         trapezoid(optimizer, step, args.vq_steps, warmup=20, decay=0.7)
-        given = start[1](start[0](pixels / 2 + 0.5), temb=None)
-        loss = F.mse_loss(given, wanted)
+        latent = F.normalize(vq.encode(pixels / 2 + 0.5).latents[:, :-1], dim=1)
+        apart = 1 - (latent * code).sum(1).mean()
+        loss = F.mse_loss(seen.pop(), block) / block.var() + apart
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if step % 50 == 49:
-            tqdm.write(f"vq {step + 1} loss {loss.item() / wanted.var().item():.5f}")
+            tqdm.write(f"vq {step + 1} loss {loss.item():.4f} apart {apart.item():.4f}")
+    handle.remove()
+
+
+def fitted(own: torch.nn.Module, folder: Path, args: argparse.Namespace) -> VQModel:
+    """The model as it is shipped, rounded to float16; fitted and written if the folder is not there yet."""
+    if not folder.is_dir():
+        torch.manual_seed(args.seed)
+        vq = converted(own)
+        fit(vq, own, args)
+        vq.half().save_pretrained(folder)
+    return VQModel.from_pretrained(folder, torch_dtype=torch.float32)
 
 
 @torch.no_grad()
