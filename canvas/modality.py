@@ -64,5 +64,10 @@ class Canvas(Modality):
 
         return PRESETS
 
+    def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
+        from .presets import ABSENT
+
+        return ABSENT
+
     def benchmarks(self) -> Mapping[str, str]:
         return {"canvas": f"{self.package}.bench.benchmark", "pictures": f"{self.package}.bench.pictures"}

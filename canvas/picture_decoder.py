@@ -80,13 +80,14 @@ class PictureDecoder:
         late = self.guided and self.guidance is not None and self.guidance.waits(self.step, steps)
         if late:
             rows[:half] = False
-        if self.logits is None and not rows.any():  # a picture that was given whole, which the steps leave as it is
+        logits = self.logits
+        if logits is None and not rows.any():  # a picture that was given whole, which the steps leave as it is
             rows[:] = True
-        if rows.any():
+        if logits is None or rows.any():
             self.passes += 1
             self.computed += float(rows.float().mean())
-            self.logits = _some(original, rows, input_ids, kwargs)
-        return torch.cat([self.logits[half:]] * 2) if late else self.logits
+            self.logits = logits = _some(original, rows, input_ids, kwargs)
+        return torch.cat([logits[half:]] * 2) if late else logits
 
     def _step(self, original: Step, *args: Any, **kwargs: Any) -> Any:
         """In place of the scheduler's step: what it draws, at the positions that the rule and it commit."""

@@ -53,7 +53,7 @@ def vq() -> VQModel:
 
 def text_encoder() -> CLIPTextModelWithProjection:
     """Of one layer; the call brings its own text."""
-    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "projection_dim": WIDTH}
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "projection_dim": WIDTH}
     return CLIPTextModelWithProjection(
         CLIPTextConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, vocab_size=16, max_position_embeddings=8)
     )

@@ -11,6 +11,7 @@ from .rules.factor_commit import FactorCommit
 from .rules.halton_order import HaltonOrder
 
 MEASURED = {"model": "tiny-canvas", "cache": False}
+DRAWN = {"model": "tiny-amused"}
 NOTE = "against one token a step; canvas.PrefixCache() beside it saves more, and is exact on block-causal models"
 
 PRESETS = {
@@ -18,5 +19,11 @@ PRESETS = {
         "exact": Preset((FreeDave(),), "canvas", MEASURED, NOTE),
         "balanced": Preset((FactorCommit(),), "canvas", MEASURED, NOTE),
         "fast": Preset((EntropyBound(0.3),), "canvas", MEASURED, NOTE),
-    }
+    },
+    PICTURES: {
+        "balanced": Preset((HaltonOrder(),), "pictures", DRAWN, "against the pipeline's 12 steps"),
+        "fast": Preset((HaltonOrder(6),), "pictures", DRAWN, "against the pipeline's 12 steps"),
+    },
 }
+
+ABSENT = {PICTURES: {"exact": "codes that are drawn together do not know of each other"}}
