@@ -23,6 +23,7 @@ from . import picture_page as page
 from .picture_cases import JANUS, MODEL, STEPS, cases
 
 TIMED, FEW, JUDGED, BATCH = 12, 3, 200, 20  # pictures that are timed, or at short length; judged, so many together
+CAPTIONS = 200  # of the real pictures the captions of the first are drawn, and the others are what is near or far
 
 
 class Drawing(Workload):
@@ -52,7 +53,7 @@ def rows(full: bool = False) -> Iterator[Row]:
     entries = cases(pipe, full)
     count = TIMED if full else FEW
     Runner(Drawing(pipe, prompts, 1), entries, range(count), title="pictures").run()
-    distance, codes = _judge(real), real[:JUDGED]
+    distance, codes = _judge(real), real[:CAPTIONS]
     floor = distance(codes)
     plain = _distance(pipe, prompts, entries[0], distance) if full else None
     for entry in entries:
@@ -65,7 +66,7 @@ def _judge(real: torch.Tensor) -> Callable[[torch.Tensor], float]:
     from mmaccel.image import quality
 
     codebook = zoo.load(JANUS)[0].model.vqmodel.quantize.embedding.weight.detach()
-    distance = quality.FrechetDistance(quality.features(real[JUDGED:], codebook))
+    distance = quality.FrechetDistance(quality.features(real[CAPTIONS:], codebook))
     return lambda codes: distance(quality.features(codes, codebook))
 
 
