@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .caches.interval_cache import IntervalCache
     from .caches.prefix_cache import PrefixCache
     from .caches.window_diffusion import WindowDiffusion
+    from .late_guidance import LateGuidance
     from .outlooks.adaptive_blocks import AdaptiveBlocks
     from .outlooks.early_end import EarlyEnd
     from .rules.coherent_context import CoherentContext
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .rules.doubling import Doubling
     from .rules.entropy_bound import EntropyBound
     from .rules.factor_commit import FactorCommit
+    from .rules.halton_order import HaltonOrder
     from .rules.local_leap import LocalLeap
     from .rules.prophet import Prophet
     from .rules.sched import SchED
@@ -55,7 +57,9 @@ __all__ = [
     "FactorCommit",
     "FreeDave",
     "GuidedCommit",
+    "HaltonOrder",
     "IntervalCache",
+    "LateGuidance",
     "LocalLeap",
     "PrefixCache",
     "Prophet",

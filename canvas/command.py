@@ -10,6 +10,7 @@ from mmaccel.cli.arguments import TOKENS, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import told
+from mmaccel.errors import UnsupportedTargetError
 
 QUESTION = "list all things"
 
@@ -67,5 +68,9 @@ class CanvasCommand(Command):
 
         picture = example() if arguments.example else read_picture(arguments.picture)
         pipe, processor = opened(arguments)
+        if processor is None:
+            raise UnsupportedTargetError(
+                f"{arguments.model} draws pictures: `mmaccel run image PROMPT -o picture.png --model {arguments.model}`"
+            )
         inputs = inputs_of(processor, picture, arguments.question)
         return pipe, {**inputs, "gen_length": arguments.gen_length, "threshold": arguments.threshold}

@@ -14,7 +14,8 @@ from mmaccel.testing.contract import Example
 from mmaccel.testing.untrained import untrained
 from mmaccel.zoo.block_causal import BlockCausalModel
 
-from .method import MASKS, NOISE
+from .method import MASKS, NOISE, PICTURES
+from .picture_examples import pictures
 from .uniform_examples import CANVAS, uniform
 
 VOCABULARY, MASK, LENGTH, BLOCK = 64, 63, 21, 8
@@ -45,6 +46,14 @@ def examples() -> list[Example]:
         Example(MASKS, bidirectional, **common, **masks),
         Example(MASKS, block_causal, **common, **masks),
         Example(NOISE, uniform, **common, variants=({"length": 5}, {"gen_length": 2 * CANVAS})),
+        Example(
+            PICTURES,
+            pictures,
+            module=lambda pipe: pipe.transformer,
+            call="__call__",
+            variants=({"steps": 4}, {"size": 12}),
+            result=lambda output: output.images,
+        ),
     ]
 
 

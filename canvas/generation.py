@@ -21,7 +21,10 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
         For other models: their code comes with their weights, and mmaccel runs none of it.
     """
     if zoo.is_known(model) and zoo.modality(model) == "canvas":
-        pipe, processor = zoo.load(model)
+        found = zoo.load(model)
+        if not isinstance(found, tuple):  # a pipeline that draws pictures, and takes a prompt alone
+            return found.to(device, dtype), None
+        pipe, processor = found
         pipe.model.to(device, dtype)
         return pipe, processor
     raise UnsupportedTargetError(

@@ -32,6 +32,8 @@ class Block:
         How many steps the block has had, and how many its schedule has.
     memory
         What a rule keeps from step to step of one block.
+    grid
+        Rows and columns of a picture, whose positions follow row by row; None for a text.
     temperature, generator
         Of the call.
     read
@@ -46,6 +48,7 @@ class Block:
     step: int
     steps: int
     memory: dict[str, Any] = field(default_factory=dict)
+    grid: tuple[int, int] | None = None
     temperature: float = 0.0
     generator: torch.Generator | None = None
     read: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -70,6 +73,7 @@ class Block:
 
 
 MASKS, NOISE = "block diffusion", "uniform block diffusion"  # families whose canvases begin as masks, or at random
+PICTURES = "masked pictures"  # the family whose canvases are the codes of a picture
 
 
 class CanvasMethod(Method[Session]):
@@ -93,13 +97,23 @@ class CommitRule(CanvasMethod):
     """Says which tokens are committed, beside those that the pipeline's own threshold and schedule commit.
 
     All are lossy: tokens that are committed together do not know of each other.
+
+    Class attributes
+    ----------------
+    replaces
+        Whether the pipeline commits nothing beside it.
     """
 
     role: ClassVar[str] = "commit rule"
+    replaces: ClassVar[bool] = False
 
     def adjust(self, logits: torch.Tensor, masked: torch.Tensor, memory: dict[str, Any]) -> torch.Tensor:
         """Logits `[B, L, V]` that the pipeline and the rule are to decide by; `memory` begins empty in each block."""
         return logits
+
+    def takes(self, steps: int) -> int:
+        """The most steps until a block is full, where the pipeline's schedule has `steps`."""
+        return steps
 
     @abstractmethod
     def choose(self, block: Block) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.modality import Modality
@@ -36,6 +36,9 @@ class Canvas(Modality):
     )
     example = EXAMPLE
 
+    def models(self) -> tuple[str, ...]:
+        return (self.model, "tiny-amused")
+
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
         from .generation import load
 
@@ -46,10 +49,10 @@ class Canvas(Modality):
 
         return CanvasCommand()
 
-    def trial(self) -> type[BaseTrial]:
-        from .comparing import CanvasTrial
+    def trial(self) -> Callable[..., BaseTrial]:
+        from .picture_comparing import trial_for
 
-        return CanvasTrial
+        return trial_for
 
     def examples(self) -> list[Example]:
         from .examples import examples
@@ -67,4 +70,4 @@ class Canvas(Modality):
         return ABSENT
 
     def benchmarks(self) -> Mapping[str, str]:
-        return {"canvas": f"{self.package}.bench.benchmark"}
+        return {"canvas": f"{self.package}.bench.benchmark", "pictures": f"{self.package}.bench.pictures"}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from mmaccel.presets import Preset
 
-from .method import MASKS, NOISE
+from .method import MASKS, NOISE, PICTURES
 from .rules.entropy_bound import EntropyBound
 from .rules.factor_commit import FactorCommit
+from .rules.halton_order import HaltonOrder
 from .verifiers.free_dave import FreeDave
 
 MEASURED = {"model": "tiny-canvas", "cache": False}
+DRAWN = {"model": "tiny-amused"}
 NOTE = "against one token a step; canvas.PrefixCache() beside it saves more, and is exact on block-causal models"
 
 PRESETS = {
@@ -17,8 +19,15 @@ PRESETS = {
         "exact": Preset((FreeDave(2),), "canvas", MEASURED, NOTE),
         "balanced": Preset((FactorCommit(),), "canvas", MEASURED, NOTE),
         "fast": Preset((EntropyBound(0.3),), "canvas", MEASURED, NOTE),
-    }
+    },
+    PICTURES: {
+        "balanced": Preset((HaltonOrder(),), "pictures", DRAWN, "against the pipeline's 12 steps"),
+        "fast": Preset((HaltonOrder(6),), "pictures", DRAWN, "against the pipeline's 12 steps"),
+    },
 }
 
 _UNMEASURED = "no trained model of this kind is small enough to be measured here"
-ABSENT: dict[str, dict[str, str]] = {NOISE: dict.fromkeys(("exact", "balanced", "fast"), _UNMEASURED)}
+ABSENT: dict[str, dict[str, str]] = {
+    NOISE: dict.fromkeys(("exact", "balanced", "fast"), _UNMEASURED),
+    PICTURES: {"exact": "codes that are drawn together do not know of each other"},
+}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmaccel.cli.arguments import COUNT, number, positive, seed, whole
 from mmaccel.cli.command import Command, Prepared
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import SIDE_BY_SIDE, side_by_side, tell_written, told
 from mmaccel.files.output import replacing
+
+if TYPE_CHECKING:
+    from mmaccel.comparison.comparison import Comparison
 
 
 class ImageCommand(Command):
@@ -19,6 +22,7 @@ class ImageCommand(Command):
     examples = (
         'mmaccel run image "red heart" -o heart.png --compare',
         'mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2',
+        'mmaccel run image "small pizza on green" -o pizza.png --model tiny-amused --method HaltonOrder:steps=6',
         'mmaccel run image "a fox in snow" -o fox.png --model deepseek-community/Janus-Pro-1B --preset fast',
     )
     preset = "exact"
@@ -53,6 +57,7 @@ class ImageCommand(Command):
 
         names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
         settings = generation.ImageSettings(**{name: getattr(arguments, name) for name in names})
+        _suit(arguments)
         chosen, preset = chosen_methods(arguments)
         drawing = opened(arguments)
         generation.check_prompts(drawing, [arguments.prompt])
@@ -80,6 +85,10 @@ class ImageCommand(Command):
     def add_call(self, parser: Any) -> None:
         parser.add_argument("prompt")
 
+    def compare(self, arguments: argparse.Namespace) -> Comparison:
+        _suit(arguments)
+        return super().compare(arguments)
+
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         from . import generation
 
@@ -87,3 +96,11 @@ class ImageCommand(Command):
         drawing = opened(arguments)
         generation.check_prompts(drawing, [arguments.prompt])
         return drawing.target, drawing.inputs([arguments.prompt], settings)
+
+
+def _suit(arguments: argparse.Namespace) -> None:
+    """Take the default preset of masked pictures, where the model draws such."""
+    from .pipeline_painter import PRESET, draws_codes
+
+    if draws_codes(arguments.model):
+        arguments.default = PRESET

@@ -8,7 +8,7 @@ packages name their subclass as an entry point of the group ``"mmaccel.modalitie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -108,8 +108,8 @@ class Modality(ABC):
         return {}
 
     @abstractmethod
-    def trial(self) -> type[BaseTrial]:
-        """How `compare` and `tune` repeat, judge and show a call."""
+    def trial(self) -> Callable[..., BaseTrial]:
+        """How `compare` and `tune` repeat, judge and show a call: a class, or what chooses one by the adapter."""
 
     @abstractmethod
     def examples(self) -> list[Example]:

@@ -197,12 +197,6 @@ def first_step(scheduler: Any, timestep: Any) -> int:
 
 
 def is_flow(scheduler: Any) -> bool:
-    """Whether a sampler steps along a flow, and not by predicted noise."""
-    predicts = getattr(scheduler.config, "prediction_type", None)
-    return predicts == "flow_prediction" or hasattr(scheduler, "scale_noise")
-
-
-def is_flow(scheduler: Any) -> bool:
     """Whether its noise levels are those of flow matching, along which a sample moves by its velocity."""
     return getattr(scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(scheduler, "scale_noise")
 

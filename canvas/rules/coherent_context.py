@@ -10,7 +10,7 @@ import torch
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
-from ..method import Block, CommitRule
+from ..method import MASKS, PICTURES, Block, CommitRule
 
 
 @register("canvas")
@@ -43,6 +43,7 @@ class CoherentContext(CommitRule):
     steps: int = 3
 
     paper: ClassVar[str] = "Coherent Contextual Decoding of diffusion language models, 2025"
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS, PICTURES})
     neutral: ClassVar[dict[str, Any]] = {"threshold": 1.0}
     engaging: ClassVar[dict[str, Any]] = {"threshold": 0.0}
     advice: ClassVar[Advice] = Advice("models that change their mind", "the distributions of the last steps in memory")

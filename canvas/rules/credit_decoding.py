@@ -10,7 +10,7 @@ import torch
 from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
 
-from ..method import Block, CommitRule
+from ..method import MASKS, PICTURES, Block, CommitRule
 
 
 @register("canvas")
@@ -46,6 +46,7 @@ class CreditDecoding(CommitRule):
     weight: float = 0.7
 
     paper: ClassVar[str] = "CreditDecoding: Accelerating Parallel Decoding with Trace Credits, arXiv 2510.06133, 2025"
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS, PICTURES})
     neutral: ClassVar[dict[str, Any]] = {"weight": 0.0}
     engaging: ClassVar[dict[str, Any]] = {"threshold": 0.0}
     advice: ClassVar[Advice] = Advice("texts that are sure early and committed late", "a second look at all logits")

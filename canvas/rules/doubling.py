@@ -10,7 +10,7 @@ import torch
 from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
 
-from ..method import Block, CommitRule
+from ..method import MASKS, PICTURES, Block, CommitRule
 
 
 @register("canvas")
@@ -40,6 +40,7 @@ class Doubling(CommitRule):
     base: float = 2.0
 
     paper: ClassVar[str] = "Taming Masked Diffusion Language Models (EOSER and ASS), Yang et al., 2025"
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS, PICTURES})
     neutral: ClassVar[dict[str, Any]] = {"base": 1.0}
     advice: ClassVar[Advice] = Advice("a fixed number of passes for each block", "mistakes wherever little is sure")
 

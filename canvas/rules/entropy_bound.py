@@ -10,7 +10,7 @@ import torch
 from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
 
-from ..method import MASKS, NOISE, Block, CommitRule
+from ..method import MASKS, NOISE, PICTURES, Block, CommitRule
 
 
 @register("canvas")
@@ -40,7 +40,7 @@ class EntropyBound(CommitRule):
     bound: float = 0.1
 
     paper: ClassVar[str] = "EB-Sampler: Accelerated Sampling from Masked Diffusion Models, Ben-Hamu et al., 2025"
-    families: ClassVar[frozenset[str] | None] = frozenset({MASKS, NOISE})
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS, NOISE, PICTURES})
     neutral: ClassVar[dict[str, Any]] = {"bound": 0.0}
     engaging: ClassVar[dict[str, Any]] = {"bound": 30.0}
     advice: ClassVar[Advice] = Advice("the same, where a bound on the error is wanted", "the entropy of each position")

@@ -10,7 +10,7 @@ import torch
 from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
 
-from ..method import MASKS, NOISE, Block, CommitRule
+from ..method import MASKS, NOISE, PICTURES, Block, CommitRule
 
 
 @register("canvas")
@@ -41,7 +41,7 @@ class FactorCommit(CommitRule):
     factor: float = 0.25
 
     paper: ClassVar[str] = "Fast-dLLM, Wu et al., 2025"
-    families: ClassVar[frozenset[str] | None] = frozenset({MASKS, NOISE})
+    families: ClassVar[frozenset[str] | None] = frozenset({MASKS, NOISE, PICTURES})
     neutral: ClassVar[dict[str, Any]] = {"factor": 0.0}
     engaging: ClassVar[dict[str, Any]] = {"factor": 8.0}
     advice: ClassVar[Advice] = Advice("texts of which much is sure at once", "words that contradict each other, rarely")

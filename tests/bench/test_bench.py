@@ -222,7 +222,7 @@ def test_one_crash_loses_nothing(tmp_path, capfd, stand_in):
     out = capfd.readouterr()
     assert len([json.loads(line) for line in out.out.splitlines()]) == 7
     kept = {path.stem for path in folder.glob("*.json")}
-    assert kept == {"canvas", "image", "kernels", "language", "pages", "text", "vlm"}, (
+    assert kept == {"canvas", "image", "kernels", "language", "pages", "pictures", "text", "vlm"}, (
         "what came through, and what failed after it had measured"
     )
     assert all(results.load(path)["rows"] for path in folder.glob("*.json")) and (folder / "index.md").is_file()

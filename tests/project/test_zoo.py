@@ -25,7 +25,7 @@ def loaded():
 
 
 def test_names_and_unknown_name():
-    assert zoo.names() == ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader")
+    assert zoo.names() == ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader", "tiny-amused")
     with pytest.raises(UnknownNameError, match="tiny-janus"):
         zoo.load("tiny-janis")
 
@@ -211,13 +211,9 @@ def test_a_model_that_is_not_trained_is_known_and_says_how_to_train_it(monkeypat
 
 def test_models_answer_or_draw():
     kinds = {name: zoo.modality(name) for name in zoo.names()}
-    assert kinds == {
-        "tiny-janus": "image",
-        "tiny-wan": "video",
-        "tiny-onevision": "vlm",
-        "tiny-canvas": "canvas",
-        "tiny-reader": "vlm",
-    }
+    canvases = {"tiny-canvas": "canvas", "tiny-amused": "canvas"}
+    answering = {"tiny-onevision": "vlm", "tiny-reader": "vlm"}
+    assert kinds == {"tiny-janus": "image", "tiny-wan": "video", **answering, **canvases}
     with pytest.raises(SettingError, match="tiny-janus answers no questions, unlike tiny-onevision, tiny-canvas"):
         zoo.questions("tiny-janus", 1)
 

@@ -1,0 +1,136 @@
+"""The page of `mmaccel bench pictures`: a table, and distance against time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmaccel.bench.pages import markdown
+from mmaccel.comparison.results import called
+
+Row = dict[str, Any]
+
+TITLE = "Masked pictures"
+INTRO = """
+Measured by `mmaccel bench pictures --full` on the shipped `tiny-amused` (diffusers' own `AmusedPipeline`, float32),
+which fills a canvas of 16 x 16 codes, beside `tiny-janus`, which draws the same pictures in the same codes one after
+the other. All entries alternate in one process, one picture at a time and without decoding it; speed-ups are medians
+of the ratios picture by picture, *worst* is the least of them. *Distance* is a Frechet distance to real pictures on
+their codes (`mmaccel.image.quality`), over 200 pictures of captions that were never trained on; real pictures of the
+same captions have {floor}. The raw rows are in [{json}]({json}).
+
+*plain* is the pipeline's default of 12 steps with the model's own guidance.
+
+![distance to real pictures against time]({png})
+"""
+LIMITS = """
+- **A canvas or drafts?** {answer}
+- **HaltonOrder** draws together what lies far apart, and ends after its own number of steps. {halton}
+- **LateGuidance** leaves out the branch without a prompt for a share of the steps: half of their work.
+- **EntropyBound, FactorCommit, CreditDecoding, CoherentContext, Doubling** add to what the schedule commits, and were
+  made for texts, where much is sure at once. Codes of a picture are drawn, with one to two nats each, so that a rule
+  that waits for certainty adds little before the last steps.
+"""
+HEADINGS = ("method", "distance", "passes", "seconds", "speed-up", "worst")
+
+
+def name(row: Row) -> str:
+    """A row as one would type it."""
+    told: str = row["method"] if "+" in row["method"] else called(row)
+    steps = f"({row['steps']})" if row["method"] in ("fewer steps", "more steps") else ""
+    return told.replace("canvas.", "") + steps
+
+
+def series(row: Row) -> str:
+    """The line that a row lies on in a picture."""
+    if row["method"].startswith("tiny-janus"):
+        return "tiny-janus"
+    if "+" in row["method"]:
+        return "HaltonOrder + LateGuidance"
+    return str(row["method"]).removeprefix("canvas.")
+
+
+def groups(found: list[Row]) -> dict[str, list[Row]]:
+    """One table."""
+    return {"": [row for row in found if row["method"] != "plain"]}
+
+
+def facts(found: list[Row]) -> dict[str, str]:
+    """The canvas against drafts, and the order of Halton against fewer steps."""
+    return {"floor": _form(found[0]["real_quality"]), "answer": _answer(found), "halton": _halton(found)}
+
+
+def _form(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _answer(found: list[Row]) -> str:
+    """How far and how fast each model is at its best, and the fastest canvas that is as near as the best drafts."""
+    judged = [row for row in found if row["quality"] is not None]
+    words = [row for row in judged if row["model"] == "tiny-janus"]
+    if not words:
+        return "Measured with `--full` only."
+    fills = [row for row in judged if row["model"] != "tiny-janus"]
+    fastest = min(words, key=lambda row: float(row["wall_seconds"]))
+    near = min(words, key=lambda row: float(row["quality"]))
+    canvas = min(fills, key=lambda row: float(row["quality"]))
+    told = (
+        f"The nearest canvas, {name(canvas)}, has a distance of {_form(canvas['quality'])} in"
+        f" {canvas['wall_seconds']:.3f} s; the nearest of tiny-janus, {name(near)}, {_form(near['quality'])} in"
+        f" {near['wall_seconds']:.3f} s, and the fastest, {name(fastest)}, {_form(fastest['quality'])} in"
+        f" {fastest['wall_seconds']:.3f} s."
+    )
+    equal = [row for row in fills if row["quality"] <= fastest["quality"]]
+    if not equal:
+        return told + " No canvas is as near as the fastest drafts."
+    best = min(equal, key=lambda row: float(row["wall_seconds"]))
+    ratio = fastest["wall_seconds"] / best["wall_seconds"]
+    return told + f" {name(best)} is as near as that in {best['wall_seconds']:.3f} s, {ratio:.1f} times as fast."
+
+
+def _halton(found: list[Row]) -> str:
+    """Distances at equal numbers of steps."""
+    by_steps = {row["steps"]: row for row in found if row["method"] == "fewer steps"}
+    pairs = [(row, by_steps.get(row["settings"]["steps"])) for row in found if row["method"] == "canvas.HaltonOrder"]
+    told = [
+        f"{own['settings']['steps']} steps {_form(own['quality'])} against {_form(other['quality'])}"
+        for own, other in pairs
+        if other is not None and own["quality"] is not None
+    ]
+    return f"Distance beside that of as few steps in the pipeline's own order: {', '.join(told)}." if told else ""
+
+
+def tables(found: list[Row]) -> dict[str, str]:
+    """All rows."""
+    return {"All entries": markdown(HEADINGS, map(_line, found))}
+
+
+def _line(row: Row) -> list[str]:
+    return [
+        name(row),
+        _form(row["quality"]),
+        "" if row["passes"] is None else f"{row['passes']:.1f}",
+        f"{row['wall_seconds']:.3f}",
+        f"{row['speedup']:.2f}x",
+        f"{row['speedup_worst']:.2f}x",
+    ]
+
+
+def plot(found: list[Row], path: Path) -> None:
+    """Distance against seconds, with a line for each kind of entry."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    judged = [row for row in found if row["quality"] is not None]
+    for number, label in enumerate(dict.fromkeys(series(row) for row in judged)):
+        line = sorted((row for row in judged if series(row) == label), key=lambda row: float(row["wall_seconds"]))
+        x, y = [row["wall_seconds"] for row in line], [row["quality"] for row in line]
+        style = "--" if line[0]["kind"] != "method" else "-"
+        axes.plot(x, y, style, marker="o", color=f"C{number % 10}", label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds for a picture")
+    axes.set_ylabel("Frechet distance to real pictures")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,131 @@
+"""PictureDecoder: follows the passes and the steps of a pipeline that fills a picture with codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from mmaccel.patching import wrap_forward, wrap_method
+from mmaccel.session import Session
+
+from .late_guidance import LateGuidance
+from .method import Block, CanvasMethod, CommitRule
+
+Step = Callable[..., Any]
+
+
+class PictureDecoder:
+    """What the methods of one session do in each pass of the transformer and in each step of the scheduler.
+
+    Pictures that are full are not computed any more, and a pass without any other is left out.
+
+    Attributes
+    ----------
+    rule, guidance
+        Of the methods, where there are such.
+    guided
+        Whether each pass holds two branches, the one without a prompt first.
+    """
+
+    def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
+        self.session, self.pipe = session, pipe
+        self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
+        self.guidance = next((m for m in methods if isinstance(m, LateGuidance)), None)
+        self.guided = True
+        self._begin()
+
+    def _begin(self, steps: int = 0) -> None:
+        """Forget the last run of the pipeline; the next has this many steps."""
+        self.steps, self.step, self.passes, self.computed, self.changed = steps, 0, 0, 0.0, 0
+        self.learned: dict[str, Any] = {}
+        self.logits: torch.Tensor | None = None  # of the last pass
+        self.last: Any = None  # what the last step gave
+
+    def attach(self, stack: ExitStack) -> None:
+        """Install itself, until `stack` closes."""
+        self.session.around.append(self._run)
+        stack.callback(self.session.around.remove, self._run)
+        wrap_forward(stack, self.pipe.transformer, self._forward)
+        wrap_method(stack, self.pipe.scheduler, "step", self._step)
+        wrap_method(stack, self.pipe.scheduler, "set_timesteps", self._start)
+
+    def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
+        """With the scheduler's steps, a run of the pipeline begins."""
+        found = original(*args, **kwargs)
+        self._begin(len(self.pipe.scheduler.timesteps))
+        return found
+
+    @contextmanager
+    def _run(self) -> Iterator[None]:
+        """Around each run of the session."""
+        try:
+            yield
+            report = self.session.report
+            report.forwards, report.plain_forwards = round(self.computed, 3), self.steps
+            report.details["passes"] = self.passes
+            report.engaged = bool(self.changed or self.computed < self.steps)
+            if not report.engaged:
+                report.warnings.append("no step was changed: all went as the pipeline's own schedule has it")
+        finally:
+            self._begin()
+
+    def _forward(self, original: Step, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """In place of the transformer's pass: only the rows that are still needed."""
+        rows = (input_ids == self.pipe.scheduler.config.mask_token_id).flatten(1).any(1)
+        half = len(rows) // 2
+        steps = self.rule.takes(self.steps) if self.rule else self.steps
+        late = self.guided and self.guidance is not None and self.guidance.waits(self.step, steps)
+        if late:
+            rows[:half] = False
+        logits = self.logits
+        if logits is None and not rows.any():  # a picture that was given whole, which the steps leave as it is
+            rows[:] = True
+        if logits is None or rows.any():
+            self.passes += 1
+            self.computed += float(rows.float().mean())
+            self.logits = logits = _some(original, rows, input_ids, kwargs)
+        return torch.cat([logits[half:]] * 2) if late else logits
+
+    def _step(self, original: Step, *args: Any, **kwargs: Any) -> Any:
+        """In place of the scheduler's step: what it draws, at the positions that the rule and it commit."""
+        names = ("model_output", "timestep", "sample")
+        kwargs.update(zip(names, args, strict=False))
+        sample, in_full = kwargs["sample"], kwargs.pop("return_dict", True)
+        masked = sample == self.pipe.scheduler.config.mask_token_id
+        if masked.any() or self.last is None:
+            if self.rule is None:
+                self.last = original(**kwargs)
+            else:
+                self.last = self._by_rule(self.rule, original, kwargs, masked)
+            self.last.prev_sample = torch.where(masked, self.last.prev_sample, sample)  # what is full stays so
+        self.step += 1
+        return self.last if in_full else (self.last.prev_sample, self.last.pred_original_sample)
+
+    def _by_rule(self, rule: CommitRule, original: Step, kwargs: dict[str, Any], masked: torch.Tensor) -> Any:
+        sample, grid = kwargs["sample"], kwargs["model_output"]
+        logits = rule.adjust(grid.flatten(2).mT, masked.flatten(1), self.learned)
+        out = original(**{**kwargs, "model_output": logits.mT.unflatten(2, grid.shape[2:])})
+        drawn = out.pred_original_sample.flatten(1)
+        chances = logits.float().softmax(-1).gather(2, drawn[..., None])[..., 0]
+        size = (grid.shape[2], grid.shape[3])
+        block = Block(logits.float(), drawn, chances, masked.flatten(1), self.step, self.steps, self.learned, size)
+        own = (out.prev_sample == out.pred_original_sample) & masked
+        last = int(kwargs["timestep"]) == 0
+        chosen = rule.choose(block).view_as(masked) & masked
+        committed = chosen if rule.replaces and not last else chosen | own
+        self.changed += bool((committed != own).any())
+        out.prev_sample = torch.where(committed, out.pred_original_sample, sample)
+        return out
+
+
+def _some(original: Step, rows: torch.Tensor, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Logits of some rows of a batch; nothing for the others."""
+    if rows.all():
+        whole: torch.Tensor = original(input_ids, **kwargs)
+        return whole
+    batched = {k: v for k, v in kwargs.items() if isinstance(v, torch.Tensor) and len(v) == len(rows)}
+    part = original(input_ids[rows], **{**kwargs, **{name: value[rows] for name, value in batched.items()}})
+    return part.new_zeros(len(rows), *part.shape[1:]).index_put((rows,), part)

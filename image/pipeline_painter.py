@@ -1,0 +1,86 @@
+"""Masked image pipelines, such as aMUSEd: from a prompt to codes to pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from mmaccel import zoo
+from mmaccel.errors import SettingError
+from mmaccel.zoo.weights import no_foreign_code
+
+from .generation import ImageSettings, Painter, progress_bar
+
+INDEX = "model_index.json"
+PRESET = "balanced"  # no method that draws codes together is exact
+
+
+class PipelinePainter(Painter):
+    """A pipeline with an `AmusedScheduler`; its codes are the tokens."""
+
+    def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
+        given = [name for name in ("temperature", "top_k", "top_p") if getattr(settings, name) is not None]
+        if given:
+            raise SettingError(f"{self.name} draws from all codes as likely as they are: leave out {', '.join(given)}")
+        if hasattr(self.target, "vocabulary"):
+            for prompt in prompts:
+                self.target.vocabulary.check(prompt)
+        guided = {} if settings.guidance is None else {"guidance_scale": settings.guidance}
+        return {"prompt": prompts, "num_images_per_prompt": settings.count, "output_type": "latent", **guided}
+
+    def generate(
+        self,
+        target: Any,
+        prompts: list[str],
+        settings: ImageSettings,
+        label: str | None = None,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> Any:
+        """Codes `[B, H, W]`; session and plain pipeline take a generator alike."""
+        inputs = self.inputs(prompts, settings)
+        generator = torch.Generator().manual_seed(settings.seed)
+        mask = self.target.scheduler.config.mask_token_id
+        with progress_bar(label) as bar:
+            told = progress or bar
+
+            def tell(step: int, timestep: Any, codes: torch.Tensor) -> None:
+                if told is not None:
+                    told(int((codes != mask).sum()), codes.numel())
+
+            return target(**inputs, generator=generator, callback=tell).images
+
+    def pictures(self, tokens: Any, inputs: dict[str, Any]) -> list[Image.Image]:
+        vq = self.target.vqvae
+        shape = (*tokens.shape, vq.config.latent_channels)
+        pixels = vq.decode(tokens, force_not_quantize=True, shape=shape).sample.clip(0, 1)
+        found: list[Image.Image] = self.target.image_processor.postprocess(pixels, "pil")
+        return found
+
+
+def draws_codes(model: str) -> bool:
+    """Whether a zoo name, a folder or a hub id, which is asked for its index, is a pipeline of masked pictures."""
+    folder = zoo.path(model) if model in zoo.names() else Path(model)
+    if folder.is_dir() and not (folder / INDEX).is_file():
+        return False
+    try:
+        return "AmusedScheduler" in DiffusionPipeline.load_config(folder if folder.is_dir() else model)["scheduler"]
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def load_pipeline(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> PipelinePainter:
+    """The painter of a pipeline that draws codes; none of the checkpoint's own code is run."""
+    if model in zoo.names():
+        pipe = zoo.load(model)
+    else:
+        with no_foreign_code(model):
+            pipe = DiffusionPipeline.from_pretrained(
+                model, torch_dtype=dtype, use_safetensors=True, trust_remote_code=False
+            )
+    pipe.set_progress_bar_config(disable=True)
+    return PipelinePainter(Path(model).name, pipe.to(device, dtype), None)
