@@ -22,7 +22,7 @@ from mmaccel.testing.contract import Example
 from mmaccel.testing.untrained import untrained
 
 FRAMES, HEIGHT, WIDTH = 4, 8, 8  # tokens; 256 in all, four blocks
-STEPS = 8
+STEPS = 12
 
 
 def examples() -> list[Example]:

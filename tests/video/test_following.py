@@ -264,7 +264,7 @@ def test_a_sampler_gets_all_that_the_pipeline_gives_it():
 def test_steps_are_followed_again_after_a_plain_run(method):
     """Once: what followed before would see no step, and say so."""
     pipe, arguments = examples.wan_pipeline()
-    call = arguments(steps=6)
+    call = arguments(steps=12)
     with mmaccel.accelerate(pipe, method) as fast:
         expected, warned = fast(**call)[0], list(fast.report.warnings)
         with fast.baseline() as plain:
