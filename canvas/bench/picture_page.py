@@ -15,9 +15,9 @@ INTRO = """
 Measured by `mmaccel bench pictures --full` on the shipped `tiny-amused` (diffusers' own `AmusedPipeline`, float32),
 which fills a canvas of 16 x 16 codes, beside `tiny-janus`, which draws the same pictures in the same codes one after
 the other. All entries alternate in one process, one picture at a time and without decoding it; speed-ups are medians
-of the ratios picture by picture, *worst* is the least of them. *Distance* is a Frechet distance to real pictures on
-their codes (`mmaccel.image.quality`), over 200 pictures of captions that were never trained on; real pictures of the
-same captions have {floor}. The raw rows are in [{json}]({json}).
+of the ratios picture by picture, *worst* is the least of them. *Distance*: {metric}, on their codes
+(`mmaccel.image.quality`), of captions that were never trained on; real pictures of the same captions have {floor}. The
+raw rows are in [{json}]({json}).
 
 *plain* is the pipeline's default of 12 steps with the model's own guidance.
 
@@ -57,7 +57,13 @@ def groups(found: list[Row]) -> dict[str, list[Row]]:
 
 def facts(found: list[Row]) -> dict[str, str]:
     """The canvas against drafts, and the order of Halton against fewer steps."""
-    return {"floor": _form(found[0]["real_quality"]), "answer": _answer(found), "halton": _halton(found)}
+    metric = found[0]["quality_metric"]
+    return {
+        "metric": metric,
+        "floor": _form(found[0]["real_quality"]),
+        "answer": _answer(found),
+        "halton": _halton(found),
+    }
 
 
 def _form(value: float | None) -> str:
