@@ -28,8 +28,10 @@ LIMITS = """
 - **HaltonOrder** draws together what lies far apart, and ends after its own number of steps. {halton}
 - **LateGuidance** leaves out the branch without a prompt for a share of the steps: half of their work.
 - **EntropyBound, FactorCommit, CreditDecoding, CoherentContext, Doubling** add to what the schedule commits, and were
-  made for texts, where much is sure at once. Codes of a picture are drawn, with one to two nats each, so that a rule
-  that waits for certainty adds little before the last steps.
+  made for texts, where much is sure at once. Here each code is drawn from many that are likely, so that a rule that
+  waits for certainty adds little before the last steps.
+- **Fewer steps** may be nearer than more: the pipeline's own order takes the surest codes first, plain paper above
+  all, and the more often it does so the plainer its pictures become.
 """
 HEADINGS = ("method", "distance", "passes", "seconds", "speed-up", "worst")
 
