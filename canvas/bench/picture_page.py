@@ -30,8 +30,8 @@ LIMITS = """
 - **EntropyBound, FactorCommit, CreditDecoding, CoherentContext, Doubling** add to what the schedule commits, and were
   made for texts, where much is sure at once. Here each code is drawn from many that are likely, so that a rule that
   waits for certainty adds little before the last steps.
-- **Fewer steps** may be nearer than more: the pipeline's own order takes the surest codes first, plain paper above
-  all, and the more often it does so the plainer its pictures become.
+- **Fewer steps** may be nearer than more. A likely reason, not measured: the pipeline's own order takes the surest
+  codes first, plain paper above all, and does so more often the more steps there are.
 """
 HEADINGS = ("method", "distance", "passes", "seconds", "speed-up", "worst")
 
