@@ -22,7 +22,7 @@ PRESETS = {
     },
     PICTURES: {
         "balanced": Preset((HaltonOrder(),), "pictures", DRAWN, "against the pipeline's 12 steps"),
-        "fast": Preset((HaltonOrder(6),), "pictures", DRAWN, "against the pipeline's 12 steps"),
+        "fast": Preset((HaltonOrder(4),), "pictures", DRAWN, "against the pipeline's 12 steps"),
     },
 }
 

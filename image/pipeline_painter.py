@@ -79,8 +79,9 @@ def load_pipeline(model: str, device: str = "cpu", dtype: torch.dtype | None = N
         pipe = zoo.load(model)
     else:
         with no_foreign_code(model):
+            # named, since transformers and diffusers take different precisions of a checkpoint by themselves
             pipe = DiffusionPipeline.from_pretrained(
-                model, torch_dtype=dtype, use_safetensors=True, trust_remote_code=False
+                model, torch_dtype=dtype or torch.float32, use_safetensors=True, trust_remote_code=False
             )
     pipe.set_progress_bar_config(disable=True)
     return PipelinePainter(Path(model).name, pipe.to(device, dtype), None)

@@ -173,7 +173,7 @@ def test_entries_of_the_benchmark_draw_the_same_shape(pipe):
 
 def test_the_page_of_the_benchmark_answers(tmp_path):
     row = {"exact": False, "wall_seconds": 0.5, "speedup": 2.0, "speedup_worst": 1.5, "passes": None, "settings": {}}
-    row |= {"real_quality": 0.1, "model": NAME, "kind": "simple", "steps": 6}
+    row |= {"quality_metric": "distance", "real_quality": 0.1, "model": NAME, "kind": "simple", "steps": 6}
     rows = [
         {**row, "method": "plain", "kind": "plain", "quality": 1.0, "steps": 12},
         {**row, "method": "fewer steps", "quality": 2.0},

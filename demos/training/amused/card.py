@@ -31,7 +31,7 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Prompts**: those of `tiny-janus`, `[small|big] NAME [on BACKGROUND][, PLACE]`. Anything else is refused with near
   words.
 - **Codes**: those of `tiny-janus`, from its own VQ model; `vqvae` is that model in diffusers' class, and decodes them
-  to the same pictures. The first block of its encoder has another shape in diffusers and was fitted anew, so that
+  to the same pictures. Its encoder, whose first block has another shape in diffusers, was fitted anew, so that
   {same_codes:.0%} of the codes of a picture are the same; drawing a prompt does not use it.
 - **Data**: {pictures:,} pictures drawn by `demos/training/emoji_world.py` from Noto Color Emoji (SIL Open Font License
   1.1), names from the `emoji` package (BSD). About one scene in forty is held out.
