@@ -28,7 +28,7 @@ from .models import rows
 from .sampling import Sampling, pipeline
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "families.json"
-WHOLE = {"HeterogeneousSteps": video.HeterogeneousSteps(0.5), "EasyCache": video.EasyCache(1e6, warmup=2)}
+WHOLE = {"HeterogeneousSteps": video.HeterogeneousSteps(0.5, warmup=1), "EasyCache": video.EasyCache(1e6, warmup=2)}
 EXACT = (video.HeterogeneousSteps(1.0), video.EasyCache(0.0), video.BlockCache(0.0), video.TokenCache(1.0))
 # At settings with which each skips something in so few steps.
 METHODS: dict[str, Method] = {

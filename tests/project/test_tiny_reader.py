@@ -207,7 +207,7 @@ def test_it_reads_held_out_pages():
     from mmaccel.demos.training.reader.check import exact
 
     measured = json.loads((FOLDER / "training.json").read_text())["exact"]
-    assert measured["pages"] > 0.85 and measured["lines"] > 0.97
+    assert measured["pages"] >= 0.9 and measured["lines"] > 0.97
     assert exact(FOLDER, 12, seed=7)["lines"] > 0.95
 
 
