@@ -220,7 +220,7 @@ def test_one_crash_loses_nothing(tmp_path, capfd, stand_in):
     folder = tmp_path / "results"
     assert cli.main(["bench", "all", "--json", "--page", str(folder)]) == 2
     out = capfd.readouterr()
-    assert len([json.loads(line) for line in out.out.splitlines()]) == 7
+    assert len([json.loads(line) for line in out.out.splitlines()]) == 8
     kept = {path.stem for path in folder.glob("*.json")}
     assert kept == {"canvas", "image", "kernels", "language", "pages", "pictures", "text", "vlm"}, (
         "what came through, and what failed after it had measured"
