@@ -228,7 +228,7 @@ def test_one_crash_loses_nothing(tmp_path, capfd, stand_in):
     assert all(results.load(path)["rows"] for path in folder.glob("*.json")) and (folder / "index.md").is_file()
     assert "speech failed: exit code 1" in out.err and "video failed: exit code -9" in out.err
     last = out.err.strip().splitlines()[-1]
-    assert "3 of 9 benchmarks failed" in last and "`mmaccel bench speech`" in last
+    assert "3 of 10 benchmarks failed" in last and "`mmaccel bench speech`" in last
 
 
 def test_the_process_of_one_of_them_is_a_real_one(tmp_path):
