@@ -9,7 +9,7 @@ from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .method import PICTURES, CanvasMethod
+from .method import PICTURE_EXAMPLE, PICTURES, CanvasMethod
 
 
 @register("canvas")
@@ -45,7 +45,9 @@ class LateGuidance(CanvasMethod):
     families: ClassVar[frozenset[str] | None] = frozenset({PICTURES})
     role: ClassVar[str] = "guidance"
     neutral: ClassVar[dict[str, Any]] = {"share": 0.0}
-    advice: ClassVar[Advice] = Advice("guided pictures, also beside a rule", "the prompt counts for less at first")
+    advice: ClassVar[Advice] = Advice(
+        "guided pictures, also beside a rule", "the prompt counts for less at first", example=PICTURE_EXAMPLE
+    )
 
     def __post_init__(self) -> None:
         self._require(is_number(self.share, 0, 1), "share", "between 0 and 1")

@@ -74,6 +74,15 @@ class Block:
 
 MASKS, NOISE = "block diffusion", "uniform block diffusion"  # families whose canvases begin as masks, or at random
 PICTURES = "masked pictures"  # the family whose canvases are the codes of a picture
+# For the documentation of methods that work on pictures alone.
+PICTURE_EXAMPLE = """import mmaccel
+import torch
+from mmaccel import canvas, zoo
+
+pipe = zoo.load("tiny-amused")
+with mmaccel.accelerate(pipe, {method}) as fast:
+    picture = fast("big red heart on yellow", generator=torch.Generator().manual_seed(0)).images[0]
+    print(fast.report)"""
 
 
 class CanvasMethod(Method[Session]):

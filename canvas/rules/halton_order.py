@@ -12,7 +12,7 @@ import torch
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
-from ..method import PICTURES, Block, CommitRule
+from ..method import PICTURE_EXAMPLE, PICTURES, Block, CommitRule
 
 
 @register("canvas")
@@ -46,7 +46,7 @@ class HaltonOrder(CommitRule):
     replaces: ClassVar[bool] = True
     neutral: ClassVar[dict[str, Any]] = {"steps": 0}
     engaging: ClassVar[dict[str, Any]] = {"steps": 3}
-    advice: ClassVar[Advice] = Advice("few steps", "the model's own sense of what is easy")
+    advice: ClassVar[Advice] = Advice("few steps", "the model's own sense of what is easy", example=PICTURE_EXAMPLE)
 
     def __post_init__(self) -> None:
         self._require(is_count(self.steps, 0), "steps", "a whole number of 0 or more")

@@ -26,6 +26,7 @@ from mmaccel import zoo
 from mmaccel.cli import main as cli
 from mmaccel.cli.model_arguments import chosen_methods
 from mmaccel.demos.comfyui.__main__ import install
+from mmaccel.modality import get_modality
 from mmaccel.registry import get_method
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ SMALLER = {
     "in asked.frames:": "in asked.frames[:6]:",
 }
 # Of the commands that measure and generate, by their options.
-FEWER = {"--seeds": "1", "--rounds": "1", "--steps": "6"}
+FEWER = {"--seeds": "1", "--rounds": "1", "--steps": "12"}  # fewer than 10 steps are not forecast
 FEWER_OF = ("run", "compare", "tune")
 
 
@@ -157,7 +158,7 @@ def _mmaccel(words):
         _server(words[:1], "mmaccel")
         return
     if words[0] == "serve":
-        _server(words[:2], "tiny-janus")
+        _server(words[:2], get_modality(words[1]).model)
         return
     printed, threads = io.StringIO(), torch.get_num_threads()
     with contextlib.redirect_stdout(printed), mock.patch.object(zoo, "load", _load):
