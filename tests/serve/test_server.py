@@ -156,7 +156,7 @@ def test_a_stream_ends_with_its_text(served, slow):
 
 
 def test_what_takes_too_long_is_given_up(slow):
-    with listening(slow, ServerLimits(deadline=0.2)) as (_, address):
+    with listening(slow, ServerLimits(deadline=3)) as (_, address):
         answer = post(address, {"text": "forever"})
         assert answer.status_code == 504 and "took too long" in answer.json()["error"]["message"]
         slow.may.release()
