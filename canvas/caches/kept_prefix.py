@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from .kept import Kept
 
-class KeptPrefix:
+
+class KeptPrefix(Kept):
     """Runs whole passes that keep keys and values of the prefix, and between them passes over the block alone.
 
     Parameters
@@ -20,13 +22,6 @@ class KeptPrefix:
     prompt
         Passes from one whole one to the next; those of `refresh` and of new blocks then leave the prompt, which is what
         stood before the first block, as it is. 0 makes no difference between prompt and text.
-
-    Attributes
-    ----------
-    reused : int
-        Passes over the block alone.
-    most_bytes : int
-        The most that was kept.
     """
 
     def __init__(self, refresh: int, grows: bool = False, prompt: int = 0) -> None:
@@ -35,9 +30,8 @@ class KeptPrefix:
 
     def begin(self) -> None:
         """Keep nothing, for a new run."""
-        self.reused = self.most_bytes = 0
-        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.prefix, self.since, self.mode, self.rows = 0, 0, "", 1
+        super().begin()
+        self.prefix, self.since, self.rows = 0, 0, 1
         self.first, self.asked, self.age = 0, 0, 0  # columns that a pass takes as kept, of the prompt, and its age
         self.padding: torch.Tensor | None = None
 
@@ -59,7 +53,7 @@ class KeptPrefix:
         self.prefix, self.since = before, 1
         logits, share = self._from("grow" if self.first else "keep", self.first, original, ids, kwargs)
         self.reused += self.first > 0
-        self.most_bytes = max(self.most_bytes, sum(x.nbytes for pair in self.kept.values() for x in pair))
+        self._note_bytes()
         return logits, share
 
     def read(
@@ -88,13 +82,6 @@ class KeptPrefix:
             for name, value in kwargs.items()
         }
         return self._within(mode, original, ids[:, first:], own), 1 - first / ids.shape[1]
-
-    def _within(self, mode: str, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
-        self.mode = mode
-        try:
-            return original(ids, **kwargs).logits
-        finally:
-            self.mode = ""
 
     def attend(
         self,

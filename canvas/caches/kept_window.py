@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from .kept import Kept
 
-class KeptWindow:
+
+class KeptWindow(Kept):
     """Runs whole passes that keep all keys and values, and between them passes over a window of the block.
 
     Parameters
@@ -17,13 +19,6 @@ class KeptWindow:
         Masked tokens that are computed and attended to, and passes from one whole one to the next.
     mask
         Gives the token that stands for nothing yet.
-
-    Attributes
-    ----------
-    reused : int
-        Passes over a window.
-    most_bytes : int
-        The most that was kept.
     """
 
     def __init__(self, window: int, seen: int, refresh: int, mask: Callable[[], int | None]) -> None:
@@ -32,9 +27,8 @@ class KeptWindow:
 
     def begin(self) -> None:
         """Keep nothing, for a new run."""
-        self.reused = self.most_bytes = self.since = 0
-        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.mode = ""
+        super().begin()
+        self.since = 0
         self.before: torch.Tensor | None = None  # the canvas of the last whole pass
         self.logits = torch.empty(0)  # of its block
 
@@ -46,7 +40,7 @@ class KeptWindow:
         if whole:
             self.before, self.since = ids.clone(), 1
             self.logits = self._within("keep", original, ids, kwargs)[:, -length:]
-            self.most_bytes = max(self.most_bytes, sum(x.nbytes for pair in self.kept.values() for x in pair))
+            self._note_bytes()
             return self.logits, 1.0
         self.since += 1
         self.reused += 1
@@ -80,13 +74,6 @@ class KeptWindow:
         count = max(int(block.sum(1).amax()), 1)
         found = block.int().argsort(dim=1, descending=True, stable=True)[:, :count].sort(1).values
         return found + wanted.shape[1] - length
-
-    def _within(self, mode: str, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
-        self.mode = mode
-        try:
-            return original(ids, **kwargs).logits
-        finally:
-            self.mode = ""
 
     def attend(
         self,

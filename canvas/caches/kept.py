@@ -1,0 +1,39 @@
+"""Kept: what all passes with kept keys and values have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Kept:
+    """Keys and values by layer, and what attention does with them in the pass that runs.
+
+    Attributes
+    ----------
+    reused : int
+        Passes over a part of the canvas.
+    most_bytes : int
+        The most that was kept.
+    mode : str
+        What attention does in this pass; empty between passes.
+    """
+
+    def begin(self) -> None:
+        """Keep nothing, for a new run."""
+        self.reused = self.most_bytes = 0
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.mode = ""
+
+    def _note_bytes(self) -> None:
+        self.most_bytes = max(self.most_bytes, sum(x.nbytes for pair in self.kept.values() for x in pair))
+
+    def _within(self, mode: str, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
+        """Logits of a pass in which attention does what `mode` says."""
+        self.mode = mode
+        try:
+            return original(ids, **kwargs).logits
+        finally:
+            self.mode = ""
