@@ -45,8 +45,13 @@ SMALLER = {
     "in asked.frames:": "in asked.frames[:6]:",
 }
 # Of the commands that measure and generate, by their options.
-FEWER = {"--seeds": "1", "--rounds": "1", "--steps": "12"}  # fewer than 10 steps are not forecast
-FEWER_OF = ("run", "compare", "tune")
+FEWER = {
+    "--seeds": "1",
+    "--rounds": "1",
+    "--steps": "12",  # fewer than 10 are not forecast
+    "--fail-below": "0.01",  # what one round on a busy machine measures may be anything
+}
+FEWER_OF = ("run", "compare", "tune", "bench")
 
 
 @cache
@@ -176,7 +181,7 @@ def _mmaccel(words):
 def _fewer(words):
     """Options that a command takes and that make it do less; they count instead of those that its words say."""
     known = vars(cli.build_parser().parse_args(words)) if words[0] in FEWER_OF else {}
-    options = {name: value for name, value in FEWER.items() if name[2:] in known}
+    options = {name: value for name, value in FEWER.items() if name[2:].replace("-", "_") in known}
     return [word for option in options.items() for word in option]
 
 
