@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .caches.interval_cache import IntervalCache
     from .caches.prefix_cache import PrefixCache
     from .caches.window_diffusion import WindowDiffusion
+    from .commits import Commits
     from .late_guidance import LateGuidance
     from .outlooks.adaptive_blocks import AdaptiveBlocks
     from .outlooks.early_end import EarlyEnd
@@ -50,6 +51,7 @@ __all__ = [
     "BlockCausalModel",
     "BlockDiffusionPipeline",
     "CoherentContext",
+    "Commits",
     "CreditDecoding",
     "Doubling",
     "EarlyEnd",

@@ -9,8 +9,9 @@ from typing import Any
 from mmaccel.cli.arguments import TOKENS, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
-from mmaccel.cli.run import told
+from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.files.output import replacing
 
 QUESTION = "list all things"
 
@@ -20,7 +21,7 @@ class CanvasCommand(Command):
     measured = "listing what a picture shows"
     examples = (
         "mmaccel run canvas --example --compare",
-        "mmaccel run canvas picture.png --method FactorCommit:factor=1 --method PrefixCache",
+        "mmaccel run canvas picture.png --method FactorCommit:factor=1 --method PrefixCache --trace commits.png",
     )
     floor = "the share of equal texts"
 
@@ -28,19 +29,26 @@ class CanvasCommand(Command):
         self.add_call(parser)
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help="also run plainly, and measure the speed-up")
+        parser.add_argument("--trace", type=Path, help="also draw which step committed each token")
 
     def run(self, arguments: argparse.Namespace) -> None:
         """List what a picture shows."""
         from mmaccel.session import accelerate
 
+        check_picture(arguments.trace, "--trace")
         chosen, preset = chosen_methods(arguments)
         pipe, inputs = self.prepare(arguments)
         with accelerate(pipe, *chosen, preset=preset) as session:
             if arguments.compare:
                 with session.baseline() as plain:
                     print(f"plain: {plain(**inputs).texts[0]}")
-            print(f"{'fast:  ' if arguments.compare else ''}{session(**inputs).texts[0]}")
+            commits = _commits(arguments.trace)
+            text = session(**inputs, callback_on_step_end=commits).texts[0]
+            print(f"{'fast:  ' if arguments.compare else ''}{text}")
             print(told(session.report), flush=True)
+            if commits is not None:
+                with replacing(arguments.trace) as drawing:
+                    commits.save(drawing, pipe.tokenizer)
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("picture", type=Path, nargs="?", help="picture file, such as .png")
@@ -74,3 +82,12 @@ class CanvasCommand(Command):
             )
         inputs = inputs_of(processor, picture, arguments.question)
         return pipe, {**inputs, "gen_length": arguments.gen_length, "threshold": arguments.threshold}
+
+
+def _commits(path: Path | None) -> Any:
+    """What watches a run whose trace is wanted."""
+    if path is None:
+        return None
+    from .commits import Commits
+
+    return Commits()

@@ -195,15 +195,22 @@ class BlockDecoder:
         chosen = rule.choose(block) & masked
         added = chosen & ~out.transfer_index
         own = int(out.transfer_index.sum(1).amax())
-        most = int((chosen | out.transfer_index).sum(1).amax())
-        threshold = kwargs.get("threshold")
-        self.followed &= threshold is None or threshold >= 1
-        self.plain_steps += max(most / max(own, 1), 1)
         if added.any():
             self.changed += 1
             out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
             out.transfer_index = out.transfer_index | added
+        most = int((out.transfer_index & self._within(out.prev_sample, kwargs.get("prompt_mask"))).sum(1).amax())
+        threshold = kwargs.get("threshold")
+        self.followed &= threshold is None or threshold >= 1
+        self.plain_steps += max(most / max(own, 1), 1)
         return out
+
+    def _within(self, block: torch.Tensor, prompt: torch.Tensor | None) -> torch.Tensor:
+        """What of a block `[B, L]` belongs to the texts, their end included: for more the pipeline takes no step."""
+        ends = (block == self.end) if self.end is not None else torch.zeros_like(block, dtype=torch.bool)
+        if prompt is not None:  # its turns may have ends of their own
+            ends &= ~prompt
+        return ends.cumsum(1) <= ends.long()
 
     def _read(self, sample: torch.Tensor, masked: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Logits of each token of the block by those before it alone, with tokens at the masked positions."""

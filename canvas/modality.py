@@ -35,6 +35,8 @@ class Canvas(Modality):
         " so that the rule alone decides beside one token a step."
     )
     example = EXAMPLE
+    tab = "mmaccel.demos.app.tabs.canvas_tab"
+    tab_title = "Canvas"
 
     def models(self) -> tuple[str, ...]:
         return (self.model, "tiny-amused")

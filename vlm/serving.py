@@ -23,12 +23,12 @@ from transformers.generation.streamers import TextStreamer
 from mmaccel.cli.arguments import FRAMES, TOKENS
 from mmaccel.errors import PromptError, SettingError, shown
 from mmaccel.serve.endpoint import FILES, LARGEST_SEED, Endpoint, Fields, Left, Request
+from mmaccel.uploads.pictures import read_picture
 
 from .input.uploaded_video import read_clip
 
 ROLES = ("system", "user", "assistant")
 MESSAGES, CHARACTERS, MOST_FILES = 200, 200_000, 64  # of a request
-PIXELS = 4096 * 2304  # of a picture
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
 DATA = re.compile(r"data:(image|video)/([a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
 
@@ -201,7 +201,7 @@ def _part(part: Any, pictures: list[Image.Image], videos: list[list[Image.Image]
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
     if kind == "image_url":
-        pictures.append(_picture(_file(part, "image")[0]))
+        pictures.append(read_picture(io.BytesIO(_file(part, "image")[0]), FILES))
         return {"type": "image"}
     if kind == "video_url":
         videos.append(_frames(*_file(part, "video"), frames))
@@ -220,16 +220,6 @@ def _file(part: dict[str, Any], kind: str) -> tuple[bytes, str]:
         return base64.b64decode(url[match.end() :], validate=True), match[2].lower()
     except binascii.Error as error:
         raise SettingError(f"{kind}_url is no base64: {error}") from error
-
-
-def _picture(data: bytes) -> Image.Image:
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            if picture.width * picture.height > PIXELS:
-                raise SettingError(f"a picture has {picture.width}x{picture.height} pixels: {PIXELS} are enough")
-            return picture.convert("RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise SettingError(f"a picture cannot be read: {error}") from error
 
 
 def _frames(data: bytes, kind: str, frames: int) -> list[Image.Image]:

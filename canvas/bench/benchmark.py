@@ -20,6 +20,7 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.registry import get_method
 from mmaccel.session import accelerate
 
+from ..commits import Commits
 from . import page
 from .cases import cases
 
@@ -110,24 +111,15 @@ def _traced(work: Listing, entry: Entry) -> Row:
     shown = entry.kind == PLAIN or (name in TRACED and not beside and settings == get_method(name)().settings())
     if not shown or entry.columns.get("cache"):
         return {}
-    steps: list[list[int]] = []  # of each block
-
-    def note(pipe: Any, number: int, step: int, found: dict[str, Any]) -> dict[str, Any]:
-        moved = found["transfer_index"][0]
-        if step == 0:
-            steps.append([-1] * len(moved))
-        for place in moved.nonzero()[:, 0].tolist():
-            steps[-1][place] = number
-        return {}
-
-    call = {"gen_length": LENGTH, "num_inference_steps": STEPS, "threshold": NONE, "callback_on_step_end": note}
-    call |= {"callback_on_step_end_tensor_inputs": ["transfer_index"], **work.inputs[0]}
+    commits = Commits()
+    call = {"gen_length": LENGTH, "num_inference_steps": STEPS, "threshold": NONE, "callback_on_step_end": commits}
     if entry.plan is None:
-        work.target(**call)
+        work.target(**call, **work.inputs[0])
     else:
         with accelerate(work.target, entry.plan) as fast:
-            fast(**call)
-    return {"committed": [step for block in steps for step in block]}
+            fast(**call, **work.inputs[0])
+    steps = commits.steps[0]
+    return {"committed": (steps[int((steps > 0).long().argmax()) :] - 1).tolist()}
 
 
 SECTION = Section(

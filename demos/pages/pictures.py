@@ -20,6 +20,7 @@ from PIL import Image
 import mmaccel
 from mmaccel import image, video, vlm, zoo
 from mmaccel.demos.pages import attention as docs_attention
+from mmaccel.demos.pages import canvas as docs_canvas
 from mmaccel.demos.pages import speech as docs_speech
 from mmaccel.demos.pages.figures import drawn, figure
 from mmaccel.demos.pages.module_trace import ModuleTrace, transformer_parts, unet_parts
@@ -67,6 +68,7 @@ def _jobs() -> Iterator[tuple[str, Callable[[], Made]]]:
         yield cls.name, lambda cls=cls: asked(cls(keep=KEEP))
     yield from docs_attention.JOBS.items()
     yield from docs_speech.JOBS.items()
+    yield from docs_canvas.JOBS.items()
 
 
 def _below(base: type[Method]) -> list[type[Any]]:

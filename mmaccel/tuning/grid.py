@@ -15,7 +15,7 @@ Grid = Mapping[str, Iterable[Any]] | Iterable[Method]
 
 # The default setting to vary is the first of these that a method has. Shares of the work are tried at
 # these values, or around a default that lies above them; everything else at multiples of its default.
-KNOBS = ("budget", "keep", "threshold", "window", "interval", "block", "spatial")
+KNOBS = ("budget", "keep", "threshold", "window", "interval", "block", "spatial", "factor", "bound", "anchor", "drafts")
 SHARES = {"budget": (0.2, 0.35, 0.5, 0.7), "keep": (0.1, 0.15, 0.25, 0.5)}
 PARTS = (0.7, 0.85, 1, 1.2)
 MULTIPLES = (0.5, 1, 2, 4)
@@ -66,9 +66,10 @@ def _knob(base: Method) -> str:
     names = [each.name for each in fields(base)]
     found = next((name for name in KNOBS if name in names), None)
     if found is None:
+        name = names[0] if names else "name"
         raise SettingError(
             f"{base.name} has no setting that is known to decide how much it saves: name one and its values,"
-            f" grid={{{names[0] if names else 'name'!r}: (...)}}"
+            f" grid={{{name!r}: (...)}}, on the command line --setting {name}=V1,V2"
         )
     return found
 

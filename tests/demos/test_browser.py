@@ -104,6 +104,21 @@ def test_the_video_tab_compares_and_reports_at_phone_width(visit):
     assert "frames = fast('rocket moves up', num_inference_steps=6" in panel.locator(".cm-content").last.inner_text()
 
 
+def test_the_canvas_tab_starts_from_a_card_or_an_upload(visit, tmp_path):
+    page = visit(width=390, height=844)
+    panel = tab(page, "Canvas")
+    panel.locator(".gallery button").first.click()
+    panel.get_by_text("both measured").wait_for()
+    assert panel.locator(".difference p").inner_text().startswith("row")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG" + bytes(100))
+    panel.get_by_label("Remove Image").first.click()
+    panel.locator("input[type=file]").set_input_files(tmp_path / "broken.png")
+    panel.locator("img[src*='/file=']").first.wait_for(state="attached")
+    run(panel, "Accelerated")
+    panel.get_by_text("it is none, or is damaged").wait_for()
+
+
 def test_two_visitors_get_their_own_pictures(visit):
     prompts = {"red heart": "11", "big pizza on blue": "12"}
     panels = {}
@@ -168,7 +183,7 @@ def test_who_leaves_or_stops_frees_the_model(visit, frame, caplog, leave):
 
 def test_a_page_starts_small_and_a_card_lets_both_runs_race(visit, frame):
     page = visit(width=390, height=844, reduced_motion="reduce")
-    for name in ("Image", "Video", "Video chat", "Speech"):
+    for name in ("Image", "Video", "Video chat", "Speech", "Canvas"):
         page.get_by_role("tab", name=name, exact=True).click()
         panel = page.locator("[role=tabpanel]:visible")
         if name == "Speech" and not panel.get_by_role("button", name="Compare", exact=True).count():

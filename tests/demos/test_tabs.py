@@ -16,6 +16,7 @@ from mmaccel.demos.app.looks.gallery import Card, gallery, sample
 from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN
 from mmaccel.demos.app.runs import Run
 from mmaccel.demos.app.tabs import (
+    canvas_tab,
     code,
     image_run,
     image_tab,
@@ -50,16 +51,22 @@ FIELDS = {
         *("Clip", "Question", *COMMON, "Frames", "Most new tokens"),
         "The model is told the earlier questions and answers",
     ],
+    canvas_tab: [
+        *("Picture", "Question", *COMMON, "Tokens of the canvas"),
+        "Chance from which the pipeline itself commits a token",
+    ],
     speech_tab: [
         *("Or a recording", "Policy", "Model", "Seconds between looks", "What finds pauses"),
         *("Seconds of silence that end a segment", "Seconds after which a segment is cut"),
     ],
 }
+SEEDLESS = (question_tab, canvas_tab)
 RESULTS = ["Report", "Used seed", "Stages", "Copy as Python"]
 SHOWN = {
     image_tab: ["Race", "Accelerated", "Plain (left), accelerated (right)", "What was computed", *RESULTS],
     video_tab: ["Race", "Clip", "What was computed", *RESULTS],
     question_tab: ["Race", "Answers", question_tab.KEPT_NOTE, *RESULTS],
+    canvas_tab: ["Race", "Text", "What was computed", *RESULTS],
     speech_tab: ["Race", "Words", "Subtitles", *RESULTS],
 }
 
@@ -107,7 +114,7 @@ def test_every_button_passes_on_all_fields(tab, monkeypatch):
         *_, last = event.fn(types.SimpleNamespace(session_hash="a"), "the", "fields")
         assert last == ["done"] and seen[-1][0] is frame and seen[-1][-2:] == ("the", "fields")
         (compares[triggers(blocks, event)[0]],) = (one for one in seen[-1] if isinstance(one, bool))
-    typed = {image_tab: "Prompt", video_tab: "Prompt", question_tab: "Question"}
+    typed = {image_tab: "Prompt", video_tab: "Prompt", question_tab: "Question", canvas_tab: "Question"}
     alone = {"Accelerated": False} | ({typed[tab]: False} if tab in typed else {})
     assert compares == {**alone, "Compare": True, "then": True}
 
@@ -161,17 +168,18 @@ def test_a_cleared_talk_is_a_new_one():
 
 
 @pytest.mark.parametrize(
-    ("tab", "default"), ((image_tab, "exact"), (video_tab, "balanced"), (question_tab, "balanced"))
+    ("tab", "default"),
+    ((image_tab, "exact"), (video_tab, "balanced"), (question_tab, "balanced"), (canvas_tab, "balanced")),
 )
 def test_what_a_tab_starts_with(tab, default):
-    kind = {image_tab: "image", video_tab: "video", question_tab: "vlm"}[tab]
+    kind = {image_tab: "image", video_tab: "video", question_tab: "vlm", canvas_tab: "canvas"}[tab]
     frame = Frame(models=Models({kind: ["own/model"]}))
     blocks = built(tab, frame)
     preset, model, seed = (named(blocks, name) for name in ("Preset", "Model", "Seed"))
     assert preset.value == default and default in [name for name, _ in preset.choices]
     assert model.value == "own/model" and [name for name, _ in model.choices] == frame.models.names(kind)
-    assert not model.allow_custom_value and seed.visible is (tab is not question_tab)
-    assert named(blocks, "Used seed").visible is (tab is not question_tab)
+    assert not model.allow_custom_value and seed.visible is (tab not in SEEDLESS)
+    assert named(blocks, "Used seed").visible is (tab not in SEEDLESS)
     free = built(tab, Frame(models=Models(any_model=True)))
     assert named(free, "Model").allow_custom_value
 
@@ -421,7 +429,7 @@ def test_the_app_has_a_tab_for_each_modality_and_lets_go_of_leavers(monkeypatch)
     frame = Frame(limits=Limits(waiting=3, file_seconds=400))
     blocks = build(frame)
     tabs = [block.label for block in blocks.blocks.values() if isinstance(block, gr.Tab)]
-    assert len(tabs) == 4 == len(set(tabs))
+    assert len(tabs) == 5 == len(set(tabs))
     assert blocks._queue.max_size == 3 and not blocks.api_open
     assert blocks.delete_cache == (100, 400)
     (leave,) = (event for event in blocks.fns.values() if event.targets[0][1] == "unload")

@@ -232,13 +232,19 @@ def _canvas(seen, monkeypatch):
         seen.note(seen="moving emoji")
         return "picture"
 
-    def fill(self, gen_length, threshold):
+    class Commits:
+        def save(self, path, tokenizer):
+            PICTURE.save(path)
+
+    def fill(self, gen_length, threshold, callback_on_step_end=None):
         seen.note(gen_length=gen_length, threshold=threshold)
         return SimpleNamespace(texts=["a list"])
 
     monkeypatch.setattr(Plain, "__call__", fill, raising=False)
     seen.put(monkeypatch, "mmaccel.canvas.generation", inputs_of=inputs_of, example=example)
-    seen.put(monkeypatch, "mmaccel.canvas.generation", load=_load(seen, "pipe", "processor"))
+    pipe = SimpleNamespace(tokenizer=None)
+    seen.put(monkeypatch, "mmaccel.canvas.generation", load=_load(seen, pipe, "processor"))
+    seen.put(monkeypatch, "mmaccel.canvas.commits", Commits=Commits)
 
 
 def _bench(seen, monkeypatch):

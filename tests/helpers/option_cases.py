@@ -210,6 +210,7 @@ CASES = {
     "run canvas": {
         **FILLED, **methods(CANVAS), **model("other"),
         "--compare": (["--compare"], {"printed": ...}),
+        "--trace": (["--trace", "{}/t.png"], {"files": ["t.png"]}),
     },
     "compare canvas": {**FILLED, **COUNTED, **methods(CANVAS), **OUTPUT, **model("other")},
     "tune canvas": {**FILLED, **COUNTED, **grid("factor"), **tuned(CANVAS), **model("other")},

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mmaccel import zoo
 
+from .canvas_run import CanvasRequest
 from .choice import Choice
 from .image_run import ImageRequest
 from .question_run import QuestionRequest, conversation
@@ -121,6 +122,23 @@ def _asking(request: QuestionRequest, own: bool) -> list[str]:
         "text = processor.apply_chat_template(conversation, add_generation_prompt=True)",
         'inputs = processor(videos=[video.frames], text=[text], return_tensors="pt").to(model.device)',
     ]
+
+
+def canvas_code(request: CanvasRequest) -> str:
+    """Python that fills the same canvas."""
+    call = f"**inputs, gen_length={request.gen_length}, threshold={request.threshold:g}"
+    plain = ["    with fast.baseline() as plain:  # measures the plain pipeline", f"        plain({call})"]
+    return _joined(
+        *_imports(request.choice, "import numpy as np", "from PIL import Image", parts=["zoo"]),
+        "",
+        f"pipe, processor = zoo.load({request.choice.model!r})",
+        f"picture = np.asarray(Image.open({request.file!r}).convert('RGB'))",
+        f"inputs = processor(videos=[picture[None]], text={request.question!r})",
+        f"with mmaccel.accelerate(pipe, {request.choice.python()}) as fast:",
+        *(plain if request.compare else []),
+        f"    print(fast({call}).texts[0])",
+        "    print(fast.report)",
+    )
 
 
 def speech_code(request: SpeechRequest) -> str:

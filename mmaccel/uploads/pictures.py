@@ -1,0 +1,32 @@
+"""Pictures of strangers: known by their content, and measured before anything decodes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image
+
+from ..errors import SettingError
+from ..files.pictures import READ
+from .limits import UploadLimits
+
+
+def read_picture(file: Path | BinaryIO, limits: UploadLimits) -> Image.Image:
+    """An uploaded picture in RGB.
+
+    Raises
+    ------
+    SettingError
+        If it is none, is damaged, or has more pixels than allowed.
+    """
+    try:
+        with Image.open(file, formats=READ) as picture:
+            if picture.width * picture.height > limits.frame_pixels:
+                size = f"{picture.width}x{picture.height} pixels"
+                raise SettingError(f"a picture has {size}: {limits.frame_pixels} are enough")
+            return picture.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if isinstance(error, SettingError):
+            raise
+        raise SettingError(f"a picture cannot be read ({', '.join(READ)}): it is none, or is damaged") from error
