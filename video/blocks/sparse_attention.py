@@ -19,7 +19,7 @@ from mmaccel.registry import register
 
 from ..families.adapter import (
     GRIDS,
-    TRANSFORMERS_ALONE,
+    TRANSFORMERS,
     DiffusionMethod,
     DiffusionTransformerAdapter,
     PipelineSession,
@@ -74,7 +74,7 @@ class SparseAttention(DiffusionMethod):
         "Long clips and large pictures, where attention is most of the time.",
         "Below some thousand tokens dense attention is faster, and is taken unless always=True.",
     )
-    families = TRANSFORMERS_ALONE
+    families = TRANSFORMERS
     needs_all_tokens = True
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.3, "min_length": 64, "always": True}

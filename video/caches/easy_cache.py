@@ -12,7 +12,7 @@ from mmaccel.registry import register
 from mmaccel.stepping.easy_reuse import EasyReuse
 from mmaccel.stepping.run import SamplerRun
 
-from ..families.adapter import TRANSFORMERS, PipelineSession
+from ..families.adapter import WHOLE_STEPS, PipelineSession
 from ..families.families import latents_of
 from ..steps import Forward, is_flow
 from .step_cache import CacheStepper, StepCache
@@ -56,7 +56,7 @@ class EasyCache(StepCache):
         "Any diffusion pipeline, without calibration: of the step caches it keeps the worst prompt best.",
         "Little on the worst prompt; on the mean it is level with fewer steps at half the time.",
     )
-    families = TRANSFORMERS
+    families = WHOLE_STEPS
     neutral = {"threshold": 0.0}
     engaging = {"threshold": 1e6, "warmup": 2}
 

@@ -15,7 +15,7 @@ from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import (
-    TRANSFORMERS_ALONE,
+    TRANSFORMERS,
     DiffusionMethod,
     DiffusionTransformerAdapter,
     PipelineSession,
@@ -29,7 +29,7 @@ class StepCache(DiffusionMethod):
     """Base of the methods that reuse results of earlier steps; only one of them at a time."""
 
     role: ClassVar[str] = "step cache"
-    families: ClassVar[frozenset[str] | None] = TRANSFORMERS_ALONE
+    families: ClassVar[frozenset[str] | None] = TRANSFORMERS
     threshold: float
     warmup: int
     cooldown: int

@@ -16,9 +16,9 @@ from .context_parallel import refuse_split
 # What denoises, in the order in which a step runs them. A prior that a scheduler of its own steps is not one of them.
 DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
 PRIOR_SCHEDULER = "prior_scheduler"
-TRANSFORMERS_ALONE = frozenset({"diffusion transformer"})
+TRANSFORMERS = frozenset({"diffusion transformer"})
 UNETS = frozenset({"diffusion unet"})
-TRANSFORMERS = TRANSFORMERS_ALONE | UNETS  # of methods that choose whole steps, which UNets make as well
+WHOLE_STEPS = TRANSFORMERS | UNETS  # whose whole steps a method may leave out
 # Every frame has a sampler of its own, a copy of the pipeline's, so that there is no step that all frames make.
 FRAMEWISE = "DiffusionForcing"
 
@@ -45,7 +45,7 @@ class DiffusionTransformerAdapter(Adapter):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         is_unet = any(hasattr(denoiser, "up_blocks") for denoiser in self.denoisers())
-        self.family = next(iter(UNETS if is_unet else TRANSFORMERS_ALONE))
+        self.family = next(iter(UNETS if is_unet else TRANSFORMERS))
 
     def denoisers(self) -> list[torch.nn.Module]:
         """The transformers or the UNet that the pipeline's scheduler steps; Wan 2.2 has two."""

@@ -21,7 +21,7 @@ from mmaccel.tuning.curve import Goal, point
 
 from ..caches.easy_cache import EasyCache
 from ..families.adapter import (
-    TRANSFORMERS,
+    WHOLE_STEPS,
     DiffusionMethod,
     DiffusionTransformerAdapter,
     PipelineSession,
@@ -72,7 +72,7 @@ class Auto(DiffusionMethod):
     )
     role = "step cache"
     repeatable = False
-    families = TRANSFORMERS
+    families = WHOLE_STEPS
     neutral = {"min_psnr": 1000.0}
     engaging = {"target_speedup": 1.5}
 

@@ -13,7 +13,7 @@ from mmaccel.stepping.allocation import TARGETS
 
 from ..blocks.token_subset import KINDS, require_divisible
 from ..families.adapter import (
-    TRANSFORMERS,
+    WHOLE_STEPS,
     DiffusionMethod,
     DiffusionTransformerAdapter,
     PipelineSession,
@@ -109,7 +109,7 @@ class HeterogeneousSteps(DiffusionMethod):
     )
     forward: ClassVar[type[PartialForward]] = PartialForward  # what works on some of the tokens
     role = "step cache"
-    families = TRANSFORMERS
+    families = WHOLE_STEPS
     neutral = {"budget": 1.0}
     engaging = {"budget": 0.5, "fraction": 0.2, "warmup": 1}
 
