@@ -22,6 +22,8 @@ WARMUP = 0.4
 # Computed steps below which that share leaves too few for the rest, and below which a sampler of several past steps
 # does as well with fewer steps: measured with 5 of 20, and 10 of 40.
 FEWEST = 8
+# Share of the steps from which on there are enough for the rest, however few: measured with 5 of 10 and 7 of 20.
+ENOUGH = 1 / 3
 
 # Steps of a run below which nothing is forecast, unless asked for: models for so few steps change too much in each.
 FEW_STEPS = 10
@@ -57,8 +59,8 @@ class Schedule:
 
 
 def default_warmup(steps: int, budget: float) -> int | None:
-    """Full steps with which a run should begin; None for the least, where few steps are computed at all."""
-    return round(WARMUP * budget * steps) if budget * steps >= FEWEST else None
+    """Full steps with which a run should begin; None for the least, where few steps are computed, far apart."""
+    return round(WARMUP * budget * steps) if budget * steps >= FEWEST or budget >= ENOUGH else None
 
 
 def inner(steps: int, warmup: int | None, cooldown: int | None, least: int) -> range:
