@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
             command = modality.command()
             kind = kinds.add_parser(modality.name, help=command.help, **looks)
             _add_arguments(kind)
-            command.add_serve(kind)
+            command.add_acceleration(kind)
             add_model(kind, modality.model)
             kind.set_defaults(run=run_serve)
 

@@ -16,6 +16,7 @@ SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
 BAR = LINE + 2 * MARGIN  # above a picture whose text is one line
 BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
 READ = ("PNG", "JPEG", "WEBP", "BMP")
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # of files in such formats
 
 
 def read_picture(path: Path) -> Image.Image:
