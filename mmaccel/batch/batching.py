@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..report import Report
-
 
 class Batching(ABC):
     """How `batch` calls the models of one kind.
@@ -44,7 +42,7 @@ class Batching(ABC):
         return
 
     @abstractmethod
-    def make(self, opened: Any, target: Any, arguments: argparse.Namespace, path: Path) -> Report | None:
+    def make(self, opened: Any, target: Any, arguments: argparse.Namespace, path: Path) -> None:
         """Make an item and write its output.
 
         Parameters
@@ -55,9 +53,4 @@ class Batching(ABC):
             Options of the call, with :attr:`field`.
         path
             Where the output goes; its ending is one of :attr:`writes`.
-
-        Returns
-        -------
-        Report or None
-            What it took, where the target is no session; None for the session's own report.
         """

@@ -92,13 +92,24 @@ def run(
     with bar:
         for made in workers(tasks) if tasks else ():
             if made.full:
-                raise OSError(f"no room in {folder.path} ({made.error}): free some, and say the same again to go on")
+                raise _no_room(folder, made.error)
             if made.error:
                 failures[made.task.item.key] = made.error
             else:
-                folder.commit(made)
+                _commit(folder, made)
             bar.update()
     return Outcome(len(folder.records.keys() & {item.key for item in waiting}), len(before), failures)
+
+
+def _commit(folder: OutputFolder, made: Made) -> None:
+    try:
+        folder.commit(made)
+    except OSError as error:
+        raise _no_room(folder, str(error)) from error
+
+
+def _no_room(folder: OutputFolder, reason: str) -> OSError:
+    return OSError(f"cannot write to {folder.path} ({reason}): make room, and say the same again to go on")
 
 
 def _problems(items: list[Item], command: Command, usual: argparse.Namespace, folder: OutputFolder) -> dict[str, str]:

@@ -13,8 +13,8 @@ WARNINGS = 3  # that are told
 
 
 def total(records: Collection[dict[str, Any]]) -> Report:
-    """The sum of the reports of finished items."""
-    reports = [record["report"] for record in records]
+    """The sum of the reports of finished items, of which at least one has a report."""
+    reports = [record["report"] for record in records if record["report"]]
     first = reports[0]
     found = Report(first["methods"], first["exact"])
     for report in reports:
@@ -28,10 +28,13 @@ def total(records: Collection[dict[str, Any]]) -> Report:
 
 
 def told(records: Collection[dict[str, Any]]) -> str:
-    """The sum in lines; a speed-up only of items that were made both ways."""
+    """The sum in lines; a speed-up is that of items that were made both ways."""
+    if not any(record["report"] for record in records):
+        seconds = sum(record["seconds"] for record in records)
+        return f"{seconds:.2f} s without methods, {seconds / len(records):.2f} s an item"
     both = [record for record in records if record["plain_seconds"]]
     said = "not measured: say --baseline 5"
     if both:
         plain, fast = (sum(record[name] for record in both) for name in ("plain_seconds", "seconds"))
-        said = f"{plain / fast:.2f}x, {plain:.2f} s instead of {fast:.2f} s for {len(both)} items made both ways"
+        said = f"{plain / fast:.2f}x against {plain:.2f} s, both measured (items made both ways: {len(both)})"
     return str(total(records)).replace(UNMEASURED, said)

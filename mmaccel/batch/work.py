@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..cli.arguments import Parser
 from ..errors import MmaccelError, SettingError
-from ..report import Report
 from ..session import Session
 from .batching import Batching
 from .items import Item
@@ -58,7 +57,7 @@ class Made:
     seconds, plain_seconds
         For the item, and for it without methods, where that was measured.
     report
-        Figures of the run.
+        Figures of the session's run; none of a target without methods.
     """
 
     task: Task
@@ -123,13 +122,11 @@ class Work:
     def _make(self, task: Task) -> Made:
         arguments = arguments_of(task.item, self.batching, self.usual)
         began = time.perf_counter()
-        report = self.batching.make(self.opened, self.target, arguments, task.temporary)
+        self.batching.make(self.opened, self.target, arguments, task.temporary)
         made = Made(task, seconds=time.perf_counter() - began)
-        if report is None:
-            report = self.target.report if isinstance(self.target, Session) else Report(["no methods"], exact=True)
-        made.report = {name: getattr(report, name) for name in KEPT} | {"wall_seconds": report.wall_seconds}
-        if task.plain and isinstance(self.target, Session):
-            made.plain_seconds = self._plainly(task, arguments)
+        if isinstance(self.target, Session):
+            made.report = {name: getattr(self.target.report, name) for name in KEPT}
+            made.plain_seconds = self._plainly(task, arguments) if task.plain else None
         return made
 
     def _plainly(self, task: Task, arguments: argparse.Namespace) -> float:

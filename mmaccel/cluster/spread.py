@@ -81,29 +81,36 @@ class Crew:
     def __init__(self, ray: Any, needs: dict[str, float], count: int, given: tuple[Any, ...]) -> None:
         self.ray, self.given = ray, given
         self.remote = ray.remote(**needs, max_restarts=0)(Worker)
-        self.workers = [self._started() for _ in range(count)]
+        self.started: list[Any] = []
+        self.idle = [self._start() for _ in range(count)]
 
-    def _started(self) -> Any:
-        return self.remote.remote(*self.given)
+    def _start(self) -> Any:
+        self.started.append(self.remote.remote(*self.given))
+        return self.started[-1]
 
     def make(self, tasks: list[Task]) -> Iterator[Made]:
-        """What becomes of the tasks, as they are finished."""
-        self._wait_until_ready()
+        """What becomes of the tasks, as they are finished; the processes end with it."""
+        try:
+            self._wait_until_ready()
+            yield from self._make(tasks)
+        finally:
+            for worker in self.started:
+                self.ray.kill(worker)
+
+    def _make(self, tasks: list[Task]) -> Iterator[Made]:
         waiting, ended = list(reversed(tasks)), Counter[str]()
         running: dict[Any, tuple[Any, Task]] = {}
-        idle = list(self.workers)
         while waiting or running:
-            while idle and waiting:
-                worker, task = idle.pop(), waiting.pop()
+            while self.idle and waiting:
+                worker, task = self.idle.pop(), waiting.pop()
                 running[worker.make.remote(task)] = worker, task
             (done,), _ = self.ray.wait(list(running))
             worker, task = running.pop(done)
             try:
                 yield self.ray.get(done)
-                idle.append(worker)
+                self.idle.append(worker)
             except self.ray.exceptions.RayActorError:
-                self.ray.kill(worker)
-                idle.append(self._started())
+                self.idle.append(self._start())
                 ended[task.item.key] += 1
                 if ended[task.item.key] < ATTEMPTS:
                     waiting.append(task)
@@ -111,6 +118,6 @@ class Crew:
                     yield Made(task, error=f"its process ended {ATTEMPTS} times: it may need more memory than there is")
 
     def _wait_until_ready(self) -> None:
-        problems = self.ray.get([worker.ready.remote() for worker in self.workers])
+        problems = self.ray.get([worker.ready.remote() for worker in self.started])
         if any(problems):
             raise SettingError(next(filter(None, problems)))

@@ -108,7 +108,7 @@ def stand_in(monkeypatch):
     seen.put(monkeypatch, "mmaccel.tuning.tune", tune=tune)
     seen.put(monkeypatch, "mmaccel.plan", plan=plan)
     seen.put(monkeypatch, "mmaccel.files.kept_choices", forget=lambda: seen.note(forgotten=True))
-    for part in (_image, _video, _vlm, _document, _speech, _canvas, _bench, _demo, _serve):
+    for part in (_image, _video, _vlm, _document, _speech, _canvas, _batch, _bench, _demo, _serve):
         part(seen, monkeypatch)
     return seen
 
@@ -245,6 +245,36 @@ def _canvas(seen, monkeypatch):
     pipe = SimpleNamespace(tokenizer=None)
     seen.put(monkeypatch, "mmaccel.canvas.generation", load=_load(seen, pipe, "processor"))
     seen.put(monkeypatch, "mmaccel.canvas.commits", Commits=Commits)
+
+
+def _batch(seen, monkeypatch):
+    class Folder:
+        path, records = "folder", {}
+
+        def __init__(self, path, manifest, ending):
+            seen.note(**manifest, folder=path, ending=ending)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    def read_items(path, batching, root):
+        seen.note(read=path, root=root)
+        return ["item"]
+
+    def run(items, folder, command, usual, workers, baseline):
+        seen.note(device=usual.device, baseline=baseline)
+
+    def spread(command, usual, output, address, count):
+        seen.note(address=address, workers=count)
+
+    seen.put(monkeypatch, "mmaccel.batch.folder", OutputFolder=Folder)
+    seen.put(monkeypatch, "mmaccel.batch.items", read_items=read_items)
+    seen.put(monkeypatch, "mmaccel.cluster.spread", spread=spread)
+    outcome = SimpleNamespace(failures={})
+    seen.put(monkeypatch, "mmaccel.batch.run", run=lambda *given: run(*given) or outcome, tell=lambda *_: None)
 
 
 def _bench(seen, monkeypatch):
