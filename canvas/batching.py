@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.batch.batching import Batching
-from mmaccel.files.pictures import ENDINGS
+from mmaccel.files.endings import READ_PICTURES
 
 from .command import QUESTION, add_canvas
 
 
 class CanvasBatching(Batching):
     field = "picture"
-    reads = ENDINGS
+    reads = READ_PICTURES
     writes = (".txt",)
     help = "list what pictures show (tiny-canvas)"
 

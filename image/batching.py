@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.batch.batching import Batching
-from mmaccel.files.pictures import FORMATS
+from mmaccel.files.endings import PICTURES
 
 from .command import add_sampling, settings_of
 
 
 class ImageBatching(Batching):
     field = "prompt"
-    writes = tuple(FORMATS)
+    writes = tuple(PICTURES)
     help = "draw prompts"
 
     def add_item(self, parser: Any) -> None:

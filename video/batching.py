@@ -8,14 +8,14 @@ from typing import Any
 
 from mmaccel.batch.batching import Batching
 from mmaccel.cli.arguments import number, seed
-from mmaccel.files import clips
+from mmaccel.files.endings import CLIPS
 
 from .command import add_clip, settings_of
 
 
 class VideoBatching(Batching):
     field = "prompt"
-    writes = clips.FORMATS
+    writes = CLIPS
     help = "make videos from prompts"
 
     def add_item(self, parser: Any) -> None:
@@ -24,10 +24,14 @@ class VideoBatching(Batching):
         parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
 
     def check(self, arguments: argparse.Namespace, path: Path) -> None:
+        from mmaccel.files import clips
+
         clips.check_format(path)
         settings_of(arguments, "seed")
 
     def make(self, opened: Any, target: Any, arguments: argparse.Namespace, path: Path) -> None:
+        from mmaccel.files import clips
+
         from . import generation
 
         opened.set_progress_bar_config(disable=True)

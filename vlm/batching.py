@@ -9,7 +9,7 @@ from typing import Any
 from mmaccel.batch.batching import Batching
 from mmaccel.cli.arguments import positive
 from mmaccel.errors import PromptError
-from mmaccel.files.pictures import ENDINGS
+from mmaccel.files.endings import READ_PICTURES
 
 from .command import add_answer, frames_of
 from .document_command import add_reading, given_regions
@@ -39,7 +39,7 @@ class VlmBatching(Batching):
 
 class DocumentBatching(Batching):
     field = "page"
-    reads = ENDINGS
+    reads = READ_PICTURES
     files = ("regions",)
     writes = (".md",)
     help = "read pages as Markdown"

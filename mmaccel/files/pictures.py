@@ -9,14 +9,14 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
 
 from ..errors import PromptError, SettingError
+from .endings import PICTURES
 
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+FORMATS = PICTURES
 SMALLEST = 256  # pictures of small models are enlarged to this side, so that a person can see them
 SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
 BAR = LINE + 2 * MARGIN  # above a picture whose text is one line
 BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
 READ = ("PNG", "JPEG", "WEBP", "BMP")
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # of files in such formats
 
 
 def read_picture(path: Path) -> Image.Image:

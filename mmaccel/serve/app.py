@@ -28,7 +28,6 @@ from .forms import fields_of
 from .keys import Key
 from .metrics import Metrics
 from .sockets import Sockets
-from .worker import Worker
 
 log = logging.getLogger("mmaccel.serve")
 PATIENCE = 0.1  # seconds between looks at whether a client is still there
@@ -86,7 +85,7 @@ class Server:
     ) -> None:
         self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), Key(key)
         self.metrics, self.began = Metrics(), int(time.time())
-        self.worker = Worker(endpoint, self.metrics, self.limits.waiting, self.limits.batch)
+        self.worker = endpoint.worker(self.metrics, self.limits.waiting, self.limits.batch)
         most, idle = self.limits.sockets, self.limits.idle_seconds
         pages = endpoint.pages().items()
         self.app = Starlette(

@@ -13,6 +13,7 @@ from ..errors import MmaccelError, SettingError, shown
 from ..uploads.limits import UploadLimits
 
 if TYPE_CHECKING:
+    from .metrics import Metrics
     from .sockets import Line
 
 Answer = dict[str, Any] | str  # JSON, or a text as it is
@@ -104,6 +105,12 @@ class Endpoint(ABC, Generic[R]):
     @abstractmethod
     def answer(self, requests: list[R]) -> Sequence[Answer]:
         """Answers to requests of one group; raises :class:`Left` where all of them were left meanwhile."""
+
+    def worker(self, metrics: Metrics, waiting: int, batch: int) -> Any:
+        """What requests are submitted to, as :class:`mmaccel.serve.worker.Worker` has it."""
+        from .worker import Worker
+
+        return Worker(self, metrics, waiting, batch)
 
     def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
         """What talks over a websocket, by path; by default nothing does."""

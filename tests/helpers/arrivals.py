@@ -321,5 +321,10 @@ def _serve(seen, monkeypatch):
         seen.note(streams=limits.sockets, host=host, port=port, hosts=hosts, key=key)
         seen.note(served=isinstance(endpoint.target, Plain))
 
+    def replicated(command, arguments, limits, address, least, most):
+        seen.note(address=address, replicas=[least, most])
+        return command.served(arguments)
+
     monkeypatch.delenv("MMACCEL_API_KEY", raising=False)
     seen.put(monkeypatch, "mmaccel.serve.run", serve=serve)
+    seen.put(monkeypatch, "mmaccel.cluster.replicas", replicated=replicated)

@@ -140,6 +140,8 @@ SERVED = {
     "--batch": (["--batch", "2"], {"batch": 2}),
     "--deadline": (["--deadline", "9"], {"deadline": 9.0}),
     "--streams": (["--streams", "3"], {"streams": 3}),
+    "--ray": (["--ray", "10.0.0.5:6379"], {"address": "10.0.0.5:6379", "replicas": [1, 1]}),
+    "--replicas": (["--ray", "--replicas", "1-4"], {"address": "local", "replicas": [1, 4]}),
 }
 PLAIN = {
     "--plain": (["--plain"], {"methods": None, "preset": None, "served": False}),
