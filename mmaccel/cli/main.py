@@ -41,6 +41,7 @@ EXAMPLES = """examples:
   mmaccel bench image --json > image.json
   mmaccel demo --port 7860
   mmaccel serve image --port 8000
+  mmaccel serve image --ray --replicas 1-4
 """
 
 

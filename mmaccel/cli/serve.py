@@ -23,6 +23,10 @@ KEY = "MMACCEL_API_KEY"
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "websockets", "python_multipart")
 ABOUT = f"""Serve a model, accelerated, over HTTP as OpenAI's clients ask for it.
 
+With --ray the model is in replicas, of which Ray Serve replaces those that end:
+  mmaccel serve image --ray --replicas 2
+  mmaccel serve image --ray 10.0.0.5:6379 --replicas 1-8 --device cuda
+
 Clients must send the API key that the environment variable {KEY} holds, if it is set.
 """
 
