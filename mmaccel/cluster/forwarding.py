@@ -55,6 +55,7 @@ class RemoteEndpoint(Endpoint[Forwarded]):
     ) -> None:
         super().__init__(name, None, None)
         self.path, self.takes_forms = answering.path, answering.takes_forms  # type: ignore[misc]
+        self.later, self.media = answering.later, answering.media  # type: ignore[misc]
         self.handle, self.lost, self.most = handle, lost, running
 
     def worker(self, metrics: Metrics, waiting: int, batch: int) -> Any:
@@ -67,6 +68,10 @@ class RemoteEndpoint(Endpoint[Forwarded]):
 
     def answer(self, requests: list[Forwarded]) -> Sequence[Answer]:
         raise NotImplementedError  # pragma: no cover  the replicas answer
+
+    def described(self, request: Forwarded) -> dict[str, Any]:
+        """What was asked for, apart from files."""
+        return {name: value for name, value in request.body.items() if isinstance(value, str)}
 
     def piece(self, request: Forwarded, text: Any) -> dict[str, Any]:
         """Events come as they are."""

@@ -27,6 +27,7 @@ from .endpoint import Answer, Endpoint, Left, Refused, Request, told
 from .forms import fields_of
 from .keys import Key
 from .metrics import Metrics
+from .promises import Promises
 from .sockets import Sockets
 
 log = logging.getLogger("mmaccel.serve")
@@ -87,6 +88,7 @@ class Server:
         self.metrics, self.began = Metrics(), int(time.time())
         self.worker = endpoint.worker(self.metrics, self.limits.waiting, self.limits.batch)
         most, idle = self.limits.sockets, self.limits.idle_seconds
+        self.promises = Promises(endpoint, self.key)
         pages = endpoint.pages().items()
         self.app = Starlette(
             routes=[
@@ -94,6 +96,7 @@ class Server:
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._models),
                 Route(endpoint.path, self._answer, methods=["POST"]),
+                *self.promises.routes(),
                 *Sockets(endpoint, self.key, self.metrics, most, idle).routes(),
                 *(Route(path, lambda _, page=page: HTMLResponse(page, headers=PAGE)) for path, page in pages),
             ],
@@ -126,11 +129,14 @@ class Server:
             request = await run_in_threadpool(self.endpoint.parse, body)
             until = began + self.limits.deadline
             future = self.worker.submit(request, until)
+            if self.endpoint.later:
+                status = 200
+                return JSONResponse(self.promises.add(request, future))
             if request.pieces is not None:
                 status = 200
                 return StreamingResponse(self._events(request, request.pieces, future), media_type="text/event-stream")
             made = await _awaited(http, request, future, until)
-            answer: Response = PlainTextResponse(made) if isinstance(made, str) else JSONResponse(made)
+            answer: Response = JSONResponse(made) if isinstance(made, dict) else PlainTextResponse(made)
             self.metrics.seconds.observe(time.monotonic() - began)
             status = 200
             return answer

@@ -310,6 +310,7 @@ CASES = {
         **MODEL,
     },
     "serve image": {**SERVED, **PLAIN, **methods(IMAGE), **model("other")},
+    "serve video": {**SERVED, **PLAIN, **methods(VIDEO), **model("other")},
     "serve vlm": {**SERVED, **PLAIN, **methods(VLM), **model("other")},
     "serve speech": {**SERVED, **HEARING, **model("other")},
 }  # fmt: skip
