@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from ..serve.endpoint import Answer, Endpoint, Refused, Request
+from ..serve.endpoint import Answer, Endpoint, Left, Refused, Request
 from ..serve.metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
@@ -101,6 +101,7 @@ class Forwarder:
         if len(self.tasks) >= self.most:
             raise Refused(503, f"{len(self.tasks)} requests are under way already: try again in a few seconds")
         future: Future[Answer] = Future()
+        future.set_running_or_notify_cancel()
         task = asyncio.get_running_loop().create_task(self._watched(request, until, future))
         self.tasks.add(task)
         self.metrics.waiting.set(len(self.tasks))
@@ -121,11 +122,8 @@ class Forwarder:
             await asyncio.wait([asking], timeout=PATIENCE)
             if request.left.is_set():
                 asking.cancel()
-        if asking.cancelled():
-            future.cancel()
-        elif not future.cancelled():
-            error = asking.exception()
-            future.set_result(asking.result()) if error is None else future.set_exception(error)
+        error = Left() if asking.cancelled() else asking.exception()
+        future.set_result(asking.result()) if error is None else future.set_exception(error)
 
     async def _asked(self, request: Forwarded, until: float) -> Answer:
         """The answer of the first replica that lives long enough."""

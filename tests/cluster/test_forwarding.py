@@ -16,7 +16,7 @@ from mmaccel.cluster.replicas import Replica
 from mmaccel.cluster.spread import Worker
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.serve.app import ServerLimits
-from mmaccel.serve.endpoint import Endpoint, Fields, Refused, Request
+from mmaccel.serve.endpoint import Endpoint, Fields, Left, Refused, Request
 from mmaccel.serve.metrics import Metrics
 
 
@@ -106,6 +106,23 @@ def test_answers_come_from_the_first_replica_that_lives(ends):
     assert server.worker.tasks == set()
 
 
+class Clip(Echo):
+    later, media = "video", "video/mp4"
+
+
+def test_promises_are_kept_by_replicas_too():
+    handle = Handle("before")
+    with listening(RemoteEndpoint("echo", Clip, handle, Lost, 2)) as (_, address):
+        promise = post(address, text="hi").json()
+        assert (promise["object"], promise["text"]) == ("video", "hi")
+        for _ in range(300):
+            told = httpx.get(f"{address}/v1/echo/{promise['id']}").json()
+            if told["status"] == "completed":
+                break
+            time.sleep(0.02)
+        assert told["status"] == "completed" and told["progress"] == 100
+
+
 def test_what_a_replica_refuses_is_refused():
     with listening(remote(Handle())) as (_, address):
         for text, status, reason in (
@@ -146,7 +163,7 @@ def test_too_many_are_refused_and_who_leaves_frees_a_place():
         asked[0].left.set()
         while len(forwarder.tasks) == 2:
             await asyncio.sleep(0.01)
-        assert futures[0].cancelled() and not futures[1].done() and handle.cancelled == 1
+        assert isinstance(futures[0].exception(), Left) and not futures[1].done() and handle.cancelled == 1
         asked[1].left.set()
         await asyncio.gather(*forwarder.tasks)
 
