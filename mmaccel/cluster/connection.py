@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def connected(address: str) -> Iterator[Any]:
     _check(address)
     started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if address == HERE else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error", **started)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise SettingError(f"--ray {address}: there is no Ray to be reached ({reason}): {START}") from error

@@ -113,12 +113,12 @@ def replicated(
         needs = needs_of(arguments.device)
         count_of(ray, most, needs, "--replicas")
         running = 2 * limits.batch  # of a replica: one batch runs, and the next one gathers
-        deployment = serve.deployment(Replica).options(
+        deployment: Any = serve.deployment(
             **_scaled(least, most, limits.batch),
             max_ongoing_requests=running,
             graceful_shutdown_timeout_s=limits.deadline,
             ray_actor_options=needs,
-        )
+        )(Replica)
         name = f"mmaccel-{socket.gethostname()}-{os.getpid()}"
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         app = deployment.bind(command, arguments, running, limits.batch)

@@ -179,7 +179,6 @@ SPOKEN = {
     option: (words, {option[2:]: True if len(words) == 1 else words[1]}) for option, (words, _) in HEARING.items()
 }
 SPOKEN |= {"--silence": (["--silence", "0.8"], {"silence": 0.8}), "--longest": (["--longest", "9"], {"longest": 9.0})}
-BATCHES = ("image", "video", "vlm", "document", "canvas", "speech")
 READING = many(VLM, ".md", regions="found.json", prompt="read", max_new_tokens=9)
 for option in ("--method", "--plan"):
     READING[option] = (READING[option][0], {"methods": READING[option][1]["methods"]})
@@ -323,7 +322,7 @@ USUAL = {
     "run speech": (["talk.wav"], []),
     "run document": (["a.png"], []),
     "run canvas": (["a.png"], []),
-    **{f"batch {kind}": (["items.jsonl"], ["-o", "{}/a"]) for kind in BATCHES},
+    **{path: (["items.jsonl"], ["-o", "{}/a"]) for path in CASES if path.startswith("batch ")},
     "compare canvas": (["a.png"], []),
     "tune canvas": (["a.png"], ["--method", "FactorCommit"]),
     "compare image": (["red heart"], []),
