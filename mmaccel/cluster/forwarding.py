@@ -16,6 +16,7 @@ from ..serve.metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
 ATTEMPTS = 3  # of a request whose replica ends; it may be the request that ends it
+PAUSE = 0.5  # seconds before the second attempt, and twice that before the third
 PATIENCE = 0.05  # seconds between looks at whether a client is still there
 
 
@@ -127,15 +128,16 @@ class Forwarder:
 
     async def _asked(self, request: Forwarded, until: float) -> Answer:
         """The answer of the first replica that lives long enough."""
-        for left in reversed(range(ATTEMPTS)):
+        for attempt in range(1, ATTEMPTS + 1):
             given: list[Any] = []
             try:
                 return await self._once(request, until, given)
             except self.lost as error:
-                if not left or given:  # what was sent of a stream cannot be taken back
+                if attempt == ATTEMPTS or given:  # what was sent of a stream cannot be taken back
                     log.exception("a replica ended")
                     raise Refused(500, "the process that answered ended: ask again") from error
                 log.warning("a replica ended: another one answers")
+                await asyncio.sleep(attempt * PAUSE)  # until Ray Serve knows that it ended
         raise AssertionError  # pragma: no cover
 
     async def _once(self, request: Forwarded, until: float, given: list[Any]) -> Answer:

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import torch
+from batch_cases import note_batch
 from PIL import Image
 
 import mmaccel
@@ -108,7 +109,7 @@ def stand_in(monkeypatch):
     seen.put(monkeypatch, "mmaccel.tuning.tune", tune=tune)
     seen.put(monkeypatch, "mmaccel.plan", plan=plan)
     seen.put(monkeypatch, "mmaccel.files.kept_choices", forget=lambda: seen.note(forgotten=True))
-    for part in (_image, _video, _vlm, _document, _speech, _canvas, _batch, _bench, _demo, _serve):
+    for part in (_image, _video, _vlm, _document, _speech, _canvas, note_batch, _bench, _demo, _serve):
         part(seen, monkeypatch)
     return seen
 
@@ -247,36 +248,6 @@ def _canvas(seen, monkeypatch):
     seen.put(monkeypatch, "mmaccel.canvas.commits", Commits=Commits)
 
 
-def _batch(seen, monkeypatch):
-    class Folder:
-        path, records = "folder", {}
-
-        def __init__(self, path, manifest, ending):
-            seen.note(**manifest, folder=path, ending=ending)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
-
-    def read_items(path, batching, root):
-        seen.note(read=path, root=root)
-        return ["item"]
-
-    def run(items, folder, command, usual, workers, baseline):
-        seen.note(device=usual.device, baseline=baseline)
-
-    def spread(command, usual, output, address, count):
-        seen.note(address=address, workers=count)
-
-    seen.put(monkeypatch, "mmaccel.batch.folder", OutputFolder=Folder)
-    seen.put(monkeypatch, "mmaccel.batch.items", read_items=read_items)
-    seen.put(monkeypatch, "mmaccel.cluster.spread", spread=spread)
-    outcome = SimpleNamespace(failures={})
-    seen.put(monkeypatch, "mmaccel.batch.run", run=lambda *given: run(*given) or outcome, tell=lambda *_: None)
-
-
 def _bench(seen, monkeypatch):
     def benchmark_of(name):
         def rows(full):
@@ -317,12 +288,11 @@ def _demo(seen, monkeypatch):
 
 def _serve(seen, monkeypatch):
     def serve(endpoint, limits, host, port, hosts, key, tell):
-        seen.note(**{name: getattr(limits, name) for name in ("waiting", "batch", "deadline")})
-        seen.note(streams=limits.sockets, host=host, port=port, hosts=hosts, key=key)
-        seen.note(served=isinstance(endpoint.target, Plain))
+        seen.note(waiting=limits.waiting, batch=limits.batch, deadline=limits.deadline, streams=limits.sockets)
+        seen.note(served=isinstance(endpoint.target, Plain), host=host, port=port, hosts=hosts, key=key)
 
-    def replicated(command, arguments, limits, address, least, most):
-        seen.note(address=address, replicas=[least, most])
+    def replicated(command, arguments, limits, address, *count):
+        seen.note(address=address, replicas=count)
         return command.served(arguments)
 
     monkeypatch.delenv("MMACCEL_API_KEY", raising=False)

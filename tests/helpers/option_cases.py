@@ -146,43 +146,6 @@ SERVED = {
 PLAIN = {
     "--plain": (["--plain"], {"methods": None, "preset": None, "served": False}),
 }
-PLACES = {
-    "input": (["other.jsonl"], {"read": "other.jsonl"}),
-    "--output": (["--output", "{}/b"], {"folder": "{}/b"}),
-    "--root": (["--root", "files"], {"root": "files"}),
-    "--ray": (["--ray", "10.0.0.5:6379"], {"address": "10.0.0.5:6379"}),
-    "--workers": (["--ray", "--workers", "3"], {"address": "local", "workers": 3}),
-    "--model": (["--model", "other"], {"model": "other"}),
-    "--device": (["--device", "cpu:0"], {"device": "cpu:0"}),
-    "--dtype": (["--dtype", "bfloat16"], {"dtype": "bfloat16"}),
-}
-
-
-def many(method, ending, **values):
-    """Cases of `batch`: what makes the outputs is in their manifest, under the options' own names."""
-    own = {f"--{name.replace('_', '-')}": name for name in values}
-    found = {option: ([option, str(values[name])], {name: values[name]}) for option, name in own.items()}
-    found["--format"] = (["--format", ending], {"ending": ending} if ending != ".txt" and ending != ".md" else {})
-    if method is not None:
-        made = {"methods": [{"name": method.name, "settings": method.settings()}], "preset": None}
-        found |= {
-            "--method": (["--method", typed(method)], made),
-            "--preset": (["--preset", "fast"], {"preset": "fast"}),
-            "--plan": (["--plan", f"{{}}/{method.name}.json"], made),
-            "--plain": (["--plain"], {"plain": True}),
-            "--baseline": (["--baseline", "3"], {"baseline": 3}),
-        }
-    return {**PLACES, **found}
-
-
-SPOKEN = {
-    option: (words, {option[2:]: True if len(words) == 1 else words[1]}) for option, (words, _) in HEARING.items()
-}
-SPOKEN |= {"--silence": (["--silence", "0.8"], {"silence": 0.8}), "--longest": (["--longest", "9"], {"longest": 9.0})}
-READING = many(VLM, ".md", regions="found.json", prompt="read", max_new_tokens=9)
-for option in ("--method", "--plan"):
-    READING[option] = (READING[option][0], {"methods": READING[option][1]["methods"]})
-READING["--preset"] = (["--preset", "fast"], {"methods": [], "preset": "fast"})
 CASES = {
     "methods": LIST,
     "presets": LIST,
@@ -251,16 +214,6 @@ CASES = {
         "--compare": (["--compare"], {"printed": ...}),
         "--trace": (["--trace", "{}/t.png"], {"files": ["t.png"]}),
     },
-    "batch image": many(
-        IMAGE, ".webp", seed=3, count=2, guidance=2.5, temperature=1.5, top_k=11, top_p=0.9
-    ),
-    "batch video": many(
-        VIDEO, ".gif", seed=3, steps=7, frames=5, height=48, width=40, guidance=2.5
-    ),
-    "batch vlm": many(VLM, ".txt", question="why?", frames=5, fps=2.0, max_new_tokens=9),
-    "batch document": READING,
-    "batch canvas": many(CANVAS, ".txt", question="why?", gen_length=64, threshold=0.8),
-    "batch speech": {**many(None, ".vtt"), **SPOKEN},
     "compare canvas": {**FILLED, **COUNTED, **methods(CANVAS), **OUTPUT, **model("other")},
     "tune canvas": {**FILLED, **COUNTED, **grid("factor"), **tuned(CANVAS), **model("other")},
     "compare image": {
@@ -322,7 +275,6 @@ USUAL = {
     "run speech": (["talk.wav"], []),
     "run document": (["a.png"], []),
     "run canvas": (["a.png"], []),
-    **{path: (["items.jsonl"], ["-o", "{}/a"]) for path in CASES if path.startswith("batch ")},
     "compare canvas": (["a.png"], []),
     "tune canvas": (["a.png"], ["--method", "FactorCommit"]),
     "compare image": (["red heart"], []),
