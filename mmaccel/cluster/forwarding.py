@@ -15,8 +15,8 @@ from ..serve.endpoint import Answer, Endpoint, Left, Refused, Request
 from ..serve.metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
-ATTEMPTS = 3  # of a request whose replica ends; it may be the request that ends it
-PAUSE = 0.5  # seconds before the second attempt, and twice that before the third
+ATTEMPTS = 3  # of a request whose replica ends while it works on it; it may be the request that ends it
+PAUSE = 0.5  # seconds until Ray Serve knows that a replica ended
 PATIENCE = 0.05  # seconds between looks at whether a client is still there
 
 
@@ -128,26 +128,28 @@ class Forwarder:
 
     async def _asked(self, request: Forwarded, until: float) -> Answer:
         """The answer of the first replica that lives long enough."""
-        for attempt in range(1, ATTEMPTS + 1):
-            given: list[Any] = []
+        ended = 0
+        while time.monotonic() < until:
+            said = set[str]()
             try:
-                return await self._once(request, until, given)
+                return await self._once(request, until, said)
             except self.lost as error:
-                if attempt == ATTEMPTS or given:  # what was sent of a stream cannot be taken back
+                ended += "begun" in said  # where it still waited, it is not to blame
+                if ended == ATTEMPTS or "piece" in said:  # what was sent of a stream cannot be taken back
                     log.exception("a replica ended")
                     raise Refused(500, "the process that answered ended: ask again") from error
                 log.warning("a replica ended: another one answers")
-                await asyncio.sleep(attempt * PAUSE)  # until Ray Serve knows that it ended
-        raise AssertionError  # pragma: no cover
+                await asyncio.sleep(PAUSE)
+        raise Refused(504, "it waited too long for its turn: try again later")
 
-    async def _once(self, request: Forwarded, until: float, given: list[Any]) -> Answer:
+    async def _once(self, request: Forwarded, until: float, kinds: set[str]) -> Answer:
         said = self.handle.ask.remote(request.body, max(0.1, until - time.monotonic()))
         try:
             async for kind, value in said:
+                kinds.add(kind)
                 if kind == "figures":
                     self._count(value)
                 elif kind == "piece":
-                    given.append(value)
                     assert request.pieces is not None
                     request.pieces.put(value)
                 elif kind == "error":
@@ -155,7 +157,7 @@ class Forwarder:
                 elif kind == "end":
                     request.ending = value
                     return {}
-                else:
+                elif kind == "answer":
                     answer: Answer = value
                     return answer
         except asyncio.CancelledError:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from ..cli.command import Command
 
 FIGURES = ("mmaccel_model_seconds", "mmaccel_passes", "mmaccel_plain_passes")
-Said = tuple[str, Any]  # "piece" and an event, "end" and the last one, "answer" and it, or "error", status and reason
+Said = tuple[
+    str, Any
+]  # "begun" and None, "piece" and an event, "end" and the last one, "answer" and it, or "error", status and reason
 
 
 class Replica:
@@ -67,9 +69,13 @@ class Replica:
             return
         try:
             future = self.worker.submit(request, until)
-            while request.pieces is not None and not (future.done() and request.pieces.empty()):
-                if not request.pieces.empty():
+            begun = False
+            while not future.done() or (request.pieces is not None and not request.pieces.empty()):
+                if request.pieces is not None and not request.pieces.empty():
                     yield "piece", self.endpoint.piece(request, request.pieces.get())
+                elif not begun and future.running():
+                    begun = True
+                    yield "begun", None
                 else:
                     await asyncio.sleep(PATIENCE / 10)
             answer = await asyncio.wrap_future(future)

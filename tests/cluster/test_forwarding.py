@@ -80,6 +80,9 @@ class Said:
     async def __aiter__(self):
         if self.end == "before":
             raise Lost
+        if self.end == "at work":
+            yield "begun", None
+            raise Lost
         if self.handle.slow:
             await asyncio.sleep(60)
         async for said in self.handle.replica.ask(self.body, self.seconds):
@@ -96,7 +99,7 @@ def post(address, **body):
     return httpx.post(f"{address}/v1/echo", json=body, timeout=30)
 
 
-@pytest.mark.parametrize("ends", ((), ("before",), ("before", "before")))
+@pytest.mark.parametrize("ends", ((), ("before",), ("at work", "at work")))
 def test_answers_come_from_the_first_replica_that_lives(ends):
     handle = Handle(*ends)
     with listening(remote(handle)) as (server, address):
@@ -136,10 +139,15 @@ def test_what_a_replica_refuses_is_refused():
 
 
 def test_a_request_that_ends_every_replica_fails():
-    handle = Handle(*["before"] * 3)
+    handle = Handle("before", *["at work"] * 3)
     with listening(remote(handle)) as (_, address):
         found = post(address, text="hi")
-    assert found.status_code == 500 and "ask again" in found.json()["error"]["message"] and handle.asked == 3
+    assert found.status_code == 500 and "ask again" in found.json()["error"]["message"] and handle.asked == 4
+
+
+def test_a_request_whose_replicas_end_until_its_deadline_is_given_up():
+    with listening(remote(Handle(*["before"] * 99)), ServerLimits(deadline=1)) as (_, address):
+        assert post(address, text="hi").status_code == 504
 
 
 def test_a_stream_that_has_begun_is_not_begun_again():
