@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,12 +46,15 @@ def connected(address: str) -> Iterator[Any]:
     except ImportError as error:
         raise MissingExtraError('--ray needs Ray: pip install "mmaccel[ray]"') from error
     _check(address)
+    ends = signal.getsignal(signal.SIGTERM)
     started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if address == HERE else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise SettingError(f"--ray {address}: there is no Ray to be reached ({reason}): {START}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ends)  # Ray's own ends the process at once, with pages of addresses
     try:
         yield ray
     finally:
