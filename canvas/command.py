@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmaccel.cli.arguments import TOKENS, whole
 from mmaccel.cli.command import Command, Prepared, check_example
-from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
+from mmaccel.cli.model_arguments import add_methods, chosen_methods
 from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.files.output import replacing
+
+if TYPE_CHECKING:
+    from mmaccel.batch.batching import Batching
 
 QUESTION = "list all things"
 
@@ -50,23 +53,24 @@ class CanvasCommand(Command):
                 with replacing(arguments.trace) as drawing:
                     commits.save(drawing, pipe.tokenizer)
 
+    def batching(self) -> Batching:
+        from .batching import CanvasBatching
+
+        return CanvasBatching()
+
     def add_call(self, parser: Any) -> None:
         parser.add_argument("picture", type=Path, nargs="?", help="picture file, such as .png")
         parser.add_argument("question", nargs="?", default=QUESTION, help=f"default: {QUESTION}")
         parser.add_argument("--example", action="store_true", help="use a shipped picture of emoji instead of a file")
-        parser.add_argument(
-            "--gen-length",
-            type=whole(1, TOKENS),
-            default=128,
-            metavar="TOKENS",
-            help="tokens of the canvas (default 128)",
-        )
-        parser.add_argument(
-            "--threshold",
-            type=float,
-            default=2.0,
-            help="chance above which the pipeline itself commits a token (default 2: one token a step)",
-        )
+        add_canvas(parser)
+
+    def open(self, arguments: argparse.Namespace) -> tuple[Any, Any]:
+        found, pipe = super().open(arguments)
+        if found[1] is None:
+            raise UnsupportedTargetError(
+                f"{arguments.model} draws pictures: `mmaccel run image PROMPT -o picture.png --model {arguments.model}`"
+            )
+        return found, pipe
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         check_example(arguments, [arguments.picture], "picture.png")
@@ -75,11 +79,7 @@ class CanvasCommand(Command):
         from .generation import example, inputs_of
 
         picture = example() if arguments.example else read_picture(arguments.picture)
-        pipe, processor = opened(arguments)
-        if processor is None:
-            raise UnsupportedTargetError(
-                f"{arguments.model} draws pictures: `mmaccel run image PROMPT -o picture.png --model {arguments.model}`"
-            )
+        (pipe, processor), _ = self.open(arguments)
         inputs = inputs_of(processor, picture, arguments.question)
         return pipe, {**inputs, "gen_length": arguments.gen_length, "threshold": arguments.threshold}
 
@@ -91,3 +91,12 @@ def _commits(path: Path | None) -> Any:
     from .commits import Commits
 
     return Commits()
+
+
+def add_canvas(parser: Any) -> None:
+    """Add the arguments of the canvas."""
+    parser.add_argument(
+        "--gen-length", type=whole(1, TOKENS), default=128, metavar="TOKENS", help="tokens of the canvas (default 128)"
+    )
+    chance = "chance above which the pipeline itself commits a token (default 2: one token a step)"
+    parser.add_argument("--threshold", type=float, default=2.0, help=chance)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.cli.arguments import COUNT, number, positive, seed, whole
 from mmaccel.cli.command import Command, Prepared
-from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
+from mmaccel.cli.model_arguments import add_methods, opened
 from mmaccel.cli.run import SIDE_BY_SIDE, side_by_side, tell_written, told
 from mmaccel.files.output import replacing
 
 if TYPE_CHECKING:
-    from mmaccel.comparison.comparison import Comparison
+    from mmaccel.batch.batching import Batching
+
+    from .generation import ImageSettings
 
 
 class ImageCommand(Command):
@@ -34,15 +36,7 @@ class ImageCommand(Command):
         parser.add_argument("-o", "--output", type=Path, required=True, help="picture to write (.png, .jpg or .webp)")
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("heart.compare.png"))
-        parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
-        parser.add_argument("--count", type=whole(1, COUNT), default=1, help=f"pictures of the prompt, at most {COUNT}")
-        parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
-        parser.add_argument("--temperature", type=positive, help="above 1 varies more (default: the model's own)")
-        share = number("above 0 and at most 1", lambda value: 0 < value <= 1)
-        codes = "sample from this many likeliest codes, 0 for all (default: the model's own)"
-        parser.add_argument("--top-k", type=whole(0), help=codes)
-        probability = "sample from the likeliest codes with this total probability (default: the model's own)"
-        parser.add_argument("--top-p", type=share, help=probability)
+        add_sampling(parser)
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Draw a prompt, and write the picture; with ``--compare`` also both pictures side by side."""
@@ -55,10 +49,8 @@ class ImageCommand(Command):
         from . import generation, pictures
         from .comparing import verdict
 
-        names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
-        settings = generation.ImageSettings(**{name: getattr(arguments, name) for name in names})
-        _suit(arguments)
-        chosen, preset = chosen_methods(arguments)
+        settings = settings_of(arguments)
+        chosen, preset = self.methods(arguments)
         drawing = opened(arguments)
         generation.check_prompts(drawing, [arguments.prompt])
         runs = []
@@ -85,9 +77,18 @@ class ImageCommand(Command):
     def add_call(self, parser: Any) -> None:
         parser.add_argument("prompt")
 
-    def compare(self, arguments: argparse.Namespace) -> Comparison:
-        _suit(arguments)
-        return super().compare(arguments)
+    def batching(self) -> Batching:
+        from .batching import ImageBatching
+
+        return ImageBatching()
+
+    def methods(self, arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
+        """As elsewhere; by default the preset of masked pictures, where the model draws such."""
+        from .pipeline_painter import PRESET, draws_codes
+
+        if draws_codes(arguments.model):
+            arguments.default = PRESET
+        return super().methods(arguments)
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         from . import generation
@@ -98,9 +99,22 @@ class ImageCommand(Command):
         return drawing.target, drawing.inputs([arguments.prompt], settings)
 
 
-def _suit(arguments: argparse.Namespace) -> None:
-    """Take the default preset of masked pictures, where the model draws such."""
-    from .pipeline_painter import PRESET, draws_codes
+def add_sampling(parser: Any) -> None:
+    """Add the arguments that say how pictures are sampled."""
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
+    parser.add_argument("--count", type=whole(1, COUNT), default=1, help=f"pictures of the prompt, at most {COUNT}")
+    parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
+    parser.add_argument("--temperature", type=positive, help="above 1 varies more (default: the model's own)")
+    share = number("above 0 and at most 1", lambda value: 0 < value <= 1)
+    codes = "sample from this many likeliest codes, 0 for all (default: the model's own)"
+    parser.add_argument("--top-k", type=whole(0), help=codes)
+    probability = "sample from the likeliest codes with this total probability (default: the model's own)"
+    parser.add_argument("--top-p", type=share, help=probability)
 
-    if draws_codes(arguments.model):
-        arguments.default = PRESET
+
+def settings_of(arguments: argparse.Namespace) -> ImageSettings:
+    """The settings that :func:`add_sampling` added."""
+    from .generation import ImageSettings
+
+    names = ("seed", "count", "guidance", "temperature", "top_k", "top_p")
+    return ImageSettings(**{name: getattr(arguments, name) for name in names})

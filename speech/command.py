@@ -18,8 +18,8 @@ from mmaccel.errors import AudioError, SettingError
 from mmaccel.files.output import check_writable, replacing
 
 if TYPE_CHECKING:
+    from mmaccel.batch.batching import Batching
     from mmaccel.comparison.comparison import Comparison
-    from mmaccel.serve.endpoint import Endpoint
 
     from .stream.recognizer import StreamingRecognizer
     from .stream.transcribe import Transcript
@@ -72,16 +72,19 @@ class SpeechCommand(Command):
         if arguments.output:
             print(f"wrote {arguments.output}", file=sys.stderr)
 
-    def add_serve(self, parser: Any) -> None:
+    def batching(self) -> Batching:
+        from .batching import SpeechBatching
+
+        return SpeechBatching()
+
+    def add_acceleration(self, parser: Any) -> None:
         _add_listening(parser)
 
     @contextlib.contextmanager
-    def served(self, arguments: argparse.Namespace) -> Iterator[Endpoint[Any]]:
-        """Recordings and live speech; drafts are verified inside the streams, so that no methods are needed."""
-        from .serving.transcriptions import ENDPOINT
-
+    def started(self, arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
+        """A recogniser; drafts are verified inside its streams, so that no methods are needed."""
         recognizer = _recognizer(arguments)
-        yield ENDPOINT(arguments.model, recognizer, recognizer)
+        yield recognizer, recognizer
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("audio", type=Path, nargs="*", help="audio or video files")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmaccel.cli.arguments import FRAMES, SIDE, STEPS, number, seed, whole
 from mmaccel.cli.command import Command, Prepared
@@ -13,6 +13,9 @@ from mmaccel.cli.run import SIDE_BY_SIDE, check_picture, side_by_side, tell_writ
 from mmaccel.errors import PromptError
 from mmaccel.files.output import replacing
 from mmaccel.progress import looks
+
+if TYPE_CHECKING:
+    from mmaccel.batch.batching import Batching
 
 
 class VideoCommand(Command):
@@ -34,7 +37,7 @@ class VideoCommand(Command):
         parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("clip.compare.mp4"))
         parser.add_argument("--trace", type=Path, help="also draw a picture of what was computed in which step")
         parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
-        _add_clip(parser)
+        add_clip(parser)
         parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
 
     def run(self, arguments: argparse.Namespace) -> None:
@@ -48,7 +51,7 @@ class VideoCommand(Command):
         clips.check_format(arguments.output)
         check_picture(arguments.trace, "--trace")
         both = side_by_side(arguments)
-        settings = _settings(arguments, "seed")
+        settings = settings_of(arguments, "seed")
         chosen, preset = chosen_methods(arguments)
         pipe = opened(arguments)
         runs = {}
@@ -76,20 +79,25 @@ class VideoCommand(Command):
             print(f"  quality     {kept} to the plain clip, measured")
         tell_written(arguments, both)
 
+    def batching(self) -> Batching:
+        from .batching import VideoBatching
+
+        return VideoBatching()
+
     def add_call(self, parser: Any) -> None:
         parser.add_argument("prompt")
-        _add_clip(parser)
+        add_clip(parser)
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         if not arguments.prompt.strip():
             raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
-        settings = _settings(arguments)
+        settings = settings_of(arguments)
         pipe = opened(arguments)
         pipe.set_progress_bar_config(disable=True)
         return pipe, {"prompt": arguments.prompt, "output_type": "pil", **settings.arguments()}
 
 
-def _add_clip(parser: Any) -> None:
+def add_clip(parser: Any) -> None:
     """Add the arguments for the length and the size of a clip."""
     for name, meaning, most in (
         ("steps", "denoising steps", STEPS),
@@ -100,7 +108,7 @@ def _add_clip(parser: Any) -> None:
         parser.add_argument(f"--{name}", type=whole(1, most), help=f"{meaning} (default: the pipeline's own)")
 
 
-def _settings(arguments: argparse.Namespace, *more: str) -> Any:
+def settings_of(arguments: argparse.Namespace, *more: str) -> Any:
     """The settings of a clip that fits into memory."""
     from . import generation
 

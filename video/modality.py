@@ -32,6 +32,7 @@ class Video(Modality):
     example = EXAMPLE
     tab = "mmaccel.demos.app.tabs.video_tab"
     tab_title = "Video"
+    serving = "mmaccel.video.serving"
 
     def recognizes(self, model: str) -> bool:
         return super().recognizes(model) or (Path(model) / "model_index.json").is_file()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmaccel.cli.arguments import FRAMES, TOKENS, positive, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import check_picture, told
 from mmaccel.files.output import replacing
+
+if TYPE_CHECKING:
+    from mmaccel.batch.batching import Batching
 
 
 class VlmCommand(Command):
@@ -29,7 +32,7 @@ class VlmCommand(Command):
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help="also answer plainly, and measure the speed-up")
         parser.add_argument("--picture", type=Path, help="also draw which patches were kept, over the frames")
-        _add_answer(parser)
+        add_answer(parser)
         parser.add_argument("--fps", type=positive, help="frames per second to look at, instead of --frames")
 
     def run(self, arguments: argparse.Namespace) -> None:
@@ -61,6 +64,11 @@ class VlmCommand(Command):
                     kept(session)[0].save(frames, temporary)
                 print(f"wrote {arguments.picture}")
 
+    def batching(self) -> Batching:
+        from .batching import VlmBatching
+
+        return VlmBatching()
+
     def add_call(self, parser: Any) -> None:
         parser.add_argument("video", type=Path, nargs="?", help="video file, such as .mp4")
         parser.add_argument("question", nargs="?")
@@ -69,7 +77,7 @@ class VlmCommand(Command):
             action="store_true",
             help="use a shipped clip of moving emoji with its question, instead of a file",
         )
-        _add_answer(parser)
+        add_answer(parser)
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         check_example(arguments, [arguments.video, arguments.question], "clip.mp4 'what moves up?'")
@@ -79,7 +87,7 @@ class VlmCommand(Command):
         return model, {"frames": frames, "questions": [question], "processor": processor, **length}
 
 
-def _add_answer(parser: Any) -> None:
+def add_answer(parser: Any) -> None:
     """Add the arguments for the frames of a video and the length of an answer."""
     parser.add_argument("--frames", type=whole(1, FRAMES), default=32, help="most frames to look at (default 32)")
     length = "longest answer in tokens (default 32)"

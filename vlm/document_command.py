@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmaccel.cli.arguments import TOKENS, number, whole
 from mmaccel.cli.command import Command, Prepared, check_example
@@ -13,6 +13,9 @@ from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import SettingError
 
 from .modality import READER
+
+if TYPE_CHECKING:
+    from mmaccel.batch.batching import Batching
 
 SHARE = number("between 0 and 1", lambda value: 0 <= value <= 1)
 
@@ -44,16 +47,26 @@ class DocumentCommand(Command):
         parser.add_argument(
             "--wrong", type=SHARE, default=0.05, help="share of wrong words in the regions of --example (default 0.05)"
         )
-        parser.add_argument("--prompt", help="what the reader is asked, where it has no prompt of its own")
-        length = "longest text in tokens (default 1024)"
-        parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=1024, metavar="TOKENS", help=length)
+        add_reading(parser)
+
+    def batching(self) -> Batching:
+        from .batching import DocumentBatching
+
+        return DocumentBatching()
+
+    def open(self, arguments: argparse.Namespace) -> tuple[Any, Any]:
+        """The reader with its processor, and the reader."""
+        from .reading import load
+
+        model, processor = load(arguments.model, device_of(arguments), dtype_of(arguments))
+        return (model, processor), model
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         """The reader, and the arguments of :func:`mmaccel.vlm.reading.read`."""
         check_example(arguments, [arguments.page], "page.png")
         from mmaccel.files.pictures import read_picture
 
-        from .reading import example, load, prompt_of, read_regions
+        from .reading import example, prompt_of, read_regions
 
         if arguments.example:
             if arguments.regions:
@@ -62,7 +75,7 @@ class DocumentCommand(Command):
         else:
             page = read_picture(arguments.page)
             regions = read_regions(arguments.regions) if arguments.regions else []
-        model, processor = load(arguments.model, device_of(arguments), dtype_of(arguments))
+        (model, processor), _ = self.open(arguments)
         prompt = prompt_of(processor, arguments.prompt)
         read = {"page": page, "prompt": prompt, "max_new_tokens": arguments.max_new_tokens}
         return model, {"processor": processor, "regions": regions, **read}
@@ -85,7 +98,7 @@ class DocumentCommand(Command):
                 with session.baseline() as target:
                     plain, seconds = read(target, **call)
                 session.report.baseline_seconds = seconds
-            text, _ = read(session, **call, **_given(session, regions))
+            text, _ = read(session, **call, **given_regions(session, regions))
             report = told(session.report)
         if arguments.output:
             with replacing(arguments.output) as temporary:
@@ -102,8 +115,15 @@ class DocumentCommand(Command):
             print(f"wrote {path}")
 
 
-def _given(session: Any, regions: list[Any]) -> dict[str, Any]:
-    """The regions, for the method that takes them."""
+def add_reading(parser: Any) -> None:
+    """Add the arguments for what the reader is asked, and the length of its text."""
+    parser.add_argument("--prompt", help="what the reader is asked, where it has no prompt of its own")
+    length = "longest text in tokens (default 1024)"
+    parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=1024, metavar="TOKENS", help=length)
+
+
+def given_regions(session: Any, regions: list[Any]) -> dict[str, Any]:
+    """The regions, for the method of a session that takes them."""
     from .decoder.document_draft import DocumentDraft
 
     takes = any(isinstance(method, DocumentDraft) for method in session.plan.methods)

@@ -15,6 +15,7 @@ from .arguments import RUNS, number, whole
 from .model_arguments import add_methods, add_model, chosen_methods, opened
 
 if TYPE_CHECKING:
+    from ..batch.batching import Batching
     from ..comparison.comparison import Comparison
     from ..serve.endpoint import Endpoint
 
@@ -71,31 +72,48 @@ class Command(ABC):
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         """The target and the inputs of its call; raises, before the model is loaded, if something is missing."""
 
-    def add_serve(self, parser: Any) -> None:
-        """Add the arguments of `serve` that say how the model is accelerated."""
+    def batching(self) -> Batching | None:
+        """How `batch` makes many items; None where it cannot."""
+        return None
+
+    def methods(self, arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
+        """The methods that the user named, or a preset."""
+        return chosen_methods(arguments)
+
+    def open(self, arguments: argparse.Namespace) -> tuple[Any, Any]:
+        """What was loaded of the model that the user named, and the part of it that is accelerated."""
+        model = opened(arguments)
+        return model, get_modality(arguments.kind).target(model)
+
+    def add_acceleration(self, parser: Any) -> None:
+        """Add the arguments of `serve` and `batch` that say how the model is accelerated."""
         add_methods(parser, self.preset)
         parser.add_argument("--plain", action="store_true", help="without methods, to see what they save")
 
     @contextmanager
-    def served(self, arguments: argparse.Namespace) -> Iterator[Endpoint[Any]]:
-        """What `serve` answers with, inside the block."""
+    def started(self, arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
+        """What was loaded, and the session or the plain target that `serve` and `batch` call inside the block."""
         from .. import session
 
         if arguments.plain and (arguments.method or arguments.preset or arguments.plan):
             raise SettingError("--plain is without methods: leave out --method, --preset and --plan, or --plain itself")
-        modality = get_modality(arguments.kind)
-        chosen, preset = chosen_methods(arguments)
-        model = opened(arguments)
-        target = modality.target(model)
+        chosen, preset = self.methods(arguments)
+        model, target = self.open(arguments)
         plain = nullcontext(target)
         with plain if arguments.plain else session.accelerate(target, *chosen, preset=preset) as used:
-            yield import_module(modality.serving).ENDPOINT(arguments.model, model, used)
+            yield model, used
+
+    @contextmanager
+    def served(self, arguments: argparse.Namespace) -> Iterator[Endpoint[Any]]:
+        """What `serve` answers with, inside the block."""
+        with self.started(arguments) as (model, used):
+            yield import_module(get_modality(arguments.kind).serving).ENDPOINT(arguments.model, model, used)
 
     def compare(self, arguments: argparse.Namespace) -> Comparison:
         """Run `compare` with its arguments."""
         from ..comparison.compare import compare
 
-        chosen, preset = chosen_methods(arguments)
+        chosen, preset = self.methods(arguments)
         target, inputs = self.measured_inputs(arguments)
         return compare(target, *chosen, preset=preset, **inputs)
 

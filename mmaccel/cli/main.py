@@ -1,4 +1,4 @@
-"""The command line: `mmaccel env | methods | presets | plan | run | compare | tune | bench | demo | serve`."""
+"""The command line: `mmaccel env | methods | presets | plan | run | compare | tune | batch | bench | demo | serve`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from ..errors import MmaccelError
 from ..version import __version__
 from .arguments import Parser
+from .batch import add_parser as add_batch
 from .bench import add_parser as add_bench
 from .compare import add_parser as add_compare
 from .demo import add_parser as add_demo
@@ -36,9 +37,11 @@ EXAMPLES = """examples:
   arecord -q -t raw -f S16_LE -r 16000 | mmaccel run speech -
   mmaccel plan --model tiny-janus --preset fast -o plan.json
   mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 -o plan.json
+  mmaccel batch image prompts.jsonl -o pictures
   mmaccel bench image --json > image.json
   mmaccel demo --port 7860
   mmaccel serve image --port 8000
+  mmaccel serve image --ray --replicas 1-4
 """
 
 
@@ -78,7 +81,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(loads_models=True)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for add in (add_env, add_lists, add_plan, add_run, add_compare, add_tune, add_bench, add_demo, add_serve):
+    for add in (
+        add_env,
+        add_lists,
+        add_plan,
+        add_run,
+        add_compare,
+        add_tune,
+        add_batch,
+        add_bench,
+        add_demo,
+        add_serve,
+    ):
         add(commands)
     return parser
 

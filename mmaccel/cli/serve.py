@@ -6,16 +6,26 @@ import argparse
 import importlib.util
 import ipaddress
 import os
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
+from ..cluster.connection import HERE
 from ..errors import MissingExtraError, SettingError
 from ..modality import get_modality, modalities
 from .arguments import COUNT, positive, whole
 from .model_arguments import add_model
 
+if TYPE_CHECKING:
+    from ..serve.app import ServerLimits
+    from ..serve.endpoint import Endpoint
+
 KEY = "MMACCEL_API_KEY"
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "websockets", "python_multipart")
 ABOUT = f"""Serve a model, accelerated, over HTTP as OpenAI's clients ask for it.
+
+With --ray the model is in replicas, of which Ray Serve replaces those that end:
+  mmaccel serve image --ray --replicas 2
+  mmaccel serve image --ray 10.0.0.5:6379 --replicas 1-8 --device cuda
 
 Clients must send the API key that the environment variable {KEY} holds, if it is set.
 """
@@ -31,7 +41,7 @@ def add_parser(commands: Any) -> None:
             command = modality.command()
             kind = kinds.add_parser(modality.name, help=command.help, **looks)
             _add_arguments(kind)
-            command.add_serve(kind)
+            command.add_acceleration(kind)
             add_model(kind, modality.model)
             kind.set_defaults(run=run_serve)
 
@@ -46,6 +56,10 @@ def _add_arguments(parser: Any) -> None:
     parser.add_argument("--batch", type=whole(1, COUNT), default=4, help="most rows of a batch (default 4)")
     streams = "live streams that may be open, where the kind has such; the next one is answered 503 (default 8)"
     parser.add_argument("--streams", type=whole(1, 1000), default=8, help=streams)
+    spread = "put the model into replicas, by Ray: on this machine, or on a cluster at an address such as 10.0.0.5:6379"
+    parser.add_argument("--ray", nargs="?", const=HERE, metavar="ADDRESS", help=spread)
+    replicas = "replicas with --ray, each with a model of its own; 1-4 adds and drains some as load changes (default 1)"
+    parser.add_argument("--replicas", type=count, metavar="N", help=replicas)
     parser.add_argument("--deadline", type=positive, default=300.0, help="seconds until a 504 (default 300)")
 
 
@@ -63,8 +77,36 @@ def run_serve(arguments: argparse.Namespace) -> None:
     limits = ServerLimits(
         waiting=arguments.waiting, batch=arguments.batch, deadline=arguments.deadline, sockets=arguments.streams
     )
-    with get_modality(arguments.kind).command().served(arguments) as endpoint:
+    with _served(arguments, limits) as endpoint:
         run.serve(endpoint, limits, arguments.host, arguments.port, arguments.allow_host, key, _tell)
+
+
+def count(text: str) -> tuple[int, int]:
+    """Reads a number of replicas, or the least and the most of them.
+
+    Examples
+    --------
+    >>> count("2"), count("1-4")
+    ((2, 2), (1, 4))
+    """
+    least, _, most = text.partition("-")
+    found = whole(1, 1000)(least), whole(1, 1000)(most or least)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{text}: it must be a number, or two of them such as 1-4")
+    return found
+
+
+def _served(arguments: argparse.Namespace, limits: ServerLimits) -> AbstractContextManager[Endpoint[Any]]:
+    """What is answered, by a model in this process or by replicas."""
+    command = get_modality(arguments.kind).command()
+    if arguments.ray is None:
+        if arguments.replicas is not None:
+            raise SettingError("--replicas is for --ray: say both, or neither")
+        return command.served(arguments)
+    from ..cluster.replicas import replicated
+
+    given = argparse.Namespace(**{name: value for name, value in vars(arguments).items() if name != "run"})
+    return replicated(command, given, limits, arguments.ray, *(arguments.replicas or (1, 1)))
 
 
 def _tell(address: str) -> None:

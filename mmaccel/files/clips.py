@@ -12,9 +12,10 @@ from PIL import Image
 
 from ..errors import MissingExtraError, SettingError
 from . import pictures
+from .endings import CLIPS
 from .pictures import enlarged, sheet
 
-FORMATS = (".mp4", ".gif", ".webp", ".png")
+FORMATS = CLIPS
 Clip = Sequence[Image.Image]
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
 
 from ..errors import PromptError, SettingError
+from .endings import PICTURES
 
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+FORMATS = PICTURES
 SMALLEST = 256  # pictures of small models are enlarged to this side, so that a person can see them
 SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
 BAR = LINE + 2 * MARGIN  # above a picture whose text is one line

@@ -27,8 +27,8 @@ from .endpoint import Answer, Endpoint, Left, Refused, Request, told
 from .forms import fields_of
 from .keys import Key
 from .metrics import Metrics
+from .promises import Promises
 from .sockets import Sockets
-from .worker import Worker
 
 log = logging.getLogger("mmaccel.serve")
 PATIENCE = 0.1  # seconds between looks at whether a client is still there
@@ -86,8 +86,9 @@ class Server:
     ) -> None:
         self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), Key(key)
         self.metrics, self.began = Metrics(), int(time.time())
-        self.worker = Worker(endpoint, self.metrics, self.limits.waiting, self.limits.batch)
+        self.worker = endpoint.worker(self.metrics, self.limits.waiting, self.limits.batch)
         most, idle = self.limits.sockets, self.limits.idle_seconds
+        self.promises = Promises(endpoint, self.key)
         pages = endpoint.pages().items()
         self.app = Starlette(
             routes=[
@@ -95,6 +96,7 @@ class Server:
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._models),
                 Route(endpoint.path, self._answer, methods=["POST"]),
+                *self.promises.routes(),
                 *Sockets(endpoint, self.key, self.metrics, most, idle).routes(),
                 *(Route(path, lambda _, page=page: HTMLResponse(page, headers=PAGE)) for path, page in pages),
             ],
@@ -127,11 +129,14 @@ class Server:
             request = await run_in_threadpool(self.endpoint.parse, body)
             until = began + self.limits.deadline
             future = self.worker.submit(request, until)
+            if self.endpoint.later:
+                status = 200
+                return JSONResponse(self.promises.add(request, future))
             if request.pieces is not None:
                 status = 200
                 return StreamingResponse(self._events(request, request.pieces, future), media_type="text/event-stream")
             made = await _awaited(http, request, future, until)
-            answer: Response = PlainTextResponse(made) if isinstance(made, str) else JSONResponse(made)
+            answer: Response = JSONResponse(made) if isinstance(made, dict) else PlainTextResponse(made)
             self.metrics.seconds.observe(time.monotonic() - began)
             status = 200
             return answer

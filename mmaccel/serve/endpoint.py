@@ -13,9 +13,10 @@ from ..errors import MmaccelError, SettingError, shown
 from ..uploads.limits import UploadLimits
 
 if TYPE_CHECKING:
+    from .metrics import Metrics
     from .sockets import Line
 
-Answer = dict[str, Any] | str  # JSON, or a text as it is
+Answer = dict[str, Any] | str | bytes  # JSON, a text as it is, or a file
 LARGEST_SEED = 2**63 - 1
 KINDS = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 # Of a file in a request: programs send longer ones than people who try a demo.
@@ -60,12 +61,15 @@ class Request:
         Where its text goes while it is written, in a stream; None (default) for the whole answer at once.
     left
         Set where nobody waits for it any more.
+    progress
+        In percent, where that is known.
     """
 
     group: Hashable = None
     size: int = 1
     pieces: queue.SimpleQueue[str] | None = None
     left: threading.Event = field(default_factory=threading.Event)
+    progress: int = 0
 
 
 R = TypeVar("R", bound=Request)
@@ -89,10 +93,15 @@ class Endpoint(ABC, Generic[R]):
         Where it answers, such as ``"/v1/images/generations"``.
     takes_forms
         Whether requests are multipart forms with a file, instead of JSON.
+    later, media
+        What is promised where answers are files that are fetched later, such as ``"video"``, and their type, such as
+        ``"video/mp4"``; empty where answers are given at once.
     """
 
     path: ClassVar[str]
     takes_forms: ClassVar[bool] = False
+    later: ClassVar[str] = ""
+    media: ClassVar[str] = ""
 
     def __init__(self, name: str, opened: Any, target: Any) -> None:
         self.name, self.opened, self.target = name, opened, target
@@ -104,6 +113,16 @@ class Endpoint(ABC, Generic[R]):
     @abstractmethod
     def answer(self, requests: list[R]) -> Sequence[Answer]:
         """Answers to requests of one group; raises :class:`Left` where all of them were left meanwhile."""
+
+    def worker(self, metrics: Metrics, waiting: int, batch: int) -> Any:
+        """What requests are submitted to, as :class:`mmaccel.serve.worker.Worker` has it."""
+        from .worker import Worker
+
+        return Worker(self, metrics, waiting, batch)
+
+    def described(self, request: R) -> dict[str, Any]:
+        """What a promise says of a request."""
+        return {}
 
     def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
         """What talks over a websocket, by path; by default nothing does."""

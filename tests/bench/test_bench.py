@@ -19,7 +19,7 @@ from mmaccel.cli import bench as bench_commands
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, place
-from mmaccel.demos import hour_of_speech, hours_of_video
+from mmaccel.demos import batch_kills, hour_of_speech, hours_of_video
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
 
@@ -271,14 +271,17 @@ def test_every_committed_page_is_that_of_its_rows(name):
     assert (FOLDER / f"{name}.md").read_text() == made, "run `python -m mmaccel.demos.pages.benchmark_pages`"
 
 
-@pytest.mark.parametrize("page", (hour_of_speech.page, hours_of_video.page), ids=("speech_hour", "video_stream"))
+LONG = {"speech_hour": hour_of_speech.page, "video_stream": hours_of_video.page, "batch_kills": batch_kills.page}
+
+
+@pytest.mark.parametrize("page", LONG.values(), ids=LONG)
 def test_every_committed_page_of_hours_is_that_of_its_rows(page, request):
     path = FOLDER / "long" / f"{request.node.callspec.id}.json"
     assert path.with_suffix(".md").read_text() == page(json.loads(path.read_text()))
 
 
 def test_every_page_is_compared():
-    compared = {*bench_commands.benchmarks(), "index", "serve_load", "speech_hour", "video_stream"}
+    compared = {*bench_commands.benchmarks(), "index", "serve_load", *LONG}
     assert {path.stem for path in FOLDER.rglob("*.md")} == compared
 
 

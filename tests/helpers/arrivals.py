@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import torch
+from batch_cases import note_batch
 from PIL import Image
 
 import mmaccel
@@ -108,7 +109,7 @@ def stand_in(monkeypatch):
     seen.put(monkeypatch, "mmaccel.tuning.tune", tune=tune)
     seen.put(monkeypatch, "mmaccel.plan", plan=plan)
     seen.put(monkeypatch, "mmaccel.files.kept_choices", forget=lambda: seen.note(forgotten=True))
-    for part in (_image, _video, _vlm, _document, _speech, _canvas, _bench, _demo, _serve):
+    for part in (_image, _video, _vlm, _document, _speech, _canvas, note_batch, _bench, _demo, _serve):
         part(seen, monkeypatch)
     return seen
 
@@ -287,9 +288,13 @@ def _demo(seen, monkeypatch):
 
 def _serve(seen, monkeypatch):
     def serve(endpoint, limits, host, port, hosts, key, tell):
-        seen.note(**{name: getattr(limits, name) for name in ("waiting", "batch", "deadline")})
-        seen.note(streams=limits.sockets, host=host, port=port, hosts=hosts, key=key)
-        seen.note(served=isinstance(endpoint.target, Plain))
+        seen.note(waiting=limits.waiting, batch=limits.batch, deadline=limits.deadline, streams=limits.sockets)
+        seen.note(served=isinstance(endpoint.target, Plain), host=host, port=port, hosts=hosts, key=key)
+
+    def replicated(command, arguments, limits, address, *count):
+        seen.note(address=address, replicas=count)
+        return command.served(arguments)
 
     monkeypatch.delenv("MMACCEL_API_KEY", raising=False)
     seen.put(monkeypatch, "mmaccel.serve.run", serve=serve)
+    seen.put(monkeypatch, "mmaccel.cluster.replicas", replicated=replicated)

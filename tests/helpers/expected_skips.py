@@ -80,6 +80,9 @@ EXPECTED = (
     ExpectedSkip(r".*needs the .*speech extra.*", "`pip install mmaccel[speech]`", has_no_speech, is_in_ci=True),
     ExpectedSkip(r"needs the package (\S+)", "part of an extra", is_missing, is_in_ci=True),
     ExpectedSkip(r"could not import '(\S+)'.*", "part of an extra", is_missing, is_in_ci=True),
+    ExpectedSkip(
+        r'needs (ray|pyarrow): pip install "mmaccel\[ray\]"', "half a gigabyte, which [dev] leaves out", is_missing
+    ),
     ExpectedSkip("Triton is not installed", "torch for CPUs comes without it", lambda _: is_missing("triton")),
     ExpectedSkip("(cache-dit) is not installed", "a rival that only the benchmark needs", is_missing),
     ExpectedSkip(

@@ -140,6 +140,8 @@ SERVED = {
     "--batch": (["--batch", "2"], {"batch": 2}),
     "--deadline": (["--deadline", "9"], {"deadline": 9.0}),
     "--streams": (["--streams", "3"], {"streams": 3}),
+    "--ray": (["--ray", "10.0.0.5:6379"], {"address": "10.0.0.5:6379", "replicas": [1, 1]}),
+    "--replicas": (["--ray", "--replicas", "1-4"], {"address": "local", "replicas": [1, 4]}),
 }
 PLAIN = {
     "--plain": (["--plain"], {"methods": None, "preset": None, "served": False}),
@@ -260,6 +262,7 @@ CASES = {
         **MODEL,
     },
     "serve image": {**SERVED, **PLAIN, **methods(IMAGE), **model("other")},
+    "serve video": {**SERVED, **PLAIN, **methods(VIDEO), **model("other")},
     "serve vlm": {**SERVED, **PLAIN, **methods(VLM), **model("other")},
     "serve speech": {**SERVED, **HEARING, **model("other")},
 }  # fmt: skip

@@ -8,11 +8,17 @@ import json
 
 import pytest
 from arrivals import stand_in
-from option_cases import CANVAS, CASES, IMAGE, SPEECH, USUAL, VIDEO, VLM
+from batch_cases import BATCHES
+from batch_cases import USUAL as USUAL_OF_BATCHES
+from option_cases import CANVAS, IMAGE, SPEECH, VIDEO, VLM
+from option_cases import CASES as OTHERS
+from option_cases import USUAL as USUAL_OF_OTHERS
 
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.plan import Plan
+
+CASES, USUAL = {**OTHERS, **BATCHES}, {**USUAL_OF_OTHERS, **USUAL_OF_BATCHES}
 
 
 def parsers(parser, path=()):

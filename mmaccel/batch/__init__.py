@@ -1,0 +1,1 @@
+"""A model, accelerated, over many inputs: `mmaccel batch`."""

@@ -1,0 +1,173 @@
+"""The folder of outputs: each appears once, whole, and is found again after any interruption.
+
+An output is committed in two steps: its record is appended to a list, and its file is moved into place. Where the
+process ends between the two, the record without a file is dropped at the next start, and the item is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from ..errors import SettingError, WeightsError
+from ..files.foreign_json import read_json
+from ..files.output import replacing
+from .items import Item
+from .work import Made
+
+FOLDER, FORMAT = ".mmaccel", 1
+MOST_BYTES = 1 << 20  # of a manifest
+
+
+class OutputFolder:
+    """A folder that one run at a time writes to. Use it in a `with` block.
+
+    Parameters
+    ----------
+    path
+        It is made where there is none.
+    manifest
+        What makes the outputs. A folder with another one is refused, so that outputs of two settings never mix.
+    ending
+        Of the outputs.
+
+    Attributes
+    ----------
+    records
+        What is finished, by key.
+
+    Raises
+    ------
+    SettingError
+        If another run is at work there, or an earlier one made its outputs otherwise.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], ending: str) -> None:
+        self.path, self.ending = path, ending
+        self.manifest = {"format": FORMAT, **manifest, "ending": ending}
+        self.inner = path / FOLDER
+        self.unfinished, self.list = self.inner / "unfinished", self.inner / "records.jsonl"
+        self.records: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> Self:
+        if self.path.exists() and not self.path.is_dir():
+            raise SettingError(f"{self.path} is a file: give a folder with -o")
+        self.inner.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.inner / "lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise SettingError(f"another run writes to {self.path}: wait for its end, or choose another -o") from None
+        try:
+            self._read_records()
+            self._check_manifest()
+            shutil.rmtree(self.unfinished, ignore_errors=True)
+            self.unfinished.mkdir()
+            self._appended = self.list.open("ab")
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._appended.close()
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+        self._lock.release()
+
+    def _check_manifest(self) -> None:
+        path = self.inner / "manifest.json"
+        if path.exists() and self.records:
+            advice = f"choose another -o, or delete {self.path}"
+            try:
+                found = read_json(path, MOST_BYTES, advice)
+            except WeightsError as error:
+                raise SettingError(str(error)) from error
+            wanted = json.loads(json.dumps(self.manifest))
+            if found != wanted:
+                raise SettingError(f"{self.path} holds outputs of another run ({_difference(found, wanted)}): {advice}")
+            return
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(self.manifest, indent=1) + "\n", encoding="utf-8")
+
+    def _read_records(self) -> None:
+        """The records whose outputs are there; all others are dropped from the list, in one step."""
+        for line in self.list.read_bytes().splitlines() if self.list.exists() else ():
+            try:
+                record = json.loads(line)
+                self.records[record["key"]] = record
+            except (ValueError, TypeError, KeyError):
+                continue  # the process ended while it wrote this one
+        self.records = {key: record for key, record in self.records.items() if self.output(key).is_file()}
+        with replacing(self.list) as temporary:
+            temporary.write_text("".join(map(_written, self.records.values())), encoding="utf-8")
+
+    def output(self, key: str) -> Path:
+        """Where the output of a key is."""
+        return self.path / f"{key}{self.ending}"
+
+    def holds(self, item: Item) -> bool:
+        """Whether an item is finished.
+
+        Raises
+        ------
+        SettingError
+            If its output is there, but was made from something else.
+        """
+        output, record = self.output(item.key), self.records.get(item.key)
+        if record is None and output.exists():
+            raise SettingError(
+                f"{output} is there already, and this run did not make it: move it, or choose another -o"
+            )
+        if record is not None and record.get("digest") != item.digest():
+            raise SettingError(f"{output} was made from another item with this key: delete it, or choose another -o")
+        return record is not None
+
+    def temporary(self, number: int) -> Path:
+        """Where the output of a task is written before it is committed."""
+        return self.unfinished / f"{os.getpid()}-{number}{self.ending}"
+
+    def commit(self, made: Made) -> None:
+        """Put an output into its place, and note it."""
+        item = made.task.item
+        record = {
+            "key": item.key,
+            "digest": item.digest(),
+            "seconds": made.seconds,
+            "plain_seconds": made.plain_seconds,
+            "report": made.report,
+        }
+        output = self.output(item.key)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self._appended.write(_written(record).encode())
+        self._appended.flush()
+        os.fsync(self._appended.fileno())
+        made.task.temporary.replace(output)
+        self.records[item.key] = record
+
+    def write_failures(self, failures: dict[str, str]) -> Path:
+        """Write down which items failed in this run, and why; returns the file."""
+        path = self.inner / "failures.jsonl"
+        with replacing(path) as temporary:
+            lines = (_written({"key": key, "error": error}) for key, error in failures.items())
+            temporary.write_text("".join(lines), encoding="utf-8")
+        return path
+
+
+def _written(record: dict[str, Any]) -> str:
+    return json.dumps(record) + "\n"
+
+
+def _difference(found: Any, wanted: dict[str, Any]) -> str:
+    """The first setting that differs."""
+    if not isinstance(found, dict):
+        return "its manifest is none"
+    name = next(name for name in (*wanted, *found) if found.get(name) != wanted.get(name))
+    return f"{name} was {found.get(name)!s:.80} and is {wanted.get(name)!s:.80}"

@@ -1,0 +1,172 @@
+"""Items: a folder's files, or the rows of a JSONL or parquet file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingExtraError, SettingError, shown
+from .batching import Batching
+
+TEXT = ".txt"  # of a folder's files, where a kind takes texts
+LONGEST_TEXT, LONGEST_LINE = 1 << 16, 1 << 20  # bytes
+# Of a part of a key, which names a file: nothing that a file system, or a terminal, takes for something else.
+PART = re.compile(r"""[^./\\:*?"<>|\x00-\x1f\x7f ][^/\\:*?"<>|\x00-\x1f\x7f]{0,119}""")
+
+
+@dataclass
+class Item:
+    """One input.
+
+    Attributes
+    ----------
+    key
+        Names its output, below the output's folder and without ending.
+    fields
+        What it has.
+    problem
+        Why it cannot be read; empty where it can.
+    """
+
+    key: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+    def digest(self) -> str:
+        """Equal for equal fields."""
+        return hashlib.sha256(json.dumps(self.fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def read_items(path: Path, batching: Batching, root: Path | None = None) -> list[Item]:
+    """All items, each with a key of its own; those that cannot be read have a problem.
+
+    Parameters
+    ----------
+    path
+        A folder, or a file that ends with .jsonl or .parquet.
+    root
+        Where the files lie that rows name; default: beside the list. They may not lie elsewhere.
+
+    Raises
+    ------
+    SettingError
+        If there is nothing to do, or two items have one key.
+    MissingExtraError
+        If parquet cannot be read here.
+    """
+    if path.is_dir():
+        endings = batching.reads or (TEXT,)
+        found, what = list(_of_folder(path, endings, batching)), f"files that end with {', '.join(endings)}"
+    else:
+        rows = _rows(path)
+        found, what = list(_of_rows(rows, batching, (root or path.parent).resolve())), "rows"
+    if not found:
+        raise SettingError(f"{path} has no {what}: there is nothing to do")
+    seen: dict[str, Item] = {}
+    for item in found:
+        if item.key in seen:
+            names = f"{seen[item.key].fields.get(batching.field)!s:.60} and {item.fields.get(batching.field)!s:.60}"
+            raise SettingError(f"two items have the key {shown(item.key)} ({names}): give each a key of its own")
+        seen[item.key] = item
+    return found
+
+
+def _of_folder(folder: Path, endings: tuple[str, ...], batching: Batching) -> Iterator[Item]:
+    for path in sorted(folder.rglob("*")):
+        place = path.relative_to(folder)
+        if path.suffix.lower() not in endings or not path.is_file() or any(p.startswith(".") for p in place.parts):
+            continue
+        key = place.with_suffix("").as_posix()
+        value, problem = (str(path.absolute()), "") if batching.reads else _text(path)
+        yield Item(key, {batching.field: value}, problem or _refused(key))
+
+
+def _text(path: Path) -> tuple[str, str]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LONGEST_TEXT + 1)
+        if len(data) > LONGEST_TEXT:
+            return "", f"{path.name} is longer than {LONGEST_TEXT >> 10} KiB"
+        return data.decode().strip(), ""
+    except (OSError, UnicodeDecodeError) as error:
+        return "", f"{path.name} is no text: {error}"
+
+
+def _rows(path: Path) -> Iterable[Any]:
+    """Rows of a file; a text says why one cannot be read."""
+    if not path.is_file():
+        raise SettingError(f"there is no folder or file {path}: give a folder, or a list such as items.jsonl")
+    if path.suffix.lower() == ".jsonl":
+        return _of_jsonl(path)
+    if path.suffix.lower() == ".parquet":
+        return _of_parquet(path)
+    raise SettingError(f"{path.name} is no list: give a folder, or a file that ends with .jsonl or .parquet")
+
+
+def _of_jsonl(path: Path) -> Iterator[Any]:
+    with path.open("rb") as file:
+        while line := file.readline(LONGEST_LINE + 1):
+            if len(line) > LONGEST_LINE:
+                raise SettingError(f"{path} has a line of more than {LONGEST_LINE >> 20} MiB: it is no list of items")
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    yield f"it is no JSON: {error}"
+
+
+def _of_parquet(path: Path) -> Iterator[Any]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise MissingExtraError("reading .parquet needs pyarrow: pip install pyarrow") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(1000):
+                yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        raise SettingError(f"{path} is no parquet file that can be read: {error}") from error
+
+
+def _of_rows(rows: Iterable[Any], batching: Batching, root: Path) -> Iterator[Item]:
+    for number, row in enumerate(rows, 1):
+        usual = f"{number:06}"
+        if not isinstance(row, dict):
+            what = row if isinstance(row, str) and row.startswith("it is") else f"it is no object: {shown(row)}"
+            yield Item(usual, problem=f"row {number}: {what}")
+            continue
+        fields = {name: value for name, value in row.items() if value is not None}
+        key = str(fields.pop("key", usual))
+        refused = _refused(key)
+        problem = refused or _lacking(fields, batching) or _placed(fields, batching, root)
+        yield Item(usual if refused else key, fields, f"row {number}: {problem}" if problem else "")
+
+
+def _refused(key: str) -> str:
+    """Why a key names no file below the output's folder; empty where it does."""
+    good = all(PART.fullmatch(part) and not part.endswith((" ", ".")) for part in key.split("/"))
+    return "" if good else f"key={shown(key)} is no name of a file: use letters, digits, - and _"
+
+
+def _lacking(fields: dict[str, Any], batching: Batching) -> str:
+    value = fields.get(batching.field)
+    if not isinstance(value, str) or not value.strip():
+        return f"{batching.field} is missing: give a text"
+    return ""
+
+
+def _placed(fields: dict[str, Any], batching: Batching, root: Path) -> str:
+    """Make paths of files absolute; why one is refused, or empty."""
+    names = (*((batching.field,) if batching.reads else ()), *batching.files)
+    for name in names:
+        if name in fields:
+            path = (root / str(fields[name])).resolve()
+            if not path.is_relative_to(root):
+                return f"{name}={shown(fields[name])} is not below {root}: say --root FOLDER"
+            fields[name] = str(path)
+    return ""

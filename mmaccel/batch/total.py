@@ -1,0 +1,40 @@
+"""What all items together took and saved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from ..report import UNMEASURED, Report
+from .work import SUMMED
+
+WARNINGS = 3  # that are told
+
+
+def total(records: Collection[dict[str, Any]]) -> Report:
+    """The sum of the reports of finished items, of which at least one has a report."""
+    reports = [record["report"] for record in records if record["report"]]
+    first = reports[0]
+    found = Report(first["methods"], first["exact"])
+    for report in reports:
+        for name in (*SUMMED, "wall_seconds"):
+            setattr(found, name, getattr(found, name) + report[name])
+    found.engaged = any(report["engaged"] for report in reports)
+    found.peak_extra_bytes = max(report["peak_extra_bytes"] for report in reports)
+    counts = Counter(warning for report in reports for warning in report["warnings"])
+    found.warnings = [f"{count} x {text}" for text, count in counts.most_common(WARNINGS)]
+    return found
+
+
+def told(records: Collection[dict[str, Any]]) -> str:
+    """The sum in lines; a speed-up is that of items that were made both ways."""
+    if not any(record["report"] for record in records):
+        seconds = sum(record["seconds"] for record in records)
+        return f"{seconds:.2f} s without methods, {seconds / len(records):.2f} s an item"
+    both = [record for record in records if record["plain_seconds"]]
+    said = "not measured: say --baseline 5"
+    if both:
+        plain, fast = (sum(record[name] for record in both) for name in ("plain_seconds", "seconds"))
+        said = f"{plain / fast:.2f}x against {plain:.2f} s, both measured (items made both ways: {len(both)})"
+    return str(total(records)).replace(UNMEASURED, said)

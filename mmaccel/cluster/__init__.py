@@ -1,0 +1,1 @@
+"""More than one process or machine, by Ray: `--ray` of `mmaccel batch` and `mmaccel serve`."""

@@ -1,0 +1,149 @@
+"""Replicas of one model behind one server, by Ray Serve: `mmaccel serve --ray`.
+
+The server is that of `mmaccel serve`, with its limits and keys; only the model is elsewhere. Ray Serve starts the
+replicas, sends each request to one that is free, replaces those that end, and adds and drains some as load changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MmaccelError, SettingError
+from ..modality import get_modality
+from ..serve.app import PATIENCE, ServerLimits
+from ..serve.endpoint import Refused
+from ..serve.metrics import Metrics
+from ..serve.worker import Worker
+from .connection import connected, count_of, needs_of
+from .forwarding import RemoteEndpoint
+
+if TYPE_CHECKING:
+    from ..cli.command import Command
+
+FIGURES = ("mmaccel_model_seconds", "mmaccel_passes", "mmaccel_plain_passes")
+Said = tuple[
+    str, Any
+]  # "begun" and None, "piece" and an event, "end" and the last one, "answer" and it, or "error", status and reason
+
+
+class Replica:
+    """A model in a process of its own, with the queue and the batches of `mmaccel serve`.
+
+    Parameters
+    ----------
+    command, arguments
+        Of the command line; what they serve is loaded here.
+    waiting, batch
+        As for :class:`Worker`.
+    """
+
+    def __init__(self, command: Command, arguments: argparse.Namespace, waiting: int, batch: int) -> None:
+        self.stack, self.metrics = ExitStack(), Metrics()
+        self.told, self.refusal = dict.fromkeys(FIGURES, 0.0), ""
+        try:
+            self.endpoint = self.stack.enter_context(command.served(arguments))
+            self.worker = Worker(self.endpoint, self.metrics, waiting, batch)
+        except (MmaccelError, OSError) as error:  # Ray would start it again and again
+            self.refusal = str(error)
+
+    def problem(self) -> str:
+        """Why it cannot answer; empty where it can."""
+        return self.refusal
+
+    async def ask(self, body: dict[str, Any], seconds: float) -> AsyncIterator[Said]:
+        """What is answered within some seconds: pieces while it is made, if they are asked for, and the end of it."""
+        until = time.monotonic() + seconds
+        try:
+            request = await asyncio.to_thread(self.endpoint.parse, body)
+        except MmaccelError as error:
+            yield "error", (error.status if isinstance(error, Refused) else 400, str(error))
+            return
+        try:
+            future = self.worker.submit(request, until)
+            begun = False
+            while not future.done() or (request.pieces is not None and not request.pieces.empty()):
+                if request.pieces is not None and not request.pieces.empty():
+                    yield "piece", self.endpoint.piece(request, request.pieces.get())
+                elif not begun and future.running():
+                    begun = True
+                    yield "begun", None
+                else:
+                    await asyncio.sleep(PATIENCE / 10)
+            answer = await asyncio.wrap_future(future)
+            yield "figures", self._figures()
+            yield ("answer", answer) if request.pieces is None else ("end", self.endpoint.piece(request, None))
+        except MmaccelError as error:
+            yield "error", (error.status if isinstance(error, Refused) else 400, str(error))
+        finally:
+            request.left.set()
+
+    def _figures(self) -> dict[str, float]:
+        """What the model did since they were told last."""
+        now = {name: self.metrics.registry.get_sample_value(f"{name}_total") or 0.0 for name in FIGURES}
+        found = {name: now[name] - self.told[name] for name in FIGURES}
+        self.told = now
+        return found
+
+
+@contextmanager
+def replicated(
+    command: Command, arguments: argparse.Namespace, limits: ServerLimits, address: str, least: int, most: int
+) -> Iterator[RemoteEndpoint]:
+    """Replicas inside the block, and what a server answers with.
+
+    Parameters
+    ----------
+    address
+        As for :func:`connected`.
+    least, most
+        Ray Serve adds and drains replicas between the two numbers.
+
+    Raises
+    ------
+    SettingError
+        If there is no cluster, or it is too small.
+    """
+    with connected(address) as ray:
+        from ray import serve
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells every step
+        needs = needs_of(arguments.device)
+        count_of(ray, most, needs, "--replicas")
+        running = 2 * limits.batch  # of a replica: one batch runs, and the next one gathers
+        deployment: Any = serve.deployment(
+            **_scaled(least, most, limits.batch),
+            max_ongoing_requests=running,
+            graceful_shutdown_timeout_s=limits.deadline,
+            ray_actor_options=needs,
+        )(Replica)
+        name = f"mmaccel-{socket.gethostname()}-{os.getpid()}"
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+        app = deployment.bind(command, arguments, running, limits.batch)
+        try:
+            handle = serve.run(app, name=name, route_prefix=None)
+            if problem := handle.problem.remote().result():
+                raise SettingError(problem)
+            yield _endpoint(arguments, handle.options(stream=True), ray.exceptions.RayActorError, running * most)
+        finally:
+            serve.delete(name)
+
+
+def _endpoint(arguments: argparse.Namespace, handle: Any, lost: type[Exception], running: int) -> RemoteEndpoint:
+    answering = import_module(get_modality(arguments.kind).serving).ENDPOINT
+    return RemoteEndpoint(arguments.model, answering, handle, lost, running)
+
+
+def _scaled(least: int, most: int, batch: int) -> dict[str, Any]:
+    if least == most:
+        return {"num_replicas": most}
+    between = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": batch}
+    return {"autoscaling_config": between}

@@ -1,0 +1,123 @@
+"""Items of `batch` over the processes of a Ray cluster, each with a model of its own."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..batch.folder import FOLDER
+from ..batch.run import Workers
+from ..batch.work import Made, Task, working
+from ..errors import MmaccelError, SettingError
+from .connection import connected, count_of, needs_of
+
+if TYPE_CHECKING:
+    from ..cli.command import Command
+
+ATTEMPTS = 3  # of an item whose process ends; it may be the item that ends it
+
+
+class Worker:
+    """A process with a model; it outlives every error of its items.
+
+    Parameters
+    ----------
+    command, usual
+        As for :func:`mmaccel.batch.work.working`.
+    output
+        The folder of outputs, which this machine must see.
+    """
+
+    def __init__(self, command: Command, usual: argparse.Namespace, output: Path) -> None:
+        self.stack, self.problem = ExitStack(), ""
+        try:
+            if not (output / FOLDER).is_dir():
+                raise SettingError(
+                    f"{socket.gethostname()} does not see {output}: give a folder that all machines share"
+                )
+            self.work = self.stack.enter_context(working(command, usual))
+        except (MmaccelError, OSError) as error:
+            self.problem = str(error)
+
+    def ready(self) -> str:
+        """Why it cannot work; empty where it can."""
+        return self.problem
+
+    def make(self, task: Task) -> Made:
+        """Make an item."""
+        return self.work.make(task)
+
+
+def spread(command: Command, usual: argparse.Namespace, output: Path, address: str, count: int | None) -> Workers:
+    """Processes of a cluster, as many as asked for or as there are cores or GPUs."""
+
+    def work(tasks: list[Task]) -> Iterator[Made]:
+        with connected(address) as ray:
+            needs = needs_of(usual.device)
+            number = min(count_of(ray, count, needs, "--workers"), len(tasks))
+            yield from Crew(ray, needs, number, (command, usual, output.absolute())).make(tasks)
+
+    return work
+
+
+class Crew:
+    """The processes of one run. One that ends is replaced, and its item is made by another.
+
+    Parameters
+    ----------
+    ray
+        The module, connected.
+    needs, count
+        What each process asks of Ray, and how many there are.
+    given
+        What :class:`Worker` takes.
+    """
+
+    def __init__(self, ray: Any, needs: dict[str, float], count: int, given: tuple[Any, ...]) -> None:
+        self.ray, self.given = ray, given
+        self.remote = ray.remote(**needs, max_restarts=0)(Worker)
+        self.started: list[Any] = []
+        self.idle = [self._start() for _ in range(count)]
+
+    def _start(self) -> Any:
+        self.started.append(self.remote.remote(*self.given))
+        return self.started[-1]
+
+    def make(self, tasks: list[Task]) -> Iterator[Made]:
+        """What becomes of the tasks, as they are finished; the processes end with it."""
+        try:
+            self._wait_until_ready()
+            yield from self._make(tasks)
+        finally:
+            for worker in self.started:
+                self.ray.kill(worker)
+
+    def _make(self, tasks: list[Task]) -> Iterator[Made]:
+        waiting, ended = list(reversed(tasks)), Counter[str]()
+        running: dict[Any, tuple[Any, Task]] = {}
+        while waiting or running:
+            while self.idle and waiting:
+                worker, task = self.idle.pop(), waiting.pop()
+                running[worker.make.remote(task)] = worker, task
+            (done,), _ = self.ray.wait(list(running))
+            worker, task = running.pop(done)
+            try:
+                yield self.ray.get(done)
+                self.idle.append(worker)
+            except self.ray.exceptions.RayActorError:
+                self.idle.append(self._start())
+                ended[task.item.key] += 1
+                if ended[task.item.key] < ATTEMPTS:
+                    waiting.append(task)
+                else:
+                    yield Made(task, error=f"its process ended {ATTEMPTS} times: it may need more memory than there is")
+
+    def _wait_until_ready(self) -> None:
+        problems = self.ray.get([worker.ready.remote() for worker in self.started])
+        if any(problems):
+            raise SettingError(next(filter(None, problems)))

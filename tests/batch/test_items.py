@@ -1,0 +1,111 @@
+"""What is read as items: folders, and rows of JSONL and parquet."""
+
+import json
+import sys
+
+import pytest
+from toy_batch import Echo
+
+from mmaccel.batch.items import read_items
+from mmaccel.errors import MissingExtraError, SettingError
+
+BAD_KEYS = ("../a", "/a", ".a", "a//b", "a\\b", "a\n", "")
+
+
+class Seen(Echo):
+    field, reads, files = "picture", (".png", ".jpg"), ("regions",)
+
+
+def listed(folder, *rows, name="items.jsonl"):
+    path = folder / name
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def test_files_of_a_folder_are_items_by_their_place(tmp_path):
+    for name in ("a.png", "b/c.JPG", "b/d.txt", ".hidden/e.png", ".f.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = {item.key: item.fields for item in read_items(tmp_path, Seen())}
+    assert found == {"a": {"picture": str(tmp_path / "a.png")}, "b/c": {"picture": str(tmp_path / "b/c.JPG")}}
+
+
+def test_texts_of_a_folder_are_read(tmp_path):
+    (tmp_path / "a.txt").write_text(" red heart\n")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "c.txt").write_text("x" * 70_000)
+    good, *bad = read_items(tmp_path, Echo())
+    assert good.fields == {"text": "red heart"} and not good.problem
+    assert "is no text" in bad[0].problem and "longer than 64 KiB" in bad[1].problem
+
+
+def test_rows_have_keys_and_fields_of_their_own(tmp_path):
+    path = listed(tmp_path, {"text": "a", "times": 2, "key": "one/two"}, "", {"text": "b", "times": None, "key": 7})
+    first, second = read_items(path, Echo())
+    assert (first.key, first.fields) == ("one/two", {"text": "a", "times": 2})
+    assert (second.key, second.fields) == ("7", {"text": "b"})
+    (third,) = read_items(listed(tmp_path, {"text": "c"}), Echo())
+    assert third.key == "000001" and third.digest() != second.digest()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    (
+        ("{", "it is no JSON"),
+        ("[1]", "it is no object: [1]"),
+        ('"text"', "it is no object: 'text'"),
+        ({"times": 2}, "text is missing"),
+        ({"text": " "}, "text is missing"),
+        ({"text": 3}, "text is missing"),
+        *(
+            ({"text": "a", "key": key}, "is no name of a file")
+            for key in ("../a", "/a", ".a", "a//b", "a\\b", "a\n", "")
+        ),
+    ),
+)
+def test_what_is_wrong_with_a_row_is_said_of_it_alone(tmp_path, row, said):
+    good, bad = read_items(listed(tmp_path, {"text": "a"}, row), Echo())
+    assert not good.problem and said in bad.problem and bad.problem.startswith("row 2: ") and bad.key == "000002"
+
+
+def test_files_that_rows_name_lie_below_the_root(tmp_path):
+    rows = [{"picture": "a.png", "regions": "r/a.json"}, {"picture": "../a.png"}, {"picture": "/etc/a.png"}]
+    inside, above, elsewhere = read_items(listed(tmp_path, *rows), Seen())
+    assert inside.fields == {"picture": str(tmp_path / "a.png"), "regions": str(tmp_path / "r/a.json")}
+    assert "is not below" in above.problem and "--root" in elsewhere.problem
+    (found,) = read_items(listed(tmp_path, {"picture": "a.png"}), Seen(), tmp_path / "files")
+    assert found.fields["picture"] == str(tmp_path / "files" / "a.png")
+
+
+def test_nothing_to_do_and_no_list_are_errors(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.csv").write_text("text\na")
+    for path, said in (
+        (tmp_path / "empty", "nothing to do"),
+        (listed(tmp_path), "has no rows"),
+        (tmp_path / "none", "there is no folder or file"),
+        (tmp_path / "a.csv", ".jsonl or .parquet"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            read_items(path, Echo())
+    with pytest.raises(SettingError, match="two items have the key 'a'"):
+        read_items(listed(tmp_path, {"text": "a", "key": "a"}, {"text": "b", "key": "a"}), Echo())
+
+
+def test_parquet_is_read_as_rows(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason='needs pyarrow: pip install "mmaccel[ray]"')
+    from pyarrow import parquet
+
+    table = pyarrow.table({"text": ["a", "b"], "times": [None, 3], "key": ["x", "y"]})
+    parquet.write_table(table, tmp_path / "items.parquet")
+    first, second = read_items(tmp_path / "items.parquet", Echo())
+    assert (first.key, first.fields, second.fields) == ("x", {"text": "a"}, {"text": "b", "times": 3})
+    (tmp_path / "items.parquet").write_bytes(b"PAR1 and nothing")
+    with pytest.raises(SettingError, match="no parquet file that can be read"):
+        read_items(tmp_path / "items.parquet", Echo())
+
+
+def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match="pip install pyarrow"):
+        read_items(listed(tmp_path, {"text": "a"}, name="items.parquet"), Echo())

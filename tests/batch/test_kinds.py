@@ -1,0 +1,141 @@
+"""Every kind of `mmaccel batch` on its shipped model, and what the command says."""
+
+import importlib.util
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmaccel import zoo
+from mmaccel.cli import main as cli
+from mmaccel.files import clips
+from mmaccel.modality import modalities
+
+LOAD = cache(zoo.load)
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(monkeypatch):
+    monkeypatch.setattr(zoo, "load", LOAD)
+
+
+@pytest.fixture
+def batch(tmp_path, capsys):
+    """A run of the command in a folder: its exit code, what it says, and the outputs."""
+
+    def run(kind, source, *words, code=0):
+        output = tmp_path / f"{kind}-out"
+        assert cli.main(["batch", kind, str(source), "-o", str(output), *words]) == code
+        said = capsys.readouterr()
+        found = {path.name: path for path in sorted(output.glob("*.*")) if path.is_file()}
+        return said.out, said.err, found
+
+    return run
+
+
+def listed(folder, *rows):
+    path = folder / "items.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_pictures_are_those_of_run(batch, tmp_path):
+    rows = {"prompt": "red heart", "seed": 3, "key": "a"}, {"prompt": "zeppelin"}, {"prompt": "red heart", "key": "c"}
+    out, err, found = batch("image", listed(tmp_path, *rows), "--baseline", "1", "--seed", "5", code=1)
+    assert list(found) == ["a.png", "c.png"] and "failed: 000002: tiny-janus does not know 'zeppelin'" in err
+    assert "x against" in out and "items made both ways: 1" in out and "2 of 3 items are in" in out
+    path = tmp_path / "run.png"
+    assert cli.main(["run", "image", "red heart", "--seed", "5", "-o", str(path)]) == 0
+    run, *both = (np.asarray(Image.open(one)) for one in (path, *found.values()))
+    assert np.array_equal(run, both[1]) and not np.array_equal(*both), "the seed of the item comes first"
+
+
+def test_clips_of_texts(batch, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "up.txt").write_text("rocket moves up, blue background")
+    out, _, found = batch("video", tmp_path / "texts", "--format", ".gif", "--steps", "10", "--frames", "5")
+    with Image.open(found["up.gif"]) as clip:
+        assert clip.n_frames == 5
+    assert "video.HeterogeneousSteps" in out and "20" in out
+
+
+def test_questions_pages_and_lists(batch, tmp_path):
+    pytest.importorskip("av", reason="needs the package av")
+    asked = zoo.questions("tiny-onevision", 1)[0]
+    clips.save([Image.fromarray(frame) for frame in asked.frames], tmp_path / "a.mp4")
+    rows = {"video": "a.mp4", "key": "a"}, {"video": "none.mp4", "key": "b", "question": "why?"}
+    _, err, found = batch("vlm", listed(tmp_path, *rows), "--question", asked.question, code=1)
+    assert found["a.txt"].read_text().strip() and "failed: b: " in err and "none.mp4" in err
+
+    page = zoo.pages("tiny-reader", 1)[0]
+    Image.fromarray(page.picture).save(tmp_path / "page.png")
+    (tmp_path / "page.json").write_text(json.dumps([{"box": box, "text": text} for box, text in page.regions]))
+    rows = {"page": "page.png", "key": "without"}, {"page": "page.png", "key": "with", "regions": "page.json"}
+    out, _, found = batch("document", listed(tmp_path, *rows))
+    assert found["with.md"].read_text() == found["without.md"].read_text() and "vlm.DocumentDraft" in out
+    records = (tmp_path / "document-out/.mmaccel/records.jsonl").read_text().splitlines()
+    first, second = (json.loads(record)["report"]["forwards"] for record in records)
+    assert second < first / 2, "regions are verified, not written"
+
+    (tmp_path / "pictures").mkdir()
+    Image.fromarray(asked.frames[0]).save(tmp_path / "pictures" / "b.png")
+    _, _, found = batch("canvas", tmp_path / "pictures", "--gen-length", "32", "--plain")
+    assert found["b.txt"].read_text().strip()
+
+
+def test_recordings(batch, tmp_path):
+    spoken = importlib.util.find_spec("moonshine_voice")
+    if spoken is None:
+        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
+    shutil.copy(Path(spoken.origin).parent / "assets" / "beckett.wav", tmp_path / "talk.wav")
+    (tmp_path / "bad.wav").write_text("no sound")
+    source = tmp_path / "sounds"
+    source.mkdir()
+    for name in ("talk.wav", "bad.wav"):
+        (tmp_path / name).rename(source / name)
+    out, err, found = batch("speech", source, "--format", ".vtt", code=1)
+    assert "Ever tried" in found["talk.vtt"].read_text() and "failed: bad: " in err and "without methods" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    (
+        (["--workers", "2"], "--workers is for --ray"),
+        (["--plain", "--baseline", "1"], "--plain is without methods"),
+        (["--method", "nothing"], "unknown method"),
+        (["--count", "0"], "--count 0"),
+        (["--format", ".txt"], "--format: invalid choice"),
+        (["-o", "{}"], "whose files are the input"),
+        (["-o", "{}/a.txt/out"], "a.txt"),
+    ),
+)
+def test_bad_options_are_refused_in_a_line(words, message, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("red heart")
+    given = [word.replace("{}", str(tmp_path)) for word in words]
+    outside = [] if "-o" in given else ["-o", str(tmp_path.parent / f"{tmp_path.name}-out")]
+    assert cli.main(["batch", "image", str(tmp_path), *outside, *given]) == 2
+    said = capsys.readouterr().err
+    assert message in said and len(said.strip().splitlines()) == 1
+
+
+def test_another_plan_in_the_same_folder_is_refused(batch, tmp_path):
+    source = listed(tmp_path, {"prompt": "red heart", "key": "a"})
+    batch("image", source, "--method", "image.ZipAR:window=2")
+    _, err, _ = batch("image", source, "--method", "image.ZipAR:window=3", code=2)
+    assert "holds outputs of another run (methods was" in err and len(err.splitlines()) == 1
+    out, _, _ = batch("image", source, "--method", "image.ZipAR:window=2")
+    assert "1 of 1 items are in" in out and "1 of them before" in out
+
+
+def test_the_help_of_each_kind_says_what_an_item_is(capsys):
+    for modality in modalities():
+        for name, command in {modality.name: modality.command(), **modality.more_commands()}.items():
+            if (batching := command.batching()) is not None:
+                with pytest.raises(SystemExit):
+                    cli.main(["batch", name, "--help"])
+                told = capsys.readouterr().out
+                assert f"A row has `{batching.field}`" in told and batching.writes[0] in told

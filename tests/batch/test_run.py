@@ -1,0 +1,188 @@
+"""Many items in one process: what is finished stays, failures are told, and nothing is made twice."""
+
+import argparse
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from toy_batch import EchoCommand
+
+from mmaccel.batch import run
+from mmaccel.batch.folder import OutputFolder
+from mmaccel.batch.items import Item, read_items
+from mmaccel.errors import SettingError
+
+COMMAND = EchoCommand()
+
+
+def usual(**changed):
+    return argparse.Namespace(**{"times": 1, "model": "toy", "journal": "", "pause": 0, "device": "cpu", **changed})
+
+
+def items(*texts):
+    return [Item(f"{number:02}", {"text": text}) for number, text in enumerate(texts)]
+
+
+def made(path, found, manifest=(), **changed):
+    """The outcome, and what is in the folder."""
+    with OutputFolder(path, dict(manifest), ".txt") as folder:
+        outcome = run.run(found, folder, COMMAND, usual(**changed), run.here(COMMAND, usual(**changed)))
+    return outcome, {file.name: file.read_text() for file in sorted(path.glob("*.txt"))}
+
+
+def begun(journal):
+    """What was begun, in this order."""
+    return [line.split()[0] for line in journal.read_text().splitlines()]
+
+
+def records(path):
+    return [json.loads(line) for line in (path / ".mmaccel" / "records.jsonl").read_text().splitlines()]
+
+
+def test_each_item_has_one_output_with_its_own_options(tmp_path):
+    found = [*items("a", "b"), Item("deep/c", {"text": "c", "times": 3})]
+    outcome, files = made(tmp_path / "new" / "out", found, times=2)
+    assert (outcome.made, outcome.before, outcome.failures) == (3, 0, {})
+    assert files == {"00.txt": "aa", "01.txt": "bb"}
+    assert (tmp_path / "new/out/deep/c.txt").read_text() == "ccc"
+    assert [record["key"] for record in records(tmp_path / "new/out")] == ["00", "01", "deep/c"]
+    assert not (tmp_path / "new/out/.mmaccel/unfinished").exists()
+
+
+def test_failures_are_told_and_tried_again(tmp_path, capsys):
+    found = [
+        *items("a", "bad", "empty", "odd"),
+        Item("x", problem="row 5: unreadable"),
+        Item("y", {"text": "a", "n": 1}),
+    ]
+    outcome, files = made(tmp_path, found)
+    assert files == {"00.txt": "a"}
+    assert outcome.failures == {
+        "02": "it is empty",
+        "x": "row 5: unreadable",
+        "y": "unknown field n",
+        "01": "it is bad",
+        "03": "ZeroDivisionError: odd",
+    }
+    again, _ = made(tmp_path, found)
+    assert (again.made, again.before, len(again.failures)) == (0, 1, 5)
+
+
+def test_what_is_finished_is_not_made_again(tmp_path):
+    journal = tmp_path / "journal"
+    made(tmp_path / "out", items("a", "b"), journal=journal)
+    outcome, files = made(tmp_path / "out", items("a", "b", "c"), journal=journal)
+    assert (outcome.made, outcome.before) == (1, 2) and begun(journal) == ["a", "b", "c"]
+    (tmp_path / "out/01.txt").unlink()
+    outcome, files = made(tmp_path / "out", items("a", "b", "c"), journal=journal)
+    assert (outcome.made, outcome.before) == (1, 2) and files["01.txt"] == "b"
+    assert sorted(record["key"] for record in records(tmp_path / "out")) == ["00", "01", "02"]
+
+
+def test_other_settings_items_and_files_are_refused(tmp_path):
+    made(tmp_path, items("a"), {"kind": "toy"})
+    with pytest.raises(SettingError, match=r"holds outputs of another run \(kind was toy and is other\)"):
+        made(tmp_path, items("a"), {"kind": "other"})
+    with pytest.raises(SettingError, match="made from another item with this key"):
+        made(tmp_path, items("b"), {"kind": "toy"})
+    (tmp_path / "01.txt").write_text("mine")
+    with pytest.raises(SettingError, match="this run did not make it"):
+        made(tmp_path, items("a", "b"), {"kind": "toy"})
+    assert (tmp_path / "01.txt").read_text() == "mine"
+    (tmp_path / ".mmaccel/manifest.json").write_text("{")
+    with pytest.raises(SettingError, match="is not JSON"):
+        made(tmp_path, items("a"), {"kind": "toy"})
+
+
+def test_a_run_that_made_nothing_binds_nobody(tmp_path):
+    with pytest.raises(SettingError, match=r"none of 1 items can be made; the first, 00: it is empty"):
+        made(tmp_path, items("empty"), {"kind": "toy"})
+    assert made(tmp_path, items("a"), {"kind": "other"})[0].made == 1
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with (
+        OutputFolder(tmp_path, {}, ".txt"),
+        pytest.raises(SettingError, match="another run writes to"),
+        OutputFolder(tmp_path, {}, ".txt"),
+    ):
+        pass
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SettingError, match="is a file: give a folder"), OutputFolder(tmp_path / "file", {}, ".txt"):
+        pass
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_is_finished(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match="No space left on device.*say the same again"):
+        made(tmp_path, items("a", "full", "c"))
+    assert [file.name for file in tmp_path.glob("*.txt")] == ["00.txt"]
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="cannot write to"):
+        patch.setattr(os, "fsync", full)
+        made(tmp_path, items("a", "b", "c"))
+    assert [file.name for file in tmp_path.glob("*.txt")] == ["00.txt"]
+    assert made(tmp_path, items("a", "b", "c"))[0].made == 2
+
+
+def test_a_record_without_an_output_and_half_a_record_are_dropped(tmp_path):
+    made(tmp_path, items("a", "b"))
+    (tmp_path / "01.txt").unlink()
+    with (tmp_path / ".mmaccel/records.jsonl").open("a") as file:
+        file.write('{"key": "02", "dig')
+    outcome, files = made(tmp_path, items("a", "b", "c"))
+    assert (outcome.made, outcome.before) == (2, 1) and len(files) == 3
+    assert [record["key"] for record in records(tmp_path)] == ["00", "01", "02"]
+
+
+def test_an_output_inside_the_input_is_refused(tmp_path):
+    for output in (tmp_path, tmp_path / "out", tmp_path / "x" / ".." / "out"):
+        with pytest.raises(SettingError, match="whose files are the input"):
+            run.check_places(tmp_path, output)
+    run.check_places(tmp_path / "in", tmp_path)
+    run.check_places(tmp_path / "in.jsonl", tmp_path)
+
+
+KILLED = """
+import argparse, sys
+from pathlib import Path
+from toy_batch import EchoCommand
+from mmaccel.batch import run
+from mmaccel.batch.folder import OutputFolder
+from mmaccel.batch.items import read_items
+command, usual = EchoCommand(), argparse.Namespace(times=1, journal=sys.argv[3], pause=0.02)
+usual.model = "toy"
+items = read_items(Path(sys.argv[1]), command.batching())
+with OutputFolder(Path(sys.argv[2]), {}, ".txt") as folder:
+    run.run(items, folder, command, usual, run.here(command, usual))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals")
+def test_killed_three_times_it_ends_with_every_output_once(tmp_path):
+    count, path, out = 60, tmp_path / "items.jsonl", tmp_path / "out"
+    path.write_text("".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(count)))
+    words = [sys.executable, "-c", KILLED, str(path), str(out), str(tmp_path / "journal")]
+    helpers = str(Path(__file__).parents[1] / "helpers")
+    for stage in (10, 25, 45):
+        with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": helpers}) as process:
+            until = time.monotonic() + 60
+            while len(list(out.glob("*.txt"))) < stage and time.monotonic() < until:
+                time.sleep(0.005)
+            process.kill()
+        assert stage <= len(list(out.glob("*.txt"))) < count
+    found = read_items(path, COMMAND.batching())
+    with OutputFolder(out, {}, ".txt") as folder:
+        outcome = run.run(found, folder, COMMAND, usual(), run.here(COMMAND, usual()))
+    assert outcome.made + outcome.before == count and not outcome.failures
+    assert sorted(file.read_text() for file in out.glob("*.txt")) == sorted(f"text {n}" for n in range(count))
+    assert len({record["key"] for record in records(out)}) == len(records(out)) == count
+    assert len(begun(tmp_path / "journal")) <= outcome.before + 3, "one item is lost by each kill"

@@ -1,0 +1,136 @@
+"""Clips over HTTP, by OpenAI's own client: a promise, its status, and the file."""
+
+import time
+
+import httpx
+import openai
+import pytest
+from listening import client, listening
+
+import mmaccel
+from mmaccel.modality import get_modality
+from mmaccel.video.generation import VideoSettings, film
+from mmaccel.video.serving import ENDPOINT
+
+PROMPT = "rocket moves up, blue background"
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    pytest.importorskip("av", reason="needs the package av")
+    pipe = get_modality("video").open("tiny-wan")
+    with mmaccel.accelerate(pipe, preset="balanced") as session:
+        yield ENDPOINT("tiny-wan", pipe, session)
+
+
+@pytest.fixture(scope="module")
+def served(endpoint):
+    with listening(endpoint, key="secret") as (server, address):
+        yield server, address
+
+
+@pytest.fixture
+def ask(served):
+    return client(served[1], "secret").videos
+
+
+def ended(ask, video):
+    until = time.monotonic() + 60
+    while video.status in ("queued", "in_progress") and time.monotonic() < until:
+        time.sleep(0.05)
+        video = ask.retrieve(video.id)
+    return video
+
+
+def frames(data, tmp_path):
+    from mmaccel.vlm.input.read_video import read_video
+
+    (tmp_path / "a.mp4").write_bytes(data)
+    return read_video(tmp_path / "a.mp4", fps=8).frames
+
+
+def test_a_clip_is_promised_made_and_fetched(ask, endpoint, tmp_path):
+    given = {"seed": 3, "steps": 10}
+    video = ask.create(model="tiny-wan", prompt=PROMPT, seconds="1", size="64x48", extra_body=given)
+    assert video.object == "video" and video.status in ("queued", "in_progress") and video.prompt == PROMPT
+    assert (video.seconds, video.size) == ("1", "64x48")
+    video = ended(ask, video)
+    assert (video.status, video.progress) == ("completed", 100)
+    got = frames(ask.download_content(video.id).read(), tmp_path)
+    settings = VideoSettings(seed=3, steps=10, frames=9, width=64, height=48)
+    wanted = film(endpoint.target, PROMPT, settings).frames
+    assert len(got) == len(wanted) == 9 and got[0].shape == (48, 64, 3)
+    near = [abs(a.astype(int) - b).mean() for a, b in zip(got, map(_pixels, wanted), strict=True)]
+    assert max(near) < 8, "the same clip, apart from the codec"
+    again = ask.create(prompt=PROMPT, extra_body={**given, "frames": 9, "seed": 4}, size="64x48")
+    other = frames(ask.download_content(ended(ask, again).id).read(), tmp_path)
+    assert max(abs(a.astype(int) - b.astype(int)).mean() for a, b in zip(got, other, strict=True)) > 8
+
+
+def _pixels(picture):
+    import numpy as np
+
+    return np.asarray(picture).astype(int)
+
+
+def test_a_clip_that_cannot_be_made_says_why(ask):
+    video = ended(ask, ask.create(prompt="zeppelin moves up", extra_body={"steps": 2}))
+    assert video.status == "failed" and "zeppelin" in video.error.message
+    with pytest.raises(openai.ConflictError, match="is failed"):
+        ask.download_content(video.id)
+
+
+def test_a_clip_that_is_deleted_is_given_up(ask, served):
+    video = ask.create(prompt=PROMPT, extra_body={"steps": 500})
+    running = served[0].promises.kept[video.id].future
+    with pytest.raises(openai.ConflictError):
+        ask.download_content(video.id)
+    assert ask.delete(video.id).deleted
+    with pytest.raises(openai.NotFoundError, match="there is no video"):
+        ask.retrieve(video.id)
+    until = time.monotonic() + 60
+    while not running.done() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert running.done()
+    assert (
+        ended(ask, ask.create(prompt=PROMPT, size="32x32", seconds="1", extra_body={"steps": 1})).status == "completed"
+    )
+
+
+def test_promises_need_the_key_and_old_ones_are_forgotten(served, monkeypatch):
+    server, address = served
+    kept = server.promises.kept
+    number = next(iter(kept))
+    assert httpx.get(f"{address}/v1/videos/{number}").status_code == 401
+    assert httpx.get(f"{address}/v1/videos/{number}/content").status_code == 401
+    assert httpx.delete(f"{address}/v1/videos/{number}").status_code == 401
+    monkeypatch.setattr("mmaccel.serve.promises.SECONDS", -1)
+    server.promises._forget()
+    assert not kept
+
+
+def test_only_so_many_are_kept(served, monkeypatch, ask):
+    server, _ = served
+    monkeypatch.setattr("mmaccel.serve.promises.KEPT", 2)
+    small = {"steps": 1, "frames": 1}
+    made = [ended(ask, ask.create(prompt=PROMPT, size="32x32", extra_body=small)) for _ in range(4)]
+    assert list(server.promises.kept) == [video.id for video in made[2:]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    (
+        ({"prompt": " "}, "prompt is missing"),
+        ({"size": "big"}, "size='big'"),
+        ({"size": "99999x2"}, "size="),
+        ({"seconds": "soon"}, "seconds='soon'"),
+        ({"seconds": "4", "frames": 9}, "seconds and frames say the same"),
+        ({"steps": 0}, "steps=0"),
+        ({"input_reference": "x"}, "'input_reference' is not used here"),
+    ),
+)
+def test_bad_requests_say_what_is_wrong(ask, given, message):
+    with pytest.raises(openai.BadRequestError) as error:
+        ask.create(prompt=given.pop("prompt", PROMPT), extra_body=given)
+    assert message in error.value.body["message"]
