@@ -7,7 +7,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -38,11 +38,6 @@ class VisualAdapter(DecoderAdapter):
 
     Subclasses split the features of one call into visuals, in :meth:`visuals`.
 
-    Class attributes
-    ----------------
-    pixel_arguments
-        Arguments of `generate` that describe pictures and videos, and are removed once these are encoded.
-
     Attributes
     ----------
     first_cut
@@ -52,22 +47,6 @@ class VisualAdapter(DecoderAdapter):
     last
         The prompt of the last call, and the tokens cut from it inside the decoder.
     """
-
-    pixel_arguments: ClassVar[tuple[str, ...]] = (
-        "pixel_values",
-        "pixel_values_videos",
-        "image_sizes",
-        "image_sizes_videos",
-        "batch_num_images",
-        "vision_feature_layer",
-        "vision_feature_select_strategy",
-        "vision_aspect_ratio",
-        "pixel_attention_mask",
-        "image_grid_thw",
-        "video_grid_thw",
-        "second_per_grid_ts",
-        "mm_token_type_ids",
-    )
 
     first_cut: int = 1
 
@@ -79,12 +58,20 @@ class VisualAdapter(DecoderAdapter):
     @property
     def model(self) -> Any:
         """The module with tower, projector and decoder."""
-        return self.target.model
+        return self.target.base_model
 
     @property
     def tower(self) -> Any:
         """The vision tower."""
         return self.model.vision_tower
+
+    @property
+    def pixel_arguments(self) -> set[str]:
+        """Arguments of `generate` that describe pictures and videos, and are removed once these are encoded."""
+        calls = [getattr(self.model, f"get_{kind}_features", None) for kind in KINDS]
+        calls.append(getattr(self.model, "get_rope_index", None))
+        names = {name for call in calls if call is not None for name in inspect.signature(call).parameters}
+        return names - {"kwargs", "input_ids", "attention_mask"}
 
     def token_id(self, kind: str) -> int:
         """The placeholder of an `"image"` or `"video"`, -1 where the family has none."""

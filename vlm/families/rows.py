@@ -1,0 +1,57 @@
+"""What the source of a vision-language model does not tell, and why some cannot be served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One class of transformers.
+
+    Attributes
+    ----------
+    tiles
+        Whether each picture, or each tile of one, takes the same number of tokens.
+    cells
+        The setting that tells this number; empty if it follows from the sizes of the tower.
+    frames
+        Whether the processor hands a video over as pictures: those of one prompt are frames then.
+    order
+        How patches follow each other in the tower where pictures have any size: see
+        :func:`mmaccel.vlm.families.layout.lay_grids`.
+    unplaced
+        Why the tower's attention tells nothing about single tokens; empty if it does.
+    """
+
+    tiles: bool = False
+    cells: str = ""
+    frames: bool = False
+    order: str = "merged"
+    unplaced: str = ""
+
+
+TILES = Row(tiles=True)
+GRID = Row()
+
+ROWS: dict[str, Row] = {
+    "Qwen2VLForConditionalGeneration": GRID,
+    "Qwen2_5_VLForConditionalGeneration": GRID,
+    "Qwen3VLForConditionalGeneration": GRID,
+    "Qwen3VLMoeForConditionalGeneration": GRID,
+    "InternVLForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
+    "SmolVLMForConditionalGeneration": Row(tiles=True, frames=True),
+    "Idefics3ForConditionalGeneration": TILES,
+    "LlavaForConditionalGeneration": TILES,
+    "AyaVisionForConditionalGeneration": TILES,
+    "Cohere2VisionForConditionalGeneration": TILES,
+    "DeepseekVLForConditionalGeneration": TILES,
+}
+
+REFUSED: dict[str, str] = {}
+
+
+def row_of(target: Any) -> Row:
+    """The line of a model's class, or of the class that it is derived from."""
+    return next(ROWS[cls.__name__] for cls in type(target).__mro__ if cls.__name__ in ROWS)
