@@ -23,6 +23,8 @@ class Row:
         :func:`mmaccel.vlm.families.layout.lay_grids`.
     unplaced
         Why the tower's attention tells nothing about single tokens; empty if it does.
+    video
+        Whose placeholder stands for a video.
     """
 
     tiles: bool = False
@@ -30,23 +32,62 @@ class Row:
     frames: bool = False
     order: str = "merged"
     unplaced: str = ""
+    video: str = "video"
 
 
 TILES = Row(tiles=True)
 GRID = Row()
+
+GLM = Row(video="image")
 
 ROWS: dict[str, Row] = {
     "Qwen2VLForConditionalGeneration": GRID,
     "Qwen2_5_VLForConditionalGeneration": GRID,
     "Qwen3VLForConditionalGeneration": GRID,
     "Qwen3VLMoeForConditionalGeneration": GRID,
+    "Qwen3_5ForConditionalGeneration": GRID,
+    "Qwen3_5MoeForConditionalGeneration": GRID,
+    "Qwen2_5OmniThinkerForConditionalGeneration": GRID,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": GRID,
+    "Glm4vForConditionalGeneration": GLM,
+    "Glm4vMoeForConditionalGeneration": GLM,
+    "Glm46VForConditionalGeneration": GLM,
+    "Glm5NextForConditionalGeneration": GLM,
+    "GlmOcrForConditionalGeneration": GLM,
+    "Ernie4_5_VLMoeForConditionalGeneration": GRID,
+    "Exaone4_5_ForConditionalGeneration": GRID,
+    "CohereCompassForConditionalGeneration": GRID,
+    "Cosmos3EdgeForConditionalGeneration": GRID,
+    "Cosmos3OmniForConditionalGeneration": GRID,
+    "Dots3NoteForConditionalGeneration": GRID,
+    "HyperCLOVAXVisionV2ForConditionalGeneration": GRID,
+    "Kimi_K25ForConditionalGeneration": Row(order="rows"),
+    "Lfm3VlForConditionalGeneration": GRID,
+    "MiniMaxM3SparseForConditionalGeneration": GRID,
+    "MuseGlimmerForConditionalGeneration": GRID,
+    "MuseSparkForConditionalGeneration": GRID,
+    "VideoLlama3ForConditionalGeneration": GRID,
+    "PaddleOCRVLForConditionalGeneration": GRID,
+    "HunYuanVLForConditionalGeneration": GRID,
     "InternVLForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
+    "QianfanOCRForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
     "SmolVLMForConditionalGeneration": Row(tiles=True, frames=True),
     "Idefics3ForConditionalGeneration": TILES,
     "LlavaForConditionalGeneration": TILES,
+    "VipLlavaForConditionalGeneration": TILES,
     "AyaVisionForConditionalGeneration": TILES,
     "Cohere2VisionForConditionalGeneration": TILES,
     "DeepseekVLForConditionalGeneration": TILES,
+    "GotOcr2ForConditionalGeneration": TILES,
+    "AriaForConditionalGeneration": TILES,
+    "Gemma3ForConditionalGeneration": Row(tiles=True, cells="mm_tokens_per_image"),
+    "Ovis2ForConditionalGeneration": TILES,
+    "Llama4ForConditionalGeneration": TILES,
+    "JanusForConditionalGeneration": TILES,
+    "DeepseekVLHybridForConditionalGeneration": TILES,
+    "Mistral3ForConditionalGeneration": Row(order="rows"),
+    "MistralLarge4ForConditionalGeneration": Row(order="rows"),
+    "LightOnOcrForConditionalGeneration": Row(order="rows"),
 }
 
 REFUSED: dict[str, str] = {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
+from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmaccel.adapter import register_adapter
@@ -52,6 +52,9 @@ class ScatteredAdapter(VisualAdapter):
                 f"{method.name} ranks tokens by the attention in the vision tower, and that of"
                 f" {type(self.target).__name__} has {why}: vlm.VidCom2 does without"
             )
+
+    def token_id(self, kind: str) -> int:
+        return super().token_id(self.row.video if kind == "video" else kind)
 
     @property
     def merge(self) -> int:
@@ -119,17 +122,19 @@ class ScatteredAdapter(VisualAdapter):
         return counts if sum(counts) == tiles else [tiles]
 
     def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
-        rule = getattr(self.model, "get_rope_index", None)
-        if rule is None or all(kwargs.get(f"{kind}_grid_thw") is None for kind in KINDS):
+        rule = self.target._prepare_position_ids_for_generation
+        if rule.__func__ is GenerationMixin._prepare_position_ids_for_generation:
+            return None  # they count up
+        kinds = [kind for kind in KINDS if kwargs.get(f"{kind}_grid_thw") is not None]
+        if not kinds:
             return None
-        ids, types = kwargs["input_ids"], kwargs.get("mm_token_type_ids")
-        if types is None:
-            types = sum((ids == self.token_id(kind)).int() * (n + 1) for n, kind in enumerate(KINDS))
-        names = inspect.signature(rule).parameters
-        given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
-        vision, _ = rule(**{**given, "input_ids": ids, "mm_token_type_ids": types})
-        text = torch.arange(ids.shape[1], device=ids.device).expand(1, *ids.shape)
-        return torch.cat([text, vision])
+        ids, given = kwargs["input_ids"], {name: kwargs[name] for name in kwargs.keys() - {"past_key_values", "input_ids"}}
+        if given.get("mm_token_type_ids") is None:
+            given["mm_token_type_ids"] = sum((ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds)
+        before = self.model.rope_deltas
+        positions: torch.Tensor = rule(ids, given)
+        self.model.rope_deltas = before
+        return positions
 
     def inputs(self, prompt: Prompt) -> dict[str, Any]:
         if not any(visual.extra for visuals in prompt.visuals.values() for visual in visuals):

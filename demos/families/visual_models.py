@@ -1,0 +1,111 @@
+"""Small models of transformers' vision-language classes, with the arguments of a call.
+
+`visual_models.json` has a line for each class: what its configuration needs beside `TEXT` and `VISION`, and how its
+processor hands pictures over.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from mmaccel.vlm import visual_examples
+from mmaccel.vlm.visual_examples import FRAMES, IMAGE, NEW_TOKENS, PLACEHOLDERS, TEXT, VIDEO, sharp
+
+SOURCE = Path(__file__).with_name("visual_models.json")
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 4,
+}
+PACKED = {**VISION, "depth": 2, "num_heads": 4, "out_hidden_size": 32}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SIDE = 32
+ROWS, COLUMNS = 8, 8  # patches of a frame, of which 2 x 2 are a token
+
+
+@functools.cache
+def rows() -> dict[str, Any]:
+    """The line of every class, by name."""
+    found: dict[str, Any] = json.loads(SOURCE.read_text(encoding="utf-8"))
+    return found
+
+
+def build(name: str, seed: int = 0) -> tuple[Any, Callable[..., dict[str, Any]]]:
+    """A model of a class, and ``arguments(batch, frames, **more)`` of a greedy call."""
+    row = rows()[name]
+    cls = getattr(transformers, name)
+    text = {**TEXT, **row.get("text", {})}
+    if section := text.pop("mrope", None):
+        text["rope_parameters"] = {**ROPE, "mrope_section": section}
+    vision = {**(PACKED if row["call"] == "grid" else VISION), **row.get("vision", {})}
+    tokens = {"image_token_index": IMAGE, "video_token_index": VIDEO} if _indexed(cls) else PLACEHOLDERS
+    config = cls.config_class(
+        text_config=text, vision_config=vision, tie_word_embeddings=False, **{**tokens, **row.get("more", {})}
+    )
+    model = sharp(lambda: cls(config), seed)
+    return model, functools.partial(_CALLS[row["call"]], model, row)
+
+
+def _indexed(cls: Any) -> bool:
+    return (cls.config_class.attribute_map or {}).get("image_token_id") == "image_token_index"
+
+
+def _call(visual: list[int], batch: int, more: dict[str, Any], **pixels: Any) -> dict[str, Any]:
+    return {**visual_examples.prompt(batch, visual), "max_new_tokens": NEW_TOKENS, "do_sample": False, **pixels, **more}
+
+
+def _grid(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES, **more: Any) -> dict[str, Any]:
+    """Patches in one row; a video, or pictures where the class has no video."""
+    kind = row.get("kind", "video")
+    vision, token = model.config.vision_config, IMAGE if row.get("placeholder") == "image" or kind == "image" else VIDEO
+    length = 3 * getattr(vision, row.get("temporal", "temporal_patch_size"), 1) * vision.patch_size**2
+    generator = torch.Generator().manual_seed(0)
+    scene = torch.randn(batch, 1, ROWS * COLUMNS, length, generator=generator)
+    pixels = (scene + 0.3 * torch.randn(batch, frames, ROWS * COLUMNS, length, generator=generator)).flatten(0, 2)
+    stamp = [5, 6] if row.get("stamp") or kind == "image" else []
+    visual = [*stamp, *[token] * row.get("cells", ROWS * COLUMNS // 4)] * (frames // row.get("joined", 1))
+    whole = [[frames, ROWS, COLUMNS]] * batch if kind == "video" else [[1, ROWS, COLUMNS]] * (batch * frames)
+    call = _call([*row.get("before", []), *visual, *row.get("after", [])], batch, more)
+    shape = row.get("patch")
+    call["pixel_values_videos" if kind == "video" else "pixel_values"] = pixels.view(-1, *shape) if shape else pixels
+    call[f"{kind}_grid_thw"] = torch.tensor(whole)
+    if row.get("merge_sizes"):
+        call[f"{kind}_merge_sizes"] = torch.tensor([2] * len(whole))
+    if row.get("seconds"):
+        call["video_second_per_grid"] = torch.ones(batch)
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+        call["mm_token_type_ids"] = (call["input_ids"] == token).int() * (2 if kind == "video" else 1)
+    return call
+
+
+def _tiles(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES, **more: Any) -> dict[str, Any]:
+    """Tiles of one size."""
+    visual = [5, *[IMAGE] * row["cells"], 6] * frames
+    pixels = visual_examples.clip(batch, frames, SIDE)
+    call = _call(visual, batch, more, pixel_values=pixels.flatten(0, int(row["call"] == "tiles")))
+    if row.get("types"):
+        call["token_type_ids"] = (call["input_ids"] == IMAGE).int()
+    return call
+
+
+def _sizes(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES, **more: Any) -> dict[str, Any]:
+    """Pictures of any size, with a token between their rows."""
+    lines = [[IMAGE] * 4 + [7]] * 4
+    visual = [token for _ in range(frames) for token in [5, *sum(lines, [])]]
+    pixels = visual_examples.clip(batch, frames, SIDE).flatten(0, 1)
+    sizes = torch.tensor([[SIDE, SIDE]] * len(pixels))
+    return _call(visual, batch, more, pixel_values=pixels, image_sizes=sizes)
+
+
+_CALLS = {"grid": _grid, "tiles": _tiles, "rows": _tiles, "sizes": _sizes}
