@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,49 +10,47 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from mmaccel import private
 
+from ..input.spans import Grid
 from ..input.visual import Visual
 from .tower import Probe
 
 
-def lay_grids(probe: Probe, found: list[Visual], grid_thw: torch.Tensor, tower: Any, order: str) -> None:
+def lay_grids(probe: Probe, found: list[Visual], patches: list[Grid], tower: Any, order: str) -> None:
     """Give visuals of any size the scores and keys of their patches, which come in one row.
 
     Parameters
     ----------
+    patches
+        Frames, rows and columns of patches of each.
     order
         ``"merged"`` if the patches of one token come one after the other, ``"rows"`` if those of one row of a frame do.
     """
     values = torch.cat([torch.cat(probe.received)[:, None], torch.cat(probe.keys).float()], 1)
-    patches = grid_thw.prod(1).tolist()
     if order == "rows":
-        laid = torch.cat([_pooled(part, tuple(grid), visual) for part, grid, visual in
-                          zip(values.split(patches), grid_thw.tolist(), found, strict=True)])  # fmt: skip
+        parts = values.split([math.prod(grid) for grid in patches])
+        laid = torch.cat([_pooled(*each) for each in zip(parts, patches, found, strict=True)])
     else:
         laid = values.unflatten(0, (sum(len(visual.features) for visual in found), -1)).mean(1)
         if getattr(tower, "window_size", None):
-            laid = laid[private.vision_window_index(tower, grid_thw).argsort()]
+            laid = laid[private.vision_window_index(tower, torch.tensor(patches)).argsort()]
     _share(laid, found)
 
 
-def _pooled(values: torch.Tensor, grid: tuple[int, int, int], visual: Visual) -> torch.Tensor:
+def _pooled(values: torch.Tensor, grid: Grid, visual: Visual) -> torch.Tensor:
     planes = values.unflatten(0, grid).permute(0, 3, 1, 2)
     return adaptive_avg_pool2d(planes, visual.grid[1:]).flatten(2).transpose(1, 2).flatten(0, 1)
 
 
-def lay_tiles(probe: Probe, found: list[Visual], tower: Any) -> None:
-    """Give visuals of equal frames the scores and keys of their tiles, of which the tower had one for each frame."""
+def lay_tiles(probe: Probe, found: list[Visual], skip_last: bool) -> None:
+    """Give visuals of equal frames the scores and keys of their tiles, of which the tower had one for each frame.
+
+    What the tower has beside a square of patches, such as a class token, comes before them or, with `skip_last`, after.
+    """
     values = torch.cat([torch.stack(probe.received)[..., None], torch.stack(probe.keys).float()], 2)
-    size = found[0].grid[1:]
-    skip = int(_class_token(tower))
-    side = round((values.shape[1] - skip) ** 0.5)
-    planes = values[:, skip:].transpose(1, 2).unflatten(2, (side, side))
-    _share(adaptive_avg_pool2d(planes, size).flatten(2).transpose(1, 2).flatten(0, 1), found)
-
-
-def _class_token(tower: Any) -> bool:
-    """Whether the tower has a token before the patches."""
-    embeddings = getattr(getattr(tower, "vision_model", tower), "embeddings", None)
-    return hasattr(embeddings, "class_embedding") or getattr(embeddings, "cls_token", None) is not None
+    side = math.isqrt(values.shape[1])
+    values = values[:, : side**2] if skip_last else values[:, values.shape[1] - side**2 :]
+    planes = values.transpose(1, 2).unflatten(2, (side, side))
+    _share(adaptive_avg_pool2d(planes, found[0].grid[1:]).flatten(2).transpose(1, 2).flatten(0, 1), found)
 
 
 def _share(laid: torch.Tensor, found: list[Visual]) -> None:

@@ -25,6 +25,10 @@ class Row:
         Why the tower's attention tells nothing about single tokens; empty if it does.
     video
         Whose placeholder stands for a video.
+    projector
+        The module that makes features of the tower's last states, where the call for them does not.
+    skip_last
+        Whether the class token of the tower comes after the patches.
     """
 
     tiles: bool = False
@@ -33,6 +37,8 @@ class Row:
     order: str = "merged"
     unplaced: str = ""
     video: str = "video"
+    projector: str = ""
+    skip_last: bool = False
 
 
 TILES = Row(tiles=True)
@@ -82,8 +88,7 @@ ROWS: dict[str, Row] = {
     "AriaForConditionalGeneration": TILES,
     "Gemma3ForConditionalGeneration": Row(tiles=True, cells="mm_tokens_per_image"),
     "Ovis2ForConditionalGeneration": TILES,
-    "Llama4ForConditionalGeneration": TILES,
-    "JanusForConditionalGeneration": TILES,
+    "Llama4ForConditionalGeneration": Row(tiles=True, projector="multi_modal_projector", skip_last=True),
     "DeepseekVLHybridForConditionalGeneration": TILES,
     "Mistral3ForConditionalGeneration": Row(order="rows"),
     "MistralLarge4ForConditionalGeneration": Row(order="rows"),

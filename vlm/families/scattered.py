@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -35,8 +36,10 @@ class ScatteredAdapter(VisualAdapter):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.row = row_of(target)
+        self.stacked = False
         vision = target.config.vision_config
-        self.first_cut = max(1, len(getattr(vision, "deepstack_visual_indexes", None) or ()))
+        attends = [int(module.layer_idx) for module in self.attention_modules() if hasattr(module, "layer_idx")]
+        self.first_cut = max(1 + min(attends, default=0), len(getattr(vision, "deepstack_visual_indexes", None) or ()))
 
     @property
     def tower(self) -> Any:
@@ -73,49 +76,67 @@ class ScatteredAdapter(VisualAdapter):
         return int(told or (vision.image_size // vision.patch_size // self.merge) ** 2)
 
     def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
-        grid_thw, merge = kwargs.get(f"{kind}_grid_thw"), self.merge
-        if grid_thw is not None:
-            return [(t, rows // merge, columns // merge) for t, rows, columns in grid_thw.tolist()]
-        if self.row.tiles and kind == "image":
-            tiles = int((kwargs["input_ids"] == self.token_id(kind)).sum()) // self.cells
-            return [_square(self.cells)] * tiles
-        return None
+        patches, merge = self._patches(kind, kwargs), self.merge
+        if patches is not None:
+            return [(frames, rows // merge, columns // merge) for frames, rows, columns in patches]
+        if kind != "image":
+            return None
+        tiles = int((kwargs["input_ids"] == self.token_id(kind)).sum()) // self.cells
+        return [_square(self.cells)] * tiles
 
     def visuals(
         self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
     ) -> list[Visual]:
-        entries = [part.reshape(-1, part.shape[-1]) for part in output.pooler_output]
-        grid_thw = kwargs.get(f"{kind}_grid_thw")
-        if grid_thw is not None:
-            grids = self.grids(kind, kwargs) or []
-            found = [Visual.of_frames(part, _fitting(grid, len(part))) for part, grid in zip(entries, grids, strict=True)]
-            if probe is not None:
-                lay_grids(probe, found, grid_thw, self.tower, self.row.order)
+        features = self._features(output)
+        self.stacked = isinstance(features, torch.Tensor)
+        entries = [part.reshape(-1, part.shape[-1]) for part in features]
+        patches = self._patches(kind, kwargs)
+        if patches is None:
+            found = self._tiles(kind, entries, kwargs, seen)
         else:
-            found = self._tiles(kind, torch.cat(entries), kwargs, seen) if self.row.tiles else _alone(entries)
-            if probe is not None:
-                lay_tiles(probe, found, self.tower)
+            grids = [_merged(grid, len(part)) for grid, part in zip(patches, entries, strict=True)]
+            found = [Visual.of_frames(part, grid) for part, grid in zip(entries, grids, strict=True)]
+        if probe is not None and patches is None:
+            lay_tiles(probe, found, self.row.skip_last)
+        elif probe is not None:
+            lay_grids(probe, found, patches, self.tower, self.row.order)
         for layer in getattr(output, "deepstack_features", None) or ():
             for visual, part in zip(found, layer, strict=True):
                 visual.extra = (*visual.extra, part)
         return found
 
-    def _tiles(self, kind: str, flat: torch.Tensor, kwargs: dict[str, Any], seen: int) -> list[Visual]:
+    def _features(self, output: Any) -> Any:
+        """What the language model gets: a tensor, or one for each picture."""
+        if self.row.projector:
+            return getattr(self.model, self.row.projector)(output.last_hidden_state)
+        return output.pooler_output
+
+    def _patches(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
+        """Frames, rows and columns of patches where pictures have any size; None where all are alike."""
+        grid_thw, sizes = kwargs.get(f"{kind}_grid_thw"), kwargs.get("image_sizes")
+        if grid_thw is not None:
+            return [(t, rows, columns) for t, rows, columns in grid_thw.tolist()]
+        if sizes is None or self.row.tiles:
+            return None
+        patch = self.target.config.vision_config.patch_size
+        return [(1, height // patch, width // patch) for height, width in sizes.tolist()]
+
+    def _tiles(self, kind: str, entries: list[torch.Tensor], kwargs: dict[str, Any], seen: int) -> list[Visual]:
         """Tiles apart, or those of each prompt as the frames of one video."""
-        cells = self.cells
+        cells = len(entries[0]) if self.stacked else self.cells
+        flat = torch.cat(entries)
         if len(flat) % cells:  # said with the placeholders
-            return _alone([flat])
-        counts = [1] * (len(flat) // cells)
-        if self.row.frames:
-            counts = self._frames(kind, len(flat) // cells, kwargs, seen)
+            cells = len(flat)
+        tiles = len(flat) // cells
+        counts = self._frames(kind, tiles, cells, kwargs, seen) if self.row.frames else [1] * tiles
         _, rows, columns = _square(cells)
         parts = flat.split([count * cells for count in counts])
         return [Visual.of_frames(part, (count, rows, columns)) for part, count in zip(parts, counts, strict=True)]
 
-    def _frames(self, kind: str, tiles: int, kwargs: dict[str, Any], seen: int) -> list[int]:
+    def _frames(self, kind: str, tiles: int, cells: int, kwargs: dict[str, Any], seen: int) -> list[int]:
         """The number of tiles of each prompt, earlier turns and the new one apart."""
         places = kwargs["input_ids"] == self.token_id(kind)
-        turns = torch.stack([places[:, :seen].sum(1), places[:, seen:].sum(1)], 1) // self.cells
+        turns = torch.stack([places[:, :seen].sum(1), places[:, seen:].sum(1)], 1) // cells
         if int(turns[:, 1].sum()) == tiles:  # only those that are new were given
             turns[:, 0] = 0
         counts = [count for count in turns.flatten().tolist() if count]
@@ -134,18 +155,33 @@ class ScatteredAdapter(VisualAdapter):
         before = self.model.rope_deltas
         positions: torch.Tensor = rule(ids, given)
         self.model.rope_deltas = before
-        return positions
+        if len(positions) > self._axes:
+            return positions
+        text = torch.arange(ids.shape[1], device=ids.device).expand(1, *ids.shape)
+        return torch.cat([text, positions])
+
+    @property
+    def _axes(self) -> int:
+        """Dimensions of positions, without the count that some models put before them."""
+        return len((self.text_config.rope_parameters or {}).get("mrope_section", range(3)))
 
     def inputs(self, prompt: Prompt) -> dict[str, Any]:
-        if not any(visual.extra for visuals in prompt.visuals.values() for visual in visuals):
+        visuals = [visual for found in prompt.visuals.values() for visual in found]
+        takes = inspect.signature(self.target.prepare_inputs_for_generation).parameters
+        if "inputs_embeds" in takes and not any(visual.extra for visual in visuals):
             return super().inputs(prompt)
-        outputs = {}
-        for kind, visuals in prompt.visuals.items():
-            features: Any = tuple(visual.features for visual in visuals)  # one for each, where others have a tensor
-            output: Any = BaseModelOutputWithPooling(pooler_output=features)
+        outputs = {kind: self._encoded(found) for kind, found in prompt.visuals.items()}
+        return {"input_ids": prompt.input_ids, **({"mm_encoder_outputs": outputs} if outputs else {})}
+
+    def _encoded(self, visuals: list[Visual]) -> Any:
+        """What the model's own call of the tower would have returned."""
+        features: Any = tuple(visual.features for visual in visuals)
+        if self.stacked:  # each token a picture of its own: `generate` deals them out to beams by number
+            features = torch.cat(features)[:, None]
+        output: Any = BaseModelOutputWithPooling(pooler_output=features)
+        if visuals[0].extra:
             output.deepstack_features = [list(layer) for layer in zip(*(v.extra for v in visuals), strict=True)]
-            outputs[kind] = output
-        return {"input_ids": prompt.input_ids, "mm_encoder_outputs": outputs}
+        return output
 
 
 def _square(cells: int) -> Grid:
@@ -153,12 +189,11 @@ def _square(cells: int) -> Grid:
     return (1, side, side) if side**2 == cells else (1, 1, cells)
 
 
-def _alone(entries: list[torch.Tensor]) -> list[Visual]:
-    """Pictures of any size."""
-    return [Visual.of_frames(part, _square(len(part))) for part in entries]
-
-
-def _fitting(grid: Grid, tokens: int) -> Grid:
-    """A grid whose frames the projector may have merged; a line of tokens where there are others among them."""
-    _, rows, columns = grid
-    return (1, 1, tokens) if tokens % (rows * columns) else (tokens // (rows * columns), rows, columns)
+def _merged(patches: Grid, tokens: int) -> Grid:
+    """Frames, rows and columns of tokens that such patches become; one line where others lie between them."""
+    frames, rows, columns = patches
+    for merge in (1, 2, 4):
+        cells = (rows // merge) * (columns // merge)
+        if tokens % cells == 0 and tokens // cells <= frames:
+            return tokens // cells, rows // merge, columns // merge
+    return 1, 1, tokens

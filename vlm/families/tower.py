@@ -52,6 +52,8 @@ def _received(query: torch.Tensor, key: torch.Tensor, scale: float, mask: torch.
 
     In place, since new memory for each step of each frame takes five times as long.
     """
+    if len(key) < len(query):  # queries share keys
+        key = key.repeat_interleave(len(query) // len(key), 0)
     scores = (query @ key.transpose(1, 2)).float().mul_(scale)
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
@@ -73,7 +75,7 @@ def attention_layers(tower: torch.nn.Module) -> list[torch.nn.Module]:
         module
         for module in tower.modules()
         if hasattr(module, "config")
-        and getattr(module, "is_causal", None) is False
+        and not getattr(module, "is_causal", not hasattr(module, "scaling"))
         and private.uses_attention_interface(module)
         and not isinstance(module, torch.nn.ModuleList)
     ]

@@ -107,11 +107,17 @@ class VisualAdapter(DecoderAdapter):
         if first and any(self._cuts(m) for m in session.plan.methods):
             attention = self.attention
             assert attention is not None
-            install(self.decoder.layers, lambda: None if attention.run is None else self.cuts, stack)
+            install(self.layers, lambda: None if attention.run is None else self.cuts, stack)
 
     def _cuts(self, method: Any) -> dict[int, Cut]:
         """The tokens that a method drops inside the decoder, by layer."""
         return method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
+
+    @property
+    def layers(self) -> Any:
+        """The layers of the decoder."""
+        decoder = self.decoder
+        return decoder.layers if hasattr(decoder, "layers") else decoder.model.layers
 
     @property
     def depth(self) -> int:
@@ -181,7 +187,8 @@ class VisualAdapter(DecoderAdapter):
         for reason in (reason for reason, is_so in reasons.items() if is_so):
             run.warn(f"nothing was dropped inside the language model: {reason}")
             return None
-        return Cuts(method.name, chosen, prompt, run)
+        attends = {int(module.layer_idx) for module in self.attention_modules()}
+        return Cuts(method.name, chosen, prompt, run, [layer in attends for layer in range(self.depth)])
 
     def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
         """Put a prompt into the arguments of `generate`; the number of new tokens stays the same."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,10 +29,15 @@ class Cuts:
         For each layer before which visual tokens are dropped, what stays.
     prompt
         What the decoder gets.
+    attends
+        Whether each layer attends; others, of hybrids, have a state instead.
     """
 
-    def __init__(self, method: str, cuts: dict[int, Cut], prompt: Prompt, run: GenerateRun) -> None:
-        self.method, self.cuts, self.prompt, self.run = method, cuts, prompt, run
+    def __init__(
+        self, method: str, cuts: dict[int, Cut], prompt: Prompt, run: GenerateRun, attends: Sequence[bool]
+    ) -> None:
+        self.method, self.cuts, self.prompt, self.run, self.attends = method, cuts, prompt, run, attends
+        self.watched = {max(layer for layer in range(cut) if attends[layer]) for cut in cuts}
         self.length = prompt.input_ids.shape[1]
         self.begun, self.filling = False, True
         self.kept: dict[int, int] = {}
@@ -48,8 +53,8 @@ class Cuts:
         return sum(counts) / layers
 
     def watch(self, call: Call) -> None:
-        """After a layer has attended: keep the last token's attention, if the next layer needs it."""
-        if self.filling and call.layer_idx + 1 in self.cuts and call.queries > 1:
+        """After a layer has attended: keep the last token's attention, if a later layer needs it."""
+        if self.filling and call.layer_idx in self.watched and call.queries > 1:
             self.scores = _last_attention(call)
 
     def before(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -62,8 +67,8 @@ class Cuts:
         if at is None:
             return hidden
         if self.filling:
-            self._fill(kwargs, *self.columns[at])
-        else:
+            self._fill(kwargs, *self.columns[at], self.attends[layer])
+        elif self.attends[layer]:
             kwargs["attention_mask"] = self._later(kwargs, layer, hidden.shape[1], *self.columns[at])
         return hidden
 
@@ -75,11 +80,11 @@ class Cuts:
             self.run.warn("nothing was dropped inside the language model: the prompt came in several chunks")
 
     @staticmethod
-    def _fill(kwargs: dict[str, Any], columns: torch.Tensor, real: torch.Tensor) -> None:
+    def _fill(kwargs: dict[str, Any], columns: torch.Tensor, real: torch.Tensor, attends: bool) -> None:
         kwargs["position_embeddings"] = tuple(_columns(part, columns, -2) for part in kwargs["position_embeddings"])
         if kwargs.get("position_ids") is not None:
             kwargs["position_ids"] = _columns(kwargs["position_ids"], columns, -1)
-        kwargs["attention_mask"] = _causal(real)
+        kwargs["attention_mask"] = _causal(real) if attends else real
 
     def _cut(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         earlier = self.columns.get(max(self.columns, default=-1))
