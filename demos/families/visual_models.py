@@ -94,6 +94,8 @@ def _tiles(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES
     visual = [5, *[IMAGE] * row["cells"], 6] * frames
     pixels = visual_examples.clip(batch, frames, SIDE)
     call = _call(visual, batch, more, pixel_values=pixels.flatten(0, int(row["call"] == "tiles")))
+    if row.get("high"):
+        call["high_res_pixel_values"] = visual_examples.clip(batch, frames, 2 * SIDE).flatten(0, 1)
     if row.get("types"):
         call["token_type_ids"] = (call["input_ids"] == IMAGE).int()
     return call

@@ -29,6 +29,8 @@ class Row:
         The module that makes features of the tower's last states, where the call for them does not.
     skip_last
         Whether the class token of the tower comes after the patches.
+    carried
+        What else of the features' output the language model reads.
     """
 
     tiles: bool = False
@@ -39,8 +41,10 @@ class Row:
     video: str = "video"
     projector: str = ""
     skip_last: bool = False
+    carried: str = ""
 
 
+RESAMPLED = "tokens that a resampler makes of all patches"
 TILES = Row(tiles=True)
 GRID = Row()
 
@@ -74,7 +78,7 @@ ROWS: dict[str, Row] = {
     "MuseSparkForConditionalGeneration": GRID,
     "VideoLlama3ForConditionalGeneration": GRID,
     "PaddleOCRVLForConditionalGeneration": GRID,
-    "HunYuanVLForConditionalGeneration": GRID,
+    "HunYuanVLForConditionalGeneration": Row(unplaced="ends of rows among its tokens"),
     "InternVLForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
     "QianfanOCRForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
     "SmolVLMForConditionalGeneration": Row(tiles=True, frames=True),
@@ -85,9 +89,9 @@ ROWS: dict[str, Row] = {
     "Cohere2VisionForConditionalGeneration": TILES,
     "DeepseekVLForConditionalGeneration": TILES,
     "GotOcr2ForConditionalGeneration": TILES,
-    "AriaForConditionalGeneration": TILES,
+    "AriaForConditionalGeneration": Row(tiles=True, unplaced=RESAMPLED),
     "Gemma3ForConditionalGeneration": Row(tiles=True, cells="mm_tokens_per_image"),
-    "Ovis2ForConditionalGeneration": TILES,
+    "Ovis2ForConditionalGeneration": Row(tiles=True, carried="visual_indicator_features"),
     "Llama4ForConditionalGeneration": Row(tiles=True, projector="multi_modal_projector", skip_last=True),
     "DeepseekVLHybridForConditionalGeneration": TILES,
     "Mistral3ForConditionalGeneration": Row(order="rows"),

@@ -30,6 +30,7 @@ from ..pruning.row import Cut
 from .tower import Probe, attention_layers, layer_of, probed
 
 KINDS = ("image", "video")
+COLUMNS = {"token_type_ids", "mm_token_type_ids"}  # arguments with a value for each token
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
@@ -124,6 +125,19 @@ class VisualAdapter(DecoderAdapter):
         """Layers of the decoder."""
         return int(self.text_config.num_hidden_layers)
 
+    def _check_attention(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
+        if not self._is_outside(method):
+            super()._check_attention(method, name, modules)
+
+    def _check_layers(self, method: Any, name: str) -> None:
+        if not self._is_outside(method):
+            super()._check_layers(method, name)
+
+    @staticmethod
+    def _is_outside(method: Any) -> bool:
+        """Whether a method acts before the language model, whose attention it then leaves alone."""
+        return isinstance(method, Compressor) and type(method).shorten is not Compressor.shorten
+
     def check(self, method: Any) -> None:
         super().check(method)
         for layer in self._cuts(method):
@@ -177,9 +191,11 @@ class VisualAdapter(DecoderAdapter):
         chosen, cache = self._cuts(method), kwargs.get("past_key_values")
         if not chosen:
             return None
-        sliding = "sliding_attention" in (getattr(self.text_config, "layer_types", None) or ())
+        types = set(getattr(self.text_config, "layer_types", None) or ())
         reasons = {
-            "some of its layers have a sliding window": sliding,
+            "some of its layers have a sliding window": "sliding_attention" in types,
+            "it does not attend in full": bool(types) and not types & {"full_attention", "sliding_attention"},
+            "some of its layers attend in chunks": "chunked_attention" in types,
             "use_cache=False was given": setting(self.target, kwargs, "use_cache") is False,
             "a cache_implementation was given": setting(self.target, kwargs, "cache_implementation") is not None,
             "a cache of fixed length was given": getattr(cache, "is_compileable", False),
@@ -201,6 +217,8 @@ class VisualAdapter(DecoderAdapter):
         new = new_tokens(self.target, kwargs, length)
         for name in (*self.pixel_arguments, "max_length", "position_ids"):
             kwargs.pop(name, None)
+        for name in COLUMNS & kwargs.keys():
+            kwargs[name] = prompt.of_columns(kwargs[name])
         kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
         if kwargs.get("streamer") is not None:
             kwargs["streamer"] = WholePrompt(kwargs["streamer"], prompt)

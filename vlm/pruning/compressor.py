@@ -14,7 +14,7 @@ from .row import Cut
 
 # Families of the adapters that give a language model visual tokens at placeholders of the prompt.
 VISUAL_FAMILIES = frozenset(
-    {"llava_next_video", "llava_onevision", "scattered"}
+    {"llava_next_video", "llava_onevision", "vision_language"}
 )
 # Dropping tokens inside the language model leaves keys of different lengths, which these cannot have.
 CACHE_METHODS = frozenset({"decoding cache"})

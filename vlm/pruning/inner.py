@@ -102,13 +102,14 @@ class Cuts:
         kept = [self._row(layer, row, hidden[row, mask[row]], mask, columns) for row in range(rows)]
         width = max(len(index) for index, _ in kept)
         result = hidden.new_zeros(rows, width, hidden.shape[2])
-        new = columns.new_zeros(rows, width)
+        new, scores = columns.new_zeros(rows, width), self.scores.new_zeros(rows, width)
         missing = columns.new_tensor([width - len(index) for index, _ in kept])
         real = torch.arange(width, device=hidden.device) >= missing[:, None]
         for row, (index, states) in enumerate(kept):
             result[row, width - len(index) :] = states
             new[row, width - len(index) :] = columns[row, mask[row]][index]
-        self.columns[layer] = new, real
+            scores[row, width - len(index) :] = self.scores[row, mask[row]][index]
+        self.columns[layer], self.scores = (new, real), scores
         return result
 
     def _row(self, layer: int, row: int, hidden: torch.Tensor, mask: torch.Tensor, columns: torch.Tensor) -> Any:

@@ -24,19 +24,20 @@ TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder")
 
 
 @register_adapter
-class ScatteredAdapter(VisualAdapter):
+class VisionLanguageAdapter(VisualAdapter):
     """Reads placeholders, the call that makes features, and the rule of positions from the class and its configuration.
 
     What cannot be read there is a line of :data:`mmaccel.vlm.families.rows.ROWS`.
     """
 
-    family = "scattered"
+    family = "vision_language"
+    advice = "the other compressors work on it, such as vlm.HoliTom"
     classes = tuple(ROWS)
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.row = row_of(target)
-        self.stacked = False
+        self.stacked, self.carried = False, None
         vision = target.config.vision_config
         attends = [int(module.layer_idx) for module in self.attention_modules() if hasattr(module, "layer_idx")]
         self.first_cut = max(1 + min(attends, default=0), len(getattr(vision, "deepstack_visual_indexes", None) or ()))
@@ -89,6 +90,7 @@ class ScatteredAdapter(VisualAdapter):
     ) -> list[Visual]:
         features = self._features(output)
         self.stacked = isinstance(features, torch.Tensor)
+        self.carried = getattr(output, self.row.carried, None) if self.row.carried else None
         entries = [part.reshape(-1, part.shape[-1]) for part in features]
         patches = self._patches(kind, kwargs)
         if patches is None:
@@ -155,20 +157,15 @@ class ScatteredAdapter(VisualAdapter):
         before = self.model.rope_deltas
         positions: torch.Tensor = rule(ids, given)
         self.model.rope_deltas = before
-        if len(positions) > self._axes:
+        if len(positions) > 3:  # a count comes before time, row and column
             return positions
         text = torch.arange(ids.shape[1], device=ids.device).expand(1, *ids.shape)
         return torch.cat([text, positions])
 
-    @property
-    def _axes(self) -> int:
-        """Dimensions of positions, without the count that some models put before them."""
-        return len((self.text_config.rope_parameters or {}).get("mrope_section", range(3)))
-
     def inputs(self, prompt: Prompt) -> dict[str, Any]:
         visuals = [visual for found in prompt.visuals.values() for visual in found]
         takes = inspect.signature(self.target.prepare_inputs_for_generation).parameters
-        if "inputs_embeds" in takes and not any(visual.extra for visual in visuals):
+        if "inputs_embeds" in takes and not self.row.carried and not any(visual.extra for visual in visuals):
             return super().inputs(prompt)
         outputs = {kind: self._encoded(found) for kind, found in prompt.visuals.items()}
         return {"input_ids": prompt.input_ids, **({"mm_encoder_outputs": outputs} if outputs else {})}
@@ -179,6 +176,8 @@ class ScatteredAdapter(VisualAdapter):
         if self.stacked:  # each token a picture of its own: `generate` deals them out to beams by number
             features = torch.cat(features)[:, None]
         output: Any = BaseModelOutputWithPooling(pooler_output=features)
+        if self.row.carried:
+            setattr(output, self.row.carried, self.carried)
         if visuals[0].extra:
             output.deepstack_features = [list(layer) for layer in zip(*(v.extra for v in visuals), strict=True)]
         return output
