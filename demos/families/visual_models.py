@@ -110,4 +110,41 @@ def _sizes(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES
     return _call(visual, batch, more, pixel_values=pixels, image_sizes=sizes)
 
 
-_CALLS = {"grid": _grid, "tiles": _tiles, "rows": _tiles, "sizes": _sizes}
+def _onevision(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES, **more: Any) -> dict[str, Any]:
+    """One picture in two tiles, the whole and an enlarged one, whose lines end in newline tokens."""
+    pixels = visual_examples.clip(batch, 2, SIDE)
+    sizes = torch.tensor([[SIDE, SIDE]] * batch)
+    return _call([5, *[IMAGE] * row["cells"]], batch, more, pixel_values=pixels, image_sizes=sizes)
+
+
+def _videos(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES, **more: Any) -> dict[str, Any]:
+    """Videos of frames of one size."""
+    visual = [VIDEO] * (row["cells"] * frames + row.get("ends", 0))
+    return _call(visual, batch, more, pixel_values_videos=visual_examples.clip(batch, frames, SIDE))
+
+
+def _patches(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES, **more: Any) -> dict[str, Any]:
+    """Pictures of any size as rows of patches, with the place of each."""
+    patch = model.config.vision_config.patch_size
+    pixels = visual_examples.clip(batch, frames, SIDE).flatten(0, 1)
+    rows = pixels.unfold(2, patch, patch).unfold(3, patch, patch).permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+    call = _call([5, *[IMAGE] * row["cells"], 6] * frames, batch, more, pixel_values=rows)
+    places = torch.cartesian_prod(torch.arange(SIDE // patch), torch.arange(SIDE // patch))
+    call.update(_PLACES[row["places"]](len(rows), places))
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+        call["mm_token_type_ids"] = (call["input_ids"] == IMAGE).int()
+    return call
+
+
+_PLACES: dict[str, Callable[[int, torch.Tensor], dict[str, Any]]] = {
+    "image_position_ids": lambda count, places: {"image_position_ids": places.flip(1).repeat(count, 1, 1)},
+    "spatial_shapes": lambda count, places: {
+        "spatial_shapes": torch.tensor([[ROWS, COLUMNS]] * count),
+        "pixel_attention_mask": torch.ones(count, len(places), dtype=torch.long),
+    },
+    "image_grids": lambda count, places: {
+        "image_grids": torch.tensor([[4, 4, 0, 0]] * count),
+        "image_token_pooling": torch.arange(count * len(places)).view(count * len(places) // 4, 4),
+    },
+}
+_CALLS = {"grid": _grid, "tiles": _tiles, "rows": _tiles, "sizes": _sizes, "onevision": _onevision, "videos": _videos, "patches": _patches}

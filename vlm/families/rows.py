@@ -97,6 +97,14 @@ ROWS: dict[str, Row] = {
     "Mistral3ForConditionalGeneration": Row(order="rows"),
     "MistralLarge4ForConditionalGeneration": Row(order="rows"),
     "LightOnOcrForConditionalGeneration": Row(order="rows"),
+    "Gemma4ForConditionalGeneration": Row(unplaced="patches that are padded and pooled by place"),
+    "MiniCPMV4_6ForConditionalGeneration": Row(unplaced="patches that it merges on the way"),
+    "Lfm2VlForConditionalGeneration": Row(unplaced="padding among its patches"),
+    "Idefics2ForConditionalGeneration": Row(tiles=True, cells="perceiver_config.resampler_n_latents", unplaced=RESAMPLED),
+    "VideoLlavaForConditionalGeneration": Row(tiles=True, unplaced="a class token among its tokens"),
+    "Molmo2ForConditionalGeneration": Row(unplaced="overlapping crops, of which tokens are pooled"),
+    "Qwen4ExpForConditionalGeneration": GRID,
+    "Step3p7ForConditionalGeneration": Row(unplaced="views of two sizes"),
 }
 
 REFUSED: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..input.visual import Visual
 from .layout import lay_grids, lay_tiles
 from .rows import ROWS, row_of
 from .tower import Probe, attention_layers
-from .visual_adapter import KINDS, VisualAdapter
+from .visual_adapter import KINDS, PIXELS, VisualAdapter
 
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder")
 
@@ -72,15 +73,15 @@ class VisionLanguageAdapter(VisualAdapter):
     def cells(self) -> int:
         """Tokens of a tile."""
         config = self.target.config
-        told = self.row.cells and getattr(config, self.row.cells, None)
-        vision = config.vision_config
-        return int(told or (vision.image_size // vision.patch_size // self.merge) ** 2)
+        if self.row.cells:
+            return int(functools.reduce(getattr, self.row.cells.split("."), config))
+        return int((config.vision_config.image_size // config.vision_config.patch_size // self.merge) ** 2)
 
     def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
         patches, merge = self._patches(kind, kwargs), self.merge
         if patches is not None:
             return [(frames, rows // merge, columns // merge) for frames, rows, columns in patches]
-        if kind != "image":
+        if kind != "image" or not self.row.tiles:
             return None
         tiles = int((kwargs["input_ids"] == self.token_id(kind)).sum()) // self.cells
         return [_square(self.cells)] * tiles
@@ -124,13 +125,19 @@ class VisionLanguageAdapter(VisualAdapter):
         return [(1, height // patch, width // patch) for height, width in sizes.tolist()]
 
     def _tiles(self, kind: str, entries: list[torch.Tensor], kwargs: dict[str, Any], seen: int) -> list[Visual]:
-        """Tiles apart, or those of each prompt as the frames of one video."""
+        """Pictures or tiles apart, or those of each prompt as the frames of one video."""
+        if not self.row.tiles:
+            return [Visual.of_frames(part, _square(len(part))) for part in entries]
         cells = len(entries[0]) if self.stacked else self.cells
         flat = torch.cat(entries)
         if len(flat) % cells:  # said with the placeholders
             cells = len(flat)
         tiles = len(flat) // cells
-        counts = self._frames(kind, tiles, cells, kwargs, seen) if self.row.frames else [1] * tiles
+        counts = [1] * tiles
+        if kind == "video":
+            counts = [kwargs[PIXELS[kind]].shape[1]] * len(kwargs[PIXELS[kind]])
+        elif self.row.frames:
+            counts = self._frames(kind, tiles, cells, kwargs, seen)
         _, rows, columns = _square(cells)
         parts = flat.split([count * cells for count in counts])
         return [Visual.of_frames(part, (count, rows, columns)) for part, count in zip(parts, counts, strict=True)]
