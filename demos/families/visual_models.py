@@ -49,16 +49,13 @@ def build(name: str, seed: int = 0) -> tuple[Any, Callable[..., dict[str, Any]]]
     if section := text.pop("mrope", None):
         text["rope_parameters"] = {**ROPE, "mrope_section": section}
     vision = {**(PACKED if row["call"] == "grid" else VISION), **row.get("vision", {})}
-    tokens = {"image_token_index": IMAGE, "video_token_index": VIDEO} if _indexed(cls) else PLACEHOLDERS
+    names = cls.config_class.attribute_map or {}
+    tokens = {names.get(name, name): PLACEHOLDERS[name] for name in ("video_token_id", "image_token_id")}
     config = cls.config_class(
         text_config=text, vision_config=vision, tie_word_embeddings=False, **{**tokens, **row.get("more", {})}
     )
     model = sharp(lambda: cls(config), seed)
     return model, functools.partial(_CALLS[row["call"]], model, row)
-
-
-def _indexed(cls: Any) -> bool:
-    return (cls.config_class.attribute_map or {}).get("image_token_id") == "image_token_index"
 
 
 def _call(visual: list[int], batch: int, more: dict[str, Any], **pixels: Any) -> dict[str, Any]:
@@ -147,4 +144,13 @@ _PLACES: dict[str, Callable[[int, torch.Tensor], dict[str, Any]]] = {
         "image_token_pooling": torch.arange(count * len(places)).view(count * len(places) // 4, 4),
     },
 }
-_CALLS = {"grid": _grid, "tiles": _tiles, "rows": _tiles, "sizes": _sizes, "onevision": _onevision, "videos": _videos, "patches": _patches}
+def _packed(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES, **more: Any) -> dict[str, Any]:
+    """Patches of all pictures side by side, and the size of each picture."""
+    patch = model.config.vision_config.patch_size
+    pixels = visual_examples.clip(batch, frames, SIDE).flatten(0, 1)
+    rows = pixels.unfold(2, patch, patch).unfold(3, patch, patch).permute(1, 4, 0, 2, 3, 5).flatten(2)
+    sizes = torch.tensor([[SIDE // patch, SIDE // patch]] * len(pixels))
+    return _call([5, *[IMAGE] * row["cells"], 6] * frames, batch, more, pixel_values=rows[None], target_sizes=sizes)
+
+
+_CALLS = {"grid": _grid, "tiles": _tiles, "rows": _tiles, "sizes": _sizes, "onevision": _onevision, "videos": _videos, "patches": _patches, "packed": _packed}

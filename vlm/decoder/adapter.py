@@ -20,6 +20,7 @@ from mmaccel.patching import attention_layers, intercept_attention, wrap_generat
 from mmaccel.report import Report
 from mmaccel.session import Session
 
+from ..families.rows import why_refused
 from ..input.prompt import Prompt
 from .attention import SessionAttention
 from .call import GenerateRun
@@ -52,6 +53,13 @@ class DecoderAdapter(Adapter):
     def attention_modules(self) -> list[torch.nn.Module]:
         """The self-attention of each decoder layer, in order."""
         return attention_layers(self.decoder)
+
+    def unfit(self, method: Any) -> str:
+        """Methods of other families leave out visual tokens."""
+        name, why = type(self.target).__name__, why_refused(self.target)
+        if why is None:
+            return f"{method.name} leaves out visual tokens, and {name} is shown no pictures: vlm.SparsePrefill reads text"
+        return f"{method.name} cannot leave out visual tokens of {name}: {why}"
 
     def check(self, method: Any) -> None:
         """Raise, with the reason, for models that would be computed wrongly."""

@@ -25,14 +25,21 @@ def lay_grids(probe: Probe, found: list[Visual], patches: list[Grid], tower: Any
     order
         ``"merged"`` if the patches of one token come one after the other, ``"rows"`` if those of one row of a frame do.
     """
-    values = torch.cat([torch.cat(probe.received)[:, None], torch.cat(probe.keys).float()], 1)
+    if len(probe.received) == len(found):  # one by one, padded at the end
+        sizes = [math.prod(grid) for grid in patches]
+        received = torch.cat([part[:size] for part, size in zip(probe.received, sizes, strict=True)])
+        keys = torch.cat([part[:size] for part, size in zip(probe.keys, sizes, strict=True)])
+    else:
+        received, keys = torch.cat(probe.received), torch.cat(probe.keys)
+    values = torch.cat([received[:, None], keys.float()], 1)
+    if getattr(tower, "window_size", None):
+        index = private.vision_window_index(tower, torch.tensor(patches))
+        values = values.unflatten(0, (len(index), -1))[index.argsort()].flatten(0, 1)
     if order == "rows":
         parts = values.split([math.prod(grid) for grid in patches])
         laid = torch.cat([_pooled(*each) for each in zip(parts, patches, found, strict=True)])
     else:
         laid = values.unflatten(0, (sum(len(visual.features) for visual in found), -1)).mean(1)
-        if getattr(tower, "window_size", None):
-            laid = laid[private.vision_window_index(tower, torch.tensor(patches)).argsort()]
     _share(laid, found)
 
 

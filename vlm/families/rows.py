@@ -31,6 +31,8 @@ class Row:
         Whether the class token of the tower comes after the patches.
     carried
         What else of the features' output the language model reads.
+    own
+        Whether features are not simply put in the place of embeddings, so that only its own `forward` can do it.
     """
 
     tiles: bool = False
@@ -42,6 +44,7 @@ class Row:
     projector: str = ""
     skip_last: bool = False
     carried: str = ""
+    own: bool = False
 
 
 RESAMPLED = "tokens that a resampler makes of all patches"
@@ -74,8 +77,8 @@ ROWS: dict[str, Row] = {
     "Kimi_K25ForConditionalGeneration": Row(order="rows"),
     "Lfm3VlForConditionalGeneration": GRID,
     "MiniMaxM3SparseForConditionalGeneration": GRID,
-    "MuseGlimmerForConditionalGeneration": GRID,
-    "MuseSparkForConditionalGeneration": GRID,
+    "MuseGlimmerForConditionalGeneration": Row(order="rows"),
+    "MuseSparkForConditionalGeneration": Row(order="rows"),
     "VideoLlama3ForConditionalGeneration": GRID,
     "PaddleOCRVLForConditionalGeneration": GRID,
     "HunYuanVLForConditionalGeneration": Row(unplaced="ends of rows among its tokens"),
@@ -91,25 +94,64 @@ ROWS: dict[str, Row] = {
     "GotOcr2ForConditionalGeneration": TILES,
     "AriaForConditionalGeneration": Row(tiles=True, unplaced=RESAMPLED),
     "Gemma3ForConditionalGeneration": Row(tiles=True, cells="mm_tokens_per_image"),
-    "Ovis2ForConditionalGeneration": Row(tiles=True, carried="visual_indicator_features"),
+    "Ovis2ForConditionalGeneration": Row(tiles=True, own=True, carried="visual_indicator_features"),
     "Llama4ForConditionalGeneration": Row(tiles=True, projector="multi_modal_projector", skip_last=True),
     "DeepseekVLHybridForConditionalGeneration": TILES,
     "Mistral3ForConditionalGeneration": Row(order="rows"),
     "MistralLarge4ForConditionalGeneration": Row(order="rows"),
     "LightOnOcrForConditionalGeneration": Row(order="rows"),
-    "Gemma4ForConditionalGeneration": Row(unplaced="patches that are padded and pooled by place"),
+    "Gemma4ForConditionalGeneration": Row(order="rows"),
     "MiniCPMV4_6ForConditionalGeneration": Row(unplaced="patches that it merges on the way"),
-    "Lfm2VlForConditionalGeneration": Row(unplaced="padding among its patches"),
+    "Lfm2VlForConditionalGeneration": Row(order="rows"),
     "Idefics2ForConditionalGeneration": Row(tiles=True, cells="perceiver_config.resampler_n_latents", unplaced=RESAMPLED),
     "VideoLlavaForConditionalGeneration": Row(tiles=True, unplaced="a class token among its tokens"),
-    "Molmo2ForConditionalGeneration": Row(unplaced="overlapping crops, of which tokens are pooled"),
-    "Qwen4ExpForConditionalGeneration": GRID,
+    "Molmo2ForConditionalGeneration": Row(own=True, unplaced="overlapping crops, of which tokens are pooled"),
     "Step3p7ForConditionalGeneration": Row(unplaced="views of two sizes"),
 }
 
-REFUSED: dict[str, str] = {}
+_ENCODED = "an encoder reads its pictures and its text: methods work on what a decoder reads"
+_TIMM = "its vision tower is a model of timm, of which none was tried"
+_FEW = "a Q-Former makes so few tokens of a picture that none can be left out"
+_CROSSED = "its layers look at pictures by cross-attention, and no tokens of the prompt stand for them"
+_ELSEWHERE = "its pictures do not stand at placeholders of the prompt"
+UNTRIED = "nothing was tried on this class yet: it has no line in mmaccel.vlm.families.rows"
+
+# Classes that are shown pictures, of which no tokens can be left out, and why.
+REFUSED: dict[str, str] = {
+    "Blip2ForConditionalGeneration": _FEW,
+    "BlipForConditionalGeneration": _CROSSED,
+    "ChameleonForConditionalGeneration": "its pictures are codes, which it reads like words",
+    "FastVlmForConditionalGeneration": _TIMM,
+    "Florence2ForConditionalGeneration": _ENCODED,
+    "FuyuForCausalLM": "patches go into its decoder as they are: it has no vision tower",
+    "Gemma3nForConditionalGeneration": _TIMM,
+    "GitForCausalLM": _ELSEWHERE,
+    "IdeficsForVisionText2Text": _CROSSED,
+    "InstructBlipForConditionalGeneration": _FEW,
+    "InstructBlipVideoForConditionalGeneration": _FEW,
+    "Kosmos2ForConditionalGeneration": _ELSEWHERE,
+    "Kosmos2_5ForConditionalGeneration": _ELSEWHERE,
+    "MllamaForConditionalGeneration": _CROSSED,
+    "PaliGemmaForConditionalGeneration": "all tokens of its prompt attend to each other, in both directions",
+    "PerceptionLMForConditionalGeneration": _TIMM,
+    "Phi4MultimodalForCausalLM": "a module of its embedding encodes and places pictures",
+    "Pix2StructForConditionalGeneration": _ENCODED,
+    "Qwen2_5OmniForConditionalGeneration": "its parts speak one after the other: accelerate model.thinker",
+    "Qwen3OmniMoeForConditionalGeneration": "its parts speak one after the other: accelerate model.thinker",
+    "Qwen4ExpForConditionalGeneration": "its attention chooses keys by an index, outside transformers' attention interface",
+    "T5Gemma2ForConditionalGeneration": _ENCODED,
+    "UdopForConditionalGeneration": _ENCODED,
+    "VisionEncoderDecoderModel": _ENCODED,
+}
 
 
 def row_of(target: Any) -> Row:
     """The line of a model's class, or of the class that it is derived from."""
     return next(ROWS[cls.__name__] for cls in type(target).__mro__ if cls.__name__ in ROWS)
+
+
+def why_refused(target: Any) -> str | None:
+    """Why no visual tokens of a model can be left out; None if it is shown no pictures."""
+    known = next((REFUSED[cls.__name__] for cls in type(target).__mro__ if cls.__name__ in REFUSED), None)
+    shown = any(kind in getattr(target, "input_modalities", ()) for kind in ("image", "video"))
+    return known or (UNTRIED if shown else None)

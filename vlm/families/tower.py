@@ -57,7 +57,11 @@ def _received(query: torch.Tensor, key: torch.Tensor, scale: float, mask: torch.
     scores = (query @ key.transpose(1, 2)).float().mul_(scale)
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
-    return torch.softmax(scores, -1, out=scores).mean((0, 1))
+    share = torch.softmax(scores, -1, out=scores).mean(0)
+    if mask is not None and len(share) == share.shape[1]:  # padding attends to nothing that counts
+        hidden = share.sum(0) == 0
+        share = share[~hidden] if bool(hidden.any()) else share
+    return share.mean(0)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from .rows import ROWS, row_of
 from .tower import Probe, attention_layers
 from .visual_adapter import KINDS, PIXELS, VisualAdapter
 
-TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder")
+TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "video_tower")
 
 
 @register_adapter
@@ -51,7 +51,7 @@ class VisionLanguageAdapter(VisualAdapter):
         super().check(method)
         if not (getattr(method, "needs_attention", False) or getattr(method, "needs_key", False)):
             return
-        why = "no attention that can be read" if not attention_layers(self.tower) else self.row.unplaced
+        why = self.row.unplaced or ("" if attention_layers(self.tower) else "no attention that can be read")
         if why:
             raise UnsupportedTargetError(
                 f"{method.name} ranks tokens by the attention in the vision tower, and that of"
@@ -116,13 +116,25 @@ class VisionLanguageAdapter(VisualAdapter):
 
     def _patches(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
         """Frames, rows and columns of patches where pictures have any size; None where all are alike."""
+        if self.row.tiles:
+            return None
         grid_thw, sizes = kwargs.get(f"{kind}_grid_thw"), kwargs.get("image_sizes")
         if grid_thw is not None:
             return [(t, rows, columns) for t, rows, columns in grid_thw.tolist()]
-        if sizes is None or self.row.tiles:
+        if sizes is not None:
+            patch = self.target.config.vision_config.patch_size
+            return [(1, height // patch, width // patch) for height, width in sizes.tolist()]
+        if kwargs.get("spatial_shapes") is not None:
+            return [(1, rows, columns) for rows, columns in kwargs["spatial_shapes"].tolist()]
+        places = kwargs.get(f"{kind}_position_ids")  # x and y of each patch, -1 for padding
+        if places is None:
             return None
-        patch = self.target.config.vision_config.patch_size
-        return [(1, height // patch, width // patch) for height, width in sizes.tolist()]
+        found = [(1, rows, columns) for columns, rows in (places.amax(1) + 1).tolist()]
+        counts = kwargs.get("num_frames_per_video") if kind == "video" else None
+        if counts is None:
+            return found
+        starts = [0, *counts.cumsum(0).tolist()[:-1]]
+        return [(count, *found[start][1:]) for start, count in zip(starts, counts.tolist(), strict=True)]
 
     def _tiles(self, kind: str, entries: list[torch.Tensor], kwargs: dict[str, Any], seen: int) -> list[Visual]:
         """Pictures or tiles apart, or those of each prompt as the frames of one video."""
@@ -172,7 +184,7 @@ class VisionLanguageAdapter(VisualAdapter):
     def inputs(self, prompt: Prompt) -> dict[str, Any]:
         visuals = [visual for found in prompt.visuals.values() for visual in found]
         takes = inspect.signature(self.target.prepare_inputs_for_generation).parameters
-        if "inputs_embeds" in takes and not self.row.carried and not any(visual.extra for visual in visuals):
+        if "inputs_embeds" in takes and not self.row.own and not any(visual.extra for visual in visuals):
             return super().inputs(prompt)
         outputs = {kind: self._encoded(found) for kind, found in prompt.visuals.items()}
         return {"input_ids": prompt.input_ids, **({"mm_encoder_outputs": outputs} if outputs else {})}
