@@ -33,6 +33,8 @@ class Row:
         What else of the features' output the language model reads.
     own
         Whether features are not simply put in the place of embeddings, so that only its own `forward` can do it.
+    reads
+        Whether it is made to read pages, where every token counts.
     """
 
     tiles: bool = False
@@ -45,6 +47,7 @@ class Row:
     skip_last: bool = False
     carried: str = ""
     own: bool = False
+    reads: bool = False
 
 
 RESAMPLED = "tokens that a resampler makes of all patches"
@@ -66,7 +69,7 @@ ROWS: dict[str, Row] = {
     "Glm4vMoeForConditionalGeneration": GLM,
     "Glm46VForConditionalGeneration": GLM,
     "Glm5NextForConditionalGeneration": GLM,
-    "GlmOcrForConditionalGeneration": GLM,
+    "GlmOcrForConditionalGeneration": Row(video="image", reads=True),
     "Ernie4_5_VLMoeForConditionalGeneration": GRID,
     "Exaone4_5_ForConditionalGeneration": GRID,
     "CohereCompassForConditionalGeneration": GRID,
@@ -80,10 +83,10 @@ ROWS: dict[str, Row] = {
     "MuseGlimmerForConditionalGeneration": Row(order="rows"),
     "MuseSparkForConditionalGeneration": Row(order="rows"),
     "VideoLlama3ForConditionalGeneration": GRID,
-    "PaddleOCRVLForConditionalGeneration": GRID,
+    "PaddleOCRVLForConditionalGeneration": Row(reads=True),
     "HunYuanVLForConditionalGeneration": Row(unplaced="ends of rows among its tokens"),
     "InternVLForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
-    "QianfanOCRForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
+    "QianfanOCRForConditionalGeneration": Row(tiles=True, cells="image_seq_length", reads=True),
     "SmolVLMForConditionalGeneration": Row(tiles=True, frames=True),
     "Idefics3ForConditionalGeneration": TILES,
     "LlavaForConditionalGeneration": TILES,
@@ -91,7 +94,7 @@ ROWS: dict[str, Row] = {
     "AyaVisionForConditionalGeneration": TILES,
     "Cohere2VisionForConditionalGeneration": TILES,
     "DeepseekVLForConditionalGeneration": TILES,
-    "GotOcr2ForConditionalGeneration": TILES,
+    "GotOcr2ForConditionalGeneration": Row(tiles=True, reads=True),
     "AriaForConditionalGeneration": Row(tiles=True, unplaced=RESAMPLED),
     "Gemma3ForConditionalGeneration": Row(tiles=True, cells="mm_tokens_per_image"),
     "Ovis2ForConditionalGeneration": Row(tiles=True, own=True, carried="visual_indicator_features"),
@@ -99,7 +102,7 @@ ROWS: dict[str, Row] = {
     "DeepseekVLHybridForConditionalGeneration": TILES,
     "Mistral3ForConditionalGeneration": Row(order="rows"),
     "MistralLarge4ForConditionalGeneration": Row(order="rows"),
-    "LightOnOcrForConditionalGeneration": Row(order="rows"),
+    "LightOnOcrForConditionalGeneration": Row(order="rows", reads=True),
     "Gemma4ForConditionalGeneration": Row(order="rows"),
     "MiniCPMV4_6ForConditionalGeneration": Row(unplaced="patches that it merges on the way"),
     "Lfm2VlForConditionalGeneration": Row(order="rows"),

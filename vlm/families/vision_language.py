@@ -33,7 +33,7 @@ class VisionLanguageAdapter(VisualAdapter):
 
     family = "vision_language"
     advice = "the other compressors work on it, such as vlm.HoliTom"
-    classes = tuple(ROWS)
+    classes = tuple(name for name, row in ROWS.items() if not row.reads)
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
@@ -200,6 +200,14 @@ class VisionLanguageAdapter(VisualAdapter):
         if visuals[0].extra:
             output.deepstack_features = [list(layer) for layer in zip(*(v.extra for v in visuals), strict=True)]
         return output
+
+
+@register_adapter
+class PageReaderAdapter(VisionLanguageAdapter):
+    """Classes made to read pages: all works that does on the others, and the presets are those of decoders."""
+
+    family = "page_reader"
+    classes = tuple(name for name, row in ROWS.items() if row.reads)
 
 
 def _square(cells: int) -> Grid:

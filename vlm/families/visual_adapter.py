@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.adapter import Adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
 from mmaccel.report import Report
@@ -124,6 +125,9 @@ class VisualAdapter(DecoderAdapter):
     def depth(self) -> int:
         """Layers of the decoder."""
         return int(self.text_config.num_hidden_layers)
+
+    def unfit(self, method: Any) -> str:
+        return Adapter.unfit(self, method)
 
     def _check_attention(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
         if not self._is_outside(method):
