@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from mmaccel.vlm import visual_examples
-from mmaccel.vlm.visual_examples import FRAMES, IMAGE, NEW_TOKENS, PLACEHOLDERS, TEXT, VIDEO, sharp
+from mmaccel.vlm.visual_examples import FRAMES, IMAGE, NEW_TOKENS, PLACEHOLDERS, TEXT, VIDEO, WEIGHT_SCALE, sharp
 
 SOURCE = Path(__file__).with_name("visual_models.json")
 VISION: dict[str, Any] = {
@@ -41,7 +41,7 @@ def rows() -> dict[str, Any]:
     return found
 
 
-def build(name: str, seed: int = 0) -> tuple[Any, Callable[..., dict[str, Any]]]:
+def build(name: str, seed: int = 0, scale: float = WEIGHT_SCALE) -> tuple[Any, Callable[..., dict[str, Any]]]:
     """A model of a class, and ``arguments(batch, frames, **more)`` of a greedy call."""
     row = rows()[name]
     cls = getattr(transformers, name)
@@ -54,8 +54,16 @@ def build(name: str, seed: int = 0) -> tuple[Any, Callable[..., dict[str, Any]]]
     config = cls.config_class(
         text_config=text, vision_config=vision, tie_word_embeddings=False, **{**tokens, **row.get("more", {})}
     )
-    model = sharp(lambda: cls(config), seed)
+    model = sharp(lambda: _filled(cls(config)), seed, scale)
     return model, functools.partial(_CALLS[row["call"]], model, row)
+
+
+def _filled(model: torch.nn.Module) -> torch.nn.Module:
+    """A model without matrices of zeros, which untrained ones may have, and which nothing would come out of."""
+    for value in model.parameters():
+        if value.dim() > 1 and not value.any():
+            torch.nn.init.normal_(value, std=0.02)
+    return model
 
 
 def _call(visual: list[int], batch: int, more: dict[str, Any], **pixels: Any) -> dict[str, Any]:

@@ -25,27 +25,30 @@ def lay_grids(probe: Probe, found: list[Visual], patches: list[Grid], tower: Any
     order
         ``"merged"`` if the patches of one token come one after the other, ``"rows"`` if those of one row of a frame do.
     """
-    if len(probe.received) == len(found):  # one by one, padded at the end
-        sizes = [math.prod(grid) for grid in patches]
-        received = torch.cat([part[:size] for part, size in zip(probe.received, sizes, strict=True)])
-        keys = torch.cat([part[:size] for part, size in zip(probe.keys, sizes, strict=True)])
-    else:
-        received, keys = torch.cat(probe.received), torch.cat(probe.keys)
+    sizes = [rows * columns for frames, rows, columns in patches for _ in range(frames)]
+    if len(probe.received) != len(sizes):  # not frame by frame, and so not padded
+        sizes = [len(part) for part in probe.received]
+    received, keys = (
+        torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        for parts in (probe.received, probe.keys)
+    )
     values = torch.cat([received[:, None], keys.float()], 1)
     if getattr(tower, "window_size", None):
         index = private.vision_window_index(tower, torch.tensor(patches))
         values = values.unflatten(0, (len(index), -1))[index.argsort()].flatten(0, 1)
-    if order == "rows":
-        parts = values.split([math.prod(grid) for grid in patches])
-        laid = torch.cat([_pooled(*each) for each in zip(parts, patches, found, strict=True)])
-    else:
-        laid = values.unflatten(0, (sum(len(visual.features) for visual in found), -1)).mean(1)
-    _share(laid, found)
+    pool = _rows_pooled if order == "rows" else _merged
+    parts = values.split([math.prod(grid) for grid in patches])
+    _share(torch.cat([pool(*each) for each in zip(parts, patches, found, strict=True)]), found)
 
 
-def _pooled(values: torch.Tensor, grid: Grid, visual: Visual) -> torch.Tensor:
+def _rows_pooled(values: torch.Tensor, grid: Grid, visual: Visual) -> torch.Tensor:
     planes = values.unflatten(0, grid).permute(0, 3, 1, 2)
     return adaptive_avg_pool2d(planes, visual.grid[1:]).flatten(2).transpose(1, 2).flatten(0, 1)
+
+
+def _merged(values: torch.Tensor, grid: Grid, visual: Visual) -> torch.Tensor:
+    frames, cells = visual.grid[0], visual.cells  # of which each may be several frames of the tower
+    return values.unflatten(0, (frames, grid[0] // frames, cells, -1)).mean((1, 3)).flatten(0, 1)
 
 
 def lay_tiles(probe: Probe, found: list[Visual], skip_last: bool) -> None:

@@ -83,7 +83,7 @@ ROWS: dict[str, Row] = {
     "MuseGlimmerForConditionalGeneration": Row(order="rows"),
     "MuseSparkForConditionalGeneration": Row(order="rows"),
     "VideoLlama3ForConditionalGeneration": GRID,
-    "PaddleOCRVLForConditionalGeneration": Row(reads=True),
+    "PaddleOCRVLForConditionalGeneration": Row(order="rows", reads=True),
     "HunYuanVLForConditionalGeneration": Row(unplaced="ends of rows among its tokens"),
     "InternVLForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
     "QianfanOCRForConditionalGeneration": Row(tiles=True, cells="image_seq_length", reads=True),

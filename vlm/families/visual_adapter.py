@@ -256,6 +256,8 @@ class VisualAdapter(DecoderAdapter):
 
         `before` is the prompt and the answer that the given cache already holds.
         """
+        if kwargs.get("pixel_values_images") is not None:  # as Video-LLaVA calls them
+            kwargs = {**kwargs, "pixel_values": kwargs["pixel_values_images"]}
         kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
         if not kinds and before is None:
             return None

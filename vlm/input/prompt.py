@@ -129,9 +129,10 @@ def shortened(
     position_ids = _positions(kwargs, found, token_ids, positions, before)
     if position_ids is not None:
         position_ids = _taken(position_ids, source).masked_fill(~valid, 1)
-        position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
     elif before is not None and before.position_ids is not None:
         position_ids = _next(before.position_ids, ids.shape[1])
+    if position_ids is not None:
+        position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
     prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, source, *left.places(source))
     prompt.cells = left.cells
     prompt.kept, prompt.total = left.counts
