@@ -19,6 +19,19 @@ import transformers
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.visual_examples import FRAMES, IMAGE, NEW_TOKENS, PLACEHOLDERS, TEXT, VIDEO, WEIGHT_SCALE, sharp
 
+# Classes of transformers that are shown pictures and are not built; all other reasons are in `REFUSED`.
+UNTRIED = (
+    "DeepseekOcr2ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+    "Granite4VisionForConditionalGeneration",
+    "GraniteDoclingForConditionalGeneration",
+    "InklingForConditionalGeneration",
+    "Inkling2ForConditionalGeneration",
+    "MiniCPMOcrForConditionalGeneration",
+    "MiniCPMV4_7ForConditionalGeneration",
+    "NemotronH_Omni_Reasoning_V3",
+    "UnlimitedOcrForConditionalGeneration",
+)
 SOURCE = Path(__file__).with_name("visual_models.json")
 VISION: dict[str, Any] = {
     "hidden_size": 32,
@@ -152,6 +165,8 @@ _PLACES: dict[str, Callable[[int, torch.Tensor], dict[str, Any]]] = {
         "image_token_pooling": torch.arange(count * len(places)).view(count * len(places) // 4, 4),
     },
 }
+
+
 def _packed(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES, **more: Any) -> dict[str, Any]:
     """Patches of all pictures side by side, and the size of each picture."""
     patch = model.config.vision_config.patch_size
@@ -161,4 +176,13 @@ def _packed(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAME
     return _call([5, *[IMAGE] * row["cells"], 6] * frames, batch, more, pixel_values=rows[None], target_sizes=sizes)
 
 
-_CALLS = {"grid": _grid, "tiles": _tiles, "rows": _tiles, "sizes": _sizes, "onevision": _onevision, "videos": _videos, "patches": _patches, "packed": _packed}
+_CALLS = {
+    "grid": _grid,
+    "tiles": _tiles,
+    "rows": _tiles,
+    "sizes": _sizes,
+    "onevision": _onevision,
+    "videos": _videos,
+    "patches": _patches,
+    "packed": _packed,
+}

@@ -58,7 +58,9 @@ class DecoderAdapter(Adapter):
         """Methods of other families leave out visual tokens."""
         name, why = type(self.target).__name__, why_refused(self.target)
         if why is None:
-            return f"{method.name} leaves out visual tokens, and {name} is shown no pictures: vlm.SparsePrefill reads text"
+            return (
+                f"{method.name} leaves out visual tokens, and {name} is shown no pictures: vlm.SparsePrefill reads text"
+            )
         return f"{method.name} cannot leave out visual tokens of {name}: {why}"
 
     def check(self, method: Any) -> None:

@@ -106,7 +106,9 @@ ROWS: dict[str, Row] = {
     "Gemma4ForConditionalGeneration": Row(order="rows"),
     "MiniCPMV4_6ForConditionalGeneration": Row(unplaced="patches that it merges on the way"),
     "Lfm2VlForConditionalGeneration": Row(order="rows"),
-    "Idefics2ForConditionalGeneration": Row(tiles=True, cells="perceiver_config.resampler_n_latents", unplaced=RESAMPLED),
+    "Idefics2ForConditionalGeneration": Row(
+        tiles=True, cells="perceiver_config.resampler_n_latents", unplaced=RESAMPLED
+    ),
     "VideoLlavaForConditionalGeneration": Row(tiles=True, unplaced="a class token among its tokens"),
     "Molmo2ForConditionalGeneration": Row(own=True, unplaced="overlapping crops, of which tokens are pooled"),
     "Step3p7ForConditionalGeneration": Row(unplaced="views of two sizes"),
@@ -135,6 +137,8 @@ REFUSED: dict[str, str] = {
     "Kosmos2ForConditionalGeneration": _ELSEWHERE,
     "Kosmos2_5ForConditionalGeneration": _ELSEWHERE,
     "MllamaForConditionalGeneration": _CROSSED,
+    "PI0ForConditionalGeneration": "it answers with movements of a robot",
+    "PPFormulaNetForConditionalGeneration": _ENCODED,
     "PaliGemmaForConditionalGeneration": "all tokens of its prompt attend to each other, in both directions",
     "PerceptionLMForConditionalGeneration": _TIMM,
     "Phi4MultimodalForCausalLM": "a module of its embedding encodes and places pictures",

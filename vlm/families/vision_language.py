@@ -170,9 +170,14 @@ class VisionLanguageAdapter(VisualAdapter):
         kinds = [kind for kind in KINDS if kwargs.get(f"{kind}_grid_thw") is not None]
         if not kinds:
             return None
-        ids, given = kwargs["input_ids"], {name: kwargs[name] for name in kwargs.keys() - {"past_key_values", "input_ids"}}
+        ids, given = (
+            kwargs["input_ids"],
+            {name: kwargs[name] for name in kwargs.keys() - {"past_key_values", "input_ids"}},
+        )
         if given.get("mm_token_type_ids") is None:
-            given["mm_token_type_ids"] = sum((ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds)
+            given["mm_token_type_ids"] = sum(
+                (ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds
+            )
         before = self.model.rope_deltas
         positions: torch.Tensor = rule(ids, given)
         self.model.rope_deltas = before
