@@ -15,7 +15,7 @@ from mmaccel.demos.families.visual_table import ALL, BATCH, TARGET, count_served
 from mmaccel.errors import PromptError, UnsupportedTargetError
 from mmaccel.vlm.families.rows import REFUSED
 from mmaccel.vlm.families.visual_adapter import VisualAdapter
-from mmaccel.vlm.visual_examples import IMAGE, VIDEO
+from mmaccel.vlm.visual_examples import IMAGE, TEXT, VIDEO, VISION, clip, prompt, sharp
 
 TABLE = json.loads(TARGET.read_text(encoding="utf-8"))
 SERVED = {name for adapter in adapters() if issubclass(adapter, VisualAdapter) for name in adapter.classes}
@@ -164,3 +164,30 @@ def test_a_model_that_cannot_be_served_is_refused_by_name():
     adapter = find_adapter(model)
     adapter.target = untold.__new__(untold)
     assert "tokens of Somebodys: nothing was tried on this class yet" in adapter.unfit(vlm.VidCom2())
+
+
+def test_as_many_frames_as_a_token_has_patches_are_not_one_frame_of_patches():
+    model, call = build("Qwen2VLForConditionalGeneration")
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.4)) as fast:
+        fast.generate(**call(1, frames=4))
+        assert [kept.sizes.shape for kept in vlm.kept(fast)] == [(4, 4, 4)]
+
+
+def test_llava_takes_pictures_of_any_size_from_a_tower_that_does():
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 8},
+        vision_config={**VISION, "model_type": "pixtral", "image_size": 32, "patch_size": 4, "head_dim": 8},
+        image_token_index=IMAGE,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    model = sharp(lambda: transformers.LlavaForConditionalGeneration(config), 0)
+    pixels, sizes = clip(1, 2, 32)[0], torch.tensor([[32, 32], [16, 32]])
+    given = {**prompt(1, [5, *[IMAGE] * 64, 6, *[IMAGE] * 32]), "max_new_tokens": 4, "do_sample": False}
+    given |= {"pixel_values": pixels, "image_sizes": sizes}
+    plain = model.generate(**given)
+    for method in (ALL, vlm.HoliTom(keep=0.4)):
+        with mmaccel.accelerate(model, method) as fast:
+            answer = fast.generate(**given)
+            assert [kept.sizes.shape for kept in vlm.kept(fast)] == [(1, 8, 8), (1, 4, 8)]
+            assert fast.report.engaged == (method is not ALL) and (method is not ALL or torch.equal(answer, plain))

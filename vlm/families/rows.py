@@ -55,6 +55,7 @@ TILES = Row(tiles=True)
 GRID = Row()
 
 GLM = Row(video="image")
+IDEFICS2 = Row(tiles=True, cells="perceiver_config.resampler_n_latents", unplaced=RESAMPLED)
 
 ROWS: dict[str, Row] = {
     "Qwen2VLForConditionalGeneration": GRID,
@@ -89,7 +90,7 @@ ROWS: dict[str, Row] = {
     "QianfanOCRForConditionalGeneration": Row(tiles=True, cells="image_seq_length", reads=True),
     "SmolVLMForConditionalGeneration": Row(tiles=True, frames=True),
     "Idefics3ForConditionalGeneration": TILES,
-    "LlavaForConditionalGeneration": TILES,
+    "LlavaForConditionalGeneration": Row(tiles=True, order="rows"),
     "VipLlavaForConditionalGeneration": TILES,
     "AyaVisionForConditionalGeneration": TILES,
     "Cohere2VisionForConditionalGeneration": TILES,
@@ -145,7 +146,7 @@ REFUSED: dict[str, str] = {
     "Pix2StructForConditionalGeneration": _ENCODED,
     "Qwen2_5OmniForConditionalGeneration": "its parts speak one after the other: accelerate model.thinker",
     "Qwen3OmniMoeForConditionalGeneration": "its parts speak one after the other: accelerate model.thinker",
-    "Qwen4ExpForConditionalGeneration": "its attention chooses keys by an index, outside transformers' attention interface",
+    "Qwen4ExpForConditionalGeneration": "its attention chooses keys by an index, which nothing was tried with",
     "T5Gemma2ForConditionalGeneration": _ENCODED,
     "UdopForConditionalGeneration": _ENCODED,
     "VisionEncoderDecoderModel": _ENCODED,

@@ -116,14 +116,14 @@ class VisionLanguageAdapter(VisualAdapter):
 
     def _patches(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
         """Frames, rows and columns of patches where pictures have any size; None where all are alike."""
-        if self.row.tiles:
+        if self.row.tiles and self.row.order != "rows":
             return None
         grid_thw, sizes = kwargs.get(f"{kind}_grid_thw"), kwargs.get("image_sizes")
         if grid_thw is not None:
             return [(t, rows, columns) for t, rows, columns in grid_thw.tolist()]
         if sizes is not None:
             patch = self.target.config.vision_config.patch_size
-            return [(1, height // patch, width // patch) for height, width in sizes.tolist()]
+            return [(1, int(height) // patch, int(width) // patch) for height, width in sizes]
         if kwargs.get("spatial_shapes") is not None:
             return [(1, rows, columns) for rows, columns in kwargs["spatial_shapes"].tolist()]
         places = kwargs.get(f"{kind}_position_ids")  # x and y of each patch, -1 for padding
@@ -170,14 +170,11 @@ class VisionLanguageAdapter(VisualAdapter):
         kinds = [kind for kind in KINDS if kwargs.get(f"{kind}_grid_thw") is not None]
         if not kinds:
             return None
-        ids, given = (
-            kwargs["input_ids"],
-            {name: kwargs[name] for name in kwargs.keys() - {"past_key_values", "input_ids"}},
-        )
+        ids = kwargs["input_ids"]
+        given = {name: kwargs[name] for name in kwargs.keys() - {"past_key_values", "input_ids"}}
         if given.get("mm_token_type_ids") is None:
-            given["mm_token_type_ids"] = sum(
-                (ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds
-            )
+            numbers = [(ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds]
+            given["mm_token_type_ids"] = sum(numbers)
         before = self.model.rope_deltas
         positions: torch.Tensor = rule(ids, given)
         self.model.rope_deltas = before
@@ -223,8 +220,8 @@ def _square(cells: int) -> Grid:
 def _merged(patches: Grid, tokens: int) -> Grid:
     """Frames, rows and columns of tokens that such patches become; one line where others lie between them."""
     frames, rows, columns = patches
-    for merge in (1, 2, 4):
+    for merge in range(8, 0, -1):  # a smaller one fits too where there are many frames
         cells = (rows // merge) * (columns // merge)
-        if tokens % cells == 0 and tokens // cells <= frames:
+        if cells and tokens % cells == 0 and tokens // cells <= frames:
             return tokens // cells, rows // merge, columns // merge
     return 1, 1, tokens

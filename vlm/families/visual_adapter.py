@@ -26,7 +26,7 @@ from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
 from ..input.visual import Visual
 from ..pruning.compressor import Compressor
-from ..pruning.inner import Cuts, install
+from ..pruning.inner import Cuts, install, why_uncut
 from ..pruning.row import Cut
 from .tower import Probe, attention_layers, layer_of, probed
 
@@ -192,19 +192,10 @@ class VisualAdapter(DecoderAdapter):
 
     def _new_cuts(self, method: Compressor, prompt: Prompt, run: GenerateRun, kwargs: dict[str, Any]) -> Cuts | None:
         """The tokens that a method drops inside the decoder, if the cache may differ in length between layers."""
-        chosen, cache = self._cuts(method), kwargs.get("past_key_values")
+        chosen = self._cuts(method)
         if not chosen:
             return None
-        types = set(getattr(self.text_config, "layer_types", None) or ())
-        reasons = {
-            "some of its layers have a sliding window": "sliding_attention" in types,
-            "it does not attend in full": bool(types) and not types & {"full_attention", "sliding_attention"},
-            "some of its layers attend in chunks": "chunked_attention" in types,
-            "use_cache=False was given": setting(self.target, kwargs, "use_cache") is False,
-            "a cache_implementation was given": setting(self.target, kwargs, "cache_implementation") is not None,
-            "a cache of fixed length was given": getattr(cache, "is_compileable", False),
-        }
-        for reason in (reason for reason, is_so in reasons.items() if is_so):
+        if reason := why_uncut(self.target, self.text_config, kwargs):
             run.warn(f"nothing was dropped inside the language model: {reason}")
             return None
         attends = {int(module.layer_idx) for module in self.attention_modules()}

@@ -12,6 +12,7 @@ import torch
 from mmaccel.patching import hook
 
 from ..decoder.call import Call, GenerateRun
+from ..decoder.generation import setting
 from ..input.prompt import NO_PLACE, Prompt
 from .clustering import means
 from .compressed import top
@@ -153,6 +154,20 @@ def install(layers: Iterable[torch.nn.Module], cuts: Callable[[], Cuts | None], 
 
     for number, layer in enumerate(layers):
         hook(stack, layer, functools.partial(before, number))
+
+
+def why_uncut(target: Any, text_config: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why a call of `generate` cannot have layers whose caches differ in length; None if it can."""
+    types = set(getattr(text_config, "layer_types", None) or ())
+    reasons = {
+        "some of its layers have a sliding window": "sliding_attention" in types,
+        "some of its layers attend in chunks": "chunked_attention" in types,
+        "it does not attend in full": bool(types) and "full_attention" not in types,
+        "use_cache=False was given": setting(target, kwargs, "use_cache") is False,
+        "a cache_implementation was given": setting(target, kwargs, "cache_implementation") is not None,
+        "a cache of fixed length was given": getattr(kwargs.get("past_key_values"), "is_compileable", False),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
 def by_attention(count: Callable[[int], int], merge: bool) -> Cut:
