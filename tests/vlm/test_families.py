@@ -191,3 +191,11 @@ def test_llava_takes_pictures_of_any_size_from_a_tower_that_does():
             answer = fast.generate(**given)
             assert [kept.sizes.shape for kept in vlm.kept(fast)] == [(1, 8, 8), (1, 4, 8)]
             assert fast.report.engaged == (method is not ALL) and (method is not ALL or torch.equal(answer, plain))
+
+
+@pytest.mark.parametrize("implementation", ("eager", "flash_attention_2"))
+def test_other_attention_than_that_of_torch_is_refused(implementation):
+    model, _ = build("Glm4vForConditionalGeneration")
+    model.config.get_text_config()._attn_implementation = implementation
+    with pytest.raises(UnsupportedTargetError, match=f"attn_implementation='{implementation}': load the model with"):
+        mmaccel.plan(model, vlm.VidCom2())

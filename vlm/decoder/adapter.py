@@ -81,13 +81,18 @@ class DecoderAdapter(Adapter):
         if isinstance(method, DecoderMethod):
             self._check_keys(method, name, modules)
 
+    def leaves_attention(self, method: Any) -> bool:
+        """Whether a method has nothing to do with the attention of the decoder."""
+        return False
+
     def _check_attention(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
         """Raise unless it is plain attention in SDPA."""
         others = f"{method.name} does not support; drafts work on it, such as vlm.FusedDraft"
         text = self.text_config
-        if getattr(text, "attn_logit_softcapping", None) is not None:
+        reads = not self.leaves_attention(method)
+        if reads and getattr(text, "attn_logit_softcapping", None) is not None:
             raise UnsupportedTargetError(f"{name} caps its attention scores (softcap), which {others}")
-        if any(getattr(module, "sinks", None) is not None for module in modules):
+        if reads and any(getattr(module, "sinks", None) is not None for module in modules):
             raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which {others}")
         asked = private.attention_name(text)
         if asked != "sdpa":
@@ -113,6 +118,8 @@ class DecoderAdapter(Adapter):
             )
 
     def _check_layers(self, method: Any, name: str) -> None:
+        if self.leaves_attention(method):
+            return
         layers = DynamicCache(config=self.text_config).layers
         if layers and not any(type(layer) is DynamicLayer for layer in layers):
             raise UnsupportedTargetError(f"{name} has no layer of full attention: there is nothing to gain")

@@ -129,17 +129,8 @@ class VisualAdapter(DecoderAdapter):
     def unfit(self, method: Any) -> str:
         return Adapter.unfit(self, method)
 
-    def _check_attention(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
-        if not self._is_outside(method):
-            super()._check_attention(method, name, modules)
-
-    def _check_layers(self, method: Any, name: str) -> None:
-        if not self._is_outside(method):
-            super()._check_layers(method, name)
-
-    @staticmethod
-    def _is_outside(method: Any) -> bool:
-        """Whether a method acts before the language model, whose attention it then leaves alone."""
+    def leaves_attention(self, method: Any) -> bool:
+        """A method that shortens the prompt leaves the language model as it is, whatever it does inside beside that."""
         return isinstance(method, Compressor) and type(method).shorten is not Compressor.shorten
 
     def check(self, method: Any) -> None:
