@@ -172,7 +172,7 @@ def test_other_errors_are_quoted_as_they_are():
         mmaccel.plan(visual_model("AriaForConditionalGeneration")[0], vlm.HoliTom())
     refused(error, "ranks tokens by the attention in the vision tower, and that of")
     with pytest.raises(MmaccelError) as error:
-        mmaccel.plan(GitForCausalLM(GitConfig({"num_hidden_layers": 1}, num_hidden_layers=1, vocab_size=8)), method)
+        mmaccel.plan(GitForCausalLM(GitConfig(num_hidden_layers=1, vocab_size=8)), method)
     refused(error, "cannot leave out visual tokens of")
     from diffusers import FirstBlockCacheConfig
 
