@@ -39,9 +39,8 @@ class VisionLanguageAdapter(VisualAdapter):
         super().__init__(target)
         self.row = row_of(target)
         self.stacked, self.carried = False, None
-        vision = target.config.vision_config
-        attends = [int(module.layer_idx) for module in self.attention_modules() if hasattr(module, "layer_idx")]
-        self.first_cut = max(1 + min(attends, default=0), len(getattr(vision, "deepstack_visual_indexes", None) or ()))
+        deep = getattr(target.config.vision_config, "deepstack_visual_indexes", None) or ()
+        self.first_cut = max(1 + min(self.attending(), default=0), len(deep))
 
     @property
     def tower(self) -> Any:
@@ -99,10 +98,10 @@ class VisionLanguageAdapter(VisualAdapter):
         else:
             grids = [_merged(grid, len(part)) for grid, part in zip(patches, entries, strict=True)]
             found = [Visual.of_frames(part, grid) for part, grid in zip(entries, grids, strict=True)]
-        if probe is not None and patches is None:
-            lay_tiles(probe, found, self.row.skip_last)
-        elif probe is not None:
+        if probe is not None and patches is not None:
             lay_grids(probe, found, patches, self.tower, self.row.order)
+        elif probe is not None:
+            lay_tiles(probe, found, self.row.skip_last)
         for layer in getattr(output, "deepstack_features", None) or ():
             for visual, part in zip(found, layer, strict=True):
                 visual.extra = (*visual.extra, part)

@@ -189,8 +189,13 @@ class VisualAdapter(DecoderAdapter):
         if reason := why_uncut(self.target, self.text_config, kwargs):
             run.warn(f"nothing was dropped inside the language model: {reason}")
             return None
-        attends = {int(module.layer_idx) for module in self.attention_modules()}
+        attends = self.attending()
         return Cuts(method.name, chosen, prompt, run, [layer in attends for layer in range(self.depth)])
+
+    def attending(self) -> list[int]:
+        """The layers of the decoder that attend; others, of hybrids, have a state instead."""
+        found: list[Any] = [getattr(module, "layer_idx", 0) for module in self.attention_modules()]
+        return found
 
     def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
         """Put a prompt into the arguments of `generate`; the number of new tokens stays the same."""
