@@ -42,6 +42,12 @@ class Adapter(ABC):
         """The objects that methods may touch; no two live sessions share one."""
         return [self.target]
 
+    def unfit(self, method: Method) -> str:
+        """The error for a method that is for other families."""
+        fit = " and ".join(sorted(method.families or ()))
+        advice = f": {self.advice}" if self.advice else ""
+        return f"{method.name} works on {fit} models, and {type(self.target).__name__} is a {self.family} model{advice}"
+
     def check(self, method: Method) -> None:  # noqa: B027  optional, most families have nothing to check
         """Raise if a method's settings cannot fit this target; called before anything is touched."""
 

@@ -220,11 +220,7 @@ def _check(chosen: list[Method], adapter: Adapter) -> None:
                 f" `mmaccel methods --modality {adapter.modality}` lists those that do"
             )
         if method.families is not None and adapter.family not in method.families:
-            fit = " and ".join(sorted(method.families))
-            raise UnsupportedTargetError(
-                f"{method.name} works on {fit} models, and {type(adapter.target).__name__} is a {adapter.family} model"
-                f"{adapter.advice and ': '}{adapter.advice}"
-            )
+            raise UnsupportedTargetError(adapter.unfit(method))
         adapter.check(method)
         for other in chosen[:i]:
             if type(method).conflicts(type(other)):

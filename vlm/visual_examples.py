@@ -16,6 +16,8 @@ from transformers import (
     LlavaNextVideoForConditionalGeneration,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    QianfanOCRConfig,
+    QianfanOCRForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
@@ -74,6 +76,7 @@ def examples() -> list[Example]:
         "internvl": internvl,
         "smolvlm": smolvlm,
         "llava": llava,
+        "qianfan_ocr": qianfan_ocr,
     }
     common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
     return [Example(name, build, **common) for name, build in builders.items()]
@@ -219,6 +222,18 @@ def internvl(seed: int = 0) -> tuple[Any, Any]:
         image_seq_length=16,
     )
     return sharp(lambda: InternVLForConditionalGeneration(config), seed), _tiles(side, flat=True)
+
+
+def qianfan_ocr(seed: int = 0) -> tuple[Any, Any]:
+    """A `QianfanOCRForConditionalGeneration`, which reads pages, and the arguments of a greedy call."""
+    side = 32
+    config = QianfanOCRConfig(
+        text_config=Qwen2Config(**TEXT),
+        vision_config={**VISION, "image_size": [side, side], "patch_size": [4, 4]},
+        image_token_id=IMAGE,
+        image_seq_length=16,
+    )
+    return sharp(lambda: QianfanOCRForConditionalGeneration(config), seed), _tiles(side, flat=True)
 
 
 def smolvlm(seed: int = 0) -> tuple[Any, Any]:

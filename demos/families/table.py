@@ -8,9 +8,6 @@ a class was added to `models.json`, or a method works on more. A test runs a par
 
 from __future__ import annotations
 
-import json
-import warnings
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -26,8 +23,9 @@ from mmaccel.video.families.families import find_family
 
 from .models import rows
 from .sampling import Sampling, pipeline
+from .written import DOCS, write
 
-TARGET = Path(__file__).resolve().parents[2] / "docs" / "families.json"
+TARGET = DOCS / "families.json"
 WHOLE = {"HeterogeneousSteps": video.HeterogeneousSteps(0.5, warmup=1), "EasyCache": video.EasyCache(1e6, warmup=2)}
 EXACT = (video.HeterogeneousSteps(1.0), video.EasyCache(0.0), video.BlockCache(0.0), video.TokenCache(1.0))
 # At settings with which each skips something in so few steps.
@@ -47,16 +45,8 @@ METHODS: dict[str, Method] = {
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore")
     diffusers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    found = {}
-    for name in rows():
-        found[name] = tried(name)
-        print(name, found[name], flush=True)
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in found.items())
-    TARGET.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
-    print(f"wrote {TARGET}")
+    write(TARGET, rows(), tried)
 
 
 def tried(name: str, methods: dict[str, Method] = METHODS, exact: tuple[Method, ...] = EXACT) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _psnr(row: Row) -> str:
 
 
 def _qwen() -> str:
-    ours = presets_of("vlm", "qwen2_5_vl")["balanced"].row
+    ours = presets_of("vlm", "vision_language")["balanced"].row
     row = _row("vlm", method="vlm.VidCom2", share=0.15, table="brief")
     second, seventh = (_row("vlm", table="brief", method="fewer frames", settings={"step": step}) for step in (2, 7))
     slow = _row("vlm", table="slow", method="fewer frames", settings={"step": 7})

@@ -15,20 +15,33 @@ import mmaccel
 from mmaccel import presets
 from mmaccel.adapter import find_adapter
 from mmaccel.bench.pages import markdown
+from mmaccel.demos.families.table import count_halved
+from mmaccel.demos.families.visual_models import UNTRIED as UNTRIED_CLASSES
+from mmaccel.demos.families.visual_table import count_served
 from mmaccel.errors import MmaccelError
 from mmaccel.modality import Modality, get_modality, modalities
 from mmaccel.registry import methods
+from mmaccel.vlm.families.rows import REFUSED, UNTRIED
 
 INTRO = """# Model families
 
 What works on which model. Nothing here is typed: this page makes a small model of every family, asks `mmaccel.plan`
-for each method with its default settings, and writes down what it says; diffusion models are run as well.
+for each method with its default settings, and writes down what it says; diffusion models and vision-language models
+are run as well.
 `mmaccel.plan(model, method)` answers for the checkpoint in your hands, before anything is touched, and `accelerate`
 refuses with the same words.
 
 Subclasses of a class count as it does. [Adding a model](adding/model.md) says how to teach one that is missing."""
 
-RUNS = ROOT / "docs" / "families.json"
+MOST = 8  # classes of a family in one cell
+RUNS, VISUAL_RUNS = ROOT / "docs" / "families.json", ROOT / "docs" / "visual_families.json"
+VISUAL_RAN = """Every class of transformers that puts pictures or videos at placeholders of a prompt, built small and
+run by `python -m mmaccel.demos.families.visual_table`. On {served} of {all} classes at least six methods leave tokens
+out. On all of them keeping all tokens gives the plain tokens and logits bit for bit, in a padded batch of three, with
+three beams and in a second turn (the last column says where transformers' own call is no measure), and nothing is left
+behind. Where a method reads the attention in the vision tower, a change of one number of a picture showed that it is
+laid on the right tokens. Several pictures in a prompt stay apart; where the processor hands a video over as pictures
+(InternVL, SmolVLM), those of a prompt are its frames. Audio is left alone."""
 RAN = """Every transformer and UNet of diffusers, built small and run in a sampler's loop with guidance, by
 `python -m mmaccel.demos.families.table`. On {halved} of {all} classes `HeterogeneousSteps()` saves half the calls. On
 all of them exact settings give the plain sample bit for bit, and nothing is left behind. `EasyCache` and `auto` work
@@ -80,7 +93,7 @@ def _asked(title: str, target: Any, modality: str) -> FamilyRow:
 def _section(modality: Modality) -> Iterator[str]:
     yield f"## {modality.title}"
     if modality.name == "video":
-        yield from _runs(json.loads(RUNS.read_text(encoding="utf-8")))
+        yield from _diffusion_runs(json.loads(RUNS.read_text(encoding="utf-8")))
         return
     names = [name for name in methods() if name.split(".")[0] == modality.name]
     rows = family_rows(modality.name)
@@ -90,31 +103,63 @@ def _section(modality: Modality) -> Iterator[str]:
     yield markdown(("family", "classes", "methods that work", "presets"), [_line(row, names, shared) for row in rows])
     reasons = _reasons(rows)
     if reasons:
-        lines = "\n".join(f"    - {told}: {reason}" for reason, told in reasons.items())
-        yield f'??? note "Why a method is refused, in the words of the error"\n\n{lines}'
+        yield _note({told: reason for reason, told in reasons.items()})
+    if modality.name == "vlm":
+        yield from _visual_runs(json.loads(VISUAL_RUNS.read_text(encoding="utf-8")))
 
 
-def _runs(found: dict[str, Any]) -> Iterator[str]:
+def _diffusion_runs(found: dict[str, Any]) -> Iterator[str]:
     """The table of the diffusion models, which were run, and why methods were refused."""
-    halved = sum((row["work"].get("HeterogeneousSteps") or 1) <= 0.5 for row in found.values())
-    yield RAN.format(halved=halved, all=len(found))
-    lines = [[row["name"], f"`{name}`", _worked(row)] for name, row in found.items()]
+    yield RAN.format(halved=count_halved(found), all=len(found))
+    lines = [[row["name"], f"`{name}`", _shares(row["work"])] for name, row in found.items()]
     yield markdown(("family", "class", "methods that work, and the share of the work that they did"), lines)
-    reasons: dict[str, dict[str, set[str]]] = {}
-    for name, row in found.items():
-        for label, reason in row["refused"].items():
-            same = reason.split(", only those of")[0].replace(name, "it").removeprefix(f"video.{label} ")
-            reasons.setdefault(same, {}).setdefault(f"`{label}`", set()).add(row["name"])
     told = {
+        name: {label: reason.split(", only those of")[0] for label, reason in row["refused"].items()}
+        for name, row in found.items()
+    }
+    yield _note(_by_reason("video", told, {name: row["name"] for name, row in found.items()}))
+
+
+def _visual_runs(found: dict[str, Any]) -> Iterator[str]:
+    """The table of the vision-language models, which were run."""
+    yield VISUAL_RAN.format(served=count_served(found), all=len(found))
+    lines = [[f"`{name}`", _shares(row["kept"]), _plainness(row["exact"])] for name, row in found.items()]
+    yield markdown(("class", "methods that work, and the share of the tokens that they kept of 40 %", "equal"), lines)
+    told = {name: row["refused"] for name, row in found.items()}
+    short = {name: name.removesuffix("ForConditionalGeneration") for name in found}
+    yield _note(_by_reason("vlm", told, short))
+    refused: dict[str, list[str]] = {}
+    for name, reason in {**REFUSED, **dict.fromkeys(UNTRIED_CLASSES, UNTRIED)}.items():
+        refused.setdefault(reason, []).append(f"`{name}`")
+    yield _note({reason: ", ".join(on) for reason, on in refused.items()}, "Classes of which no tokens can be left out")
+
+
+def _plainness(exact: dict[str, Any]) -> str:
+    """Where keeping all tokens is the plain call, and why it is not compared elsewhere."""
+    apart = [f"{what} not compared: {why}" for what, why in exact.items() if isinstance(why, str)]
+    return "; ".join([", ".join(what for what, is_so in exact.items() if is_so is True), *apart])
+
+
+def _by_reason(modality: str, told: dict[str, dict[str, str]], names: dict[str, str]) -> dict[str, str]:
+    """Methods and the models on which they were refused, by what was said of class after class."""
+    reasons: dict[str, dict[str, set[str]]] = {}
+    for name, refused in told.items():
+        for label, reason in refused.items():
+            same = reason.replace(name, "it").removeprefix(f"{modality}.{label} ")
+            reasons.setdefault(same, {}).setdefault(f"`{label}`", set()).add(names[name])
+    return {
         reason: "; ".join(f"{label} on {', '.join(sorted(on))}" for label, on in by.items())
         for reason, by in reasons.items()
     }
-    lines_told = "\n".join(f"    - {reason}: {on}" for reason, on in told.items())
-    yield f'??? note "Why a method is refused, in the words of the error"\n\n{lines_told}'
 
 
-def _worked(row: dict[str, Any]) -> str:
-    return ", ".join(f"{label} {share:.0%}" for label, share in row["work"].items() if share is not None)
+def _note(reasons: dict[str, str], title: str = "Why a method is refused, in the words of the error") -> str:
+    lines = "\n".join(f"    - {reason}: {on}" for reason, on in reasons.items())
+    return f'??? note "{title}"\n\n{lines}'
+
+
+def _shares(found: dict[str, float | None]) -> str:
+    return ", ".join(f"{label} {share:.0%}" for label, share in found.items() if share is not None)
 
 
 def _reasons(rows: tuple[FamilyRow, ...]) -> dict[str, str]:
@@ -135,6 +180,8 @@ def _reasons(rows: tuple[FamilyRow, ...]) -> dict[str, str]:
 def _line(row: FamilyRow, names: list[str], shared: list[str]) -> list[str]:
     found = presets.presets_of(names[0].split(".")[0], row.family)
     classes = ", ".join(f"`{name}`" for name in row.classes)
+    if len(row.classes) > MOST:
+        classes = f"{len(row.classes)} classes, one by one below"
     return [row.title, classes, _told(row, names, shared), ", ".join(found) or "none"]
 
 

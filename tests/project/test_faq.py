@@ -7,9 +7,11 @@ import torch
 from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
 from reader import DOCS
+from transformers import GitConfig, GitForCausalLM
 
 import mmaccel
 from mmaccel import image, video, vlm
+from mmaccel.demos.families.visual_models import build as visual_model
 from mmaccel.errors import MmaccelError
 from mmaccel.modality import get_modality
 from mmaccel.video.examples import wan_pipeline
@@ -166,6 +168,12 @@ def test_other_errors_are_quoted_as_they_are():
     with pytest.raises(MmaccelError) as error:
         mmaccel.plan(model, method)
     refused(error, "attn_implementation='flash_attention_2': load the model with attn_implementation='sdpa'")
+    with pytest.raises(MmaccelError) as error:
+        mmaccel.plan(visual_model("AriaForConditionalGeneration")[0], vlm.HoliTom())
+    refused(error, "ranks tokens by the attention in the vision tower, and that of")
+    with pytest.raises(MmaccelError) as error:
+        mmaccel.plan(GitForCausalLM(GitConfig(num_hidden_layers=1, vocab_size=8)), method)
+    refused(error, "cannot leave out visual tokens of")
     from diffusers import FirstBlockCacheConfig
 
     pipe = wan_pipeline()[0]

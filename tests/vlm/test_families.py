@@ -1,111 +1,201 @@
-"""Classes beside those of the examples that the adapters of vision-language models fit."""
+"""Every class that is shown pictures: what `docs/visual_families.json` says of it is so, or it is refused by name."""
+
+import json
 
 import pytest
 import torch
-from transformers import (
-    AyaVisionConfig,
-    AyaVisionForConditionalGeneration,
-    Cohere2VisionConfig,
-    Cohere2VisionForConditionalGeneration,
-    DeepseekVLConfig,
-    DeepseekVLForConditionalGeneration,
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-)
+import transformers
+from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
 import mmaccel
 from mmaccel import vlm
-from mmaccel.testing.snapshot import snapshot
-from mmaccel.vlm import visual_examples as examples
+from mmaccel.adapter import adapters, find_adapter
+from mmaccel.demos.families.visual_models import UNTRIED, build, rows
+from mmaccel.demos.families.visual_table import ALL, BATCH, TARGET, count_served, equal, tried
+from mmaccel.errors import PromptError, UnsupportedTargetError
+from mmaccel.vlm.families.rows import REFUSED
+from mmaccel.vlm.families.visual_adapter import VisualAdapter
+from mmaccel.vlm.visual_examples import IMAGE, TEXT, VIDEO, VISION, clip, prompt, sharp
 
-SIDE = 32
-SIGLIP = {**examples.VISION, "model_type": "siglip_vision_model", "image_size": SIDE, "patch_size": 4}
-COHERE = {"model_type": "cohere2", **examples.TEXT, "head_dim": 8, "sliding_window": 64}
+TABLE = json.loads(TARGET.read_text(encoding="utf-8"))
+SERVED = {name for adapter in adapters() if issubclass(adapter, VisualAdapter) for name in adapter.classes}
+# One for each way of handing pictures over, and of placing them.
+RUN = (
+    "Qwen2_5OmniThinkerForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Ernie4_5_VLMoeForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "MistralLarge4ForConditionalGeneration",
+    "Ovis2ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "Molmo2ForConditionalGeneration",
+)
 
 
-def aya_vision():
-    config = AyaVisionConfig(
-        text_config=COHERE, vision_config=SIGLIP, image_token_index=examples.IMAGE, downsample_factor=2,
-        adapter_layer_norm_eps=1e-6, alignment_intermediate_size=64,
-    )  # fmt: skip
-    return AyaVisionForConditionalGeneration(config)
+def test_the_classes_of_the_table_are_those_of_the_adapters():
+    assert set(TABLE) == set(rows()) == SERVED
 
 
-def cohere2_vision():
-    config = Cohere2VisionConfig(
-        text_config=COHERE, vision_config=SIGLIP, image_token_id=examples.IMAGE, downsample_factor=2,
-        alignment_intermediate_size=64,
-    )  # fmt: skip
-    return Cohere2VisionForConditionalGeneration(config)
+def test_each_class_of_transformers_that_is_shown_pictures_is_served_or_says_why_not():
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as MAPPING
+
+    named = {name for names in MAPPING.values() for name in ((names,) if isinstance(names, str) else names)}
+    other = {name for adapter in adapters() if adapter.modality != "vlm" for name in adapter.classes}
+    other |= {"EvollaForProteinText2Text", "Mistral4ForCausalLM"}  # which are shown no pictures
+    assert named - SERVED - set(REFUSED) - set(UNTRIED) - other == set()
+    assert all(hasattr(transformers, name) for name in {*SERVED, *REFUSED, *UNTRIED})
+    assert not SERVED & {*REFUSED, *UNTRIED}
 
 
-def deepseek_vl():
-    config = DeepseekVLConfig(
-        text_config={"model_type": "llama", **examples.TEXT},
-        vision_config={**SIGLIP, "patch_size": 8},
-        image_token_id=examples.IMAGE,
+def test_most_classes_are_served_by_six_methods():
+    assert count_served(TABLE) >= 45
+    for name, row in TABLE.items():
+        assert row["clean"] and row["placed"] is not False and all(row["exact"].values()), name
+        assert len(row["kept"]) >= 4 and all(0 < share < 1 for share in row["kept"].values()), name
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_what_the_table_says_is_so(name):
+    assert tried(name) == TABLE[name]
+
+
+def test_pictures_stand_apart_and_frames_do_not():
+    """Six pictures in each of two prompts, or two videos of six frames."""
+    for name, visuals in (
+        ("LlavaForConditionalGeneration", 12),
+        ("Mistral3ForConditionalGeneration", 12),
+        ("InternVLForConditionalGeneration", 2),
+        ("VideoLlavaForConditionalGeneration", 2),
+    ):
+        model, call = build(name)
+        with mmaccel.accelerate(model, vlm.VidCom2(keep=0.4)) as fast:
+            fast.generate(**call(2))
+            assert len(vlm.kept(fast)) == visuals, name
+
+
+def test_glm_has_the_placeholder_of_pictures_for_videos_too():
+    model, call = build("Glm4vForConditionalGeneration")
+    given = call(2)
+    assert not (given["input_ids"] == VIDEO).any() and (given["input_ids"] == IMAGE).any()
+    with mmaccel.accelerate(model, vlm.HoliTom(keep=0.4)) as fast:
+        fast.generate(**given)
+        assert [len(kept.sizes) for kept in vlm.kept(fast)] == [6, 6]
+        given.pop("mm_token_type_ids")  # which kind a token is of follows from what was given
+        fast.generate(**given)
+        assert fast.report.engaged
+
+
+def test_types_of_tokens_are_those_of_the_tokens_that_stay():
+    """Gemma lets the tokens of a picture attend to each other in both directions, and is told where they are."""
+    model, call = build("Gemma3ForConditionalGeneration")
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.4)) as fast:
+        seen, begin = {}, fast.adapter.begin
+
+        def watch(methods, run, kwargs):
+            prompt = begin(methods, run, kwargs)
+            seen.update(kwargs)
+            return prompt
+
+        fast.adapter.begin = watch
+        fast.generate(**call(2))
+    assert torch.equal(seen["token_type_ids"], (seen["input_ids"] == IMAGE).long())
+    assert seen["token_type_ids"].shape < call(2)["input_ids"].shape
+
+
+def test_audio_is_left_alone():
+    """Words, a sound, and a video of which tokens are left out."""
+    model, call = build("Qwen2_5OmniThinkerForConditionalGeneration")
+    config = model.config
+    config.audio_token_id, config.audio_start_token_id = 60, 58
+    sound = [58, *[60] * 4, 59]
+    given = call(1)
+    ids = given["input_ids"]
+    given["input_ids"] = torch.cat([ids[:, :2], torch.tensor([sound]), ids[:, 2:]], 1)
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    generator = torch.Generator().manual_seed(0)
+    given["input_features"] = torch.randn(1, 8, 16, generator=generator)
+    given["feature_attention_mask"] = torch.ones(1, 16, dtype=torch.long)
+    more = {"return_dict_in_generate": True, "output_logits": True}
+    plain = model.generate(**given, **more)
+    with mmaccel.accelerate(model, ALL) as fast:
+        assert equal(fast.generate(**given, **more), plain)
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.4)) as fast:
+        heard = fast.generate(**given, **more).logits
+        silent = fast.generate(**{**given, "input_features": -given["input_features"]}, **more).logits
+        assert fast.report.plain_visual_tokens == 96 and not torch.equal(heard[0], silent[0])
+
+
+def test_too_many_placeholders_are_said_and_nothing_is_left_behind():
+    model, call = build("Glm4vForConditionalGeneration")
+    given = call(BATCH)
+    given["input_ids"][0, -1] = IMAGE
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast, pytest.raises(PromptError, match="for 288 video tokens"):
+        fast.generate(**given)
+    assert torch.equal(model.generate(**call(1)), build("Glm4vForConditionalGeneration")[0].generate(**call(1)))
+
+
+@pytest.mark.parametrize("name", ("AriaForConditionalGeneration", "GotOcr2ForConditionalGeneration"))
+def test_a_tower_that_tells_nothing_about_tokens_is_said_at_plan(name):
+    model, _ = build(name)
+    with pytest.raises(UnsupportedTargetError, match=f"{name} has .*: vlm.VidCom2 does without"):
+        mmaccel.plan(model, vlm.HoliTom())
+    mmaccel.plan(model, vlm.VidCom2())
+
+
+def test_a_hybrid_needs_a_layer_behind_its_first_attention():
+    model, _ = build("Qwen3_5ForConditionalGeneration")
+    with pytest.raises(mmaccel.errors.SettingError, match="before layer 3: .* needs a layer from 4 to 5"):
+        mmaccel.plan(model, vlm.FastV(layer=3))
+
+
+def test_a_model_that_cannot_be_served_is_refused_by_name():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = PaliGemmaConfig(
+        text_config={"model_type": "gemma", **sizes, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 64},
+        vision_config={"model_type": "siglip_vision_model", **sizes, "image_size": 16, "patch_size": 8},
+        projection_dim=16,
     )
-    return DeepseekVLForConditionalGeneration(config)
+    model = PaliGemmaForConditionalGeneration(config)
+    with pytest.raises(UnsupportedTargetError, match="tokens of PaliGemmaForConditionalGeneration: all tokens of its"):
+        mmaccel.plan(model, vlm.VidCom2())
+    untold = type("Somebodys", (type(model).__mro__[1],), {"input_modalities": ("image", "text")})
+    adapter = find_adapter(model)
+    adapter.target = untold.__new__(untold)
+    assert "tokens of Somebodys: nothing was tried on this class yet" in adapter.unfit(vlm.VidCom2())
 
 
-def qwen3_vl_moe():
-    vision = {**examples.QWEN_VISION, "depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    text = {**examples._mrope(), "head_dim": 8, **experts}
-    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, **examples.PLACEHOLDERS)
-    return Qwen3VLMoeForConditionalGeneration(config)
+def test_as_many_frames_as_a_token_has_patches_are_not_one_frame_of_patches():
+    model, call = build("Qwen2VLForConditionalGeneration")
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.4)) as fast:
+        fast.generate(**call(1, frames=4))
+        assert [kept.sizes.shape for kept in vlm.kept(fast)] == [(4, 4, 4)]
 
 
-def _pictures(model):
-    return model, examples._tiles(SIDE, flat=True)
+def test_llava_takes_pictures_of_any_size_from_a_tower_that_does():
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 8},
+        vision_config={**VISION, "model_type": "pixtral", "image_size": 32, "patch_size": 4, "head_dim": 8},
+        image_token_index=IMAGE,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    model = sharp(lambda: transformers.LlavaForConditionalGeneration(config), 0)
+    pixels, sizes = clip(1, 2, 32)[0], torch.tensor([[32, 32], [16, 32]])
+    given = {**prompt(1, [5, *[IMAGE] * 64, 6, *[IMAGE] * 32]), "max_new_tokens": 4, "do_sample": False}
+    given |= {"pixel_values": pixels, "image_sizes": sizes}
+    plain = model.generate(**given)
+    for method in (ALL, vlm.HoliTom(keep=0.4)):
+        with mmaccel.accelerate(model, method) as fast:
+            answer = fast.generate(**given)
+            assert [kept.sizes.shape for kept in vlm.kept(fast)] == [(1, 8, 8), (1, 4, 8)]
+            assert fast.report.engaged == (method is not ALL) and (method is not ALL or torch.equal(answer, plain))
 
 
-CLASSES = {
-    "aya_vision": (aya_vision, _pictures),
-    "cohere2_vision": (cohere2_vision, _pictures),
-    "deepseek_vl": (deepseek_vl, _pictures),
-    "qwen3_vl_moe": (qwen3_vl_moe, lambda model: examples._qwen(model, stamp=[5, 6])),
-}
-METHODS = (
-    vlm.HoliTom(keep=0.4), vlm.VidCom2(keep=0.4), vlm.DyCoke(keep=0.4), vlm.FastVID(keep=0.4), vlm.IDPruner(keep=0.4),
-    vlm.VisionZip(keep=0.4), vlm.FastV(keep=0.4, layer=3),
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=CLASSES, ids=str)
-def made(request):
-    build, call = CLASSES[request.param]
-    return call(examples.sharp(build, 0))
-
-
-@pytest.mark.parametrize("more", ({}, {"num_beams": 3}), ids=str)
-def test_all_tokens_through_our_way_are_the_plain_call(made, more):
-    model, arguments = made
-    call = arguments(3, **more)
-    plain = model.generate(**dict(call))
-    with mmaccel.accelerate(model, vlm.VidCom2(keep=1.0)) as fast:
-        assert torch.equal(fast.generate(**dict(call)), plain)
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_methods_answer_with_fewer_tokens_and_leave_nothing_behind(made, method):
-    model, arguments = made
-    plain = model.generate(**arguments(2))
-    before = snapshot(model)
-    with mmaccel.accelerate(model, method) as fast:
-        answers = fast.generate(**arguments(2))
-        assert answers.shape == plain.shape
-        if isinstance(method, vlm.FastV) and "sliding_attention" in (
-            getattr(model.config.text_config, "layer_types", None) or ()
-        ):
-            assert any("some of its layers have a sliding window" in told for told in fast.report.warnings)
-            return
-        assert fast.report.engaged, fast.report
-        assert 0 < fast.report.visual_tokens < fast.report.plain_visual_tokens
-        single = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in arguments(2).items()}
-        for name in ("pixel_values", "pixel_values_videos"):
-            if name in single:
-                single[name] = arguments(2)[name][: len(arguments(2)[name]) // 2]
-        assert torch.equal(fast.generate(**single)[0], answers[0]), "a row alone is the row in a batch"
-    assert snapshot(model) == before
-    assert torch.equal(model.generate(**arguments(2)), plain)
+@pytest.mark.parametrize("implementation", ("eager", "flash_attention_2"))
+def test_other_attention_than_that_of_torch_is_refused(implementation):
+    model, _ = build("Glm4vForConditionalGeneration")
+    model.config.get_text_config()._attn_implementation = implementation
+    with pytest.raises(UnsupportedTargetError, match=f"attn_implementation='{implementation}': load the model with"):
+        mmaccel.plan(model, vlm.VidCom2())

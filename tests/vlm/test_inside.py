@@ -370,7 +370,8 @@ def test_scores_mind_the_mask_of_each_frame():
     probe(lambda *_, **__: None, None, query, key, key, seen[:, None, None].expand(-1, 1, 5, -1))
     for frame, count in enumerate((5, 3, 4)):
         scores = (query[frame] @ key[frame, :, :count].transpose(1, 2)) / 2
-        assert torch.allclose(probe.received[frame][:count], scores.softmax(-1).mean((0, 1)))
+        among = scores.softmax(-1)[:, :count]  # what padding attends to does not count
+        assert torch.allclose(probe.received[frame][:count], among.mean((0, 1)))
         assert not probe.received[frame][count:].any() and torch.equal(probe.keys[frame][0], key[frame, :, 0].flatten())
 
 

@@ -20,6 +20,7 @@ from mmaccel.patching import attention_layers, intercept_attention, wrap_generat
 from mmaccel.report import Report
 from mmaccel.session import Session
 
+from ..families.rows import why_refused
 from ..input.prompt import Prompt
 from .attention import SessionAttention
 from .call import GenerateRun
@@ -53,6 +54,15 @@ class DecoderAdapter(Adapter):
         """The self-attention of each decoder layer, in order."""
         return attention_layers(self.decoder)
 
+    def unfit(self, method: Any) -> str:
+        """Methods of other families leave out visual tokens."""
+        name, why = type(self.target).__name__, why_refused(self.target)
+        if why is None:
+            return (
+                f"{method.name} leaves out visual tokens, and {name} is shown no pictures: vlm.SparsePrefill reads text"
+            )
+        return f"{method.name} cannot leave out visual tokens of {name}: {why}"
+
     def check(self, method: Any) -> None:
         """Raise, with the reason, for models that would be computed wrongly."""
         name = type(self.target).__name__
@@ -71,13 +81,18 @@ class DecoderAdapter(Adapter):
         if isinstance(method, DecoderMethod):
             self._check_keys(method, name, modules)
 
+    def leaves_attention(self, method: Any) -> bool:
+        """Whether a method has nothing to do with the attention of the decoder."""
+        return False
+
     def _check_attention(self, method: Any, name: str, modules: list[torch.nn.Module]) -> None:
         """Raise unless it is plain attention in SDPA."""
         others = f"{method.name} does not support; drafts work on it, such as vlm.FusedDraft"
         text = self.text_config
-        if getattr(text, "attn_logit_softcapping", None) is not None:
+        reads = not self.leaves_attention(method)
+        if reads and getattr(text, "attn_logit_softcapping", None) is not None:
             raise UnsupportedTargetError(f"{name} caps its attention scores (softcap), which {others}")
-        if any(getattr(module, "sinks", None) is not None for module in modules):
+        if reads and any(getattr(module, "sinks", None) is not None for module in modules):
             raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which {others}")
         asked = private.attention_name(text)
         if asked != "sdpa":
@@ -103,6 +118,8 @@ class DecoderAdapter(Adapter):
             )
 
     def _check_layers(self, method: Any, name: str) -> None:
+        if self.leaves_attention(method):
+            return
         layers = DynamicCache(config=self.text_config).layers
         if layers and not any(type(layer) is DynamicLayer for layer in layers):
             raise UnsupportedTargetError(f"{name} has no layer of full attention: there is nothing to gain")

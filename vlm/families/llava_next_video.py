@@ -12,10 +12,10 @@ from .llava_onevision import LlavaOnevisionAdapter
 
 @register_adapter
 class LlavaNextVideoAdapter(LlavaOnevisionAdapter):
-    """`LlavaNextVideoForConditionalGeneration`."""
+    """`LlavaNextVideoForConditionalGeneration`, and `LlavaNextForConditionalGeneration`, which has pictures only."""
 
     family = "llava_next_video"
-    classes = ("LlavaNextVideoForConditionalGeneration",)
+    classes = ("LlavaNextVideoForConditionalGeneration", "LlavaNextForConditionalGeneration")
     line_ends = 0
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import interpolate
@@ -28,7 +28,7 @@ class LlavaOnevisionAdapter(VisualAdapter):
     """`LlavaOnevisionForConditionalGeneration`."""
 
     family = "llava_onevision"
-    classes = ("LlavaOnevisionForConditionalGeneration",)
+    classes: ClassVar[tuple[str, ...]] = ("LlavaOnevisionForConditionalGeneration",)
     line_ends = 1  # newline tokens after a video
 
     @property

@@ -52,10 +52,16 @@ def _received(query: torch.Tensor, key: torch.Tensor, scale: float, mask: torch.
 
     In place, since new memory for each step of each frame takes five times as long.
     """
+    if len(key) < len(query):  # queries share keys
+        key = key.repeat_interleave(len(query) // len(key), 0)
     scores = (query @ key.transpose(1, 2)).float().mul_(scale)
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
-    return torch.softmax(scores, -1, out=scores).mean((0, 1))
+    share = torch.softmax(scores, -1, out=scores).mean(0)
+    if mask is not None and len(share) == share.shape[1]:  # padding attends to nothing that counts
+        hidden = share.sum(0) == 0
+        share = share[~hidden] if bool(hidden.any()) else share
+    return share.mean(0)
 
 
 @contextmanager
@@ -73,7 +79,7 @@ def attention_layers(tower: torch.nn.Module) -> list[torch.nn.Module]:
         module
         for module in tower.modules()
         if hasattr(module, "config")
-        and getattr(module, "is_causal", None) is False
+        and not getattr(module, "is_causal", not hasattr(module, "scaling"))
         and private.uses_attention_interface(module)
         and not isinstance(module, torch.nn.ModuleList)
     ]

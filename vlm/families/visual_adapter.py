@@ -7,10 +7,11 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
+from mmaccel.adapter import Adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
 from mmaccel.report import Report
@@ -25,11 +26,12 @@ from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
 from ..input.visual import Visual
 from ..pruning.compressor import Compressor
-from ..pruning.inner import Cuts, install
+from ..pruning.inner import Cuts, install, why_uncut
 from ..pruning.row import Cut
 from .tower import Probe, attention_layers, layer_of, probed
 
 KINDS = ("image", "video")
+COLUMNS = {"token_type_ids", "mm_token_type_ids"}  # arguments with a value for each token
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
@@ -37,11 +39,6 @@ class VisualAdapter(DecoderAdapter):
     """A vision-language model whose visual tokens stand at placeholders of the prompt.
 
     Subclasses split the features of one call into visuals, in :meth:`visuals`.
-
-    Class attributes
-    ----------------
-    pixel_arguments
-        Arguments of `generate` that describe pictures and videos, and are removed once these are encoded.
 
     Attributes
     ----------
@@ -53,22 +50,6 @@ class VisualAdapter(DecoderAdapter):
         The prompt of the last call, and the tokens cut from it inside the decoder.
     """
 
-    pixel_arguments: ClassVar[tuple[str, ...]] = (
-        "pixel_values",
-        "pixel_values_videos",
-        "image_sizes",
-        "image_sizes_videos",
-        "batch_num_images",
-        "vision_feature_layer",
-        "vision_feature_select_strategy",
-        "vision_aspect_ratio",
-        "pixel_attention_mask",
-        "image_grid_thw",
-        "video_grid_thw",
-        "second_per_grid_ts",
-        "mm_token_type_ids",
-    )
-
     first_cut: int = 1
 
     def __init__(self, target: Any) -> None:
@@ -79,12 +60,20 @@ class VisualAdapter(DecoderAdapter):
     @property
     def model(self) -> Any:
         """The module with tower, projector and decoder."""
-        return self.target.model
+        return self.target.base_model
 
     @property
     def tower(self) -> Any:
         """The vision tower."""
         return self.model.vision_tower
+
+    @property
+    def pixel_arguments(self) -> set[str]:
+        """Arguments of `generate` that describe pictures and videos, and are removed once these are encoded."""
+        calls = [getattr(self.model, f"get_{kind}_features", None) for kind in KINDS]
+        calls.append(getattr(self.model, "get_rope_index", None))
+        names = {name for call in calls if call is not None for name in inspect.signature(call).parameters}
+        return names - {"kwargs", "input_ids", "attention_mask"}
 
     def token_id(self, kind: str) -> int:
         """The placeholder of an `"image"` or `"video"`, -1 where the family has none."""
@@ -120,16 +109,29 @@ class VisualAdapter(DecoderAdapter):
         if first and any(self._cuts(m) for m in session.plan.methods):
             attention = self.attention
             assert attention is not None
-            install(self.decoder.layers, lambda: None if attention.run is None else self.cuts, stack)
+            install(self.layers, lambda: None if attention.run is None else self.cuts, stack)
 
     def _cuts(self, method: Any) -> dict[int, Cut]:
         """The tokens that a method drops inside the decoder, by layer."""
         return method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
 
     @property
+    def layers(self) -> Any:
+        """The layers of the decoder."""
+        decoder = self.decoder
+        return decoder.layers if hasattr(decoder, "layers") else decoder.model.layers
+
+    @property
     def depth(self) -> int:
         """Layers of the decoder."""
         return int(self.text_config.num_hidden_layers)
+
+    def unfit(self, method: Any) -> str:
+        return Adapter.unfit(self, method)
+
+    def leaves_attention(self, method: Any) -> bool:
+        """A method that shortens the prompt leaves the language model as it is, whatever it does inside beside that."""
+        return isinstance(method, Compressor) and type(method).shorten is not Compressor.shorten
 
     def check(self, method: Any) -> None:
         super().check(method)
@@ -181,20 +183,19 @@ class VisualAdapter(DecoderAdapter):
 
     def _new_cuts(self, method: Compressor, prompt: Prompt, run: GenerateRun, kwargs: dict[str, Any]) -> Cuts | None:
         """The tokens that a method drops inside the decoder, if the cache may differ in length between layers."""
-        chosen, cache = self._cuts(method), kwargs.get("past_key_values")
+        chosen = self._cuts(method)
         if not chosen:
             return None
-        sliding = "sliding_attention" in (getattr(self.text_config, "layer_types", None) or ())
-        reasons = {
-            "some of its layers have a sliding window": sliding,
-            "use_cache=False was given": setting(self.target, kwargs, "use_cache") is False,
-            "a cache_implementation was given": setting(self.target, kwargs, "cache_implementation") is not None,
-            "a cache of fixed length was given": getattr(cache, "is_compileable", False),
-        }
-        for reason in (reason for reason, is_so in reasons.items() if is_so):
+        if reason := why_uncut(self.target, self.text_config, kwargs):
             run.warn(f"nothing was dropped inside the language model: {reason}")
             return None
-        return Cuts(method.name, chosen, prompt, run)
+        attends = self.attending()
+        return Cuts(method.name, chosen, prompt, run, [layer in attends for layer in range(self.depth)])
+
+    def attending(self) -> list[int]:
+        """The layers of the decoder that attend; others, of hybrids, have a state instead."""
+        found: list[Any] = [getattr(module, "layer_idx", 0) for module in self.attention_modules()]
+        return found
 
     def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
         """Put a prompt into the arguments of `generate`; the number of new tokens stays the same."""
@@ -207,6 +208,8 @@ class VisualAdapter(DecoderAdapter):
         new = new_tokens(self.target, kwargs, length)
         for name in (*self.pixel_arguments, "max_length", "position_ids"):
             kwargs.pop(name, None)
+        for name in COLUMNS & kwargs.keys():
+            kwargs[name] = prompt.of_columns(kwargs[name])
         kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
         if kwargs.get("streamer") is not None:
             kwargs["streamer"] = WholePrompt(kwargs["streamer"], prompt)
@@ -240,6 +243,8 @@ class VisualAdapter(DecoderAdapter):
 
         `before` is the prompt and the answer that the given cache already holds.
         """
+        if kwargs.get("pixel_values_images") is not None:  # as Video-LLaVA calls them
+            kwargs = {**kwargs, "pixel_values": kwargs["pixel_values_images"]}
         kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
         if not kinds and before is None:
             return None

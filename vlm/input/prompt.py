@@ -30,6 +30,8 @@ class Prompt:
         `[4, B, K]` if positions do not simply count up: a count, and the original time, row and column.
     visuals
         For each kind of placeholder the visuals that are new in this call.
+    source : int64 `[B, K]`
+        Columns of the original prompt; -1 for padding.
     number, anchor : int64 `[B, K]`
         For each token that shows something, the visual that it belongs to, and its place among the
         ``frames * cells``; -1 elsewhere.
@@ -54,6 +56,7 @@ class Prompt:
     attention_mask: torch.Tensor
     position_ids: torch.Tensor | None
     visuals: dict[str, list[Visual]]
+    source: torch.Tensor
     number: torch.Tensor
     anchor: torch.Tensor
     cells: list[int] = field(default_factory=list)
@@ -78,10 +81,15 @@ class Prompt:
             attention_mask=_extended(self.attention_mask, torch.ones_like(new)),
             position_ids=position_ids,
             visuals={},
+            source=_extended(self.source, self.full_ids.shape[1] + torch.ones_like(new).cumsum(1) - 1),
             answered=new.shape[1],
             number=_extended(self.number, torch.full_like(new, NO_PLACE)),
             anchor=_extended(self.anchor, torch.full_like(new, NO_PLACE)),
         )
+
+    def of_columns(self, values: torch.Tensor) -> torch.Tensor:
+        """What remains of values of each column of the original prompt, `[B, L]`; 0 for padding."""
+        return _taken(values, self.source).masked_fill(self.source < 0, 0)
 
     def restored(self, sequences: torch.Tensor) -> torch.Tensor:
         """Sequences of `generate` with the original prompt."""
@@ -121,10 +129,12 @@ def shortened(
     position_ids = _positions(kwargs, found, token_ids, positions, before)
     if position_ids is not None:
         position_ids = _taken(position_ids, source).masked_fill(~valid, 1)
-        position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
     elif before is not None and before.position_ids is not None:
         position_ids = _next(before.position_ids, ids.shape[1])
-    prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, *left.places(source), left.cells)
+    if position_ids is not None:
+        position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
+    prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, source, *left.places(source))
+    prompt.cells = left.cells
     prompt.kept, prompt.total = left.counts
     prompt.full_lengths, prompt.sizes, prompt.starts = lengths, left.sizes, left.starts
     return prompt if before is None else _after(_as_told(before, told), prompt)
@@ -251,6 +261,7 @@ def _after(before: Prompt, prompt: Prompt) -> Prompt:
         input_ids=_extended(before.input_ids, prompt.input_ids),
         attention_mask=_extended(before.attention_mask, prompt.attention_mask),
         position_ids=position_ids,
+        source=_extended(before.source, prompt.source + (prompt.source >= 0) * before.full_ids.shape[1]),
         number=_extended(before.number, prompt.number),
         anchor=_extended(before.anchor, prompt.anchor),
         cells=before.cells + prompt.cells,

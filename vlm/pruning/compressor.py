@@ -13,9 +13,7 @@ from .compressed import Compressed, everything
 from .row import Cut
 
 # Families of the adapters that give a language model visual tokens at placeholders of the prompt.
-VISUAL_FAMILIES = frozenset(
-    {"internvl", "llava_next_video", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm", "llava"}
-)
+VISUAL_FAMILIES = frozenset({"llava_next_video", "llava_onevision", "page_reader", "vision_language"})
 # Dropping tokens inside the language model leaves keys of different lengths, which these cannot have.
 CACHE_METHODS = frozenset({"decoding cache"})
 

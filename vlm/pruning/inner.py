@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from mmaccel.patching import hook
 
 from ..decoder.call import Call, GenerateRun
+from ..decoder.generation import setting
 from ..input.prompt import NO_PLACE, Prompt
 from .clustering import means
 from .compressed import top
@@ -29,10 +30,15 @@ class Cuts:
         For each layer before which visual tokens are dropped, what stays.
     prompt
         What the decoder gets.
+    attends
+        Whether each layer attends; others, of hybrids, have a state instead.
     """
 
-    def __init__(self, method: str, cuts: dict[int, Cut], prompt: Prompt, run: GenerateRun) -> None:
-        self.method, self.cuts, self.prompt, self.run = method, cuts, prompt, run
+    def __init__(
+        self, method: str, cuts: dict[int, Cut], prompt: Prompt, run: GenerateRun, attends: Sequence[bool]
+    ) -> None:
+        self.method, self.cuts, self.prompt, self.run, self.attends = method, cuts, prompt, run, attends
+        self.watched = {max(layer for layer in range(cut) if attends[layer]) for cut in cuts}
         self.length = prompt.input_ids.shape[1]
         self.begun, self.filling = False, True
         self.kept: dict[int, int] = {}
@@ -48,8 +54,8 @@ class Cuts:
         return sum(counts) / layers
 
     def watch(self, call: Call) -> None:
-        """After a layer has attended: keep the last token's attention, if the next layer needs it."""
-        if self.filling and call.layer_idx + 1 in self.cuts and call.queries > 1:
+        """After a layer has attended: keep the last token's attention, if a later layer needs it."""
+        if self.filling and call.layer_idx in self.watched and call.queries > 1:
             self.scores = _last_attention(call)
 
     def before(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -62,8 +68,8 @@ class Cuts:
         if at is None:
             return hidden
         if self.filling:
-            self._fill(kwargs, *self.columns[at])
-        else:
+            self._fill(kwargs, *self.columns[at], self.attends[layer])
+        elif self.attends[layer]:
             kwargs["attention_mask"] = self._later(kwargs, layer, hidden.shape[1], *self.columns[at])
         return hidden
 
@@ -75,11 +81,11 @@ class Cuts:
             self.run.warn("nothing was dropped inside the language model: the prompt came in several chunks")
 
     @staticmethod
-    def _fill(kwargs: dict[str, Any], columns: torch.Tensor, real: torch.Tensor) -> None:
+    def _fill(kwargs: dict[str, Any], columns: torch.Tensor, real: torch.Tensor, attends: bool) -> None:
         kwargs["position_embeddings"] = tuple(_columns(part, columns, -2) for part in kwargs["position_embeddings"])
         if kwargs.get("position_ids") is not None:
             kwargs["position_ids"] = _columns(kwargs["position_ids"], columns, -1)
-        kwargs["attention_mask"] = _causal(real)
+        kwargs["attention_mask"] = _causal(real) if attends else real
 
     def _cut(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         earlier = self.columns.get(max(self.columns, default=-1))
@@ -97,13 +103,14 @@ class Cuts:
         kept = [self._row(layer, row, hidden[row, mask[row]], mask, columns) for row in range(rows)]
         width = max(len(index) for index, _ in kept)
         result = hidden.new_zeros(rows, width, hidden.shape[2])
-        new = columns.new_zeros(rows, width)
+        new, scores = columns.new_zeros(rows, width), self.scores.new_zeros(rows, width)
         missing = columns.new_tensor([width - len(index) for index, _ in kept])
         real = torch.arange(width, device=hidden.device) >= missing[:, None]
         for row, (index, states) in enumerate(kept):
             result[row, width - len(index) :] = states
             new[row, width - len(index) :] = columns[row, mask[row]][index]
-        self.columns[layer] = new, real
+            scores[row, width - len(index) :] = self.scores[row, mask[row]][index]
+        self.columns[layer], self.scores = (new, real), scores
         return result
 
     def _row(self, layer: int, row: int, hidden: torch.Tensor, mask: torch.Tensor, columns: torch.Tensor) -> Any:
@@ -147,6 +154,20 @@ def install(layers: Iterable[torch.nn.Module], cuts: Callable[[], Cuts | None], 
 
     for number, layer in enumerate(layers):
         hook(stack, layer, functools.partial(before, number))
+
+
+def why_uncut(target: Any, text_config: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why a call of `generate` cannot have layers whose caches differ in length; None if it can."""
+    types = set(getattr(text_config, "layer_types", None) or ())
+    reasons = {
+        "some of its layers have a sliding window": "sliding_attention" in types,
+        "some of its layers attend in chunks": "chunked_attention" in types,
+        "it does not attend in full": bool(types) and "full_attention" not in types,
+        "use_cache=False was given": setting(target, kwargs, "use_cache") is False,
+        "a cache_implementation was given": setting(target, kwargs, "cache_implementation") is not None,
+        "a cache of fixed length was given": getattr(kwargs.get("past_key_values"), "is_compileable", False),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
 def by_attention(count: Callable[[int], int], merge: bool) -> Cut:

@@ -1,0 +1,182 @@
+"""The table of what works on which vision-language model of transformers: every method is run on every class.
+
+    python -m mmaccel.demos.families.visual_table
+
+It writes `docs/visual_families.json`, from which the site makes its page; takes about two minutes on one core. Run it
+whenever a class was added to `visual_models.json`, or a method works on more. A test runs a part of it, and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+import mmaccel
+from mmaccel import vlm
+from mmaccel.adapter import find_adapter
+from mmaccel.errors import MmaccelError
+from mmaccel.method import Method
+from mmaccel.testing.snapshot import snapshot
+from mmaccel.vlm.families.visual_adapter import PIXELS
+
+from .visual_models import build, rows
+from .written import DOCS, write
+
+TARGET = DOCS / "visual_families.json"
+LAYER = 4  # of six: behind the first attention of hybrids
+# By name, at settings with which each leaves some out of such short clips.
+METHODS: dict[str, Method] = {
+    method.name.removeprefix("vlm."): method
+    for method in (
+        vlm.HoliTom(keep=0.4),
+        vlm.VidCom2(keep=0.4),
+        vlm.VisionZip(keep=0.4),
+        vlm.DyCoke(keep=0.4),
+        vlm.FastVID(keep=0.4),
+        vlm.IDPruner(keep=0.4),
+        vlm.FastV(keep=0.4, layer=LAYER),
+        vlm.FrameFusion(keep=0.4, layer=LAYER),
+        vlm.EarlyTom(keep=0.4),
+    )
+}
+ALL = vlm.VidCom2(keep=None, tokens=10**6)  # everything, and yet by way of the shortened prompt
+KEYED = vlm.VisionZip()  # it reads the tower's attention and keys
+BATCH = 3  # the second prompt is padded
+Call = Callable[..., dict[str, Any]]
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    write(TARGET, rows(), tried)
+
+
+def tried(name: str, methods: dict[str, Method] = METHODS) -> dict[str, Any]:
+    """What methods did on a small model of a class.
+
+    Returns
+    -------
+    The adapter's family; the share of the visual tokens that each method kept, why others were refused, or what they
+    said when they left nothing out; whether tokens and logits are the plain ones where all is kept, in a padded batch,
+    with beams and in a second turn (or why the plain model is no measure there); and whether nothing was left behind.
+    `placed` is whether the tower's attention is laid on the right tokens, None where no method reads it.
+    """
+    model, call = build(name)
+    plain, before, kept, refused = model.generate(**call(BATCH)), snapshot(model), {}, {}
+    for label, method in methods.items():
+        try:
+            share, told = share_kept(model, call, method, plain)
+        except MmaccelError as error:
+            refused[label] = str(error)
+            continue
+        if share is None:
+            refused[label] = told
+        else:
+            kept[label] = share
+    row = rows()[name]  # which says why, where transformers' own beams or turns are not what they should be
+    exact = {
+        "batch": same(model, call),
+        "turns": row.get("turns") or same_later(model, call),
+        "beams": row.get("beams") or same(model, call, num_beams=3),
+    }
+    clean = snapshot(model) == before and torch.equal(model.generate(**call(BATCH)), plain)
+    return {
+        "family": find_adapter(model).family,
+        "kept": kept,
+        "refused": refused,
+        "exact": exact,
+        "placed": placed(name),
+        "clean": clean,
+    }
+
+
+def share_kept(model: Any, call: Call, method: Method, plain: torch.Tensor) -> tuple[float | None, str]:
+    """The share of the visual tokens that a method kept; None, and its warnings, where it left nothing out."""
+    with mmaccel.accelerate(model, method) as fast:
+        answers, report = fast.generate(**call(BATCH)), fast.report
+    if not report.engaged:
+        return None, report.warnings[0]
+    assert answers.shape == plain.shape, f"{method}: {tuple(answers.shape)} instead of {tuple(plain.shape)}"
+    return round(report.visual_tokens / report.plain_visual_tokens, 3), ""
+
+
+def same(model: Any, call: Call, **more: Any) -> bool:
+    """Whether keeping all tokens gives the plain tokens and logits, bit for bit."""
+    more = {"return_dict_in_generate": True, "output_logits": True, **more}
+    plain = model.generate(**call(BATCH, **more))
+    with mmaccel.accelerate(model, ALL) as fast:
+        return equal(fast.generate(**call(BATCH, **more)), plain)
+
+
+def same_later(model: Any, call: Call) -> bool:
+    """The same in a second turn on the first one's cache."""
+    plain = two_turns(model, call)
+    with mmaccel.accelerate(model, ALL) as fast:
+        return equal(two_turns(fast, call), plain)
+
+
+def two_turns(target: Any, call: Call) -> Any:
+    """The second answer of a conversation, to more words on the cache of the first."""
+    more = {"return_dict_in_generate": True, "output_logits": True}
+    given = call(BATCH)
+    first = target.generate(**given, **more)
+    ids = torch.cat([first.sequences, given["input_ids"][:, -4:]], 1)
+    mask = torch.nn.functional.pad(given["attention_mask"], (0, ids.shape[1] - given["input_ids"].shape[1]), value=1)
+    later = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
+    return target.generate(**later, **more, max_new_tokens=4, do_sample=False)
+
+
+def placed(name: str, changes: int = 6) -> bool | None:
+    """Whether a change of one number of the pixels changes most the features and the tower's key of the same token.
+
+    With weights as they are made, with which each patch mostly keeps its own.
+    """
+    model, call = build(name, scale=1.0)
+    adapter, given = find_adapter(model), call(2, frames=2)
+    try:
+        adapter.check(KEYED)
+    except MmaccelError:
+        return None
+    kind = "video" if "pixel_values_videos" in given else "image"
+    pixels = given[PIXELS[kind]]
+
+    def told(values: torch.Tensor) -> list[torch.Tensor]:
+        visuals = adapter.encode(kind, KEYED, {**given, PIXELS[kind]: values})
+        return [torch.cat([part(visual) for visual in visuals]) for part in (_features, _keys)]
+
+    before, generator = told(pixels), torch.Generator().manual_seed(1)
+    for index in torch.randint(0, pixels.numel(), (changes,), generator=generator).tolist():
+        changed = pixels.clone().contiguous()
+        changed.view(-1)[index] += 30
+        most = {int((now - then).norm(dim=1).argmax()) for now, then in zip(told(changed), before, strict=True)}
+        if len(most) > 1:
+            return False
+    return True
+
+
+def _features(visual: Any) -> torch.Tensor:
+    return visual.frames.flatten(0, 1)
+
+
+def _keys(visual: Any) -> torch.Tensor:
+    return visual.key.flatten(0, 1)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two results of `generate` have the same tokens and logits."""
+    logits = zip(one.logits, other.logits, strict=True)
+    return torch.equal(one.sequences, other.sequences) and all(torch.equal(a, b) for a, b in logits)
+
+
+def count_served(found: dict[str, Any]) -> int:
+    """Classes on which all is exact that transformers can do, and six methods leave tokens out, without a trace."""
+    return sum(
+        row["clean"] and row["placed"] is not False and all(row["exact"].values()) and len(row["kept"]) >= 6
+        for row in found.values()
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Any class of transformers that scatters the features of a vision tower into placeholders of its prompt."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from mmaccel.adapter import register_adapter
+from mmaccel.errors import UnsupportedTargetError
+
+from ..input.prompt import Prompt
+from ..input.spans import Grid
+from ..input.visual import Visual
+from .layout import lay_grids, lay_tiles
+from .rows import ROWS, row_of
+from .tower import Probe, attention_layers
+from .visual_adapter import KINDS, PIXELS, VisualAdapter
+
+TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "video_tower")
+
+
+@register_adapter
+class VisionLanguageAdapter(VisualAdapter):
+    """Reads placeholders, the call that makes features, and the rule of positions from the class and its configuration.
+
+    What cannot be read there is a line of :data:`mmaccel.vlm.families.rows.ROWS`.
+    """
+
+    family = "vision_language"
+    advice = "the other compressors work on it, such as vlm.HoliTom"
+    classes = tuple(name for name, row in ROWS.items() if not row.reads)
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.row = row_of(target)
+        self.stacked, self.carried = False, None
+        deep = getattr(target.config.vision_config, "deepstack_visual_indexes", None) or ()
+        self.first_cut = max(1 + min(self.attending(), default=0), len(deep))
+
+    @property
+    def tower(self) -> Any:
+        return next(getattr(self.model, name) for name in TOWERS if hasattr(self.model, name))
+
+    def check(self, method: Any) -> None:
+        super().check(method)
+        if not (getattr(method, "needs_attention", False) or getattr(method, "needs_key", False)):
+            return
+        why = self.row.unplaced or ("" if attention_layers(self.tower) else "no attention that can be read")
+        if why:
+            raise UnsupportedTargetError(
+                f"{method.name} ranks tokens by the attention in the vision tower, and that of"
+                f" {type(self.target).__name__} has {why}: vlm.VidCom2 does without"
+            )
+
+    def token_id(self, kind: str) -> int:
+        return super().token_id(self.row.video if kind == "video" else kind)
+
+    @property
+    def merge(self) -> int:
+        """Rows of patches in a row of tokens."""
+        names = ("spatial_merge_size", "merge_size", "downsample_factor", "scale_factor")
+        places = (self.tower, self.target.config.vision_config, self.target.config)
+        found = (getattr(place, name, None) for place in places for name in names)
+        return next((int(value) for value in found if value is not None), 1)
+
+    @property
+    def cells(self) -> int:
+        """Tokens of a tile."""
+        config = self.target.config
+        if self.row.cells:
+            return int(functools.reduce(getattr, self.row.cells.split("."), config))
+        return int((config.vision_config.image_size // config.vision_config.patch_size // self.merge) ** 2)
+
+    def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
+        patches, merge = self._patches(kind, kwargs), self.merge
+        if patches is not None:
+            return [(frames, rows // merge, columns // merge) for frames, rows, columns in patches]
+        if kind != "image" or not self.row.tiles:
+            return None
+        tiles = int((kwargs["input_ids"] == self.token_id(kind)).sum()) // self.cells
+        return [_square(self.cells)] * tiles
+
+    def visuals(
+        self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
+    ) -> list[Visual]:
+        features = self._features(output)
+        self.stacked = isinstance(features, torch.Tensor)
+        self.carried = getattr(output, self.row.carried, None) if self.row.carried else None
+        entries = [part.reshape(-1, part.shape[-1]) for part in features]
+        patches = self._patches(kind, kwargs)
+        if patches is None:
+            found = self._tiles(kind, entries, kwargs, seen)
+        else:
+            grids = [_merged(grid, len(part)) for grid, part in zip(patches, entries, strict=True)]
+            found = [Visual.of_frames(part, grid) for part, grid in zip(entries, grids, strict=True)]
+        if probe is not None and patches is not None:
+            lay_grids(probe, found, patches, self.tower, self.row.order)
+        elif probe is not None:
+            lay_tiles(probe, found, self.row.skip_last)
+        for layer in getattr(output, "deepstack_features", None) or ():
+            for visual, part in zip(found, layer, strict=True):
+                visual.extra = (*visual.extra, part)
+        return found
+
+    def _features(self, output: Any) -> Any:
+        """What the language model gets: a tensor, or one for each picture."""
+        if self.row.projector:
+            return getattr(self.model, self.row.projector)(output.last_hidden_state)
+        return output.pooler_output
+
+    def _patches(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
+        """Frames, rows and columns of patches where pictures have any size; None where all are alike."""
+        if self.row.tiles and self.row.order != "rows":
+            return None
+        grid_thw, sizes = kwargs.get(f"{kind}_grid_thw"), kwargs.get("image_sizes")
+        if grid_thw is not None:
+            return [(t, rows, columns) for t, rows, columns in grid_thw.tolist()]
+        if sizes is not None:
+            patch = self.target.config.vision_config.patch_size
+            return [(1, int(height) // patch, int(width) // patch) for height, width in sizes]
+        if kwargs.get("spatial_shapes") is not None:
+            return [(1, rows, columns) for rows, columns in kwargs["spatial_shapes"].tolist()]
+        places = kwargs.get(f"{kind}_position_ids")  # x and y of each patch, -1 for padding
+        if places is None:
+            return None
+        found = [(1, rows, columns) for columns, rows in (places.amax(1) + 1).tolist()]
+        counts = kwargs.get("num_frames_per_video") if kind == "video" else None
+        if counts is None:
+            return found
+        starts = [0, *counts.cumsum(0).tolist()[:-1]]
+        return [(count, *found[start][1:]) for start, count in zip(starts, counts.tolist(), strict=True)]
+
+    def _tiles(self, kind: str, entries: list[torch.Tensor], kwargs: dict[str, Any], seen: int) -> list[Visual]:
+        """Pictures or tiles apart, or those of each prompt as the frames of one video."""
+        if not self.row.tiles:
+            return [Visual.of_frames(part, _square(len(part))) for part in entries]
+        cells = len(entries[0]) if self.stacked else self.cells
+        flat = torch.cat(entries)
+        if len(flat) % cells:  # said with the placeholders
+            cells = len(flat)
+        tiles = len(flat) // cells
+        counts = [1] * tiles
+        if kind == "video":
+            counts = [kwargs[PIXELS[kind]].shape[1]] * len(kwargs[PIXELS[kind]])
+        elif self.row.frames:
+            counts = self._frames(kind, tiles, cells, kwargs, seen)
+        _, rows, columns = _square(cells)
+        parts = flat.split([count * cells for count in counts])
+        return [Visual.of_frames(part, (count, rows, columns)) for part, count in zip(parts, counts, strict=True)]
+
+    def _frames(self, kind: str, tiles: int, cells: int, kwargs: dict[str, Any], seen: int) -> list[int]:
+        """The number of tiles of each prompt, earlier turns and the new one apart."""
+        places = kwargs["input_ids"] == self.token_id(kind)
+        turns = torch.stack([places[:, :seen].sum(1), places[:, seen:].sum(1)], 1) // cells
+        if int(turns[:, 1].sum()) == tiles:  # only those that are new were given
+            turns[:, 0] = 0
+        counts = [count for count in turns.flatten().tolist() if count]
+        return counts if sum(counts) == tiles else [tiles]
+
+    def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        rule = self.target._prepare_position_ids_for_generation
+        if rule.__func__ is GenerationMixin._prepare_position_ids_for_generation:
+            return None  # they count up
+        kinds = [kind for kind in KINDS if kwargs.get(f"{kind}_grid_thw") is not None]
+        if not kinds:
+            return None
+        ids = kwargs["input_ids"]
+        given = {name: kwargs[name] for name in kwargs.keys() - {"past_key_values", "input_ids"}}
+        if given.get("mm_token_type_ids") is None:
+            numbers = [(ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds]
+            given["mm_token_type_ids"] = sum(numbers)
+        before = self.model.rope_deltas
+        positions: torch.Tensor = rule(ids, given)
+        self.model.rope_deltas = before
+        if len(positions) > 3:  # a count comes before time, row and column
+            return positions
+        text = torch.arange(ids.shape[1], device=ids.device).expand(1, *ids.shape)
+        return torch.cat([text, positions])
+
+    def inputs(self, prompt: Prompt) -> dict[str, Any]:
+        visuals = [visual for found in prompt.visuals.values() for visual in found]
+        takes = inspect.signature(self.target.prepare_inputs_for_generation).parameters
+        if "inputs_embeds" in takes and not self.row.own and not any(visual.extra for visual in visuals):
+            return super().inputs(prompt)
+        outputs = {kind: self._encoded(found) for kind, found in prompt.visuals.items()}
+        return {"input_ids": prompt.input_ids, **({"mm_encoder_outputs": outputs} if outputs else {})}
+
+    def _encoded(self, visuals: list[Visual]) -> Any:
+        """What the model's own call of the tower would have returned."""
+        features: Any = tuple(visual.features for visual in visuals)
+        if self.stacked:  # each token a picture of its own: `generate` deals them out to beams by number
+            features = torch.cat(features)[:, None]
+        output: Any = BaseModelOutputWithPooling(pooler_output=features)
+        if self.row.carried:
+            setattr(output, self.row.carried, self.carried)
+        if visuals[0].extra:
+            output.deepstack_features = [list(layer) for layer in zip(*(v.extra for v in visuals), strict=True)]
+        return output
+
+
+@register_adapter
+class PageReaderAdapter(VisionLanguageAdapter):
+    """Classes made to read pages: all works that does on the others, and the presets are those of decoders."""
+
+    family = "page_reader"
+    classes = tuple(name for name, row in ROWS.items() if row.reads)
+
+
+def _square(cells: int) -> Grid:
+    side = round(cells**0.5)
+    return (1, side, side) if side**2 == cells else (1, 1, cells)
+
+
+def _merged(patches: Grid, tokens: int) -> Grid:
+    """Frames, rows and columns of tokens that such patches become; one line where others lie between them."""
+    frames, rows, columns = patches
+    for merge in range(8, 0, -1):  # a smaller one fits too where there are many frames
+        cells = (rows // merge) * (columns // merge)
+        if cells and tokens % cells == 0 and tokens // cells <= frames:
+            return tokens // cells, rows // merge, columns // merge
+    return 1, 1, tokens
