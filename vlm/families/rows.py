@@ -55,7 +55,6 @@ TILES = Row(tiles=True)
 GRID = Row()
 
 GLM = Row(video="image")
-IDEFICS2 = Row(tiles=True, cells="perceiver_config.resampler_n_latents", unplaced=RESAMPLED)
 
 ROWS: dict[str, Row] = {
     "Qwen2VLForConditionalGeneration": GRID,
