@@ -35,6 +35,8 @@ class Segment:
         Seconds of the stream at which its speech began, None if its first text was counted.
     shown
         Whether a partial of it was made.
+    eager
+        When its text was told early, on both clocks; None if it was not, or speech went on.
     """
 
     def __init__(self, prompt: tuple[int, ...], commitment: Commitment, audio: GrowingAudio | None = None) -> None:
@@ -45,6 +47,7 @@ class Segment:
         self.times: list[tuple[float, float]] = []
         self.began: float | None = None
         self.shown = False
+        self.eager: tuple[float, float] | None = None
         self._stable = self._unstable = ""
 
     def partial(self, time: float) -> Partial | None:

@@ -15,11 +15,11 @@ from ..audio.sample_buffer import SampleBuffer
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word
 from ..policies.policy import SegmentHypothesis
-from .events import Endpoint, Event, Final
+from .events import Eager, Endpoint, Event, Final, Resumed
 from .segment import Segment, remainder
-from .segmenter import Cut, Look, Segmenter
+from .segmenter import Cut, Look, Resume, Segmenter, Task
 from .stats import RealTimeClock, StreamStats
-from .units import matches, units
+from .units import ends_sentence, matches, units
 
 if TYPE_CHECKING:
     from .recognizer import StreamingRecognizer
@@ -56,7 +56,7 @@ class SpeechStream:
         self._listener = recognizer.endpoint.listen()
         self._segmenter = Segmenter(recognizer.endpoint, update_interval)
         self._buffer = SampleBuffer()
-        self._work: deque[Look | Cut] = deque()
+        self._work: deque[Task] = deque()
         self._events: list[Event] = []
         self._segment: Segment | None = None
         self._history = ""  # the last words of finals of this speech, for models that take context
@@ -153,6 +153,8 @@ class SpeechStream:
             task = self._work[0]
             if isinstance(task, Cut):
                 self._cut(task)
+            elif isinstance(task, Resume):
+                self._resume()
             elif partials:
                 self._look(task)
             self._work.popleft()
@@ -175,9 +177,21 @@ class SpeechStream:
             segment.commitment.update(of_segment)
         self.stats.partial_decodes += 1
         partial = segment.partial(self._segmenter.position / RATE)
-        segment.note(self.stats, self.time, self._spend())
+        ready = self._spend()
+        segment.note(self.stats, self.time, ready)
         if partial is not None:
             self._events.append(partial)
+        text = self.recognizer.adapter.text(hypothesis.tokens).strip()
+        if look.settled and ends_sentence(text):
+            segment.eager = (self.time, ready)
+            self.stats.eagers += 1
+            self._events.append(Eager(text, self._segmenter.speech_end / RATE))
+
+    def _resume(self) -> None:
+        """What was told early was not the whole."""
+        if self._segment is not None and self._segment.eager is not None:
+            self._segment.eager = None
+            self._events.append(Resumed(self._segmenter.position / RATE))
 
     def _cut(self, cut: Cut) -> None:
         segment = self._open(cut.start)
@@ -185,11 +199,13 @@ class SpeechStream:
         encoded, hypothesis = self._hear(segment, cut.start, cut.end)
         words = self._words(encoded, hypothesis, segment.prompt, cut)
         text = self.recognizer.adapter.text(hypothesis.tokens).strip()
+        goes_on = self._segmenter.start is not None and not cut.paused
+        if goes_on:
+            self._resume()
         if cut.paused:
             self._events.append(Endpoint(cut.speech_end / RATE))
         if text or segment.shown:
             self._events.append(Final(text, tuple(words), cut.start / RATE, cut.end / RATE, hypothesis.tokens))
-        goes_on = self._segmenter.start is not None and not cut.paused
         carried = segment.carried(text) if goes_on else 0
         self._count(segment, cut, words, len(segment.times) - carried)
         # Behind a pause models do without; there a text before makes small ones repeat themselves.
@@ -231,6 +247,8 @@ class SpeechStream:
             stats.word_lag.add(word.end, *(times[found[place]] if place in found else (self.time, ready)))
         if cut.paused or self._total is not None:
             stats.finalisation.add(cut.speech_end / RATE, self.time, ready)
+            if segment.eager is not None:
+                stats.eager.add(cut.speech_end / RATE, *segment.eager)
 
     def _words(self, encoded: Encoded, hypothesis: Hypothesis, prompt: tuple[int, ...], cut: Cut) -> list[Word]:
         """Words with times of the stream, inside the segment and in order."""

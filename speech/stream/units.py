@@ -12,6 +12,8 @@ _NO_SPACES = "\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0eff\
 # Behind a character comes what belongs to it: marks, and closing punctuation.
 _UNIT = re.compile(rf"\s*(?:[{_NO_SPACES}][^\s\w]*|[^\s{_NO_SPACES}]+)")
 _MARKS = re.compile(r"[^\w]+|_")
+# A mark that ends a sentence, with what may close behind it; three dots are one that is broken off.
+_SENTENCE = re.compile(r"(?<!\.\.)[.?!\u3002\uff1f\uff01\u0964\u061f][\"'\u2019\u201d\u00bb\u300d)\]]*\s*$")
 
 
 def units(text: str) -> list[str]:
@@ -41,6 +43,17 @@ def plain(unit: str) -> str:
 def same(left: str, right: str) -> bool:
     """Whether two units are the same word."""
     return plain(left) == plain(right)
+
+
+def ends_sentence(text: str) -> bool:
+    """Whether a text ends like a sentence.
+
+    Examples
+    --------
+    >>> ends_sentence("Try again."), ends_sentence("Try again,"), ends_sentence("Try...")
+    (True, False, False)
+    """
+    return _SENTENCE.search(text) is not None
 
 
 def covered(known: Sequence[str], heard: Sequence[str]) -> int:
