@@ -35,18 +35,9 @@ from ..stream.transcribe import Transcript, transcribe_samples
 from . import page
 from .drafts import draft_row, growing_row
 from .judged import described, judged
-from .listeners import (
-    UPDATE,
-    ChunkListener,
-    Listener,
-    MeasuredRecognizer,
-    MoonshineVoiceListener,
-    Playback,
-    Played,
-    StreamListener,
-    listen,
-)
+from .listeners import UPDATE, ChunkListener, Listener, MeasuredRecognizer, MoonshineVoiceListener, StreamListener
 from .parts import codec_rows, encoder_rows, generate_rows, speech_row
+from .playback import Playback, Played, listen
 
 SEGMENT = 15  # seconds of the longest segment of a stream
 CHUNKS = (1.0, 3.0)  # seconds of the pieces of the simple alternative
@@ -186,12 +177,15 @@ def stream_row(
 def lags(recordings: list[Recording], playbacks: list[Playback]) -> dict[str, Any]:
     """Seconds from speech to text, each on both clocks: `heard` counts audio only, `ready` has computing too."""
     found: dict[str, Any] = {}
-    pooled = Lags()
-    for playback, recording in zip(playbacks, recordings, strict=True):
-        one = playback.finalisation(recording.words)
-        pooled.heard.extend(one.heard)
-        pooled.ready.extend(one.ready)
-    found["finalisation"] = pooled.to_dict()
+    for name, kind in (("finalisation", "finals"), ("eager", "early")):
+        pooled = Lags()
+        for playback, recording in zip(playbacks, recordings, strict=True):
+            one = playback.lags(getattr(playback, kind), recording.words)
+            pooled.heard.extend(one.heard)
+            pooled.ready.extend(one.ready)
+        found[name] = pooled.to_dict()
+    counts = {name: sum(len(getattr(one, name)) for one in playbacks) for name in ("early", "finals")}
+    found["eager"] |= {**counts, "tellings": sum(one.tellings for one in playbacks)}
     for kind, place in (("promised", 2), ("shown", 3)):
         found[f"{kind}_lag"] = {}
         for number, clock in enumerate(("heard", "ready")):

@@ -44,11 +44,14 @@ class Utterance:
         The words that were said, with times, such as from a forced alignment.
     speech_end
         Seconds at which the speaker stopped; default the end of the last word.
+    eager
+        Seconds at which the final text was told early, such as by :class:`~mmaccel.speech.Eager`; None if it was not.
     """
 
     emissions: Sequence[Emission]
     reference: Sequence[Word]
     speech_end: float | None = None
+    eager: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class EmissionLatency:
         Utterances with speech for which nothing was shown; they have no partial recognition latency.
     utterances
         Number of utterances.
+    eager50, eager90
+        From the end of the speech to the final text told early. None if no text was.
     """
 
     pr50: float | None
@@ -79,10 +84,13 @@ class EmissionLatency:
     words: int
     silent: int
     utterances: int
+    eager50: float | None = None
+    eager90: float | None = None
 
     def __str__(self) -> str:
+        early = "" if self.eager50 is None else f" (told early {_ms(self.eager50)}, {_ms(self.eager90)})"
         return (
-            f"PR50 {_ms(self.pr50)}, PR90 {_ms(self.pr90)}, word delay {_ms(self.delay_mean)} on average,"
+            f"PR50 {_ms(self.pr50)}, PR90 {_ms(self.pr90)}{early}, word delay {_ms(self.delay_mean)} on average,"
             f" {self.matched} of {self.words} words in {self.utterances} utterances"
         )
 
@@ -118,6 +126,8 @@ def emission_latency(utterances: Iterable[Utterance], normalize: Normalize = pla
     delays = [delay for utterance in utterances for delay in word_delays(utterance, normalize)]
     matched = [delay for delay in delays if delay is not None]
     known = [latency for latency in last if latency is not None]
+    ends = [(utterance.eager, _speech_end(utterance)) for utterance in utterances]
+    eager = [told - end for told, end in ends if told is not None and end is not None]
     return EmissionLatency(
         pr50=quantile(known, 0.5),
         pr90=quantile(known, 0.9),
@@ -128,15 +138,21 @@ def emission_latency(utterances: Iterable[Utterance], normalize: Normalize = pla
         words=len(delays),
         silent=sum(bool(utterance.reference) and not utterance.emissions for utterance in utterances),
         utterances=len(utterances),
+        eager50=quantile(eager, 0.5),
+        eager90=quantile(eager, 0.9),
     )
 
 
 def partial_recognition_latency(utterance: Utterance) -> float | None:
     """From the end of the speech to the last emission, right or wrong; None if one of the two is missing."""
-    end = utterance.speech_end
-    if end is None and utterance.reference:
-        end = max(word.end for word in utterance.reference)
+    end = _speech_end(utterance)
     return None if end is None or not utterance.emissions else utterance.emissions[-1].at - end
+
+
+def _speech_end(utterance: Utterance) -> float | None:
+    if utterance.speech_end is None and utterance.reference:
+        return max(word.end for word in utterance.reference)
+    return utterance.speech_end
 
 
 def word_delays(utterance: Utterance, normalize: Normalize = plain) -> list[float | None]:

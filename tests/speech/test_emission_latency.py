@@ -45,6 +45,14 @@ def test_percentiles_over_utterances():
     assert str(found).startswith("PR50 300 ms, PR90 760 ms, word delay 400 ms")
 
 
+def test_what_is_told_early_counts_apart():
+    early = [Utterance(shown("a b", 0.5), said("a b"), eager=2.0 + x) for x in (0.1, 0.2, 0.3)]
+    found = emission_latency([*early, Utterance(shown("a"), said("a")), Utterance([], [], eager=1.0)])
+    assert found.eager50 == pytest.approx(0.2) and found.eager90 == pytest.approx(0.28) and found.pr50 == 0.5
+    assert "(told early 200 ms, 280 ms)" in str(found)
+    assert emission_latency([Utterance([], [], 3.0, eager=3.25)]).eager50 == 0.25
+
+
 def test_words_missed_wrong_and_too_many():
     utterance = Utterance(
         [Emission("one", 1.5), Emission("and", 1.75), Emission("three", 3.5), Emission("five", 4.5)],
