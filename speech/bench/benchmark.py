@@ -186,11 +186,11 @@ def lags(recordings: list[Recording], playbacks: list[Playback]) -> dict[str, An
         found[name] = pooled.to_dict()
     counts = {name: sum(len(getattr(one, name)) for one in playbacks) for name in ("early", "finals")}
     found["eager"] |= {**counts, "tellings": sum(one.tellings for one in playbacks)}
-    for kind, place in (("promised", 2), ("shown", 3)):
+    for kind, what in (("promised", (2, False)), ("promised_alone", (2, True)), ("shown", (3, False))):
         found[f"{kind}_lag"] = {}
         for number, clock in enumerate(("heard", "ready")):
             said = zip(playbacks, recordings, strict=True)
-            words = emission_latency([Utterance(playback.emissions(number, place), r.words) for playback, r in said])
+            words = emission_latency([Utterance(playback.emissions(number, *what), r.words) for playback, r in said])
             found[f"{kind}_lag"] |= {f"{clock}_p50": words.delay50, f"{clock}_p90": words.delay90}
     found["first_text"] = {
         clock: _first(recordings, playbacks, number) for number, clock in enumerate(("heard", "ready"))

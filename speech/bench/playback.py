@@ -56,9 +56,9 @@ class Playback:
     def text(self) -> str:
         return " ".join(self.history[-1][3]) if self.history else ""
 
-    def emissions(self, clock: int, kind: int) -> list[Emission]:
+    def emissions(self, clock: int, kind: int, alone: bool = False) -> list[Emission]:
         """When each word came for good: `clock` 0 or 1, and `kind` 2 or 3, are places in :attr:`history`."""
-        return emissions_of((step[clock], step[kind]) for step in self.history)
+        return emissions_of(((step[clock], step[kind]) for step in self.history), alone=alone)
 
     @staticmethod
     def lags(ends: Sequence[tuple[float, float, float]], words: Sequence[Word]) -> Lags:

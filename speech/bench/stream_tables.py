@@ -43,6 +43,8 @@ def streams(group: list[dict[str, Any]]) -> str:
         "right",
         "promised p50",
         "promised p90",
+        "in order p50",
+        "in order p90",
         "shown p50",
         "shown p90",
         "back",
@@ -57,7 +59,7 @@ def _stream(r: dict[str, Any]) -> list[str]:
     cells += [f"{r['quality_worst']:.1%}", f"{r['real_time_factor']:.3f}"]
     first = r.get("first_text") or {}
     cells.append(both(first.get("heard"), first.get("ready")))
-    for lag in ("finalisation", "eager", "promised_lag", "shown_lag"):
+    for lag in ("finalisation", "eager", "promised_alone_lag", "promised_lag", "shown_lag"):
         found = r.get(lag) or {}
         cells += [both(found.get(f"heard_p{p}"), found.get(f"ready_p{p}")) for p in (50, 90)]
         cells += [_right(found)] if lag == "eager" else []

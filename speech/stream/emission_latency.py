@@ -11,6 +11,7 @@ from mmaccel.errors import SettingError
 
 from ..families.adapter import Word
 from .stats import quantile
+from .units import covered
 
 Normalize = Callable[[str], str]
 
@@ -185,10 +186,12 @@ def _matches(said: list[str], shown: list[str]) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def emissions_of(partials: Iterable[tuple[float, Sequence[str]]], normalize: Normalize = plain) -> list[Emission]:
+def emissions_of(
+    partials: Iterable[tuple[float, Sequence[str]]], normalize: Normalize = plain, alone: bool = False
+) -> list[Emission]:
     """When each word of the final text was first shown for good, of a recogniser that takes words back.
 
-    A word counts from the first partial after which neither it nor a word before it changed.
+    A word counts from the first partial after which it did not change, and no word before it.
 
     Parameters
     ----------
@@ -196,6 +199,9 @@ def emissions_of(partials: Iterable[tuple[float, Sequence[str]]], normalize: Nor
         Seconds and all words shown then, in order of time; the last is the final text.
     normalize
         What is left of a word must change for the word to have changed.
+    alone
+        Whether a word counts from when it was there, also where a word before it was corrected later; default False. By
+        an alignment of each partial with what it stands for of the final text.
 
     Raises
     ------
@@ -204,8 +210,11 @@ def emissions_of(partials: Iterable[tuple[float, Sequence[str]]], normalize: Nor
 
     Examples
     --------
-    >>> emissions_of([(0.5, ["a"]), (1.0, ["the", "cat"]), (1.5, ["The", "cat", "sat"])])
-    [Emission(text='The', at=1.0), Emission(text='cat', at=1.0), Emission(text='sat', at=1.5)]
+    >>> partials = [(0.5, ["a"]), (1.0, ["a", "cat"]), (1.5, ["The", "cat", "sat"])]
+    >>> [emission.at for emission in emissions_of(partials)]
+    [1.5, 1.5, 1.5]
+    >>> [emission.at for emission in emissions_of(partials, alone=True)]
+    [1.5, 1.0, 1.5]
     """
     history = [(at, list(words)) for at, words in partials]
     if not history:
@@ -213,11 +222,12 @@ def emissions_of(partials: Iterable[tuple[float, Sequence[str]]], normalize: Nor
     if any(later < earlier for (earlier, _), (later, _) in zip(history, history[1:], strict=False)):
         raise SettingError("partials must be in the order of their time: sort them by it")
     final = history[-1][1]
-    at = [history[-1][0]] * len(final)
-    stable = len(final)
+    at, stays = [history[-1][0]] * len(final), set(range(len(final)))
     for time, words in reversed(history):
-        stable = min(stable, _common(final, words, normalize))
-        at[:stable] = [time] * stable
+        first = _common(final, words, normalize)
+        stays &= {*range(first), *(_behind(final, words, first, normalize) if alone else ())}
+        for place in stays:
+            at[place] = time
     return [Emission(text, seconds) for text, seconds in zip(final, at, strict=True)]
 
 
@@ -227,3 +237,12 @@ def _common(final: list[str], words: list[str], normalize: Normalize) -> int:
         if normalize(one) != normalize(two):
             return i
     return min(len(final), len(words))
+
+
+def _behind(final: list[str], words: list[str], first: int, normalize: Normalize) -> list[int]:
+    """Places of `final` that `words` have too, behind the `first` ones, which are equal."""
+    known = words[first:]
+    ahead = final[first : first + 2 * len(known) + 8]  # the rest was not spoken yet
+    ahead = ahead[: covered(known, ahead)]
+    pairs = _matches([normalize(word) for word in ahead], [normalize(word) for word in known])
+    return [first + place for place, _ in pairs]

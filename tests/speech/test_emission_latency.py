@@ -113,3 +113,26 @@ def test_emissions_of_a_recogniser_that_takes_words_back():
     assert emissions_of([]) == [] and emissions_of([(1.0, ["a"]), (2.0, [])]) == []
     with pytest.raises(SettingError, match="order of their time"):
         emissions_of([(2.0, ["a"]), (1.0, ["a"])])
+
+
+def test_words_alone_do_not_wait_for_a_corrected_one():
+    noisy = ["so", "far", "that", "some", "of", "its", "noisiest", "friends", "insisted", "on", "it"]
+    partials = [(float(n), noisy[:n]) for n in range(1, 12)] + [(20.0, [*noisy[:6], "noisyest", *noisy[7:]])]
+    assert [e.at for e in emissions_of(partials)] == [1, 2, 3, 4, 5, 6, 20, 20, 20, 20, 20]
+    assert [e.at for e in emissions_of(partials, alone=True)] == [1, 2, 3, 4, 5, 6, 20, 8, 9, 10, 11]
+
+
+def test_words_alone_are_aligned_with_what_was_spoken_by_then():
+    """The same words come again later, a word is shown as two, one is left out, and one was away for a while."""
+    final = ["it", "was", "the", "best", "it", "was", "the", "worst"]
+    partials = [(1.0, ["it", "was", "a"]), (2.0, ["it", "was", "the", "best"]), (3.0, final)]
+    assert [e.at for e in emissions_of(partials, alone=True)] == [1, 1, 2, 2, 3, 3, 3, 3]
+    final = ["icecream", "is", "good", "today"]
+    partials = [
+        (1.0, ["ice", "cream", "is"]),
+        (2.0, ["ice", "cream", "good"]),
+        (3.0, ["ice", "cream", "is", "good"]),
+        (4.0, final),
+    ]
+    assert [e.at for e in emissions_of(partials, alone=True)] == [4, 3, 2, 4]
+    assert emissions_of([(1.0, ["x"]), (2.0, [])], alone=True) == []
