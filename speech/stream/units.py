@@ -91,6 +91,18 @@ def _edits(known: str, heard: str) -> list[int]:
     return row
 
 
+def blocks(known: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Runs of units that two texts share, in order: where they begin in each, and how long they are.
+
+    Examples
+    --------
+    >>> blocks(["a", " b", " c"], ["a", " x", " c"])
+    [(0, 0, 1), (2, 2, 1)]
+    """
+    matcher = SequenceMatcher(None, [plain(unit) for unit in known], [plain(unit) for unit in heard], autojunk=False)
+    return [(block.a, block.b, block.size) for block in matcher.get_matching_blocks() if block.size]
+
+
 def matches(known: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]:
     """Places of the units that two texts share, in order.
 
@@ -99,5 +111,4 @@ def matches(known: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]
     >>> matches(["a", " b", " c"], ["a", " c"])
     [(0, 0), (2, 1)]
     """
-    matcher = SequenceMatcher(None, [plain(unit) for unit in known], [plain(unit) for unit in heard], autojunk=False)
-    return [(block.a + i, block.b + i) for block in matcher.get_matching_blocks() for i in range(block.size)]
+    return [(first + i, second + i) for first, second, size in blocks(known, heard) for i in range(size)]
