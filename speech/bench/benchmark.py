@@ -56,7 +56,7 @@ def _all(recordings: list[Recording], full: bool) -> Iterator[dict[str, Any]]:
     moonshine, processor = load("moonshine-tiny")
     adapter = MeasuredRecognizer(moonshine, processor).adapter
     yield from _model_rows("moonshine-tiny", adapter, recordings)
-    yield _moonshine_voice_row(recordings)
+    yield moonshine_voice_row(recordings)
     yield from encoder_rows(rounds=3 if full else 1)
     yield from codec_rows(frames=32 if full else 16)
     texts = [recording.text for recording in recordings]
@@ -82,7 +82,7 @@ def _model_rows(
     for recording, found in zip(recordings, offline, strict=True):
         recording.words = recording.words or found.words  # the first model's
     baseline = word_errors([r.text for r in recordings], [found.text for found in offline])
-    yield _offline_row(name, recordings, offline, baseline)
+    yield offline_row(name, recordings, offline, baseline)
     if not streams:
         return
     recognizers = {type(policy).__name__: MeasuredRecognizer(adapter, policy=policy) for policy in POLICIES}
@@ -94,7 +94,7 @@ def _model_rows(
     played = listen(ways, recordings)
     for policy in POLICIES:
         label = type(policy).__name__
-        told = _streamed(played[label], recognizers[label])
+        told = streamed(played[label], recognizers[label])
         yield stream_row(name, label, recordings, played[label], baseline, _settings(policy), **told)
     yield from _draft_rows(name, recognizers, played)
     longest = max((recording.samples for recording in recordings), key=len)
@@ -128,7 +128,8 @@ def _segments(adapter: SpeechAdapter, recordings: list[Recording]) -> list[list[
     ]
 
 
-def _offline_row(name: str, recordings: list[Recording], offline: list[Transcript], baseline: float) -> dict[str, Any]:
+def offline_row(name: str, recordings: list[Recording], offline: list[Transcript], baseline: float) -> dict[str, Any]:
+    """Errors and cost of transcripts of whole recordings."""
     seconds = sum(found.stats.compute_seconds for found in offline)
     audio = sum(found.stats.audio_seconds for found in offline)
     return speech_row(
@@ -207,7 +208,7 @@ def _first(recordings: list[Recording], playbacks: list[Playback], clock: int) -
     return results.median(late) if late else None
 
 
-def _streamed(played: Played, recognizer: MeasuredRecognizer) -> dict[str, Any]:
+def streamed(played: Played, recognizer: MeasuredRecognizer) -> dict[str, Any]:
     """Figures that only our streams have."""
     stats = [listener.stream.stats for listener in played.listeners]
     promised = sum(one.committed for one in stats)
@@ -219,7 +220,7 @@ def _streamed(played: Played, recognizer: MeasuredRecognizer) -> dict[str, Any]:
     }
 
 
-def _moonshine_voice_row(recordings: list[Recording]) -> dict[str, Any]:
+def moonshine_voice_row(recordings: list[Recording]) -> dict[str, Any]:
     """The package itself, its own engine and weights of 8 bits, on the same audio."""
     module = importlib.import_module("moonshine_voice")
     began = time.process_time()

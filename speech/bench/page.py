@@ -71,18 +71,23 @@ GENERATE = """
 def facts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What was heard."""
     first = next(r for r in rows if r["method"] == "offline")
-    names = [one["name"] for one in first["recordings"]]
-    packaged, own = [name for name in names if name in TEXTS], [name for name in names if name not in TEXTS]
-    joined = "sentences whose file names begin with the same letters are one recording, with pauses of a second"
-    heard = [f"{_listed(packaged)} of the wheel `moonshine-voice`"] if packaged else []
-    heard += [f"{_listed(own)} of a folder that is not shipped ({joined})"] if own else []
     return {
         "seconds": first["audio_seconds"],
         "words": first["said"],
-        "count": len(names),
-        "heard": ", and ".join(heard),
+        "count": len(first["recordings"]),
+        "heard": heard(first),
         "word": 100 / first["said"],
     }
+
+
+def heard(offline: dict[str, Any]) -> str:
+    """The recordings of a row, and where they are from."""
+    names = [one["name"] for one in offline["recordings"]]
+    packaged, own = [name for name in names if name in TEXTS], [name for name in names if name not in TEXTS]
+    joined = "sentences whose file names begin with the same letters are one recording, with pauses of a second"
+    parts = [f"{_listed(packaged)} of the wheel `moonshine-voice`"] if packaged else []
+    parts += [f"{_listed(own)} of a folder that is not shipped ({joined})"] if own else []
+    return ", and ".join(parts)
 
 
 def _listed(names: list[str]) -> str:

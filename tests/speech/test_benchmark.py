@@ -123,7 +123,7 @@ def test_a_stream_tells_its_listener_of_early_ends():
 def test_rows_of_streams():
     asr, heard = streamed()
     row = benchmark.stream_row(
-        "scripted", "LocalAgreement", recordings(), heard, 0.0, {}, **benchmark._streamed(heard, asr)
+        "scripted", "LocalAgreement", recordings(), heard, 0.0, {}, **benchmark.streamed(heard, asr)
     )
     assert row["quality"] == 0 and row["texts"] == [TEXT] and row["retracted_share"] == 0
     assert row["decoder_calls"] == asr.adapter.target.calls > 0
@@ -258,10 +258,10 @@ def test_codec_blocks():
 def result():
     drafted, heard = streamed()
     plain, plainly = streamed(drafts=False)
-    more = benchmark._streamed(heard, drafted)
+    more = benchmark.streamed(heard, drafted)
     transcript = benchmark.transcribe_samples(talk(), recognizer())
     rows = [
-        benchmark._offline_row("scripted", recordings(), [transcript], 0.0),
+        benchmark.offline_row("scripted", recordings(), [transcript], 0.0),
         benchmark.stream_row("scripted", "LocalAgreement", recordings(), heard, 0.0, {"n": 2}, **more),
         benchmark.stream_row("scripted", "fixed chunks", recordings(), heard, 0.0, {"seconds": 3.0}),
         benchmark_drafts.draft_row("scripted", "drafts in the stream", heard, drafted, plainly, plain),
