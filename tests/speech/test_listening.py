@@ -10,7 +10,7 @@ from mmaccel.comparison import results
 from mmaccel.errors import MissingExtraError, SettingError
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.audio.recordings import Recording, in_noise, without_pauses
-from mmaccel.speech.bench import listening, whisper_streaming
+from mmaccel.speech.bench import cuts, listening, whisper_streaming
 from mmaccel.speech.bench.listeners import MeasuredRecognizer
 from mmaccel.speech.bench.playback import play
 from mmaccel.speech.families.adapter import Word
@@ -113,3 +113,17 @@ def test_rows_and_their_page(tmp_path, monkeypatch):
     text = listening.page(json.loads(json.dumps(results.result(made))))
     assert "## Clean" in text and "## Noise" not in text and "| scripted | whisper_streaming |" in text
     assert "`talk` of a folder that is not shipped" in text
+
+
+def test_every_cut_that_fits_is_measured_on_both_sets():
+    chosen = {"others": [talk()], "benchmark": [talk(), talk()]}
+    made = list(cuts.rows(scripted.ScriptedAdapter(), None, chosen, EnergyEndpoint()))
+    assert len(made) == 2 * len(cuts.settings()) and all(s["padding"] <= s["silence"] for s in cuts.settings())
+    usual = [row for row in made if (row["silence"], row["padding"]) == (0.5, 0.3)]
+    assert [(row["set"], row["segments"], row["word_error_rate"]) for row in usual] == [
+        ("others", 2, 0),
+        ("benchmark", 4, 0),
+    ]
+    text = cuts.page(json.loads(json.dumps(results.result(made))))
+    assert "defaults are 0.5 s and 0.3 s" in text and "| 0.3 s | " in text and "0.0% (2, " in text
+    assert "14 words" in text and "28 words" in text
