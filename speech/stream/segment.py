@@ -27,6 +27,8 @@ class Segment:
         The encoder's output so far, if it stays.
     draft
         Tokens of the last hypothesis.
+    final
+        The samples and the result of the last hypothesis that can be final.
     span, heard
         Samples of the last hypothesis, and its result.
     times
@@ -44,6 +46,7 @@ class Segment:
         self.draft: tuple[int, ...] = ()
         self.span = (0, 0)
         self.heard: tuple[Encoded, Hypothesis] | None = None
+        self.final: tuple[tuple[int, int], Hypothesis] | None = None
         self.times: list[tuple[float, float]] = []
         self.began: float | None = None
         self.shown = False

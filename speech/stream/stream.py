@@ -16,10 +16,11 @@ from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word
 from ..policies.policy import SegmentHypothesis
 from .events import Eager, Endpoint, Event, Final, Resumed
+from .rejoined import Rejoined
 from .segment import Segment, remainder
 from .segmenter import Cut, Look, Resume, Segmenter, Task
 from .stats import RealTimeClock, StreamStats
-from .units import ends_sentence, matches, units
+from .units import ends_sentence, last_words, matches
 
 if TYPE_CHECKING:
     from .recognizer import StreamingRecognizer
@@ -59,6 +60,7 @@ class SpeechStream:
         self._work: deque[Task] = deque()
         self._events: list[Event] = []
         self._segment: Segment | None = None
+        self._rejoined = Rejoined(recognizer)
         self._history = ""  # the last words of finals of this speech, for models that take context
         self._total: int | None = None  # samples of the stream, once it has ended
         self._clock, self._mark = RealTimeClock(), 0.0
@@ -141,7 +143,8 @@ class SpeechStream:
                 frame = self._buffer.read(position, position + FRAME)
                 self._work.extend(self._segmenter.feed(self._listener(frame), decibels(frame)))
                 self._do_all(partials)
-            self._buffer.drop_before(min(self._segmenter.needed_from, self._segmenter.position))
+            needed = self._rejoined.needed_from(self._segmenter.needed_from)
+            self._buffer.drop_before(min(needed, self._segmenter.position))
         finally:
             self._spend()
         events, self._events = self._events, ([] if deliver else self._events)
@@ -177,13 +180,17 @@ class SpeechStream:
             segment.commitment.update(of_segment)
         self.stats.partial_decodes += 1
         partial = segment.partial(self._segmenter.position / RATE)
-        ready = self._spend()
-        segment.note(self.stats, self.time, ready)
+        segment.note(self.stats, self.time, self._spend())
         if partial is not None:
             self._events.append(partial)
+        if look.settled:
+            self._tell_early(segment, look)
+
+    def _tell_early(self, segment: Segment, look: Look) -> None:
+        _, hypothesis = self._hear_finally(segment, look.start, look.end)
         text = self.recognizer.adapter.text(hypothesis.tokens).strip()
-        if look.settled and ends_sentence(text):
-            segment.eager = (self.time, ready)
+        if ends_sentence(text):
+            segment.eager = (self.time, self._spend())
             self.stats.eagers += 1
             self._events.append(Eager(text, self._segmenter.speech_end / RATE))
 
@@ -196,7 +203,7 @@ class SpeechStream:
     def _cut(self, cut: Cut) -> None:
         segment = self._open(cut.start)
         draft = segment.draft  # of what is behind the cut too
-        encoded, hypothesis = self._hear(segment, cut.start, cut.end)
+        encoded, hypothesis = self._hear_finally(segment, cut.start, cut.end)
         words = self._words(encoded, hypothesis, segment.prompt, cut)
         text = self.recognizer.adapter.text(hypothesis.tokens).strip()
         goes_on = self._segmenter.start is not None and not cut.paused
@@ -206,6 +213,7 @@ class SpeechStream:
             self._events.append(Endpoint(cut.speech_end / RATE))
         if text or segment.shown:
             self._events.append(Final(text, tuple(words), cut.start / RATE, cut.end / RATE, hypothesis.tokens))
+        self._rejoined.add(cut.start, cut.end, hypothesis.tokens)
         carried = segment.carried(text) if goes_on else 0
         self._count(segment, cut, words, len(segment.times) - carried)
         # Behind a pause models do without; there a text before makes small ones repeat themselves.
@@ -271,20 +279,11 @@ class SpeechStream:
             self.stats.accepted += hypothesis.accepted
         return segment.heard
 
-
-def last_words(text: str, characters: int) -> str:
-    """The end of a text, whole words; half a word in its context can send a model into a loop.
-
-    Examples
-    --------
-    >>> last_words("it was the best of times", 15)
-    'best of times'
-    """
-    if len(text) <= characters:
-        return text
-    room = characters
-    for unit in reversed(units(text)):
-        if len(unit) > room:
-            break
-        room -= len(unit)
-    return text[len(text) - characters + room :].strip()
+    def _hear_finally(self, segment: Segment, start: int, end: int) -> tuple[Encoded, Hypothesis]:
+        """The final hypothesis of these samples, which may know the speech before them."""
+        encoded, alone = self._hear(segment, start, end)
+        if segment.final is None or segment.final[0] != (start, end):
+            final = self._rejoined.hear(self._buffer, start, end, alone)
+            self.stats.decoder_calls += final.forwards - alone.forwards
+            segment.final = (start, end), final
+        return encoded, segment.final[1]

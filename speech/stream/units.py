@@ -56,6 +56,24 @@ def ends_sentence(text: str) -> bool:
     return _SENTENCE.search(text) is not None
 
 
+def last_words(text: str, characters: int) -> str:
+    """The end of a text, whole words; half a word in its context can send a model into a loop.
+
+    Examples
+    --------
+    >>> last_words("it was the best of times", 15)
+    'best of times'
+    """
+    if len(text) <= characters:
+        return text
+    room = characters
+    for unit in reversed(units(text)):
+        if len(unit) > room:
+            break
+        room -= len(unit)
+    return text[len(text) - characters + room :].strip()
+
+
 def covered(known: Sequence[str], heard: Sequence[str]) -> int:
     """How many units at the start of `heard` stand for all of `known`, by the least edits of characters.
 

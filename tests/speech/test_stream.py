@@ -24,8 +24,8 @@ from mmaccel.speech.policies.local_agreement import LocalAgreement
 from mmaccel.speech.stream.events import Endpoint, Final, Partial
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.speech.stream.stats import Lags, RealTimeClock, StreamStats, quantile
-from mmaccel.speech.stream.stream import last_words
 from mmaccel.speech.stream.transcribe import as_recognizer, pieces, transcribe, transcribe_samples, transcript
+from mmaccel.speech.stream.units import last_words
 from mmaccel.speech.stream.wrappers import BackgroundStream, stream_events
 
 RATE, ScriptedAdapter, silence, spoken = scripted.RATE, scripted.ScriptedAdapter, scripted.silence, scripted.spoken
