@@ -28,7 +28,8 @@ from ..families.weights import load
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.transcribe import Transcript, transcribe_samples
 
-SILENCES, PADDINGS = (0.3, 0.5, 0.8, 1.2), (0.1, 0.2, 0.3, 0.5)  # seconds; no padding is longer than its silence
+SILENCES, PADDINGS = (0.3, 0.5, 0.8), (0.1, 0.3, 0.5)  # seconds; no padding is longer than its silence
+REJOIN = 14.0  # seconds that are decoded together, at the default silence and padding
 SETS = {
     "others": "The recordings to choose by",
     "benchmark": "The recordings of the benchmark",
@@ -36,8 +37,9 @@ SETS = {
 INTRO = """
 Word error rates of Moonshine tiny's finals when other silences end a segment, and other paddings belong to it (the
 defaults are {silence:g} s and {padding:g} s), by `python -m mmaccel.speech.bench.cuts`. In brackets how many segments
-there were, and processor seconds for each second of audio, on one thread of a machine that others used too. *The
-recordings to choose by*: {others:.0f} s, {others_words} words, {names}, of a folder that is not shipped; one word is
+there were, and processor seconds for each second of audio, on one thread of a machine that others used too. *Rejoined*
+segments are decoded again with those before them up to {rejoin:g} s, where only a breath is between
+(`StreamingRecognizer(rejoin={rejoin:g})`). *The recordings to choose by*: {others:.0f} s, {others_words} words, {names}, of a folder that is not shipped; one word is
 {word:.1f} points. *The recordings of the benchmark*: {benchmark:.0f} s, {benchmark_words} words, {benchmark_word:.1f}
 points each. The rows, with the errors of each recording, are in [speech_cuts.json](speech_cuts.json).
 """
@@ -49,8 +51,9 @@ def sets() -> dict[str, list[Recording]]:
 
 
 def settings() -> list[dict[str, float]]:
-    """All silences with all paddings that fit."""
-    return [{"silence": s, "padding": p} for s in SILENCES for p in PADDINGS if p <= s]
+    """All silences with all paddings that fit, and the defaults with segments rejoined."""
+    cuts = [{"silence": s, "padding": p, "rejoin": 0.0} for s in SILENCES for p in PADDINGS if p <= s]
+    return [*cuts, {"silence": EnergyEndpoint.silence, "padding": EnergyEndpoint.padding, "rejoin": REJOIN}]
 
 
 def rows(
@@ -58,7 +61,10 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """A row for each setting and set."""
     for setting in settings():
-        asr = StreamingRecognizer(model, processor, endpoint=replace(endpoint, **setting), timer=time.process_time)
+        cut = {name: setting[name] for name in ("silence", "padding")}
+        asr = StreamingRecognizer(
+            model, processor, endpoint=replace(endpoint, **cut), rejoin=setting["rejoin"], timer=time.process_time
+        )
         for name, recordings in chosen.items():
             found = [transcribe_samples(one.samples, asr) for one in recordings]
             yield {"set": name, **setting, **_figures(recordings, found)}
@@ -90,6 +96,7 @@ def page(result: dict[str, Any]) -> str:
         "benchmark_words": first["benchmark"]["words"],
         "word": 100 / first["others"]["words"],
         "benchmark_word": 100 / first["benchmark"]["words"],
+        "rejoin": REJOIN,
         "silence": policy.silence,
         "padding": policy.padding,
     }
@@ -102,8 +109,10 @@ def page(result: dict[str, Any]) -> str:
 
 
 def _table(group: list[dict[str, Any]]) -> str:
-    cells = {(row["silence"], row["padding"]): _cell(row) for row in group}
-    lines = [[f"{s:g} s", *(cells.get((s, p), "") for p in PADDINGS)] for s in SILENCES]
+    cells = {(row["silence"], row["padding"], row["rejoin"]): _cell(row) for row in group}
+    lines = [[f"{s:g} s", *(cells.get((s, p, 0.0), "") for p in PADDINGS)] for s in SILENCES]
+    silence = EnergyEndpoint.silence
+    lines.append([f"{silence:g} s, rejoined", *(cells.get((silence, p, REJOIN), "") for p in PADDINGS)])
     return pages.markdown(("silence", *(f"padding {padding:g} s" for padding in PADDINGS)), lines)
 
 

@@ -119,7 +119,7 @@ def test_every_cut_that_fits_is_measured_on_both_sets():
     chosen = {"others": [talk()], "benchmark": [talk(), talk()]}
     made = list(cuts.rows(scripted.ScriptedAdapter(), None, chosen, EnergyEndpoint()))
     assert len(made) == 2 * len(cuts.settings()) and all(s["padding"] <= s["silence"] for s in cuts.settings())
-    usual = [row for row in made if (row["silence"], row["padding"]) == (0.5, 0.3)]
+    usual = [row for row in made if (row["silence"], row["padding"], row["rejoin"]) == (0.5, 0.3, 0)]
     assert [(row["set"], row["segments"], row["word_error_rate"]) for row in usual] == [
         ("others", 2, 0),
         ("benchmark", 4, 0),
