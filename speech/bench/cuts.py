@@ -28,7 +28,7 @@ from ..families.weights import load
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.transcribe import Transcript, transcribe_samples
 
-SILENCES, PADDINGS = (0.3, 0.5, 0.8), (0.1, 0.3, 0.5)  # seconds; no padding is longer than its silence
+SILENCES, PADDINGS = (0.3, 0.5, 0.8), (0.1, 0.3)  # seconds; no padding is longer than its silence
 REJOIN = 14.0  # seconds that are decoded together, at the default silence and padding
 SETS = {
     "others": "The recordings to choose by",
@@ -39,9 +39,10 @@ Word error rates of Moonshine tiny's finals when other silences end a segment, a
 defaults are {silence:g} s and {padding:g} s), by `python -m mmaccel.speech.bench.cuts`. In brackets how many segments
 there were, and processor seconds for each second of audio, on one thread of a machine that others used too. *Rejoined*
 segments are decoded again with those before them up to {rejoin:g} s, where only a breath is between
-(`StreamingRecognizer(rejoin={rejoin:g})`). *The recordings to choose by*: {others:.0f} s, {others_words} words, {names}, of a folder that is not shipped; one word is
-{word:.1f} points. *The recordings of the benchmark*: {benchmark:.0f} s, {benchmark_words} words, {benchmark_word:.1f}
-points each. The rows, with the errors of each recording, are in [speech_cuts.json](speech_cuts.json).
+(`StreamingRecognizer(rejoin={rejoin:g})`). *The recordings to choose by*: {others:.0f} s, {others_words} words,
+{names}, of a folder that is not shipped; one word is {word:.1f} points. *The recordings of the benchmark*:
+{benchmark:.0f} s, {benchmark_words} words, {benchmark_word:.1f} points each. The rows, with the errors of each
+recording, are in [speech_cuts.json](speech_cuts.json).
 """
 
 

@@ -13,15 +13,15 @@ STREAMS = """
 the same model's offline transcript, in points; *worst* is the error rate of the worst recording. *RTF* is CPU seconds
 for each second of audio. Lags are in seconds of audio that had to come,
 and in brackets with the computing on top, as a listener notices them. *first text* counts from the first word; *final*
-from the end of speech to its final text, *eager* to the same text told early, where it was (with how many of the
-tellings were right); *promised* from the end of a word until it is shown as one that stays, and
-*shown* until it is shown at all, in both cases for good and after all the words before it. When a word ends is what
-Moonshine tiny's offline transcript says. *back* is the share of promised words that their final does not have, and
-*calls* are passes of the decoder.
+from the end of speech to its final text, and *eager* to that text told early, with how many of the tellings were
+*right*; *promised* from the end of a word until it is shown as one that stays, and *in order* until all the words
+before it are there for good too, so that a word that a final corrects makes those behind it late; *shown* until it is
+shown at all, in order. When a word ends is what Moonshine tiny's offline transcript says. *back* is the share of
+promised words that their final does not have, and *calls* are passes of the decoder. Cells are empty where a figure
+does not apply, and in rows that are older than it.
 """
 OWN = """
-What `stream.stats` says of each recording. *word lag* counts a promised word from its promise if its final has it;
-above, a word that a final corrects makes all words of the final behind it late.
+What `stream.stats` says of each recording. *word lag* counts a promised word from its promise if its final has it.
 """
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 # Seconds from one segment to the next, each with its padding, that are still one speech: a breath, no new sentence.
 BREATH = 0.3
-# A second pass with fewer of the words than this share has left some out, as a decoder does that takes them for said.
+# A second pass with fewer of the words than this share has left some out, as a decoder does that takes them for said;
+# one with as many times more says them again.
 LEAST = 0.7
 
 
@@ -71,6 +72,7 @@ class Rejoined:
         adapter = self.recognizer.adapter
         prompt = [*adapter.prompt(), *(token for one in before for token in one.tokens)]
         _, found = self.recognizer.hear(buffer.read(before[0].start, end), prompt, alone.tokens)
-        text, least = adapter.text(found.tokens), LEAST * len(units(adapter.text(alone.tokens)))
-        chosen = found if found.ended and not repeats(text) and len(units(text)) >= least else alone
+        text, words = adapter.text(found.tokens), len(units(adapter.text(alone.tokens)))
+        is_whole = LEAST * words <= len(units(text)) <= words / LEAST
+        chosen = found if found.ended and is_whole and not repeats(text) else alone
         return replace(chosen, forwards=alone.forwards + found.forwards)

@@ -97,7 +97,13 @@ def test_a_second_pass_that_loses_words_or_does_not_end_is_dropped():
     found, asked = second_pass((5, 6, 8))
     assert found.tokens == (5, 6, 8) and found.forwards == 3
     assert asked == [(3000, [START, FIRST, FIRST + 1], (5, 6, 7))]
-    for tokens, ended in (((5, 6), True), ((), True), ((5, 6, 7, 8), False), ((5,) * 60, True)):
+    for tokens, ended in (
+        ((5, 6), True),
+        ((), True),
+        ((5, 6, 7, 8), False),
+        ((5,) * 60, True),
+        ((5, 6, 7, 8, 9), True),
+    ):
         found, _ = second_pass(tokens, ended)
         assert found.tokens == (5, 6, 7) and found.forwards == 3
     assert second_pass((5,), alone=())[1] == [], "where nothing is heard, nothing is said"
