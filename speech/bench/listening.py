@@ -33,9 +33,9 @@ from ..audio.recordings import (
 )
 from ..families.weights import load
 from ..stream.transcribe import transcribe_samples
-from .benchmark import UPDATE, moonshine_voice_row, offline_row, stream_row, streamed
+from .benchmark import moonshine_voice_row, offline_row, stream_row, streamed
 from .judged import table as each_recording
-from .listeners import Listener, MeasuredRecognizer, StreamListener
+from .listeners import UPDATE, Listener, MeasuredRecognizer, StreamListener
 from .page import heard
 from .playback import listen
 from .stream_tables import STREAMS, streams

@@ -30,13 +30,11 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     await line.give(turns.message("Connected"))
     while True:
         message = await line.take()
-        if isinstance(message, str):
-            _check(message)
-        is_over = isinstance(message, str) or not message
-        events = await (run_in_threadpool(listening.end) if is_over else run_in_threadpool(listening.push, message))
-        for told in turns.take(events, listening.time, is_over):
+        samples = message if isinstance(message, bytes) else _closing(message)
+        events = await (run_in_threadpool(listening.push, samples) if samples else run_in_threadpool(listening.end))
+        for told in turns.take(events, listening.time, is_over=not samples):
             await line.give(told)
-        if is_over:
+        if not samples:
             return
 
 
@@ -54,13 +52,15 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     return Listening(recognizer.told(language), rate), Turns(is_eager)
 
 
-def _check(message: str) -> None:
+def _closing(message: str) -> bytes:
+    """No samples, for a message that closes the stream."""
     try:
         asked = json.loads(message).get("type")
     except (ValueError, AttributeError, RecursionError):
         asked = None
     if asked != "CloseStream":
         raise AudioError("a text that is not CloseStream: send samples as bytes")
+    return b""
 
 
 class Turns:
