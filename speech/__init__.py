@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         partial_recognition_latency,
         word_delays,
     )
-    from .stream.events import Endpoint, Event, Final, Partial
+    from .stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
     from .stream.recognizer import StreamingRecognizer
     from .stream.stats import StreamStats
     from .stream.stream import SpeechStream
@@ -63,6 +63,7 @@ __all__ = [
     "AppendOnly",
     "BackgroundStream",
     "CrossCache",
+    "Eager",
     "Emission",
     "EmissionLatency",
     "EncoderStream",
@@ -79,6 +80,7 @@ __all__ = [
     "NemotronStream",
     "Partial",
     "Resampler",
+    "Resumed",
     "SileroEndpoint",
     "SpeechStream",
     "StreamStats",

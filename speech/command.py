@@ -118,6 +118,9 @@ def _add_listening(parser: Any) -> None:
     parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses")
     parser.add_argument("--silence", type=positive, default=0.5, help="seconds of silence that end a segment")
     parser.add_argument("--longest", type=positive, default=15.0, help="seconds after which a segment is cut")
+    seconds = number("between 0 and 20 seconds", lambda value: 0 <= value <= 20)
+    again = "seconds that a final is decoded with, the speech before a breath included, such as 14 (default 0: alone)"
+    parser.add_argument("--rejoin", type=seconds, default=0.0, help=again)
     parser.add_argument("--language", help="language of a multilingual Whisper, such as de (default: English)")
     task = "translate writes English (multilingual Whisper; default transcribe)"
     parser.add_argument("--task", choices=["transcribe", "translate"], default="transcribe", help=task)
@@ -213,7 +216,7 @@ def _recognizer(arguments: argparse.Namespace) -> StreamingRecognizer:
     policy = getattr(speech, POLICIES[arguments.policy])()
     began = time.perf_counter()
     model, processor = opened(arguments)
-    told = {name: getattr(arguments, name) for name in ("packed", "language", "task", "prompt")}
+    told = {name: getattr(arguments, name) for name in ("packed", "language", "task", "prompt", "rejoin")}
     found = StreamingRecognizer(model, processor, policy=policy, endpoint=endpoint, **told)
     print(f"loaded {arguments.model} in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     return found

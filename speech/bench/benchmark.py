@@ -35,18 +35,9 @@ from ..stream.transcribe import Transcript, transcribe_samples
 from . import page
 from .drafts import draft_row, growing_row
 from .judged import described, judged
-from .listeners import (
-    UPDATE,
-    ChunkListener,
-    Listener,
-    MeasuredRecognizer,
-    MoonshineVoiceListener,
-    Playback,
-    Played,
-    StreamListener,
-    listen,
-)
+from .listeners import UPDATE, ChunkListener, Listener, MeasuredRecognizer, MoonshineVoiceListener, StreamListener
 from .parts import codec_rows, encoder_rows, generate_rows, speech_row
+from .playback import Playback, Played, listen
 
 SEGMENT = 15  # seconds of the longest segment of a stream
 CHUNKS = (1.0, 3.0)  # seconds of the pieces of the simple alternative
@@ -65,7 +56,7 @@ def _all(recordings: list[Recording], full: bool) -> Iterator[dict[str, Any]]:
     moonshine, processor = load("moonshine-tiny")
     adapter = MeasuredRecognizer(moonshine, processor).adapter
     yield from _model_rows("moonshine-tiny", adapter, recordings)
-    yield _moonshine_voice_row(recordings)
+    yield moonshine_voice_row(recordings)
     yield from encoder_rows(rounds=3 if full else 1)
     yield from codec_rows(frames=32 if full else 16)
     texts = [recording.text for recording in recordings]
@@ -91,7 +82,7 @@ def _model_rows(
     for recording, found in zip(recordings, offline, strict=True):
         recording.words = recording.words or found.words  # the first model's
     baseline = word_errors([r.text for r in recordings], [found.text for found in offline])
-    yield _offline_row(name, recordings, offline, baseline)
+    yield offline_row(name, recordings, offline, baseline)
     if not streams:
         return
     recognizers = {type(policy).__name__: MeasuredRecognizer(adapter, policy=policy) for policy in POLICIES}
@@ -103,7 +94,7 @@ def _model_rows(
     played = listen(ways, recordings)
     for policy in POLICIES:
         label = type(policy).__name__
-        told = _streamed(played[label], recognizers[label])
+        told = streamed(played[label], recognizers[label])
         yield stream_row(name, label, recordings, played[label], baseline, _settings(policy), **told)
     yield from _draft_rows(name, recognizers, played)
     longest = max((recording.samples for recording in recordings), key=len)
@@ -137,7 +128,8 @@ def _segments(adapter: SpeechAdapter, recordings: list[Recording]) -> list[list[
     ]
 
 
-def _offline_row(name: str, recordings: list[Recording], offline: list[Transcript], baseline: float) -> dict[str, Any]:
+def offline_row(name: str, recordings: list[Recording], offline: list[Transcript], baseline: float) -> dict[str, Any]:
+    """Errors and cost of transcripts of whole recordings."""
     seconds = sum(found.stats.compute_seconds for found in offline)
     audio = sum(found.stats.audio_seconds for found in offline)
     return speech_row(
@@ -186,17 +178,20 @@ def stream_row(
 def lags(recordings: list[Recording], playbacks: list[Playback]) -> dict[str, Any]:
     """Seconds from speech to text, each on both clocks: `heard` counts audio only, `ready` has computing too."""
     found: dict[str, Any] = {}
-    pooled = Lags()
-    for playback, recording in zip(playbacks, recordings, strict=True):
-        one = playback.finalisation(recording.words)
-        pooled.heard.extend(one.heard)
-        pooled.ready.extend(one.ready)
-    found["finalisation"] = pooled.to_dict()
-    for kind, place in (("promised", 2), ("shown", 3)):
+    for name, kind in (("finalisation", "finals"), ("eager", "early")):
+        pooled = Lags()
+        for playback, recording in zip(playbacks, recordings, strict=True):
+            one = playback.lags(getattr(playback, kind), recording.words)
+            pooled.heard.extend(one.heard)
+            pooled.ready.extend(one.ready)
+        found[name] = pooled.to_dict()
+    counts = {name: sum(len(getattr(one, name)) for one in playbacks) for name in ("early", "finals")}
+    found["eager"] |= {**counts, "tellings": sum(one.tellings for one in playbacks)}
+    for kind, what in (("promised", (2, False)), ("promised_alone", (2, True)), ("shown", (3, False))):
         found[f"{kind}_lag"] = {}
         for number, clock in enumerate(("heard", "ready")):
             said = zip(playbacks, recordings, strict=True)
-            words = emission_latency([Utterance(playback.emissions(number, place), r.words) for playback, r in said])
+            words = emission_latency([Utterance(playback.emissions(number, *what), r.words) for playback, r in said])
             found[f"{kind}_lag"] |= {f"{clock}_p50": words.delay50, f"{clock}_p90": words.delay90}
     found["first_text"] = {
         clock: _first(recordings, playbacks, number) for number, clock in enumerate(("heard", "ready"))
@@ -213,7 +208,7 @@ def _first(recordings: list[Recording], playbacks: list[Playback], clock: int) -
     return results.median(late) if late else None
 
 
-def _streamed(played: Played, recognizer: MeasuredRecognizer) -> dict[str, Any]:
+def streamed(played: Played, recognizer: MeasuredRecognizer) -> dict[str, Any]:
     """Figures that only our streams have."""
     stats = [listener.stream.stats for listener in played.listeners]
     promised = sum(one.committed for one in stats)
@@ -225,7 +220,7 @@ def _streamed(played: Played, recognizer: MeasuredRecognizer) -> dict[str, Any]:
     }
 
 
-def _moonshine_voice_row(recordings: list[Recording]) -> dict[str, Any]:
+def moonshine_voice_row(recordings: list[Recording]) -> dict[str, Any]:
     """The package itself, its own engine and weights of 8 bits, on the same audio."""
     module = importlib.import_module("moonshine_voice")
     began = time.process_time()

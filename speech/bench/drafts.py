@@ -16,8 +16,9 @@ from mmaccel.comparison.trial import Workload
 from ..audio.endpoint import RATE
 from ..decoding.redecode import Hypothesis, decode
 from ..families.adapter import SpeechAdapter
-from .listeners import UPDATE, MeasuredRecognizer, Played
+from .listeners import UPDATE, MeasuredRecognizer
 from .parts import speech_row
+from .playback import Played
 
 
 @dataclass

@@ -12,7 +12,8 @@ from mmaccel.comparison.quality_plot import Axes, Mark, Series
 
 from ..audio.recordings import TEXTS
 from .judged import table as each_recording
-from .targets import both, name_of, points, targets
+from .stream_tables import OWN, STREAMS, own, streams
+from .targets import name_of, targets
 
 TITLE = "Streaming speech"
 INTRO = """
@@ -25,22 +26,8 @@ error rate over all words, and more of that of one recording. The raw rows, with
 
 ![when words stay, in each stream]({png})
 """
-STREAMS = """
-*WER* is by jiwer with transformers' `EnglishTextNormalizer`, over all words, and *to offline* its difference to
-the same model's offline transcript, in points; *worst* is the error rate of the worst recording. *RTF* is CPU seconds
-for each second of audio. Lags are in seconds of audio that had to come,
-and in brackets with the computing on top, as a listener notices them. *first text* counts from the first word; *final*
-from the end of speech to its final text; *promised* from the end of a word until it is shown as one that stays, and
-*shown* until it is shown at all, in both cases for good and after all the words before it. When a word ends is what
-Moonshine tiny's offline transcript says. *back* is the share of promised words that their final does not have, and
-*calls* are passes of the decoder.
-"""
 EACH = """
 Word error rates of each recording, and their mean, in which each counts alike whatever its length.
-"""
-OWN = """
-What `stream.stats` says of each recording. *word lag* counts a promised word from its promise if its final has it;
-above, a word that a final corrects makes all words of the final behind it late.
 """
 LIMITS = """
 - **Drafts** save what a hypothesis shares with the one before. Segments of a second or two have one or two updates and
@@ -84,18 +71,23 @@ GENERATE = """
 def facts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What was heard."""
     first = next(r for r in rows if r["method"] == "offline")
-    names = [one["name"] for one in first["recordings"]]
-    packaged, own = [name for name in names if name in TEXTS], [name for name in names if name not in TEXTS]
-    joined = "sentences whose file names begin with the same letters are one recording, with pauses of a second"
-    heard = [f"{_listed(packaged)} of the wheel `moonshine-voice`"] if packaged else []
-    heard += [f"{_listed(own)} of a folder that is not shipped ({joined})"] if own else []
     return {
         "seconds": first["audio_seconds"],
         "words": first["said"],
-        "count": len(names),
-        "heard": ", and ".join(heard),
+        "count": len(first["recordings"]),
+        "heard": heard(first),
         "word": 100 / first["said"],
     }
+
+
+def heard(offline: dict[str, Any]) -> str:
+    """The recordings of a row, and where they are from."""
+    names = [one["name"] for one in offline["recordings"]]
+    packaged, own = [name for name in names if name in TEXTS], [name for name in names if name not in TEXTS]
+    joined = "sentences whose file names begin with the same letters are one recording, with pauses of a second"
+    parts = [f"{_listed(packaged)} of the wheel `moonshine-voice`"] if packaged else []
+    parts += [f"{_listed(own)} of a folder that is not shipped ({joined})"] if own else []
+    return ", and ".join(parts)
 
 
 def _listed(names: list[str]) -> str:
@@ -113,60 +105,12 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
         if name == "streams" and group:
             sections["Each recording"] = f"{EACH.strip()}\n\n{each_recording(group)}"
         if name == "streams" and any("stats" in r for r in group):
-            sections["As the streams count"] = f"{OWN.strip()}\n\n{_own(group)}"
+            sections["As the streams count"] = f"{OWN.strip()}\n\n{own(group)}"
     return sections
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
-
-
-def _streams(group: list[dict[str, Any]]) -> str:
-    headings = (
-        "model",
-        "way",
-        "audio",
-        "WER",
-        "to offline",
-        "worst",
-        "RTF",
-        "first text",
-        "final p50",
-        "final p90",
-        "promised p50",
-        "promised p90",
-        "shown p50",
-        "shown p90",
-        "back",
-        "calls",
-    )
-    return markdown(headings, [_stream(r) for r in group])
-
-
-def _stream(r: dict[str, Any]) -> list[str]:
-    cells = [r["model"], name_of(r), f"{r['audio_seconds']:.0f} s"]
-    cells += [f"{r['quality']:.1%}", "" if r["method"] == "offline" else f"{points(r):+.1f}"]
-    cells += [f"{r['quality_worst']:.1%}", f"{r['real_time_factor']:.3f}"]
-    first = r.get("first_text") or {}
-    cells.append(both(first.get("heard"), first.get("ready")))
-    for lag in ("finalisation", "promised_lag", "shown_lag"):
-        found = r.get(lag) or {}
-        cells += [both(found.get(f"heard_p{p}"), found.get(f"ready_p{p}")) for p in (50, 90)]
-    back, calls = r.get("retracted_share"), r.get("decoder_calls")
-    return [*cells, "" if back is None else f"{back:.1%}", "" if calls is None else str(calls)]
-
-
-def _own(group: list[dict[str, Any]]) -> str:
-    lines = []
-    for r in group:
-        for stats in r.get("stats", ()):
-            cells = [r["model"], name_of(r), f"{stats['audio_seconds']:.0f} s", f"{stats['real_time_factor']:.3f}"]
-            for lag in ("first_partial", "word_lag", "finalisation"):
-                cells += [both(stats[lag][f"heard_p{p}"], stats[lag][f"ready_p{p}"]) for p in (50, 90)]
-            share = f"{stats['accepted'] / max(stats['tokens'], 1):.0%}"
-            lines.append([*cells, f"{stats['retracted']} of {stats['committed']}", share])
-    headings = ("model", "way", "audio", "RTF", "first partial p50", "p90", "word lag p50", "p90", "final p50", "p90")
-    return markdown((*headings, "back", "tokens from drafts"), lines)
 
 
 def _drafts(group: list[dict[str, Any]]) -> str:
@@ -241,7 +185,7 @@ def _worst(r: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, tuple[str, str, Callable[[list[dict[str, Any]]], str]]] = {
-    "streams": ("Streams", STREAMS, _streams),
+    "streams": ("Streams", STREAMS, streams),
     "drafts": ("What drafts save", DRAFTS, _drafts),
     "encoder": ("The encoder of Moonshine v2", ENCODER, _encoder),
     "codec": ("Mimi in blocks", CODEC, _codec),

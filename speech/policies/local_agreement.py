@@ -9,8 +9,13 @@ from itertools import takewhile
 
 from mmaccel.method import is_count
 
-from ..stream.units import covered, same
+from ..stream.units import blocks, covered, same
 from .policy import Commitment, SegmentHypothesis, StreamingPolicy
+
+# Seconds of audio between hypotheses that count as two: the last look at an interval and the one at a pause that begins
+# can be a frame apart, and say the same of a word that is cut off.
+APART = 0.2
+MOST = 2  # words of a disagreement that is passed over
 
 
 @dataclass(frozen=True)
@@ -18,17 +23,23 @@ class LocalAgreement(StreamingPolicy):
     """Commit the words that `n` hypotheses in a row begin with (Liu, Spanakis, Niehues, 2020; Whisper-Streaming, 2023).
 
     Fits every recogniser: only texts are compared, without case and punctuation. Only the parts of the hypotheses
-    behind the committed words are compared, so that a change in an early word does not hold back later ones.
+    behind the committed words are compared, so that a change in an early word does not hold back later ones. Unlike in
+    the papers, neither does a word that they write differently again and again: where enough words behind it agree, it
+    stays as the last hypothesis has it.
 
     Parameters
     ----------
     n
-        Hypotheses that must agree, default 2 as in both papers. 1 commits everything at once, and is often wrong.
+        Hypotheses that must agree, default 2 as in both papers, each with 0.2 s more audio than the one before. 1
+        commits everything at once, and is often wrong.
+    bridge
+        Words that must agree behind one or two that do not; default 3. 0 stops at the first that does not agree, as in
+        both papers.
 
     Raises
     ------
     SettingError
-        If `n` is not a count from 1 to 10.
+        If `n` is not a count from 1 to 10, or `bridge` from 0 to 10.
 
     Examples
     --------
@@ -36,28 +47,54 @@ class LocalAgreement(StreamingPolicy):
     """
 
     n: int = 2
+    bridge: int = 3
 
     def __post_init__(self) -> None:
         self._require(is_count(self.n, 1, 10), "n", "between 1 and 10 hypotheses, such as 2")
+        self._require(is_count(self.bridge, 0, 10), "bridge", "between 0 and 10 words, such as 3")
 
     def _commitment(self, committed: Sequence[str]) -> Commitment:
-        return _Agreement(self.n, committed)
+        return _Agreement(self, committed)
 
 
 class _Agreement(Commitment):
-    def __init__(self, n: int, committed: Sequence[str]) -> None:
+    def __init__(self, policy: LocalAgreement, committed: Sequence[str]) -> None:
         super().__init__(committed)
-        self.before: deque[list[str]] = deque(maxlen=n - 1)
+        self.policy = policy
+        self.before: deque[tuple[float, list[str]]] = deque(maxlen=4 * policy.n)  # seconds of audio, and what was heard
 
     def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
-        rests = [one[covered(self.committed, one) :] for one in self.before]
-        full = len(self.before) == self.before.maxlen
-        self.before.append(said)
-        if not full:
+        seconds = hypothesis.encoded.seconds
+        others = [one[covered(self.committed, one) :] for one in self._others(seconds)]
+        self.before.append((seconds, said))
+        if len(others) < self.policy.n - 1:
             return 0
-        return min((_agreement(rest, other) for other in rests), default=len(rest))
+        return min((agreed(other, rest, self.policy.bridge) for other in others), default=len(rest))
+
+    def _others(self, seconds: float) -> list[list[str]]:
+        """The hypotheses that this one is compared with, the latest first."""
+        found: list[list[str]] = []
+        for before, said in reversed(self.before):
+            if len(found) < self.policy.n - 1 and seconds - before >= APART:
+                found.append(said)
+                seconds = before
+        return found
 
 
-def _agreement(left: list[str], right: list[str]) -> int:
-    """Units that two texts share at their start."""
-    return sum(1 for _ in takewhile(lambda pair: same(*pair), zip(left, right, strict=False)))
+def agreed(before: Sequence[str], now: Sequence[str], bridge: int = 0) -> int:
+    """Units at the start of `now` that agree with `before`, and those in between that `bridge` agreed ones follow.
+
+    Examples
+    --------
+    >>> agreed(["like", " the", " 22th"], ["like", " the", " 20th", " period"])
+    2
+    >>> agreed("so the one like no other is".split(), "so the 1 like no other was".split(), bridge=3)
+    6
+    """
+    start = sum(1 for _ in takewhile(lambda pair: same(*pair), zip(before, now, strict=False)))
+    first = second = 0  # behind the start
+    for left, right, size in blocks(before[start:], now[start:]) if bridge else ():
+        if size < bridge or max(left - first, right - second) > MOST:
+            break
+        first, second = left + size, right + size
+    return start + second

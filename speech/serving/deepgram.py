@@ -44,8 +44,8 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
 def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) -> tuple[Listening, bool]:
     """What listens as the address asks for it, and whether partials are told."""
     fields = Fields(query)
-    rate, channels = _whole(fields, "sample_rate", 16_000, RATES[1]), _whole(fields, "channels", 1, 8)
-    silence = _whole(fields, "endpointing", 0, 10_000)
+    rate, channels = whole(fields, "sample_rate", 16_000, RATES[1]), whole(fields, "channels", 1, 8)
+    silence = whole(fields, "endpointing", 0, 10_000)
     has_partials = fields.take("interim_results", "false") == "true"
     fields.only("encoding", "linear16")
     fields.only("model", None, name)
@@ -57,7 +57,8 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     return Listening(listens, rate, channels, 0.5 if has_partials else None), has_partials
 
 
-def _whole(fields: Fields, name: str, default: int, most: int) -> int:
+def whole(fields: Fields, name: str, default: int, most: int) -> int:
+    """A number of the address."""
     text = fields.take(name, str(default))
     if not text.isdecimal() or not int(text) <= most:
         raise SettingError(f"{name}={shown(text)}: give a whole number of at most {most}")

@@ -23,7 +23,7 @@ from ..stream.events import Event, Final
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.subtitles import FORMATS
 from ..stream.transcribe import Transcript, pieces, transcript
-from . import deepgram, realtime
+from . import deepgram, flux, realtime
 
 PROMPT = 1_000  # characters
 HOLDS = ("json", "text", "srt", "vtt", "verbose_json")
@@ -111,6 +111,7 @@ class TranscriptionEndpoint(Endpoint[Recording]):
         return {
             "/v1/realtime": lambda line: realtime.talk(line, self.opened, self.name),
             "/v1/listen": lambda line: deepgram.talk(line, self.opened, self.name),
+            "/v2/listen": lambda line: flux.talk(line, self.opened, self.name),
         }
 
     def pages(self) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from mmaccel.errors import SettingError
 
 from ..families.adapter import Word
 from .stats import quantile
+from .units import covered
 
 Normalize = Callable[[str], str]
 
@@ -44,11 +45,14 @@ class Utterance:
         The words that were said, with times, such as from a forced alignment.
     speech_end
         Seconds at which the speaker stopped; default the end of the last word.
+    eager
+        Seconds at which the final text was told early, such as by :class:`~mmaccel.speech.Eager`; None if it was not.
     """
 
     emissions: Sequence[Emission]
     reference: Sequence[Word]
     speech_end: float | None = None
+    eager: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class EmissionLatency:
         Utterances with speech for which nothing was shown; they have no partial recognition latency.
     utterances
         Number of utterances.
+    eager50, eager90
+        From the end of the speech to the final text told early. None if no text was.
     """
 
     pr50: float | None
@@ -79,10 +85,13 @@ class EmissionLatency:
     words: int
     silent: int
     utterances: int
+    eager50: float | None = None
+    eager90: float | None = None
 
     def __str__(self) -> str:
+        early = "" if self.eager50 is None else f" (told early {_ms(self.eager50)}, {_ms(self.eager90)})"
         return (
-            f"PR50 {_ms(self.pr50)}, PR90 {_ms(self.pr90)}, word delay {_ms(self.delay_mean)} on average,"
+            f"PR50 {_ms(self.pr50)}, PR90 {_ms(self.pr90)}{early}, word delay {_ms(self.delay_mean)} on average,"
             f" {self.matched} of {self.words} words in {self.utterances} utterances"
         )
 
@@ -118,6 +127,8 @@ def emission_latency(utterances: Iterable[Utterance], normalize: Normalize = pla
     delays = [delay for utterance in utterances for delay in word_delays(utterance, normalize)]
     matched = [delay for delay in delays if delay is not None]
     known = [latency for latency in last if latency is not None]
+    ends = [(utterance.eager, _speech_end(utterance)) for utterance in utterances]
+    eager = [told - end for told, end in ends if told is not None and end is not None]
     return EmissionLatency(
         pr50=quantile(known, 0.5),
         pr90=quantile(known, 0.9),
@@ -128,15 +139,21 @@ def emission_latency(utterances: Iterable[Utterance], normalize: Normalize = pla
         words=len(delays),
         silent=sum(bool(utterance.reference) and not utterance.emissions for utterance in utterances),
         utterances=len(utterances),
+        eager50=quantile(eager, 0.5),
+        eager90=quantile(eager, 0.9),
     )
 
 
 def partial_recognition_latency(utterance: Utterance) -> float | None:
     """From the end of the speech to the last emission, right or wrong; None if one of the two is missing."""
-    end = utterance.speech_end
-    if end is None and utterance.reference:
-        end = max(word.end for word in utterance.reference)
+    end = _speech_end(utterance)
     return None if end is None or not utterance.emissions else utterance.emissions[-1].at - end
+
+
+def _speech_end(utterance: Utterance) -> float | None:
+    if utterance.speech_end is None and utterance.reference:
+        return max(word.end for word in utterance.reference)
+    return utterance.speech_end
 
 
 def word_delays(utterance: Utterance, normalize: Normalize = plain) -> list[float | None]:
@@ -169,10 +186,12 @@ def _matches(said: list[str], shown: list[str]) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def emissions_of(partials: Iterable[tuple[float, Sequence[str]]], normalize: Normalize = plain) -> list[Emission]:
+def emissions_of(
+    partials: Iterable[tuple[float, Sequence[str]]], normalize: Normalize = plain, alone: bool = False
+) -> list[Emission]:
     """When each word of the final text was first shown for good, of a recogniser that takes words back.
 
-    A word counts from the first partial after which neither it nor a word before it changed.
+    A word counts from the first partial after which it did not change, and no word before it.
 
     Parameters
     ----------
@@ -180,6 +199,9 @@ def emissions_of(partials: Iterable[tuple[float, Sequence[str]]], normalize: Nor
         Seconds and all words shown then, in order of time; the last is the final text.
     normalize
         What is left of a word must change for the word to have changed.
+    alone
+        Whether a word counts from when it was there, also where a word before it was corrected later; default False. By
+        an alignment of each partial with what it stands for of the final text.
 
     Raises
     ------
@@ -188,8 +210,11 @@ def emissions_of(partials: Iterable[tuple[float, Sequence[str]]], normalize: Nor
 
     Examples
     --------
-    >>> emissions_of([(0.5, ["a"]), (1.0, ["the", "cat"]), (1.5, ["The", "cat", "sat"])])
-    [Emission(text='The', at=1.0), Emission(text='cat', at=1.0), Emission(text='sat', at=1.5)]
+    >>> partials = [(0.5, ["a"]), (1.0, ["a", "cat"]), (1.5, ["The", "cat", "sat"])]
+    >>> [emission.at for emission in emissions_of(partials)]
+    [1.5, 1.5, 1.5]
+    >>> [emission.at for emission in emissions_of(partials, alone=True)]
+    [1.5, 1.0, 1.5]
     """
     history = [(at, list(words)) for at, words in partials]
     if not history:
@@ -197,11 +222,12 @@ def emissions_of(partials: Iterable[tuple[float, Sequence[str]]], normalize: Nor
     if any(later < earlier for (earlier, _), (later, _) in zip(history, history[1:], strict=False)):
         raise SettingError("partials must be in the order of their time: sort them by it")
     final = history[-1][1]
-    at = [history[-1][0]] * len(final)
-    stable = len(final)
+    at, stays = [history[-1][0]] * len(final), set(range(len(final)))
     for time, words in reversed(history):
-        stable = min(stable, _common(final, words, normalize))
-        at[:stable] = [time] * stable
+        first = _common(final, words, normalize)
+        stays &= {*range(first), *(_behind(final, words, first, normalize) if alone else ())}
+        for place in stays:
+            at[place] = time
     return [Emission(text, seconds) for text, seconds in zip(final, at, strict=True)]
 
 
@@ -211,3 +237,12 @@ def _common(final: list[str], words: list[str], normalize: Normalize) -> int:
         if normalize(one) != normalize(two):
             return i
     return min(len(final), len(words))
+
+
+def _behind(final: list[str], words: list[str], first: int, normalize: Normalize) -> list[int]:
+    """Places of `final` that `words` have too, behind the `first` ones, which are equal."""
+    known = words[first:]
+    ahead = final[first : first + 2 * len(known) + 8]  # the rest was not spoken yet
+    ahead = ahead[: covered(known, ahead)]
+    pairs = _matches([normalize(word) for word in ahead], [normalize(word) for word in known])
+    return [first + place for place, _ in pairs]

@@ -1,4 +1,4 @@
-"""The events of a stream: words while they are spoken, the text of a segment, and a pause of the speaker."""
+"""The events of a stream: words while they are spoken, the text of a segment early and finally, and a pause."""
 
 from __future__ import annotations
 
@@ -65,4 +65,36 @@ class Endpoint:
     time: float
 
 
-Event = Partial | Final | Endpoint
+@dataclass(frozen=True)
+class Eager:
+    """The speaker seems to have ended: the text that the final will have, unless speech goes on.
+
+    Comes once the silence has lasted for the `padding` of the endpoint and the text ends like a sentence, `silence -
+    padding` seconds before the final. What comes next of this segment is :class:`Resumed`, or a final of this text.
+
+    Attributes
+    ----------
+    text
+        Of the whole segment so far.
+    time
+        Seconds of the stream at which the last speech ended.
+    """
+
+    text: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Speech goes on in the segment of the last :class:`Eager`, whose text was not the whole.
+
+    Attributes
+    ----------
+    time
+        Seconds of the stream so far.
+    """
+
+    time: float
+
+
+Event = Partial | Final | Endpoint | Eager | Resumed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TextIO
 
-from .events import Event, Final, Partial
+from .events import Eager, Event, Final, Partial
 from .units import covered, plain, units
 
 CLEAR, DIM, PLAIN = "\r\x1b[2K", "\x1b[2m", "\x1b[0m"
@@ -14,8 +14,8 @@ CLEAR, DIM, PLAIN = "\r\x1b[2K", "\x1b[2m", "\x1b[0m"
 class LiveText:
     """Writes events as they come, one line for each segment.
 
-    On a terminal the current line is redrawn, with unstable words in grey. In a pipe words are only ever added; if the
-    final of a segment corrects some, it follows on its own line after ``= ``.
+    On a terminal the current line is redrawn, with unstable words in grey until the speaker seems to have ended. In a
+    pipe words are only ever added; if the final of a segment corrects some, it follows on its own line after ``= ``.
 
     Examples
     --------
@@ -34,17 +34,19 @@ class LiveText:
         """Write these events."""
         for event in events:
             if isinstance(event, Partial):
-                self._redraw(event) if self.redraws else self._add(event)
+                self._redraw(event.stable, event.unstable) if self.redraws else self._add(event)
+            elif isinstance(event, Eager) and self.redraws:
+                self._redraw(event.text, "")
             elif isinstance(event, Final):
                 self.out.write(f"{CLEAR}{event.text}\n" if self.redraws else self._end(event))
                 self._shown = ""
         self.out.flush()
 
-    def _redraw(self, partial: Partial) -> None:
+    def _redraw(self, stable: str, unstable: str) -> None:
         """The end of the line, as far as it fits."""
         room = self.width - 1
-        unstable = partial.unstable[-room:]
-        stable = partial.stable[max(0, len(partial.stable) - room + len(unstable)) :]
+        unstable = unstable[-room:]
+        stable = stable[max(0, len(stable) - room + len(unstable)) :]
         self.out.write(f"{CLEAR}{stable}{DIM}{unstable}{PLAIN}")
 
     def _add(self, partial: Partial) -> None:

@@ -53,6 +53,10 @@ class StreamingRecognizer:
     context
         Characters of earlier text that the model gets, if it accepts any, after speech longer than a segment was cut
         without a pause; default 200, as Whisper-Streaming. 0 keeps segments apart.
+    rejoin
+        Seconds that a final is decoded with at most, those of segments before it included that end less than a breath
+        before; default 0, each segment alone. 14 takes short segments for parts of what they belong to: fewer word
+        errors where people pause in their sentences, for one more pass of the model for each segment.
     packed
         Whether to keep a second copy of the matrix weights in oneDNN's layout; default False. On a CPU in
         float32 a stream of Moonshine tiny takes a quarter less time with it on an AMD EPYC, for 100 MB more. Scores
@@ -95,13 +99,14 @@ class StreamingRecognizer:
         language: str | None = None,
         task: str = "transcribe",
         prompt: str = "",
+        rejoin: float = 0.0,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.adapter = _adapter_of(_packed(model) if packed else model, processor)
         self.adapter.instruct(language, task, prompt)
         self.policy = LocalAgreement(2) if policy is None else policy
         self.endpoint = find_endpoint(endpoint)
-        self.context, self.timer = context, timer
+        self.context, self.rejoin, self.timer = context, rejoin, timer
         self.lock = threading.RLock()  # streams in threads must not run the model at once
         self._check()
 
@@ -112,6 +117,9 @@ class StreamingRecognizer:
         refuse_merged(self.adapter.target)
         if not is_count(self.context, 0, 10_000):
             raise SettingError(f"context={self.context!r}: pass between 0 and 10000 characters, such as 200")
+        most = 20.0 if self.adapter.longest is None else min(self.adapter.longest, 20.0)
+        if not is_number(self.rejoin, 0, most):
+            raise SettingError(f"rejoin={self.rejoin!r}: pass between 0 and {most:g} seconds, such as 14.0")
         if self.adapter.sample_rate != RATE:
             raise UnsupportedTargetError(f"streams have {RATE} samples a second, this model {self.adapter.sample_rate}")
         longest, needed = self.adapter.longest, self.endpoint.longest + self.endpoint.silence

@@ -27,6 +27,8 @@ class Segment:
         The encoder's output so far, if it stays.
     draft
         Tokens of the last hypothesis.
+    final
+        The samples and the result of the last hypothesis that can be final.
     span, heard
         Samples of the last hypothesis, and its result.
     times
@@ -35,6 +37,8 @@ class Segment:
         Seconds of the stream at which its speech began, None if its first text was counted.
     shown
         Whether a partial of it was made.
+    eager
+        When its text was told early, on both clocks; None if it was not, or speech went on.
     """
 
     def __init__(self, prompt: tuple[int, ...], commitment: Commitment, audio: GrowingAudio | None = None) -> None:
@@ -42,9 +46,11 @@ class Segment:
         self.draft: tuple[int, ...] = ()
         self.span = (0, 0)
         self.heard: tuple[Encoded, Hypothesis] | None = None
+        self.final: tuple[tuple[int, int], Hypothesis] | None = None
         self.times: list[tuple[float, float]] = []
         self.began: float | None = None
         self.shown = False
+        self.eager: tuple[float, float] | None = None
         self._stable = self._unstable = ""
 
     def partial(self, time: float) -> Partial | None:

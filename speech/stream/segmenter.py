@@ -11,10 +11,19 @@ from ..audio.endpoint import FRAME, RATE, EndpointPolicy
 
 @dataclass(frozen=True)
 class Look:
-    """Time for a new hypothesis of the samples from `start` to `end`; the segment goes on."""
+    """Time for a new hypothesis of the samples from `start` to `end`; the segment goes on.
+
+    `settled` says that they are all that a final would have, if the pause that is on lasts.
+    """
 
     start: int
     end: int
+    settled: bool = False
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Speech goes on behind a settled look."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,9 @@ class Cut:
     end: int
     speech_end: int
     paused: bool
+
+
+Task = Look | Resume | Cut
 
 
 class Segmenter:
@@ -61,6 +73,7 @@ class Segmenter:
         self._onset = 0
         self._taken = 0  # end of the last segment
         self._seen = self._next_look = 0
+        self._settled = False  # whether a look had all of the audio of the pause that is on
         self._levels: deque[float] = deque(maxlen=math.ceil(self.longest / 3 / FRAME))
 
     @property
@@ -70,18 +83,20 @@ class Segmenter:
             return self.start
         return max(self.position - (self._onset + 1) * FRAME - self.padding, self._taken)
 
-    def feed(self, likelihood: float, level: float) -> list[Look | Cut]:
+    def feed(self, likelihood: float, level: float) -> list[Task]:
         """Add a frame: its likelihood of speech, and its level in decibels."""
         self._levels.append(level)
         self.position += FRAME
         if self.start is None:
             return self._wait(likelihood)
         spoke = self.speech_end == self.position - FRAME
+        resumed: list[Task] = []
         if likelihood >= self.policy.threshold - (self.policy.HYSTERESIS if spoke else 0.0):
             self.speech_end = self.position
-        return self._end() or self._look()
+            resumed, self._settled = ([Resume()] if self._settled else []), False
+        return resumed + (self._end() or self._look())
 
-    def flush(self, total: int) -> list[Look | Cut]:
+    def flush(self, total: int) -> list[Task]:
         """The stream has ended after `total` samples."""
         if self.start is None:
             return []
@@ -89,7 +104,7 @@ class Segmenter:
         end = min(self.speech_end + self.padding, total)
         return [Cut(start, end, min(self.speech_end, total), False)]
 
-    def _wait(self, likelihood: float) -> list[Look | Cut]:
+    def _wait(self, likelihood: float) -> list[Task]:
         threshold = self.policy.threshold - (self.policy.HYSTERESIS if self._onset else 0.0)
         self._onset = self._onset + 1 if likelihood >= threshold else 0
         if self._onset == self.ONSET:
@@ -98,10 +113,10 @@ class Segmenter:
 
     def _begin(self, start: int) -> None:
         self.start, self.speech_end, self._onset = start, self.position, 0
-        self._seen = start
+        self._seen, self._settled = start, False
         self._next_look = self.position + (self.interval or 0)
 
-    def _end(self) -> list[Look | Cut]:
+    def _end(self) -> list[Task]:
         assert self.start is not None
         if self.position - self.speech_end >= self.silence:
             cut = Cut(self.start, self.speech_end + self.padding, self.speech_end, True)
@@ -112,20 +127,22 @@ class Segmenter:
             if at < self.speech_end:  # else a pause is on, and ends the segment if it lasts
                 cut = Cut(self.start, at, at, False)
                 self.start = self._taken = self._seen = at
+                self._settled = False
                 return [cut]
         return []
 
-    def _look(self) -> list[Look | Cut]:
+    def _look(self) -> list[Task]:
         """A look where new audio was heard, at its time, and when the audio of a pause suffices for a final."""
         if self.interval is None or self.start is None:
             return []
         settled = self.speech_end + self.padding
         end = min(self.position, settled)
-        if end <= self._seen or (self.position < self._next_look and self.position < settled):
+        self._settled = self.position > self.speech_end and self.position >= settled
+        if end <= self._seen or not (self._settled or self.position >= self._next_look):
             return []
         on_time = self.position - FRAME < self._next_look <= self.position
         self._seen, self._next_look = end, (self._next_look if on_time else self.position) + self.interval
-        return [Look(self.start, end)]
+        return [Look(self.start, end, self._settled)]
 
     def _quietest(self) -> int:
         """Position of the middle of the quietest frames of the last third."""

@@ -86,6 +86,8 @@ class StreamStats:
         From the start of a segment's speech to its first text.
     finalisation
         From the end of a segment's speech to its final.
+    eagers, eager
+        Texts told early, and for those that were final: from the end of a segment's speech until then.
     word_lag
         From the end of each word to the partial that promised it, or to its final.
     """
@@ -101,8 +103,10 @@ class StreamStats:
     words: int = 0
     committed: int = 0
     retracted: int = 0
+    eagers: int = 0
     first_partial: Lags = field(default_factory=Lags)
     finalisation: Lags = field(default_factory=Lags)
+    eager: Lags = field(default_factory=Lags)
     word_lag: Lags = field(default_factory=Lags)
 
     @property
@@ -132,6 +136,11 @@ class StreamStats:
                 f"  first partial {self.first_partial}",
                 f"  word lag      {self.word_lag}",
                 f"  finalisation  {self.finalisation}",
+                *(
+                    [f"  told early    {self.eager}, {len(self.eager.heard)} of {self.eagers} final"]
+                    if self.eagers
+                    else []
+                ),
             )
         )
 

@@ -15,11 +15,12 @@ from ..audio.sample_buffer import SampleBuffer
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word
 from ..policies.policy import SegmentHypothesis
-from .events import Endpoint, Event, Final
+from .events import Eager, Endpoint, Event, Final, Resumed
+from .rejoined import Rejoined
 from .segment import Segment, remainder
-from .segmenter import Cut, Look, Segmenter
+from .segmenter import Cut, Look, Resume, Segmenter, Task
 from .stats import RealTimeClock, StreamStats
-from .units import matches, units
+from .units import ends_sentence, last_words, matches
 
 if TYPE_CHECKING:
     from .recognizer import StreamingRecognizer
@@ -56,9 +57,10 @@ class SpeechStream:
         self._listener = recognizer.endpoint.listen()
         self._segmenter = Segmenter(recognizer.endpoint, update_interval)
         self._buffer = SampleBuffer()
-        self._work: deque[Look | Cut] = deque()
+        self._work: deque[Task] = deque()
         self._events: list[Event] = []
         self._segment: Segment | None = None
+        self._rejoined = Rejoined(recognizer)
         self._history = ""  # the last words of finals of this speech, for models that take context
         self._total: int | None = None  # samples of the stream, once it has ended
         self._clock, self._mark = RealTimeClock(), 0.0
@@ -141,7 +143,8 @@ class SpeechStream:
                 frame = self._buffer.read(position, position + FRAME)
                 self._work.extend(self._segmenter.feed(self._listener(frame), decibels(frame)))
                 self._do_all(partials)
-            self._buffer.drop_before(min(self._segmenter.needed_from, self._segmenter.position))
+            needed = self._rejoined.needed_from(self._segmenter.needed_from)
+            self._buffer.drop_before(min(needed, self._segmenter.position))
         finally:
             self._spend()
         events, self._events = self._events, ([] if deliver else self._events)
@@ -153,6 +156,8 @@ class SpeechStream:
             task = self._work[0]
             if isinstance(task, Cut):
                 self._cut(task)
+            elif isinstance(task, Resume):
+                self._resume()
             elif partials:
                 self._look(task)
             self._work.popleft()
@@ -178,18 +183,37 @@ class SpeechStream:
         segment.note(self.stats, self.time, self._spend())
         if partial is not None:
             self._events.append(partial)
+        if look.settled:
+            self._tell_early(segment, look)
+
+    def _tell_early(self, segment: Segment, look: Look) -> None:
+        _, hypothesis = self._hear_finally(segment, look.start, look.end)
+        text = self.recognizer.adapter.text(hypothesis.tokens).strip()
+        if ends_sentence(text):
+            segment.eager = (self.time, self._spend())
+            self.stats.eagers += 1
+            self._events.append(Eager(text, self._segmenter.speech_end / RATE))
+
+    def _resume(self) -> None:
+        """What was told early was not the whole."""
+        if self._segment is not None and self._segment.eager is not None:
+            self._segment.eager = None
+            self._events.append(Resumed(self._segmenter.position / RATE))
 
     def _cut(self, cut: Cut) -> None:
         segment = self._open(cut.start)
         draft = segment.draft  # of what is behind the cut too
-        encoded, hypothesis = self._hear(segment, cut.start, cut.end)
+        encoded, hypothesis = self._hear_finally(segment, cut.start, cut.end)
         words = self._words(encoded, hypothesis, segment.prompt, cut)
         text = self.recognizer.adapter.text(hypothesis.tokens).strip()
+        goes_on = self._segmenter.start is not None and not cut.paused
+        if goes_on:
+            self._resume()
         if cut.paused:
             self._events.append(Endpoint(cut.speech_end / RATE))
         if text or segment.shown:
             self._events.append(Final(text, tuple(words), cut.start / RATE, cut.end / RATE, hypothesis.tokens))
-        goes_on = self._segmenter.start is not None and not cut.paused
+        self._rejoined.add(cut.start, cut.end, hypothesis.tokens)
         carried = segment.carried(text) if goes_on else 0
         self._count(segment, cut, words, len(segment.times) - carried)
         # Behind a pause models do without; there a text before makes small ones repeat themselves.
@@ -231,6 +255,8 @@ class SpeechStream:
             stats.word_lag.add(word.end, *(times[found[place]] if place in found else (self.time, ready)))
         if cut.paused or self._total is not None:
             stats.finalisation.add(cut.speech_end / RATE, self.time, ready)
+            if segment.eager is not None:
+                stats.eager.add(cut.speech_end / RATE, *segment.eager)
 
     def _words(self, encoded: Encoded, hypothesis: Hypothesis, prompt: tuple[int, ...], cut: Cut) -> list[Word]:
         """Words with times of the stream, inside the segment and in order."""
@@ -253,20 +279,11 @@ class SpeechStream:
             self.stats.accepted += hypothesis.accepted
         return segment.heard
 
-
-def last_words(text: str, characters: int) -> str:
-    """The end of a text, whole words; half a word in its context can send a model into a loop.
-
-    Examples
-    --------
-    >>> last_words("it was the best of times", 15)
-    'best of times'
-    """
-    if len(text) <= characters:
-        return text
-    room = characters
-    for unit in reversed(units(text)):
-        if len(unit) > room:
-            break
-        room -= len(unit)
-    return text[len(text) - characters + room :].strip()
+    def _hear_finally(self, segment: Segment, start: int, end: int) -> tuple[Encoded, Hypothesis]:
+        """The final hypothesis of these samples, which may know the speech before them."""
+        encoded, alone = self._hear(segment, start, end)
+        if segment.final is None or segment.final[0] != (start, end):
+            final = self._rejoined.hear(self._buffer, start, end, alone)
+            self.stats.decoder_calls += final.forwards - alone.forwards
+            segment.final = (start, end), final
+        return encoded, segment.final[1]

@@ -61,6 +61,7 @@ def transcribe(
     language: str | None = None,
     task: str = "transcribe",
     prompt: str = "",
+    rejoin: float = 0.0,
 ) -> Transcript:
     """Transcribe an audio or video file.
 
@@ -76,7 +77,7 @@ def transcribe(
         `processor`, or a recogniser.
     processor
         Of the model, where the model is one.
-    endpoint, context, language, task, prompt
+    endpoint, context, language, task, prompt, rejoin
         As of :class:`~mmaccel.speech.StreamingRecognizer`; a recogniser has its own.
     progress
         Whether to draw a bar on standard error; by default for more than a minute of audio. Where that is no terminal,
@@ -92,7 +93,7 @@ def transcribe(
     >>> print(speech.transcribe("talk.wav").text)  # doctest: +SKIP
     """
     samples = read_audio(path)  # fails before seconds of loading
-    told = {"language": language, "task": task, "prompt": prompt}
+    told = {"language": language, "task": task, "prompt": prompt, "rejoin": rejoin}
     return transcribe_samples(samples, as_recognizer(model, processor, endpoint, context, **told), progress)
 
 

@@ -12,6 +12,8 @@ _NO_SPACES = "\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0eff\
 # Behind a character comes what belongs to it: marks, and closing punctuation.
 _UNIT = re.compile(rf"\s*(?:[{_NO_SPACES}][^\s\w]*|[^\s{_NO_SPACES}]+)")
 _MARKS = re.compile(r"[^\w]+|_")
+# A mark that ends a sentence, with what may close behind it; three dots are one that is broken off.
+_SENTENCE = re.compile(r"(?<!\.\.)[.?!\u3002\uff1f\uff01\u0964\u061f][\"'\u2019\u201d\u00bb\u300d)\]]*\s*$")
 
 
 def units(text: str) -> list[str]:
@@ -41,6 +43,35 @@ def plain(unit: str) -> str:
 def same(left: str, right: str) -> bool:
     """Whether two units are the same word."""
     return plain(left) == plain(right)
+
+
+def ends_sentence(text: str) -> bool:
+    """Whether a text ends like a sentence.
+
+    Examples
+    --------
+    >>> ends_sentence("Try again."), ends_sentence("Try again,"), ends_sentence("Try...")
+    (True, False, False)
+    """
+    return _SENTENCE.search(text) is not None
+
+
+def last_words(text: str, characters: int) -> str:
+    """The end of a text, whole words; half a word in its context can send a model into a loop.
+
+    Examples
+    --------
+    >>> last_words("it was the best of times", 15)
+    'best of times'
+    """
+    if len(text) <= characters:
+        return text
+    room = characters
+    for unit in reversed(units(text)):
+        if len(unit) > room:
+            break
+        room -= len(unit)
+    return text[len(text) - characters + room :].strip()
 
 
 def covered(known: Sequence[str], heard: Sequence[str]) -> int:
@@ -78,6 +109,18 @@ def _edits(known: str, heard: str) -> list[int]:
     return row
 
 
+def blocks(known: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Runs of units that two texts share, in order: where they begin in each, and how long they are.
+
+    Examples
+    --------
+    >>> blocks(["a", " b", " c"], ["a", " x", " c"])
+    [(0, 0, 1), (2, 2, 1)]
+    """
+    matcher = SequenceMatcher(None, [plain(unit) for unit in known], [plain(unit) for unit in heard], autojunk=False)
+    return [(block.a, block.b, block.size) for block in matcher.get_matching_blocks() if block.size]
+
+
 def matches(known: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]:
     """Places of the units that two texts share, in order.
 
@@ -86,5 +129,4 @@ def matches(known: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]
     >>> matches(["a", " b", " c"], ["a", " c"])
     [(0, 0), (2, 1)]
     """
-    matcher = SequenceMatcher(None, [plain(unit) for unit in known], [plain(unit) for unit in heard], autojunk=False)
-    return [(block.a + i, block.b + i) for block in matcher.get_matching_blocks() for i in range(block.size)]
+    return [(first + i, second + i) for first, second, size in blocks(known, heard) for i in range(size)]

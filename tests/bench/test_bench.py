@@ -22,6 +22,7 @@ from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, pla
 from mmaccel.demos import batch_kills, hour_of_speech, hours_of_video
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
+from mmaccel.speech.bench import cuts
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))
@@ -271,7 +272,12 @@ def test_every_committed_page_is_that_of_its_rows(name):
     assert (FOLDER / f"{name}.md").read_text() == made, "run `python -m mmaccel.demos.pages.benchmark_pages`"
 
 
-LONG = {"speech_hour": hour_of_speech.page, "video_stream": hours_of_video.page, "batch_kills": batch_kills.page}
+LONG = {
+    "batch_kills": batch_kills.page,
+    "speech_cuts": cuts.page,
+    "speech_hour": hour_of_speech.page,
+    "video_stream": hours_of_video.page,
+}
 
 
 @pytest.mark.parametrize("page", LONG.values(), ids=LONG)

@@ -36,7 +36,8 @@ def many(method, ending, **values):
 SPOKEN = {
     option: (words, {option[2:]: True if len(words) == 1 else words[1]}) for option, (words, _) in HEARING.items()
 }
-SPOKEN |= {"--silence": (["--silence", "0.8"], {"silence": 0.8}), "--longest": (["--longest", "9"], {"longest": 9.0})}
+NUMBERS = {"silence": 0.8, "longest": 9.0, "rejoin": 14.0}
+SPOKEN |= {f"--{name}": ([f"--{name}", f"{value:g}"], {name: value}) for name, value in NUMBERS.items()}
 READING = many(VLM, ".md", regions="found.json", prompt="read", max_new_tokens=9)
 for option in ("--method", "--plan"):
     READING[option] = (READING[option][0], {"methods": READING[option][1]["methods"]})

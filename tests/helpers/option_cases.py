@@ -131,6 +131,7 @@ HEARING = {
     "--language": (["--language", "de"], {"language": "de"}),
     "--task": (["--task", "translate"], {"task": "translate"}),
     "--prompt": (["--prompt", "Molloy"], {"prompt": "Molloy"}),
+    "--rejoin": (["--rejoin", "14"], {"rejoin": 14.0}),
 }
 SERVED = {
     "--port": (["--port", "7999"], {"port": 7999}),

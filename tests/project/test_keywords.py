@@ -110,6 +110,6 @@ def test_transcribe_hands_on_what_a_recogniser_takes(monkeypatch):
     monkeypatch.setattr(module, "as_recognizer", recognizer)
     monkeypatch.setattr(module, "read_audio", lambda path: "samples")
     monkeypatch.setattr(module, "transcribe_samples", lambda *args: args)
-    told = {"language": "de", "task": "translate", "prompt": "Molloy"}
+    told = {"language": "de", "task": "translate", "prompt": "Molloy", "rejoin": 14.0}
     found = module.transcribe("talk.wav", "model", processor="p", endpoint="energy", context=7, progress=True, **told)
     assert found == ("samples", None, True) and made == [(("model", "p", "energy", 7), told)]

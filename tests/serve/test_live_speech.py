@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
-from mmaccel.speech.serving import realtime
+from mmaccel.speech.serving import flux, realtime
 
 DONE = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
@@ -201,3 +201,86 @@ def test_a_stream_that_says_nothing_is_closed(listener):
     ):
         line.recv(timeout=30)
     assert closed.value.rcvd.code == 1008 and "nothing came" in closed.value.rcvd.reason
+
+
+def turns(address, chunks, query=""):
+    """What `/v2/listen` answers, each message behind its sequence number."""
+    with socket(address, f"/v2/listen?model=moonshine-tiny&sample_rate=16000{query}") as line:
+        for chunk in chunks:
+            line.send(chunk)
+        line.send('{"type": "CloseStream"}')
+        told = [json.loads(message) for message in line]
+    assert [message["sequence_id"] for message in told] == list(range(len(told)))
+    assert told[0]["type"] == "Connected" and all(message["type"] == "TurnInfo" for message in told[1:])
+    return told[1:]
+
+
+def test_flux_s_messages_tell_ends_early(address, listener, samples):
+    """The order that Flux promises: an end has the text of the early end before it, or the turn was resumed."""
+    chunks = raw(samples, 16_000)
+    chunks = [chunk[at : at + 2560] for chunk in chunks for at in range(0, len(chunk), 2560)]
+    told, expected = (
+        turns(address, chunks, "&eager_eot_threshold=0.5&eot_timeout_ms=5000"),
+        finals(listener, chunks, 16_000),
+    )
+    ends = [message for message in told if message["event"] == "EndOfTurn"]
+    assert [end["transcript"] for end in ends] == [final.text for final in expected]
+    assert [end["turn_index"] for end in ends] == list(range(len(ends)))
+    assert ends[0]["words"][0]["start"] == expected[0].words[0].start
+    eager, begun, early = None, False, 0
+    for message in told:
+        event, text = message["event"], message["transcript"]
+        assert begun == (event != "StartOfTurn") and message["audio_window_start"] <= message["audio_window_end"]
+        if event == "EagerEndOfTurn":
+            assert text
+            eager, early = text, early + 1
+        elif event == "TurnResumed":
+            assert eager is not None
+            eager = None
+        elif event == "EndOfTurn":
+            assert eager in (None, text)
+            eager = None
+        begun = event != "EndOfTurn"
+    assert early >= 3
+    quiet = turns(address, chunks)
+    assert {message["event"] for message in quiet} == {"StartOfTurn", "Update", "EndOfTurn"}
+    assert [message["transcript"] for message in quiet if message["event"] == "EndOfTurn"] == [
+        e["transcript"] for e in ends
+    ]
+
+
+def test_a_turn_goes_on_behind_a_cut():
+    """A final without a pause does not end a turn, and what is told early has the text before it."""
+    told = flux.Turns(is_eager=True)
+    first = [speech.Partial("a", " b", "a"), speech.Final("a b", (), 0.0, 1.0), speech.Eager("c.", 2.0)]
+    spoken = told.take([*first, speech.Resumed(2.2)], 2.2, is_over=False)
+    assert [(one["event"], one["transcript"]) for one in spoken] == [
+        ("StartOfTurn", "a b"),
+        ("EagerEndOfTurn", "a b c."),
+        ("TurnResumed", "a b"),
+    ]
+    last = [speech.Endpoint(3.0), speech.Final("c d.", (), 1.0, 3.0)]
+    assert [one["transcript"] for one in told.take(last, 3.5, is_over=False)] == ["a b c d."]
+    assert told.take([speech.Endpoint(5.0), speech.Final("", (), 4.0, 5.0)], 5.5, is_over=False) == []
+    (start, end) = told.take([speech.Final("e", (), 6.0, 7.0)], 7.0, is_over=True)
+    assert (start["event"], end["event"], end["turn_index"], end["audio_window_start"]) == (
+        "StartOfTurn",
+        "EndOfTurn",
+        1,
+        3.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "said"), (("&keyterm=x", "'keyterm' is not used here"), ("&model=flux-general-en", "model="))
+)
+def test_flux_refuses_what_it_does_not_take(address, query, said):
+    with pytest.raises(InvalidStatus) as refused:
+        socket(address, f"/v2/listen?sample_rate=16000{query}")
+    assert refused.value.response.status_code == 400 and said in refused.value.response.body.decode()
+    with socket(address, "/v2/listen") as line:
+        line.recv()
+        line.send('{"type": "KeepAlive"}')
+        with pytest.raises(ConnectionClosed) as closed:
+            line.recv()
+    assert closed.value.rcvd.code == 1008 and "CloseStream" in closed.value.rcvd.reason

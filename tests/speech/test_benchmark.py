@@ -24,9 +24,8 @@ from mmaccel.speech.bench.listeners import (
     MeasuredRecognizer,
     MoonshineVoiceListener,
     StreamListener,
-    listen,
-    play,
 )
+from mmaccel.speech.bench.playback import listen, play
 from mmaccel.speech.families.adapter import Word
 from mmaccel.speech.families.moonshine import MoonshineAdapter
 from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
@@ -69,7 +68,7 @@ class Scripted(Listener):
         self.count += 1
         self.shown = [f"w{n}" for n in range(self.count)]
         self.promised = self.shown[:-2]
-        self.ended += [0.25] if self.count == 5 else []
+        self.ended += [(0.25, False)] if self.count == 5 else []
 
     def finish(self):
         self.promised = self.shown
@@ -89,10 +88,42 @@ def test_lags_on_a_script():
     assert found["finalisation"]["ready_p50"] >= 0.2
 
 
+class Early(Scripted):
+    """Tells a text early after three chunks and takes it back, tells it again after five, and ends after seven."""
+
+    def push(self, chunk):
+        super().push(chunk)
+        self.ended = [(0.25, True)] if self.count == 7 else []
+        self.is_early = self.count in (3, 5, 6)
+
+
+def test_early_ends_on_a_script():
+    words = tuple(Word(f"w{n}", 0.1 * n, 0.1 * n + 0.1) for n in range(5))
+    take = play(Early(), torch.zeros(16_000))
+    assert take.tellings == 2
+    found = benchmark.lags([Recording("made up", torch.zeros(16_000), "", words)], [take])
+    assert found["eager"]["heard_p50"] == pytest.approx(0.2) and found["finalisation"]["heard_p50"] == pytest.approx(
+        0.4
+    )
+    assert (found["eager"]["early"], found["eager"]["finals"], found["eager"]["tellings"]) == (1, 1, 2)
+
+
+def test_a_stream_tells_its_listener_of_early_ends():
+    class Sentences(scripted.ScriptedAdapter):
+        def text(self, tokens):
+            return super().text(tokens) + "."
+
+    asr = MeasuredRecognizer(Sentences(), endpoint=EnergyEndpoint())
+    heard = listen({"ours": lambda: StreamListener(asr.stream())}, recordings())["ours"]
+    found = benchmark.lags(recordings(), heard.playbacks)
+    assert found["eager"]["early"] == found["eager"]["tellings"] >= 1
+    assert found["eager"]["heard_p50"] < found["finalisation"]["heard_p50"]
+
+
 def test_rows_of_streams():
     asr, heard = streamed()
     row = benchmark.stream_row(
-        "scripted", "LocalAgreement", recordings(), heard, 0.0, {}, **benchmark._streamed(heard, asr)
+        "scripted", "LocalAgreement", recordings(), heard, 0.0, {}, **benchmark.streamed(heard, asr)
     )
     assert row["quality"] == 0 and row["texts"] == [TEXT] and row["retracted_share"] == 0
     assert row["decoder_calls"] == asr.adapter.target.calls > 0
@@ -227,10 +258,10 @@ def test_codec_blocks():
 def result():
     drafted, heard = streamed()
     plain, plainly = streamed(drafts=False)
-    more = benchmark._streamed(heard, drafted)
+    more = benchmark.streamed(heard, drafted)
     transcript = benchmark.transcribe_samples(talk(), recognizer())
     rows = [
-        benchmark._offline_row("scripted", recordings(), [transcript], 0.0),
+        benchmark.offline_row("scripted", recordings(), [transcript], 0.0),
         benchmark.stream_row("scripted", "LocalAgreement", recordings(), heard, 0.0, {"n": 2}, **more),
         benchmark.stream_row("scripted", "fixed chunks", recordings(), heard, 0.0, {"seconds": 3.0}),
         benchmark_drafts.draft_row("scripted", "drafts in the stream", heard, drafted, plainly, plain),

@@ -45,6 +45,14 @@ def test_percentiles_over_utterances():
     assert str(found).startswith("PR50 300 ms, PR90 760 ms, word delay 400 ms")
 
 
+def test_what_is_told_early_counts_apart():
+    early = [Utterance(shown("a b", 0.5), said("a b"), eager=2.0 + x) for x in (0.1, 0.2, 0.3)]
+    found = emission_latency([*early, Utterance(shown("a"), said("a")), Utterance([], [], eager=1.0)])
+    assert found.eager50 == pytest.approx(0.2) and found.eager90 == pytest.approx(0.28) and found.pr50 == 0.5
+    assert "(told early 200 ms, 280 ms)" in str(found)
+    assert emission_latency([Utterance([], [], 3.0, eager=3.25)]).eager50 == 0.25
+
+
 def test_words_missed_wrong_and_too_many():
     utterance = Utterance(
         [Emission("one", 1.5), Emission("and", 1.75), Emission("three", 3.5), Emission("five", 4.5)],
@@ -105,3 +113,26 @@ def test_emissions_of_a_recogniser_that_takes_words_back():
     assert emissions_of([]) == [] and emissions_of([(1.0, ["a"]), (2.0, [])]) == []
     with pytest.raises(SettingError, match="order of their time"):
         emissions_of([(2.0, ["a"]), (1.0, ["a"])])
+
+
+def test_words_alone_do_not_wait_for_a_corrected_one():
+    noisy = ["so", "far", "that", "some", "of", "its", "noisiest", "friends", "insisted", "on", "it"]
+    partials = [(float(n), noisy[:n]) for n in range(1, 12)] + [(20.0, [*noisy[:6], "noisyest", *noisy[7:]])]
+    assert [e.at for e in emissions_of(partials)] == [1, 2, 3, 4, 5, 6, 20, 20, 20, 20, 20]
+    assert [e.at for e in emissions_of(partials, alone=True)] == [1, 2, 3, 4, 5, 6, 20, 8, 9, 10, 11]
+
+
+def test_words_alone_are_aligned_with_what_was_spoken_by_then():
+    """The same words come again later, a word is shown as two, one is left out, and one was away for a while."""
+    final = ["it", "was", "the", "best", "it", "was", "the", "worst"]
+    partials = [(1.0, ["it", "was", "a"]), (2.0, ["it", "was", "the", "best"]), (3.0, final)]
+    assert [e.at for e in emissions_of(partials, alone=True)] == [1, 1, 2, 2, 3, 3, 3, 3]
+    final = ["icecream", "is", "good", "today"]
+    partials = [
+        (1.0, ["ice", "cream", "is"]),
+        (2.0, ["ice", "cream", "good"]),
+        (3.0, ["ice", "cream", "is", "good"]),
+        (4.0, final),
+    ]
+    assert [e.at for e in emissions_of(partials, alone=True)] == [4, 3, 2, 4]
+    assert emissions_of([(1.0, ["x"]), (2.0, [])], alone=True) == []

@@ -10,7 +10,7 @@ import torch
 from mmaccel.errors import MissingExtraError, SettingError, UnknownNameError
 from mmaccel.speech.audio import endpoint
 from mmaccel.speech.audio.endpoint import EnergyEndpoint, SileroEndpoint, find_endpoint
-from mmaccel.speech.stream.segmenter import Cut, Look, Segmenter
+from mmaccel.speech.stream.segmenter import Cut, Look, Resume, Segmenter
 
 RATE, FRAME = 16_000, 512
 silero = pytest.mark.skipif(importlib.util.find_spec("silero_vad") is None, reason="needs the package silero-vad")
@@ -206,7 +206,7 @@ def test_looks_by_hand():
     looks = feed(segmenter, [1] * 3 + [1] * 40 + [0] * 30)
     start = 0
     ends = [19 * FRAME, 35 * FRAME, 43 * FRAME + 3200]
-    assert looks[:-1] == [Look(start, end) for end in ends]
+    assert looks[:-1] == [Look(start, end, settled=end == ends[-1]) for end in ends]
     assert looks[-1] == Cut(start, ends[-1], 43 * FRAME, True)
 
 
@@ -214,7 +214,8 @@ def test_looks_after_a_pause():
     """The interval is counted from the look that speech behind a pause gets at once, not from the plan before it."""
     segmenter = Segmenter(EnergyEndpoint(silence=2.0, padding=0.1), 16 * FRAME / RATE)
     looks = feed(segmenter, [1] * 20 + [0] * 33 + [1] * 18)
-    assert looks == [Look(0, end) for end in (19 * FRAME, 20 * FRAME + 1600, 54 * FRAME, 70 * FRAME)]
+    settled = Look(0, 20 * FRAME + 1600, settled=True)
+    assert looks == [Look(0, 19 * FRAME), settled, Resume(), Look(0, 54 * FRAME), Look(0, 70 * FRAME)]
 
 
 def test_what_is_behind_a_cut_is_looked_at_anew():
@@ -223,7 +224,13 @@ def test_what_is_behind_a_cut_is_looked_at_anew():
     levels = [-20.0] * 45 + [-70.0] * 5 + [-20.0] * 5 + [-60.0] * 9
     tasks = feed(segmenter, [1] * 55 + [0] * 9, levels)
     settled, at = 55 * FRAME + 1600, 47 * FRAME + FRAME // 2
-    assert tasks[-3:] == [Look(0, settled), Cut(0, at, at, False), Look(at, settled)]
+    assert tasks[-3:] == [Look(0, settled, True), Cut(0, at, at, False), Look(at, settled, True)]
+
+
+def test_without_padding_a_pause_is_settled_once_and_speech_is_not_looked_at_in_every_frame():
+    segmenter = Segmenter(EnergyEndpoint(silence=2.0, padding=0.0), 16 * FRAME / RATE)
+    looks = feed(segmenter, [1] * 25 + [0] * 9 + [1] * 8)
+    assert looks == [Look(0, 19 * FRAME), Look(0, 25 * FRAME, True), Resume(), Look(0, 42 * FRAME)]
 
 
 def test_long_speech_is_cut_where_it_is_quietest():

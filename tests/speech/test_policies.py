@@ -10,7 +10,7 @@ from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.policies.align_att import AlignAtt
 from mmaccel.speech.policies.append_only import AppendOnly
-from mmaccel.speech.policies.local_agreement import LocalAgreement
+from mmaccel.speech.policies.local_agreement import LocalAgreement, agreed
 from mmaccel.speech.policies.policy import SegmentHypothesis
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.speech.stream.segment import remainder
@@ -25,15 +25,15 @@ class Spelling:
         return "".join(tokens)
 
 
-def heard(text, ended=True):
-    return SegmentHypothesis(Spelling(), None, (), tuple(text), ended)
+def heard(text, ended=True, seconds=0.0):
+    return SegmentHypothesis(Spelling(), SimpleNamespace(seconds=seconds), (), tuple(text), ended)
 
 
-def follow(policy, texts, committed=()):
+def follow(policy, texts, committed=(), every=0.5):
     commitment = policy.begin(committed)
-    for text in texts:
+    for place, text in enumerate(texts):
         before = list(commitment.committed)
-        new = commitment.update(heard(text))
+        new = commitment.update(heard(text, seconds=place * every))
         assert commitment.committed == before + new  # it only grows
         yield "".join(commitment.committed)
 
@@ -47,6 +47,34 @@ def test_two_hypotheses_agree():
 def test_three_hypotheses_agree():
     texts = ["a b", "a b c", "a b c d", "a b c d", "a b c d e"]
     assert list(follow(LocalAgreement(3), texts)) == ["", "", "a b", "a b c", "a b c d"]
+
+
+def test_a_word_that_changes_again_and_again_does_not_hold_back_those_behind_it():
+    """By hand, from a stream: two hypotheses differ in a number, and agree on the words behind."""
+    texts = [
+        "like the 22th that",
+        "like the 20 pair some of",
+        "like the 22th that some of the",
+        "like the 20th some of the loud",
+    ]
+    assert list(follow(LocalAgreement(bridge=0), texts)) == ["", "like the", "like the", "like the"]
+    assert list(follow(LocalAgreement(), texts))[-1] == "like the 20th some of the"
+    assert list(follow(LocalAgreement(bridge=4), texts))[-1] == "like the"
+    far = ["the one two three four like any other", "the five six seven eight like any other"]
+    assert list(follow(LocalAgreement(), far))[-1] == "the", "more than two words are no slip"
+
+
+def test_what_agrees_after_a_bridge_stays_once():
+    texts = ["a x b c d", "a y b c d e", "a x b c d e f", "a x b c d e f"]
+    assert list(follow(LocalAgreement(), texts)) == ["", "a y b c d", "a y b c d e", "a y b c d e f"]
+    assert agreed(["the", " the", " cat"], ["the", " cat"], bridge=3) == 1, "words that repeat do not hide what agrees"
+
+
+def test_hypotheses_of_the_same_audio_are_one():
+    """The look at an interval and the look at a pause can be a frame apart."""
+    assert list(follow(LocalAgreement(), ["a b", "a b", "a b c"], every=0.1)) == ["", "", "a b"]
+    assert list(follow(LocalAgreement(3), ["a", "a", "a", "a", "a"], every=0.1)) == ["", "", "", "", "a"]
+    assert list(follow(LocalAgreement(10), ["a"] * 19, every=0.125))[-2:] == ["", "a"]
 
 
 def test_one_hypothesis_commits_all():
@@ -73,7 +101,7 @@ def test_what_is_committed_before_the_first_hypothesis():
 def test_a_loop_commits_nothing():
     commitment = LocalAgreement().begin()
     commitment.update(heard("so so so so"))
-    assert commitment.update(heard("so so so so", ended=False)) == []
+    assert commitment.update(heard("so so so so", ended=False, seconds=1.0)) == []
     assert "".join(commitment.tail) == "so so so so"
 
 
@@ -107,6 +135,8 @@ def test_bad_counts(n):
     with pytest.raises(SettingError, match="between 1 and 10"):
         LocalAgreement(n)
     if n != 0:
+        with pytest.raises(SettingError, match="between 0 and 10 words, such as 3"):
+            LocalAgreement(bridge=n)
         with pytest.raises(SettingError, match="between 0 and 10"):
             AppendOnly(n)
 

@@ -24,8 +24,8 @@ from mmaccel.speech.policies.local_agreement import LocalAgreement
 from mmaccel.speech.stream.events import Endpoint, Final, Partial
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.speech.stream.stats import Lags, RealTimeClock, StreamStats, quantile
-from mmaccel.speech.stream.stream import last_words
 from mmaccel.speech.stream.transcribe import as_recognizer, pieces, transcribe, transcribe_samples, transcript
+from mmaccel.speech.stream.units import last_words
 from mmaccel.speech.stream.wrappers import BackgroundStream, stream_events
 
 RATE, ScriptedAdapter, silence, spoken = scripted.RATE, scripted.ScriptedAdapter, scripted.silence, scripted.spoken
@@ -658,10 +658,10 @@ def test_what_transcribe_is_told_reaches_the_recogniser(monkeypatch):
     monkeypatch.setattr(f"{module}.transcribe_samples", lambda *args: seen.append(args))
     monkeypatch.setattr(f"{module}.as_recognizer", lambda *args, **told: seen.append((*args, told)) or "asr")
     transcribe("talk.wav")
-    transcribe("talk.wav", "whisper", "letters", "energy", 7, True, "de", "translate", "Molloy")
-    usual = {"language": None, "task": "transcribe", "prompt": ""}
+    transcribe("talk.wav", "whisper", "letters", "energy", 7, True, "de", "translate", "Molloy", 14.0)
+    usual = {"language": None, "task": "transcribe", "prompt": "", "rejoin": 0.0}
     assert seen[0] == ("moonshine-tiny", None, "auto", 200, usual) and seen[1] == ("sound of talk.wav", "asr", None)
-    other = {"language": "de", "task": "translate", "prompt": "Molloy"}
+    other = {"language": "de", "task": "translate", "prompt": "Molloy", "rejoin": 14.0}
     assert seen[2] == ("whisper", "letters", "energy", 7, other) and seen[3] == ("sound of talk.wav", "asr", True)
 
 

@@ -1,0 +1,138 @@
+"""How many words cuts cost: finals for each silence that ends a segment and each padding around it.
+
+    python -m mmaccel.speech.bench.cuts --output docs/benchmarks/long/speech_cuts
+
+Defaults are to be chosen by the recordings of the folder in `MMACCEL_RECORDINGS`, and are reported on those of the
+wheel `moonshine-voice`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from mmaccel.bench import pages
+from mmaccel.comparison import results
+
+from ..audio.endpoint import RATE, EndpointPolicy, EnergyEndpoint, find_endpoint
+from ..audio.recordings import TEXTS, Recording, load_recordings, own_recordings, word_errors
+from ..families.weights import load
+from ..stream.recognizer import StreamingRecognizer
+from ..stream.transcribe import Transcript, transcribe_samples
+
+SILENCES, PADDINGS = (0.3, 0.5, 0.8), (0.1, 0.3)  # seconds; no padding is longer than its silence
+REJOIN = 14.0  # seconds that are decoded together, at the default silence and padding
+SETS = {
+    "others": "The recordings to choose by",
+    "benchmark": "The recordings of the benchmark",
+}
+INTRO = """
+Word error rates of Moonshine tiny's finals when other silences end a segment, and other paddings belong to it (the
+defaults are {silence:g} s and {padding:g} s), by `python -m mmaccel.speech.bench.cuts`. In brackets how many segments
+there were, and processor seconds for each second of audio, on one thread of a machine that others used too. *Rejoined*
+segments are decoded again with those before them up to {rejoin:g} s, where only a breath is between
+(`StreamingRecognizer(rejoin={rejoin:g})`). *The recordings to choose by*: {others:.0f} s, {others_words} words,
+{names}, of a folder that is not shipped; one word is {word:.1f} points. *The recordings of the benchmark*:
+{benchmark:.0f} s, {benchmark_words} words, {benchmark_word:.1f} points each. The rows, with the errors of each
+recording, are in [speech_cuts.json](speech_cuts.json).
+"""
+
+
+def sets() -> dict[str, list[Recording]]:
+    """Recordings to choose by, and those that are reported."""
+    return {"others": own_recordings(), "benchmark": load_recordings(list(TEXTS))}
+
+
+def settings() -> list[dict[str, float]]:
+    """All silences with all paddings that fit, and the defaults with segments rejoined."""
+    cuts = [{"silence": s, "padding": p, "rejoin": 0.0} for s in SILENCES for p in PADDINGS if p <= s]
+    return [*cuts, {"silence": EnergyEndpoint.silence, "padding": EnergyEndpoint.padding, "rejoin": REJOIN}]
+
+
+def rows(
+    model: Any, processor: Any, chosen: dict[str, list[Recording]], endpoint: EndpointPolicy
+) -> Iterator[dict[str, Any]]:
+    """A row for each setting and set."""
+    for setting in settings():
+        cut = {name: setting[name] for name in ("silence", "padding")}
+        asr = StreamingRecognizer(
+            model, processor, endpoint=replace(endpoint, **cut), rejoin=setting["rejoin"], timer=time.process_time
+        )
+        for name, recordings in chosen.items():
+            found = [transcribe_samples(one.samples, asr) for one in recordings]
+            yield {"set": name, **setting, **_figures(recordings, found)}
+
+
+def _figures(recordings: list[Recording], found: list[Transcript]) -> dict[str, Any]:
+    said, heard = [one.text for one in recordings], [one.text for one in found]
+    audio = sum(len(one.samples) for one in recordings) / RATE
+    return {
+        "errors": {one.name: word_errors([one.text], [text]) for one, text in zip(recordings, heard, strict=True)},
+        "word_error_rate": word_errors(said, heard),
+        "segments": sum(len(one.segments) for one in found),
+        "words": sum(len(text.split()) for text in said),
+        "audio_seconds": audio,
+        "real_time_factor": sum(one.stats.compute_seconds for one in found) / audio,
+    }
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page of a result: a table for each set."""
+    groups = {name: [row for row in result["rows"] if row["set"] == name] for name in SETS}
+    first = {name: group[0] for name, group in groups.items()}
+    policy = EnergyEndpoint()
+    facts = {
+        "others": first["others"]["audio_seconds"],
+        "others_words": first["others"]["words"],
+        "names": ", ".join(f"`{name}`" for name in first["others"]["errors"]),
+        "benchmark": first["benchmark"]["audio_seconds"],
+        "benchmark_words": first["benchmark"]["words"],
+        "word": 100 / first["others"]["words"],
+        "benchmark_word": 100 / first["benchmark"]["words"],
+        "rejoin": REJOIN,
+        "silence": policy.silence,
+        "padding": policy.padding,
+    }
+    return pages.page(
+        result,
+        "What cuts cost",
+        INTRO.format(**facts),
+        {heading: _table(groups[name]) for name, heading in SETS.items()},
+    )
+
+
+def _table(group: list[dict[str, Any]]) -> str:
+    cells = {(row["silence"], row["padding"], row["rejoin"]): _cell(row) for row in group}
+    lines = [[f"{s:g} s", *(cells.get((s, p, 0.0), "") for p in PADDINGS)] for s in SILENCES]
+    silence = EnergyEndpoint.silence
+    lines.append([f"{silence:g} s, rejoined", *(cells.get((silence, p, REJOIN), "") for p in PADDINGS)])
+    return pages.markdown(("silence", *(f"padding {padding:g} s" for padding in PADDINGS)), lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return f"{row['word_error_rate']:.1%} ({row['segments']}, {row['real_time_factor']:.2f})"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, and write the result and its page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    output: Path = parser.parse_args(argv).output
+    torch.set_num_threads(1)
+    made = rows(*load("moonshine-tiny"), sets(), find_endpoint("auto"))
+    result = results.result(tqdm(made, unit="row"))
+    output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    output.with_suffix(".md").write_text(page(result))
+    tqdm.write(page(result))
+
+
+if __name__ == "__main__":
+    main()

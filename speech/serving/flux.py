@@ -1,0 +1,136 @@
+"""Live speech in the messages of Deepgram's Flux, which tell the end of a turn early."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from mmaccel.errors import AudioError
+from mmaccel.serve.endpoint import Fields
+from mmaccel.serve.sockets import Line
+
+from ..audio.wav_header import RATES
+from ..stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
+from ..stream.recognizer import StreamingRecognizer
+from .deepgram import whole
+from .listening import Listening
+
+# Thresholds of a model's own likelihood of an end, which this recogniser does not have, a pause longer than what ends a
+# turn here, and what changes nothing.
+IGNORED = ("eot_threshold", "eot_timeout_ms", "tag", "mip_opt_out")
+
+
+async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
+    """Take raw 16-bit samples, and answer with `TurnInfo`."""
+    listening, turns = _begun(line.query, recognizer, name)
+    await line.open()
+    await line.give(turns.message("Connected"))
+    while True:
+        message = await line.take()
+        samples = message if isinstance(message, bytes) else _closing(message)
+        events = await (run_in_threadpool(listening.push, samples) if samples else run_in_threadpool(listening.end))
+        for told in turns.take(events, listening.time, is_over=not samples):
+            await line.give(told)
+        if not samples:
+            return
+
+
+def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) -> tuple[Listening, Turns]:
+    """What listens as the address asks for it; early ends are told where it has a threshold for them."""
+    fields = Fields(query)
+    rate = whole(fields, "sample_rate", 16_000, RATES[1])
+    fields.only("encoding", "linear16")
+    fields.only("model", None, name)
+    is_eager = fields.take("eager_eot_threshold") is not None
+    language = fields.take("language_hint")
+    for ignored in IGNORED:
+        fields.take(ignored)
+    fields.end()
+    return Listening(recognizer.told(language), rate), Turns(is_eager)
+
+
+def _closing(message: str) -> bytes:
+    """No samples, for a message that closes the stream."""
+    try:
+        asked = json.loads(message).get("type")
+    except (ValueError, AttributeError, RecursionError):
+        asked = None
+    if asked != "CloseStream":
+        raise AudioError("a text that is not CloseStream: send samples as bytes")
+    return b""
+
+
+class Turns:
+    """What is told of each turn: from the first words up to a pause, whatever is cut in between.
+
+    The text of an end is that of the `EagerEndOfTurn` before, or `TurnResumed` came in between.
+
+    Parameters
+    ----------
+    is_eager
+        Whether ends are told early.
+    """
+
+    def __init__(self, is_eager: bool) -> None:
+        self.is_eager = is_eager
+        self._about = {"request_id": secrets.token_hex(16)}
+        self._count = self._index = 0
+        self._since = 0.0
+        self._texts, self._words = list[str](), list[dict[str, Any]]()
+        self._has_begun = self._paused = False
+
+    def message(self, kind: str, **more: Any) -> dict[str, Any]:
+        """The next message."""
+        told = {"type": kind, **self._about, "sequence_id": self._count, **more}
+        self._count += 1
+        return told
+
+    def take(self, events: list[Event], time: float, is_over: bool) -> list[dict[str, Any]]:
+        """Messages for events, after `time` seconds."""
+        told = [message for event in events for message in self._of(event, time)]
+        if is_over and (self._texts or self._has_begun):  # the samples ended in the middle of a turn
+            told += self._end(time)
+        return told
+
+    def _of(self, event: Event, time: float) -> list[dict[str, Any]]:
+        if isinstance(event, Partial):
+            return self._spoken("Update", event.stable + event.unstable, time)
+        if isinstance(event, Eager | Resumed) and not self.is_eager:
+            return []
+        if isinstance(event, Eager):
+            return self._spoken("EagerEndOfTurn", event.text, time)
+        if isinstance(event, Resumed):
+            return [self._turn("TurnResumed", " ".join(self._texts), time)]
+        if isinstance(event, Endpoint):
+            self._paused = True
+            return []
+        return self._final(event, time)
+
+    def _final(self, final: Final, time: float) -> list[dict[str, Any]]:
+        self._texts += [final.text] if final.text else []
+        self._words += [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in final.words]
+        return self._end(time) if self._paused else []
+
+    def _spoken(self, event: str, text: str, time: float) -> list[dict[str, Any]]:
+        """A message with the text of the turn so far; the first one begins it."""
+        text = " ".join([*self._texts, text.strip()]).strip()
+        begins = bool(text) and not self._has_begun
+        self._has_begun |= begins
+        told = [self._turn("StartOfTurn", text, time)] if begins else []
+        return told if begins and event == "Update" else [*told, self._turn(event, text, time)]
+
+    def _end(self, time: float) -> list[dict[str, Any]]:
+        told = self._spoken("EndOfTurn", "", time) if self._texts or self._has_begun else []
+        self._index += bool(told)
+        self._since = time if told else self._since
+        self._texts, self._words = [], []
+        self._has_begun = self._paused = False
+        return told
+
+    def _turn(self, event: str, text: str, time: float) -> dict[str, Any]:
+        window = {"audio_window_start": self._since, "audio_window_end": time}
+        words = list(self._words)
+        return self.message("TurnInfo", event=event, turn_index=self._index, **window, transcript=text, words=words)

@@ -1,0 +1,78 @@
+"""Finals that are decoded again with the speech before them: what is short alone is easier to hear in context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..audio.endpoint import RATE
+from ..audio.sample_buffer import SampleBuffer
+from ..decoding.loops import repeats
+from ..decoding.redecode import Hypothesis
+from .units import units
+
+if TYPE_CHECKING:
+    from .recognizer import StreamingRecognizer
+
+# Seconds from one segment to the next, each with its padding, that are still one speech: a breath, no new sentence.
+BREATH = 0.3
+# A second pass with fewer of the words than this share has left some out, as a decoder does that takes them for said;
+# one with as many times more says them again.
+LEAST = 0.7
+
+
+@dataclass(frozen=True)
+class Said:
+    """A segment that is final: its samples from `start` to `end`, and its tokens."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+class Rejoined:
+    """The segments before the one that is on, as far as its final is decoded with them.
+
+    Parameters
+    ----------
+    recognizer
+        Decodes; its `rejoin` says how many seconds at most are decoded together.
+    """
+
+    def __init__(self, recognizer: StreamingRecognizer) -> None:
+        self.recognizer, self.most = recognizer, round(recognizer.rejoin * RATE)
+        self._said: list[Said] = []
+
+    def needed_from(self, start: int) -> int:
+        """The first sample that a final may want, where no segment can begin before `start` any more."""
+        if self._said and start - self._said[-1].end > BREATH * RATE:
+            self._said = []
+        return self._said[0].start if self._said else start
+
+    def add(self, start: int, end: int, tokens: tuple[int, ...]) -> None:
+        """A segment is final."""
+        if self.most and tokens:
+            self._said = [*self._before(start, end), Said(start, end, tokens)]
+
+    def _before(self, start: int, end: int) -> list[Said]:
+        """Segments without a longer pause up to `start`, as many as fit with the samples up to `end`."""
+        found: list[Said] = []
+        for one in reversed(self._said):
+            if start - one.end > BREATH * RATE or end - one.start > self.most:
+                break
+            found.insert(0, one)
+            start = one.start
+        return found
+
+    def hear(self, buffer: SampleBuffer, start: int, end: int, alone: Hypothesis) -> Hypothesis:
+        """What is heard from `start` to `end` behind the segments before; `alone` where that is no better."""
+        before = self._before(start, end)
+        if not before or not alone.tokens:
+            return alone
+        adapter = self.recognizer.adapter
+        prompt = [*adapter.prompt(), *(token for one in before for token in one.tokens)]
+        _, found = self.recognizer.hear(buffer.read(before[0].start, end), prompt, alone.tokens)
+        text, words = adapter.text(found.tokens), len(units(adapter.text(alone.tokens)))
+        is_whole = LEAST * words <= len(units(text)) <= words / LEAST
+        chosen = found if found.ended and is_whole and not repeats(text) else alone
+        return replace(chosen, forwards=alone.forwards + found.forwards)

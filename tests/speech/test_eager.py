@@ -1,0 +1,120 @@
+"""Ends that are told before the pause is over: equal to the final, or taken back as soon as speech goes on."""
+
+import io
+
+import pytest
+import torch
+from scripted_recognizer import ScriptedAdapter, silence, spoken
+
+from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.stream.events import Eager, Endpoint, Final, Partial, Resumed
+from mmaccel.speech.stream.live_text import LiveText
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.transcribe import transcribe_samples
+from mmaccel.speech.stream.units import ends_sentence
+
+
+class Sentences(ScriptedAdapter):
+    """Writes a mark behind what it hears."""
+
+    mark = "."
+
+    def text(self, tokens):
+        return super().text(tokens) + (self.mark if tokens else "")
+
+
+def heard(samples, size=1600, mark=".", partials=True, update_interval=0.5, **settings):
+    adapter = Sentences()
+    adapter.mark = mark
+    asr = StreamingRecognizer(adapter, endpoint=EnergyEndpoint(**settings))
+    with asr.stream(update_interval=update_interval) as stream:
+        events = [event for chunk in samples.split(size) for event in stream.push(chunk, partials=partials)]
+        events += stream.finish()
+    return events, stream.stats
+
+
+def ends(events):
+    return [event for event in events if not isinstance(event, Partial)]
+
+
+def one(pause=0.9):
+    return torch.cat([silence(0.5), spoken(range(5)), silence(pause), spoken(range(5, 9)), silence(0.9)])
+
+
+def test_the_text_is_there_before_the_final_and_equal():
+    events, stats = heard(one())
+    kinds = [type(event) for event in ends(events)]
+    assert kinds == [Eager, Endpoint, Final] * 2
+    eager, pause, final = ends(events)[:3]
+    assert eager.text == final.text == "w0 w1 w2 w3 w4." and eager.time == pause.time
+    assert stats.eagers == len(stats.eager.heard) == 2
+    early = [late - soon for late, soon in zip(stats.finalisation.heard, stats.eager.heard, strict=True)]
+    assert all(0.1 <= seconds <= 0.3 for seconds in early), "silence less padding is 0.2 s, in chunks of 0.1 s"
+    assert "told early" in str(stats) and "2 of 2 final" in str(stats)
+
+
+def test_it_costs_no_pass_of_the_model():
+    """The hypothesis of a pause is made all the same: with a mark and without, the model is asked as often."""
+    assert heard(one())[1].decoder_calls == heard(one(), mark="")[1].decoder_calls
+
+
+def test_speech_that_goes_on_is_told():
+    events, stats = heard(one(pause=0.4))
+    first, resumed, second, pause, final = ends(events)
+    assert (type(first), type(resumed), type(second)) == (Eager, Resumed, Eager)
+    assert first.text == "w0 w1 w2 w3 w4." and second.text == final.text == "w0 w1 w2 w3 w4 w5 w6 w7 w8."
+    assert first.time < resumed.time < second.time == pause.time
+    assert (stats.eagers, len(stats.eager.heard)) == (2, 1)
+
+
+def test_what_does_not_end_like_a_sentence_waits():
+    for mark in (",", "...", ""):
+        events, stats = heard(one(), mark=mark)
+        assert {type(event) for event in ends(events)} == {Endpoint, Final} and stats.eagers == 0
+
+
+@pytest.mark.parametrize("size", (160, 10**9))
+def test_chunks_of_any_size(size):
+    samples = torch.cat([one(pause=0.4), one()])
+    assert heard(samples, size)[0] == heard(samples)[0]
+
+
+def test_a_stream_that_ends_in_the_pause():
+    samples = torch.cat([silence(0.5), spoken(range(5)), silence(0.38)])
+    eager, final = ends(heard(samples)[0])
+    assert isinstance(eager, Eager) and isinstance(final, Final) and eager.text == final.text
+
+
+def test_a_cut_in_the_pause_takes_it_back_before_its_final():
+    """Speech as long as a segment, then a pause that does not end it: the cut leaves part of the text behind it."""
+    samples = torch.cat([silence(0.5), spoken(range(8)), silence(0.2), spoken(range(8, 10)), silence(1.2)])
+    events = ends(heard(samples, silence=1.0, longest=4.1, padding=0.3)[0])
+    assert [type(event) for event in events] == [Eager, Resumed, Final, Eager, Endpoint, Final]
+    assert events[0].text.rstrip(".").split() == (events[2].text.rstrip(".") + " " + events[5].text[:-1]).split()
+    assert events[3].text == events[5].text
+
+
+def test_without_hypotheses_on_the_way_nothing_is_told_early():
+    for settings in ({"partials": False}, {"update_interval": None}):
+        assert not any(isinstance(event, Eager | Resumed) for event in heard(one(pause=0.4), **settings)[0])
+
+
+def test_a_transcript_is_of_finals_alone():
+    asr = StreamingRecognizer(Sentences(), endpoint=EnergyEndpoint())
+    assert transcribe_samples(one(), asr).text == "w0 w1 w2 w3 w4. w5 w6 w7 w8."
+
+
+def test_an_end_on_a_terminal_is_no_longer_grey(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    LiveText(out, 80).show([Partial("try", " again.", "try"), Eager("try again.", 1.0), Resumed(1.2)])
+    assert out.getvalue().endswith("\r\x1b[2Ktry again.\x1b[2m\x1b[0m")
+    pipe = io.StringIO()
+    LiveText(pipe).show([Partial("try", " again.", "try"), Eager("try again.", 1.0), Resumed(1.2)])
+    assert pipe.getvalue() == "try", "what is written into a pipe cannot be taken back"
+
+
+def test_ends_of_sentences():
+    told = {"Try.": True, "Try?”": True, "Try!)": True, "\u4f60\u597d\u3002": True, "Try. ": True}
+    told |= {"": False, "Try": False, "Try,": False, "Try...": False, "Try..": True, "Try\u2026": False, ".": True}
+    assert {text: ends_sentence(text) for text in told} == told

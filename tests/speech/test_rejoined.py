@@ -1,0 +1,115 @@
+"""Finals that are decoded again with the speech before them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from scripted_recognizer import FIRST, RATE, START, ScriptedAdapter, silence, spoken
+
+from mmaccel.errors import SettingError
+from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.audio.sample_buffer import SampleBuffer
+from mmaccel.speech.decoding.redecode import Hypothesis
+from mmaccel.speech.stream.events import Eager, Final
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.rejoined import Rejoined
+from mmaccel.speech.stream.transcribe import transcribe_samples
+
+
+class Sentences(ScriptedAdapter):
+    def text(self, tokens):
+        return super().text(tokens) + ("." if tokens else "")
+
+
+def recognizer(rejoin, adapter=None, **settings):
+    return StreamingRecognizer(adapter or ScriptedAdapter(), endpoint=EnergyEndpoint(**settings), rejoin=rejoin)
+
+
+def finals(asr, samples, size=1600):
+    with asr.stream() as stream:
+        events = [event for chunk in samples.split(size) for event in stream.push(chunk)] + stream.finish()
+    return [event for event in events if isinstance(event, Final)], stream, events
+
+
+def talk(pause):
+    return torch.cat([silence(0.5), spoken(range(6)), silence(pause), spoken(range(6, 10)), silence(1)])
+
+
+@pytest.mark.parametrize(("pause", "together"), ((0.6, True), (0.8, True), (1.2, False)))
+def test_what_a_breath_parts_is_heard_together(pause, together):
+    """The same words and times as of each segment alone; the last pass hears both segments."""
+    asr = recognizer(14)
+    found, _, _ = finals(asr, talk(pause))
+    assert found == finals(recognizer(0), talk(pause))[0] and len(found) == 2
+    longest = max(asr.adapter.encoded) / RATE
+    assert (longest > found[1].end - found[0].start - 0.01) == together
+    assert found[1].words[0].start > found[0].end
+
+
+def test_no_more_than_fits_is_heard_together():
+    asr = recognizer(3.0)
+    finals(asr, torch.cat([talk(0.6)[: -round(0.4 * RATE)], spoken(range(10, 14)), silence(1)]))
+    assert max(asr.adapter.encoded) <= 3.0 * RATE
+
+
+def test_what_is_behind_a_forced_cut_is_heard_with_what_is_before_it():
+    samples = torch.cat([silence(0.5), spoken(range(30)), silence(1)])
+    asr = recognizer(12, longest=5.0)
+    found, _, _ = finals(asr, samples)
+    assert [word.text for final in found for word in final.words] == [f"w{word}" for word in range(30)]
+    assert 5.0 * RATE < max(asr.adapter.encoded) <= 12 * RATE
+
+
+def test_early_ends_are_those_of_the_final_and_so_is_a_transcript():
+    asr = recognizer(14, Sentences())
+    found, _, events = finals(asr, talk(0.6))
+    assert [event.text for event in events if isinstance(event, Eager)] == [final.text for final in found]
+    assert list(transcribe_samples(talk(0.6), recognizer(14, Sentences())).segments) == found
+    assert finals(recognizer(14, Sentences()), talk(0.6), 10**9)[2] == events
+
+
+def test_memory_is_bounded():
+    asr = recognizer(6)
+    with asr.stream() as stream:
+        for _ in range(12):
+            stream.push(torch.cat([spoken(range(4)), silence(0.6)]))
+            assert stream._buffer.end - stream._buffer.start < 9 * RATE
+        stream.push(silence(2))
+        assert stream._buffer.end - stream._buffer.start < RATE
+
+
+def second_pass(tokens, ended=True, alone=(5, 6, 7)):
+    """What stays of a second pass that gives these tokens."""
+    asked = []
+
+    def hear(samples, prompt, draft):
+        asked.append((len(samples), prompt, draft))
+        return None, Hypothesis(tuple(tokens), 2, ended)
+
+    rejoined = Rejoined(SimpleNamespace(rejoin=14, adapter=ScriptedAdapter(), hear=hear))
+    rejoined.add(0, 1000, (FIRST, FIRST + 1))
+    buffer = SampleBuffer()
+    buffer.append(torch.zeros(3000))
+    return rejoined.hear(buffer, 1200, 3000, Hypothesis(alone, 1, True)), asked
+
+
+def test_a_second_pass_that_loses_words_or_does_not_end_is_dropped():
+    found, asked = second_pass((5, 6, 8))
+    assert found.tokens == (5, 6, 8) and found.forwards == 3
+    assert asked == [(3000, [START, FIRST, FIRST + 1], (5, 6, 7))]
+    for tokens, ended in (
+        ((5, 6), True),
+        ((), True),
+        ((5, 6, 7, 8), False),
+        ((5,) * 60, True),
+        ((5, 6, 7, 8, 9), True),
+    ):
+        found, _ = second_pass(tokens, ended)
+        assert found.tokens == (5, 6, 7) and found.forwards == 3
+    assert second_pass((5,), alone=())[1] == [], "where nothing is heard, nothing is said"
+
+
+@pytest.mark.parametrize("rejoin", (-1, 21, float("nan"), "14"))
+def test_bad_settings(rejoin):
+    with pytest.raises(SettingError, match="between 0 and 20 seconds, such as 14.0"):
+        recognizer(rejoin)
