@@ -33,7 +33,8 @@ from ..verifiers.free_dave import FreeDave
 from ..verifiers.guided_commit import GuidedCommit
 from ..verifiers.s2d2 import S2D2
 
-STEPS = (16, 8, 4)  # of a block of 32, in place of one for each token
+STEPS = (16, 8, 4, 3, 2, 1)  # of a block of 32, in place of one for each token
+FEW = 4  # in the short form
 THRESHOLDS = (0.95, 0.9, 0.7)  # the last is the pipeline's default
 WORDS = "word by word"
 DRAFTS = "vlm.FusedDraft"  # the alternative for the same weights, written word by word
@@ -76,7 +77,7 @@ BESIDE: tuple[tuple[Method, ...], ...] = (  # a rule or a verifier, and what sta
 def cases(pipe: Any, full: bool) -> list[Entry]:
     """All entries, each alone and with the cache."""
     methods = METHODS if full else (FreeDave(), FactorCommit())
-    thresholds, steps = (THRESHOLDS, STEPS) if full else (THRESHOLDS[-1:], STEPS[-1:])
+    thresholds, steps = (THRESHOLDS, STEPS) if full else (THRESHOLDS[-1:], (FEW,))
     cached, cache = plan(pipe, PrefixCache()), {"cache": True}
     entries = [Entry(PLAIN, PLAIN), Entry("one token a step", "method", cached, columns=cache)]
     for fewer in steps:
