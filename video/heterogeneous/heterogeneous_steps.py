@@ -67,9 +67,10 @@ class HeterogeneousSteps(DiffusionMethod):
     warmup, cooldown
         Full steps at the beginning and the end. The default warm-up is four tenths of the computed steps, measured to
         keep the prompts that otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. If fewer than 8
-        steps are computed it is 1 too; multistep samplers, such as UniPC, then do as well with fewer steps, and the
-        report says so. The default cool-down is 1. With neither of them nor an `interval`, runs of fewer than 10 steps
-        are computed as they are, and the report says what helps instead.
+        steps and less than a third of the run are computed it is 1 too. With fewer than 8 computed steps, multistep
+        samplers, such as UniPC, may do as well with fewer steps, and the report says so. The default cool-down is 1.
+        With neither of them nor an `interval`, runs of fewer than 10 steps are computed as they are, and the report
+        says what helps instead.
     interval
         Distance between full steps in the middle of the run; None (default) spreads as many as the budget allows,
         denser towards both ends.
