@@ -8,25 +8,21 @@ replica is killed whenever both have been there for twenty seconds; Ray Serve st
 
 from __future__ import annotations
 
-import argparse
-import json
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import torch
-from tqdm import tqdm
 
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.serve_load import MODEL, Served, ask, picture, plain_pictures, serving
+from mmaccel.demos.serve_load import MODEL, Served, ask, measured, picture, plain_pictures, serving
 
 EVERY = 20  # seconds after which a replica may be killed
 REPLICAS = 2
@@ -105,15 +101,7 @@ def page(result: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
-    args = parser.parse_args(argv)
-    result = measure(args.minutes, args.clients)
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
-    tqdm.write(page(result))
+    measured(argv, __doc__, measure, page, 5)
 
 
 if __name__ == "__main__":

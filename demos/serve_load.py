@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -180,8 +180,15 @@ def page(result: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10)
+    measured(argv, __doc__, measure, page, 10)
+
+
+def measured(
+    argv: list[str] | None, about: str | None, measure: Callable[..., Any], page: Callable[..., str], minutes: float
+) -> None:
+    """Measure for the minutes and with the clients of a command line, and write the result and its page."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=minutes)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
