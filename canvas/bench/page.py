@@ -44,6 +44,7 @@ LIMITS = """
 - **Word by word** the same weights need one pass over one token for each word. That is little work a pass, so that
   the canvas has to save many passes to win{margin}.
 """
+CACHED = " + PrefixCache"
 HEADINGS = ("method", "exact", "right", "equal to plain", "passes", "seconds", "speed-up", "worst")
 
 
@@ -54,7 +55,7 @@ def name(row: Row) -> str:
 
 def series(row: Row) -> str:
     """The line that a row lies on in a picture."""
-    return row["method"].removeprefix("canvas.") + _more(row, " + PrefixCache")
+    return row["method"].removeprefix("canvas.") + _more(row, CACHED)
 
 
 def _more(row: Row, cache: str) -> str:
@@ -121,7 +122,7 @@ def plot(found: list[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     traced = [row for row in found if "committed" in row]
-    figure = Figure(figsize=(9, 8), layout="constrained")
+    figure = Figure(figsize=(9, 10), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(2, 3))
     for number, row in enumerate(traced):
         places = [(place, step) for place, step in enumerate(row["committed"]) if step >= 0]
@@ -132,14 +133,19 @@ def plot(found: list[Row], path: Path) -> None:
     above.grid(alpha=0.3)
     colors = colormaps["tab20"]
     rest = [row for row in found if row["method"] != "plain"]
-    for number, label in enumerate(dict.fromkeys(series(row) for row in rest)):
+    labels = list(dict.fromkeys(series(row) for row in rest))
+    kinds = list(dict.fromkeys(label.removesuffix(CACHED) for label in labels))
+    for label in labels:
         line = sorted((row for row in rest if series(row) == label), key=lambda row: row["speedup"])
         x, y = [row["speedup"] for row in line], [100 * row["quality"] for row in line]
-        style = "--" if line[0]["kind"] != "method" else "-"
-        below.plot(x, y, style, marker="o" if line[0]["cache"] else "x", color=colors(number % 20), label=label)
+        look = {
+            "marker": "o" if line[0]["cache"] else "x",
+            "color": colors(kinds.index(label.removesuffix(CACHED)) % 20),
+        }
+        below.plot(x, y, "--" if line[0]["kind"] != "method" else "-", label=label, **look)
     below.axhline(100 * found[0]["baseline_quality"], color="0.6", linewidth=1)
     below.set_xlabel("speed-up against one token a step without a cache, wall time")
     below.set_ylabel("lists without a mistake (%)")
-    below.legend(fontsize=7, ncols=2, loc="lower left")
+    figure.legend(*below.get_legend_handles_labels(), fontsize=7, ncols=3, loc="outside lower center")
     below.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
