@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mmaccel.batch.batching import Batching
 
 QUESTION = "list all things"
+ONE_BY_ONE = 2.0  # a threshold that no chance reaches: the pipeline itself commits one token a step
 
 
 class CanvasCommand(Command):
@@ -99,4 +100,4 @@ def add_canvas(parser: Any) -> None:
         "--gen-length", type=whole(1, TOKENS), default=128, metavar="TOKENS", help="tokens of the canvas (default 128)"
     )
     chance = "chance above which the pipeline itself commits a token (default 2: one token a step)"
-    parser.add_argument("--threshold", type=float, default=2.0, help=chance)
+    parser.add_argument("--threshold", type=float, default=ONE_BY_ONE, help=chance)

@@ -20,6 +20,7 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.registry import get_method
 from mmaccel.session import accelerate
 
+from ..command import ONE_BY_ONE
 from ..commits import Commits
 from . import page
 from .cases import cases
@@ -27,7 +28,7 @@ from .cases import cases
 MODEL = "tiny-canvas"
 SEED = 5
 PICTURES, FEW = 60, 4
-LENGTH, STEPS, NONE = 128, 32, 2.0  # of canvas and schedule; a threshold that commits nothing
+LENGTH, STEPS = 128, 32  # of canvas and schedule
 TRACED = ("canvas.FreeDave", "canvas.FactorCommit")  # of which the page shows what was committed when
 
 
@@ -44,7 +45,7 @@ class Listing(Workload):
 
     @torch.no_grad()
     def run(self, target: Any, seed: int, fewer: int | None = None) -> tuple[str, bool]:
-        call = {"gen_length": LENGTH, "num_inference_steps": fewer or STEPS, "threshold": NONE}
+        call = {"gen_length": LENGTH, "num_inference_steps": fewer or STEPS, "threshold": ONE_BY_ONE}
         text = target(**self.inputs[seed], **call).texts[0].strip()
         return text, text == self.answers[seed]
 
@@ -112,7 +113,12 @@ def _traced(work: Listing, entry: Entry) -> Row:
     if not shown or entry.columns.get("cache"):
         return {}
     commits = Commits()
-    call = {"gen_length": LENGTH, "num_inference_steps": STEPS, "threshold": NONE, "callback_on_step_end": commits}
+    call = {
+        "gen_length": LENGTH,
+        "num_inference_steps": STEPS,
+        "threshold": ONE_BY_ONE,
+        "callback_on_step_end": commits,
+    }
     if entry.plan is None:
         work.target(**call, **work.inputs[0])
     else:

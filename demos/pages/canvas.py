@@ -11,6 +11,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import canvas, zoo
+from mmaccel.canvas.command import ONE_BY_ONE
 from mmaccel.canvas.method import MASKS, CommitRule
 from mmaccel.canvas.outlook import Outlook
 from mmaccel.canvas.verifiers.free_dave import FreeDave
@@ -20,7 +21,6 @@ from mmaccel.method import Method
 from mmaccel.registry import methods
 
 PROMPT = "big red heart on yellow"
-ONE_BY_ONE = 2.0  # a chance that no token has: the pipeline itself commits one token a step
 
 
 def listed(method: Any) -> tuple[Image.Image, str]:

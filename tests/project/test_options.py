@@ -5,6 +5,7 @@ An option without a case fails, so that a new one gets its own here.
 
 import argparse
 import json
+import shutil
 
 import pytest
 from arrivals import stand_in
@@ -41,28 +42,17 @@ PARSERS = dict(parsers(cli.build_parser()))
 EVERY = [(path, option) for path, parser in PARSERS.items() for option in options(parser)]
 
 
-@pytest.fixture
-def arrived(monkeypatch, tmp_path, capsys):
-    """What arrives of a command line."""
-
-    def run(*words):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        there = _files(folder)
-        with monkeypatch.context() as patch:
-            seen = stand_in(patch)
-            code = cli.main([word.replace("{}", str(folder)) for word in words])
-        said = capsys.readouterr()
-        assert code in (0, 1), said.err
-        files = sorted({path.name for path in folder.iterdir()} - there)
-        seen |= {"files": files, "printed": said.out, "code": code}
-        return {place: _anywhere(value, folder) for place, value in seen.items()}
-
-    return run
+@pytest.fixture(scope="module")
+def once():
+    """What arrived of command lines, by their words: most are the usual ones of a command."""
+    return {}
 
 
-def _files(folder):
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
     """A folder with plans and results that commands read."""
-    (folder / "results").mkdir(parents=True)
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "results").mkdir()
     for method in (IMAGE, VIDEO, VLM, SPEECH, CANVAS):
         Plan((method,), "a family").save(folder / f"{method.name}.json")
     for name, speedup in (("old", 2.0), ("new", 1.0), ("more", 3.0)):
@@ -71,7 +61,32 @@ def _files(folder):
             quality=None, peak_extra_bytes=0, label="m", kind="method",
         )  # fmt: skip
         (folder / f"{name}.json").write_text(json.dumps(results.result([row])))
-    return {path.name for path in folder.iterdir()}
+    return folder
+
+
+@pytest.fixture
+def arrived(monkeypatch, tmp_path, capsys, files, once):
+    """What arrives of a command line."""
+
+    def run(*words):
+        if words not in once:
+            once[words] = arrive(*words)
+        return once[words]
+
+    def arrive(*words):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(files, folder)
+        there = {path.name for path in folder.iterdir()}
+        with monkeypatch.context() as patch:
+            seen = stand_in(patch)
+            code = cli.main([word.replace("{}", str(folder)) for word in words])
+        said = capsys.readouterr()
+        assert code in (0, 1), said.err
+        made = sorted({path.name for path in folder.iterdir()} - there)
+        seen |= {"files": made, "printed": said.out, "code": code}
+        return {place: _anywhere(value, folder) for place, value in seen.items()}
+
+    return run
 
 
 def _anywhere(value, folder):

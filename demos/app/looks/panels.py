@@ -10,6 +10,7 @@ from typing import Any
 
 import gradio as gr
 
+from mmaccel.comparison.difference import marked
 from mmaccel.presets import absent_of, presets_of
 from mmaccel.report import Report
 
@@ -201,3 +202,13 @@ def heat_map() -> gr.Image:
 def keep_examples(component: gr.components.Component) -> None:
     """Keep the copies that Gradio made of example files, which it would delete like those of visitors."""
     component.keep_in_cache.update(component.temp_files)
+
+
+def both_texts(plain: str | None, accelerated: str, alone: str = "") -> str:
+    """Two texts with what differs marked, or that they are the same; `alone` where there is no plain one."""
+    if plain is None:
+        return alone
+    if plain == accelerated:
+        return f"<p>Same answer, word for word: <b>{html.escape(plain)}</b></p>"
+    gone, new = marked(plain, accelerated)
+    return f"<p>Plain: {gone}</p><p>Accelerated: {new}</p>"

@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from mmaccel.canvas.command import ONE_BY_ONE
 from mmaccel.canvas.commits import Commits
 from mmaccel.canvas.generation import inputs_of
 from mmaccel.comparison.difference import alike
@@ -20,7 +21,6 @@ from ..models import Models, Shared
 from ..runs import Run
 from .choice import Choice
 
-ONE_BY_ONE = 2.0  # a chance that no token has: the pipeline itself commits one token a step
 WARM = 8  # tokens
 
 

@@ -12,9 +12,8 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.canvas.command import QUESTION
+from mmaccel.canvas.command import ONE_BY_ONE, QUESTION
 from mmaccel.canvas.method import MASKS
-from mmaccel.comparison.difference import marked
 
 from ..frame import Frame
 from ..limits import Limits, number
@@ -23,7 +22,7 @@ from ..looks.gallery import SIDE, Card, gallery
 from ..looks.race import embedded
 from ..runs import Run
 from ..uploads.reading import read_picture
-from .canvas_run import ONE_BY_ONE, CanvasRequest, Filled, fill
+from .canvas_run import CanvasRequest, fill
 from .choice import Choice
 from .code import canvas_code
 
@@ -61,7 +60,8 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, path: 
         shown = read_picture(path, frame.limits)
     made = fill(frame.models, run, request, shown)
     told = results.values(run, request.choice.seed, made.report, canvas_code(request))
-    return [panels.verdict(made.report, made.cost), _both(made), gr.update(value=made.committed, visible=True), *told]
+    texts = panels.both_texts(made.plain, made.text, alone=f"<p>{html.escape(made.text)}</p>")
+    return [panels.verdict(made.report, made.cost), texts, gr.update(value=made.committed, visible=True), *told]
 
 
 def asked(
@@ -86,14 +86,6 @@ def asked(
         threshold=ONE_BY_ONE if own is None else own,
         compare=compare,
     )
-
-
-def _both(made: Filled) -> str:
-    """The text, or both with what differs marked."""
-    if made.plain is None or made.plain == made.text:
-        return f"<p>{html.escape(made.text)}</p>"
-    gone, new = marked(made.plain, made.text)
-    return f"<p>Plain: {gone}</p><p>Accelerated: {new}</p>"
 
 
 def _gallery(picture: gr.Image, question: gr.Textbox) -> Any:

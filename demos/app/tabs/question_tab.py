@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.comparison.difference import marked
 from mmaccel.files import clips
 
 from ..frame import Frame
@@ -25,7 +23,7 @@ from ..runs import Run
 from ..uploads.reading import read_clip
 from .choice import Choice
 from .code import question_code
-from .question_run import Answered, QuestionRequest, Turn, answer
+from .question_run import QuestionRequest, Turn, answer
 
 EXAMPLES, QUESTIONS_A_CLIP, EXAMPLE_SEED = 4, 4, 3
 QUESTION = "what moves up?"
@@ -101,7 +99,14 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: 
     told = results.values(run, request.choice.seed, made.report, question_code(request), made.quality)
     kept = [gr.update(visible=made.kept is not None), gr.update(value=made.kept, visible=made.kept is not None)]
     messages = gr.update(value=talk.messages(), visible=True)
-    return [panels.verdict(made.report, made.cost), talk, messages, _both(made), *kept, *told]
+    return [
+        panels.verdict(made.report, made.cost),
+        talk,
+        messages,
+        panels.both_texts(made.plain, made.answer),
+        *kept,
+        *told,
+    ]
 
 
 def asked(
@@ -129,16 +134,6 @@ def asked(
         earlier=tuple(talk.turns) if told else (),
         compare=compare,
     )
-
-
-def _both(made: Answered) -> str:
-    """Both answers with what differs marked, or that they are the same."""
-    if made.plain is None:
-        return ""
-    if made.plain == made.answer:
-        return f"<p>Same answer, word for word: <b>{html.escape(made.answer)}</b></p>"
-    gone, new = marked(made.plain, made.answer)
-    return f"<p>Plain: {gone}</p><p>Accelerated: {new}</p>"
 
 
 def _gallery(clip: gr.Video, question: gr.Textbox) -> Any:
