@@ -17,6 +17,8 @@ class Adapter(ABC):
     ----------
     family
         Name of the model family, as in reports and plans.
+    kin
+        A family whose methods work on this one too; may be empty.
     classes
         Names of the transformers or diffusers classes it fits, subclasses included. Names and not
         classes, so that nothing is imported before it is needed.
@@ -30,6 +32,7 @@ class Adapter(ABC):
     """
 
     family: str
+    kin: ClassVar[str] = ""
     classes: ClassVar[tuple[str, ...]]
     modality: ClassVar[str]
     call_is_run: ClassVar[bool] = False

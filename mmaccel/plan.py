@@ -219,7 +219,7 @@ def _check(chosen: list[Method], adapter: Adapter) -> None:
                 f"{method.name} does not work on {adapter.family} models;"
                 f" `mmaccel methods --modality {adapter.modality}` lists those that do"
             )
-        if method.families is not None and adapter.family not in method.families:
+        if method.families is not None and not method.families & {adapter.family, adapter.kin}:
             raise UnsupportedTargetError(adapter.unfit(method))
         adapter.check(method)
         for other in chosen[:i]:

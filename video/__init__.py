@@ -18,6 +18,7 @@ from mmaccel.lazy import on_demand
 if TYPE_CHECKING:
     from mmaccel.stepping.solver import best_steps
 
+    from .autoregressive.block_router import BlockRouter
     from .blocks.block_cache import BlockCache
     from .blocks.share_solver import best_shares, calibrate_token_cache
     from .blocks.sparse_attention import SparseAttention
@@ -40,6 +41,7 @@ else:
 __all__ = [
     "Auto",
     "BlockCache",
+    "BlockRouter",
     "EasyCache",
     "EncoderReuse",
     "FasterCache",

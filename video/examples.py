@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from diffusers import (
+    AnyFlowFARPipeline,
+    AnyFlowFARTransformer3DModel,
     DDIMScheduler,
+    FlowMapEulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
@@ -32,6 +36,7 @@ def examples() -> list[Example]:
         _example("wan", wan_pipeline, longer),
         _example("ltx", ltx_pipeline, longer),
         _example("flux", flux_pipeline, longer[1:]),
+        _example("blocks", block_pipeline, longer, without=("fraction",)),
         _example("unet", unet_pipeline, longer[1:], without=("fraction",)),  # its layers mix the tokens
     ]
 
@@ -125,6 +130,42 @@ def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
     return pipe, arguments
 
 
+class _WithDraft(AnyFlowFARPipeline):
+    """Takes what `video.BlockRouter` is given with a call also where no session takes it."""
+
+    def __call__(self, *args: Any, draft: Any = None, score: Any = None, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+def block_pipeline(seed: int = 0) -> tuple[Any, Any]:
+    """An `AnyFlowFARPipeline`, which draws two frames of latents at a time, with a smaller transformer beside it."""
+    names = ("tokenizer", "text_encoder", "vae")
+    parts = {"transformer": _frozen(_far, seed), "scheduler": FlowMapEulerDiscreteScheduler(shift=3)}
+    pipe, small = _bare(_WithDraft, names, **parts), _frozen(functools.partial(_far, layers=1), seed + 1)
+
+    def arguments(
+        batch: int = 1,
+        frames: int = FRAMES,
+        height: int = HEIGHT,
+        width: int = WIDTH,
+        steps: int = STEPS,
+        **more: Any,
+    ) -> dict[str, Any]:
+        size = {"height": 16 * height, "width": 16 * width, "num_frames": 4 * frames - 3}
+        drafts = {"draft": small, "score": lambda latents: latents.mean((2, 3, 4))}
+        return {
+            "latents": _noise(batch, 4, frames, 2 * height, 2 * width),
+            "prompt_embeds": _noise(batch, 5, 16, seed=1),
+            "chunk_partition": [2] * (frames // 2) + [1] * (frames % 2),
+            **size,
+            **drafts,
+            **_latents_only(steps),
+            **more,
+        }
+
+    return pipe, arguments
+
+
 def unet_pipeline(seed: int = 0) -> tuple[Any, Any]:
     """A `StableDiffusionPipeline`, whose guidance doubles the batch."""
     names = ("tokenizer", "text_encoder", "vae", "safety_checker", "feature_extractor")
@@ -156,6 +197,13 @@ def _wan() -> WanTransformer3DModel:
     sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "ffn_dim": 32, "num_layers": 2, "freq_dim": 16}
     channels = {"in_channels": 4, "out_channels": 4, "text_dim": 16}
     return WanTransformer3DModel(**sizes, **channels, patch_size=(1, 2, 2), rope_max_seq_len=32)
+
+
+def _far(layers: int = 2) -> AnyFlowFARTransformer3DModel:
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "ffn_dim": 32, "num_layers": layers, "freq_dim": 16}
+    channels = {"in_channels": 4, "out_channels": 4, "text_dim": 16}
+    patches = {"patch_size": (1, 2, 2), "compressed_patch_size": (1, 4, 4), "full_chunk_limit": 2}
+    return AnyFlowFARTransformer3DModel(**sizes, **channels, **patches, rope_max_seq_len=32)
 
 
 def _ltx() -> LTXVideoTransformer3DModel:

@@ -21,7 +21,12 @@ _UNMEASURED = (
     "no UNet has been measured: name video.HeterogeneousSteps() or video.EncoderReuse(), and see with mmaccel.compare"
     " what they give"
 )
+_IN_BLOCKS = (
+    "no pipeline that draws in blocks has been measured: name video.BlockRouter() and give the call a small model, and"
+    " see with mmaccel.compare what it gives"
+)
 ABSENT: dict[str, dict[str, str]] = {
     "diffusion transformer": {"exact": _EXACT},
+    "diffusion in blocks": {"exact": _EXACT, "balanced": _IN_BLOCKS, "fast": _IN_BLOCKS},
     "diffusion unet": {"exact": _EXACT, "balanced": _UNMEASURED, "fast": _UNMEASURED},
 }

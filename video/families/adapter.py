@@ -18,6 +18,7 @@ DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet"
 PRIOR_SCHEDULER = "prior_scheduler"
 TRANSFORMERS = frozenset({"diffusion transformer"})
 UNETS = frozenset({"diffusion unet"})
+IN_BLOCKS = frozenset({"diffusion in blocks"})  # which draws a video block after block, each with steps of its own
 WHOLE_STEPS = TRANSFORMERS | UNETS  # whose whole steps a method may leave out
 # Every frame has a sampler of its own, a copy of the pipeline's, so that there is no step that all frames make.
 FRAMEWISE = "DiffusionForcing"
@@ -44,8 +45,8 @@ class DiffusionTransformerAdapter(Adapter):
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
-        is_unet = any(hasattr(denoiser, "up_blocks") for denoiser in self.denoisers())
-        self.family = next(iter(UNETS if is_unet else TRANSFORMERS))
+        if any(hasattr(denoiser, "up_blocks") for denoiser in self.denoisers()):
+            (self.family,) = UNETS
 
     def denoisers(self) -> list[torch.nn.Module]:
         """The transformers or the UNet that the pipeline's scheduler steps; Wan 2.2 has two."""
@@ -73,6 +74,14 @@ class DiffusionTransformerAdapter(Adapter):
 
     def parts(self) -> list[Any]:
         return list({id(part): part for part in (self.target, *self.denoisers())}.values())
+
+
+@register_adapter
+class BlockDiffusionAdapter(DiffusionTransformerAdapter):
+    """A pipeline that draws a video in blocks, whose transformer keeps keys and values of the blocks before."""
+
+    family, kin = "diffusion in blocks", "diffusion transformer"
+    classes = ("AnyFlowFARPipeline",)
 
 
 PipelineSession = Session[DiffusionTransformerAdapter]

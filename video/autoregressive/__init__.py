@@ -1,0 +1,1 @@
+"""Video that is drawn block after block, each seeing the blocks before it."""
