@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, match
 from mmaccel.errors import SettingError
 
 from ..families.adapter import Encoded, SpeechAdapter
 from .cross_cache import CrossCache
+from .gathering import Gathering
+from .packed import EncoderStates, packed_pass, packs
 from .realigned_draft import RealignedDraft
 
 
@@ -42,13 +43,6 @@ class Hypothesis:
     accepted: int = 0
 
 
-@dataclass
-class EncoderStates(BaseModelOutput):
-    """Encoder output with the mask that the decoders of some families ask for."""
-
-    attention_mask: torch.Tensor | None = None
-
-
 @torch.no_grad()
 def decode(
     adapter: SpeechAdapter,
@@ -57,6 +51,7 @@ def decode(
     draft: Sequence[int] = (),
     cache: CrossCache | None = None,
     max_new_tokens: int | None = None,
+    gathering: Gathering | None = None,
 ) -> Hypothesis:
     """Decode greedily, and verify a draft on the way (speculative decoding, 2023); exact.
 
@@ -78,6 +73,8 @@ def decode(
         Cross-attention keys and values of earlier calls, for encoders that only append; brought up to date.
     max_new_tokens
         Default the adapter's limit for so much speech.
+    gathering
+        Where passes meet those of other threads; default None, alone. In one pass they are equal up to rounding.
 
     Raises
     ------
@@ -92,7 +89,7 @@ def decode(
     limit = adapter.limit(encoded.seconds) if max_new_tokens is None else max_new_tokens
     _check(adapter, prompt, draft, limit)
     guess = RealignedDraft(_until_end(draft, adapter.end_tokens))
-    text, stats = _Text(adapter, encoded, prompt, cache, limit), Stats()
+    text, stats = _Text(adapter, encoded, prompt, cache, limit, gathering), Stats()
     draft_and_verify(guess, text, text, FixedWidth(sys.maxsize), stats)
     return Hypothesis(tuple(text.tokens), stats.forwards, text.ended, text.accepted)
 
@@ -120,15 +117,22 @@ class _Text:
     """
 
     def __init__(
-        self, adapter: SpeechAdapter, encoded: Encoded, prompt: Sequence[int], cache: CrossCache | None, limit: int
+        self,
+        adapter: SpeechAdapter,
+        encoded: Encoded,
+        prompt: Sequence[int],
+        cache: CrossCache | None,
+        limit: int,
+        gathering: Gathering | None,
     ) -> None:
-        self.adapter, self.model, self.states = adapter, adapter.target, encoded.hidden_states
+        self.adapter, self.states, self.gathering = adapter, encoded.hidden_states, gathering
         cross = DynamicCache() if cache is None else cache.update(adapter, self.states)
         self.cache = EncoderDecoderCache(DynamicCache(), cross)
         self.device, self.limit = self.states.device, limit
         self.tokens: list[int] = []
         self.accepted, self.ended = 0, False
         self.waiting, self.drafted = list(prompt), 0  # tokens that the cache does not hold, and drafts that it does
+        self.ids = self.waiting  # of the pass
 
     @property
     def room(self) -> int:
@@ -136,12 +140,18 @@ class _Text:
 
     def forward(self, draft: Draft) -> torch.Tensor:
         """Logits `[1, K + 1, V]` after the tokens before, and after each token of the draft."""
-        ids = torch.tensor([[*self.waiting, *draft.tokens]], device=self.device)
+        self.ids, self.drafted = [*self.waiting, *draft.tokens], draft.size
+        logits: torch.Tensor = self.alone() if self.gathering is None else self.gathering.ask(_passes, self)
+        return logits[:, len(self.waiting) - 1 :]
+
+    def alone(self) -> torch.Tensor:
+        """Logits of a pass over this text only."""
         # a decoder may add positions to what it is given, in place
         states: Any = EncoderStates(last_hidden_state=self.states.clone())
-        output = self.model(decoder_input_ids=ids, encoder_outputs=states, past_key_values=self.cache, use_cache=True)
-        self.drafted = draft.size
-        logits: torch.Tensor = output.logits[:, len(self.waiting) - 1 :]
+        ids = torch.tensor([self.ids], device=self.device)
+        logits: torch.Tensor = self.adapter.target(
+            decoder_input_ids=ids, encoder_outputs=states, past_key_values=self.cache, use_cache=True
+        ).logits
         return logits
 
     def judge(self, output: torch.Tensor, draft: Draft) -> Verdict:
@@ -159,3 +169,11 @@ class _Text:
         self.tokens += verdict.tokens[:-1] if self.ended else verdict.tokens
         self.accepted += accepted
         return [accepted]
+
+
+def _passes(texts: list[_Text]) -> list[torch.Tensor]:
+    """The next pass of each text, in one where that is possible."""
+    if len(texts) == 1 or not packs(texts[0].adapter):
+        return [text.alone() for text in texts]
+    columns = ([text.ids for text in texts], [text.states for text in texts], [text.cache for text in texts])
+    return packed_pass(texts[0].adapter, *columns)

@@ -82,6 +82,10 @@ class SpeechAdapter(Adapter):
     def encode(self, samples: torch.Tensor) -> Encoded:
         """What the decoder attends to, of audio `[samples]` in float32 at `sample_rate`."""
 
+    def encode_all(self, samples: Sequence[torch.Tensor]) -> list[Encoded]:
+        """The same of several pieces of audio, equal up to rounding; here one after the other."""
+        return [self.encode(one) for one in samples]
+
     def encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
         """The same with all that the encoder can be given, where less of it leads into a loop; None if it had all."""
         return None

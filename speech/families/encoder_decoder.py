@@ -56,6 +56,11 @@ class EncoderDecoderAdapter(SpeechAdapter):
         """Encoder states `[1, T, D]` of float32 samples `[n]`, n at least 1."""
 
     def encode(self, samples: torch.Tensor) -> Encoded:
+        with torch.no_grad():
+            return Encoded(self._encode(self._checked(samples)), samples.numel() / self.sample_rate)
+
+    def _checked(self, samples: torch.Tensor) -> torch.Tensor:
+        """Samples that fit into one call."""
         if samples.ndim != 1 or not samples.numel():
             raise AudioError(f"samples of shape {tuple(samples.shape)}: pass [samples], at least one")
         seconds = samples.numel() / self.sample_rate
@@ -63,8 +68,7 @@ class EncoderDecoderAdapter(SpeechAdapter):
             raise AudioError(
                 f"{seconds:.1f} s in one call, where {self.longest:.0f} s fit: cut it at a pause, as streams do"
             )
-        with torch.no_grad():
-            return Encoded(self._encode(samples), seconds)
+        return samples
 
     def _features(self, samples: torch.Tensor, **options: Any) -> torch.Tensor:
         """What the processor makes of samples, on the model's device and in its precision."""
