@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .stream.recognizer import StreamingRecognizer
     from .stream.stats import StreamStats
     from .stream.stream import SpeechStream
+    from .stream.stream_group import StreamGroup
     from .stream.subtitles import SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
     from .stream.transcribe import Transcript, transcribe, transcribe_samples
     from .stream.wrappers import BackgroundStream, stream_events
@@ -83,6 +84,7 @@ __all__ = [
     "Resumed",
     "SileroEndpoint",
     "SpeechStream",
+    "StreamGroup",
     "StreamStats",
     "StreamingCodecDecoder",
     "StreamingRecognizer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -32,14 +33,19 @@ class Gathering:
     """Threads that ask for the same kind of work at about the same time, and get it done in one batch.
 
     Work begins as soon as every thread that is within :meth:`joined` has asked for some: nobody waits for time to go
-    by, and a thread that is alone is served at once. What is asked for meanwhile waits for the next batch. This is
-    iteration-level scheduling (Orca, 2022): a thread asks for one pass at a time, so that texts of any length begin and
-    end between passes.
+    by, and a thread that is alone is served at once. Where they ask for different work, that which most ask for comes
+    first, and they ask again or leave before the next, which is larger for it. This is iteration-level scheduling
+    (Orca, 2022): a thread asks for one pass at a time, so that texts of any length begin and end between passes.
 
     Parameters
     ----------
     lock
         Held while work is done, such as one that guards a model.
+
+    Attributes
+    ----------
+    sizes
+        How many batches there were of each work and size, as a count for ``(name, size)``.
 
     Examples
     --------
@@ -51,6 +57,7 @@ class Gathering:
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self.lock = lock
+        self.sizes: Counter[tuple[str, int]] = Counter()
         self._changed = threading.Condition()
         self._asked: list[_Asked] = []
         self._working = 0  # threads that are joined, and wait for nothing
@@ -88,18 +95,21 @@ class Gathering:
             self._changed.notify_all()
             while not asked.is_done:
                 if self._asked and not self._is_busy and not self._working:
-                    self._do_all()
+                    self._do_some()
                 else:
                     self._changed.wait()
         return asked.outcome()
 
-    def _do_all(self) -> None:
-        """Do what is asked for; others may ask for more meanwhile."""
-        batch, self._asked, self._is_busy = self._asked, [], True
+    def _do_some(self) -> None:
+        """Do the work that most have asked for; others may ask for more meanwhile."""
+        (work, _), *_ = Counter(asked.work for asked in self._asked).most_common(1)
+        batch = [asked for asked in self._asked if asked.work == work]
+        self._asked = [asked for asked in self._asked if asked.work != work]
+        self._is_busy = True
+        self.sizes[work.__name__, len(batch)] += 1
         self._changed.release()
         try:
-            for work in dict.fromkeys(asked.work for asked in batch):
-                self._do(work, [asked for asked in batch if asked.work == work])
+            self._do(work, batch)
         finally:
             self._changed.acquire()
             self._is_busy = False

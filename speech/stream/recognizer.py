@@ -6,17 +6,13 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from mmaccel.adapter import adapters, find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
-from mmaccel.packed_linear import with_packed_linears
-from mmaccel.session import Session
 
 from ..audio.endpoint import RATE, EndpointPolicy, find_endpoint
 from ..audio.growing_audio import GrowingAudio, Incremental
@@ -26,9 +22,11 @@ from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis, decode
 from ..families.adapter import Encoded, SpeechAdapter, Word
+from ..families.finding import adapter_of, packed_copy
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .stream import SpeechStream
+from .stream_group import StreamGroup
 
 
 class StreamingRecognizer:
@@ -64,7 +62,7 @@ class StreamingRecognizer:
         are equal up to rounding, and so are the tokens where no two are as likely as each other.
     batched
         Whether passes of streams in several threads run as one, instead of one after the other; default False. The
-        words are equal up to rounding, as for `packed`. :meth:`streams` brings the threads.
+        words are equal up to rounding, as for `packed`. :meth:`streams` does so without it, and brings the threads.
     language, task, prompt
         For a multilingual Whisper: a language such as ``"de"`` or ``"german"`` (default None: what the adapter has,
         English at first), ``"transcribe"`` (default) or ``"translate"`` (into English), and names or rare words that
@@ -107,7 +105,7 @@ class StreamingRecognizer:
         batched: bool = False,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.adapter = _adapter_of(_packed(model) if packed else model, processor)
+        self.adapter = adapter_of(packed_copy(model) if packed else model, processor)
         self.adapter.instruct(language, task, prompt)
         self.policy = LocalAgreement(2) if policy is None else policy
         self.endpoint = find_endpoint(endpoint)
@@ -187,6 +185,35 @@ class StreamingRecognizer:
             raise SettingError(f"channels={channels!r}: pass how many there are, such as 2, or None")
         return SpeechStream(self, sample_rate, update_interval, channels)
 
+    def streams(
+        self,
+        count: int,
+        sample_rate: float = 16_000,
+        update_interval: float | None = 0.5,
+        channels: int | None = None,
+    ) -> StreamGroup:
+        """Begin several streams whose audio is pushed together, and whose passes of the model are one.
+
+        Parameters
+        ----------
+        count
+            How many, 1 to 1000.
+        sample_rate, update_interval, channels
+            As in :meth:`stream`, of each.
+
+        Raises
+        ------
+        SettingError
+            If a setting is out of range.
+        """
+        if not is_count(count, 1, 1000):
+            raise SettingError(f"count={count!r}: pass between 1 and 1000 streams, such as 8")
+        shared = self
+        if self.gathering is None:
+            shared = copy.copy(self)
+            shared.gathering = Gathering(self.lock)
+        return StreamGroup([shared.stream(sample_rate, update_interval, channels) for _ in range(count)])
+
     @torch.no_grad()
     def hear(
         self,
@@ -242,38 +269,6 @@ class StreamingRecognizer:
 def _encode_all(items: list[tuple[SpeechAdapter, torch.Tensor]]) -> list[Encoded]:
     """Pieces of audio of several streams, whose adapters differ in nothing that the encoder knows."""
     return items[0][0].encode_all([samples for _, samples in items])
-
-
-def _packed(model: Any) -> Any:
-    if isinstance(model, Session | SpeechAdapter):
-        raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
-    return with_packed_linears(model) if isinstance(model, torch.nn.Module) else model
-
-
-def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
-    model = model.target if isinstance(model, Session) else model
-    adapter = model if isinstance(model, SpeechAdapter) else _find(model)
-    if processor is not None:
-        adapter.processor = processor
-    if adapter.processor is None:
-        raise SettingError(
-            "no processor: pass the model's own, as in"
-            " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
-        )
-    return adapter
-
-
-def _find(model: Any) -> SpeechAdapter:
-    """The adapter for a recogniser; those of other models are no help here, and are not listed."""
-    with suppress(UnsupportedTargetError):
-        adapter = find_adapter(model)
-        if isinstance(adapter, SpeechAdapter):
-            return adapter
-    known = ", ".join(sorted(name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes))
-    raise UnsupportedTargetError(
-        f"no recogniser for {type(model).__name__}; supported are {known}: load one such as"
-        " model, processor = speech.load('moonshine-tiny')"
-    )
 
 
 def check_update_interval(seconds: float | None) -> None:

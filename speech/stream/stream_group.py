@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Self
 
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, StreamFinishedError
 
+from ..decoding.gathering import Gathering
 from .events import Event
 from .stream import SpeechStream
 
@@ -33,8 +34,11 @@ class StreamGroup:
 
     def __init__(self, streams: Sequence[SpeechStream]) -> None:
         self.streams = tuple(streams)
-        self._gathering = self.streams[0].recognizer.gathering
+        gathering = self.streams[0].recognizer.gathering
+        assert gathering is not None
+        self.gathering: Gathering = gathering
         self._held: list[list[Event]] = [[] for _ in self.streams]  # what an error of another kept from the caller
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(len(self.streams), "mmaccel speech")
 
     def __enter__(self) -> Self:
@@ -57,22 +61,30 @@ class StreamGroup:
         """
         if len(chunks) != len(self.streams):
             raise SettingError(f"{len(chunks)} chunks for {len(self.streams)} streams: pass one for each, or None")
-        return self._each([(stream.push, (b"" if chunk is None else chunk, None, partials)) for stream, chunk in zip(self.streams, chunks, strict=True)])
+        given = [b"" if chunk is None else chunk for chunk in chunks]
+        return self._each(
+            [(stream.push, (chunk, None, partials)) for stream, chunk in zip(self.streams, given, strict=True)]
+        )
 
     def finish(self) -> list[list[Event]]:
-        """The audio has ended: returns what was still held back of each, and closes them."""
+        """The audio has ended: returns what was still held back of each; a second call returns nothing."""
+        if self._is_closed:
+            return [[] for _ in self.streams]
         found = self._each([(stream.finish, ()) for stream in self.streams])
         self.close()
         return found
 
     def close(self) -> None:
         """Let go of the audio and the threads."""
+        self._is_closed = True
         for stream in self.streams:
             stream.close()
         self._threads.shutdown()
 
     def _each(self, steps: Sequence[tuple[Callable[..., list[Event]], tuple[Any, ...]]]) -> list[list[Event]]:
         """The events of a step of each stream, once all are done."""
+        if self._is_closed:
+            raise StreamFinishedError("the streams are finished: open others with recognizer.streams()")
         futures = [self._threads.submit(self._joined, *step) for step in steps]
         wait(futures)
         for held, future in zip(self._held, futures, strict=True):
@@ -83,5 +95,5 @@ class StreamGroup:
         return found
 
     def _joined(self, step: Callable[..., list[Event]], arguments: tuple[Any, ...]) -> list[Event]:
-        with self._gathering.joined():
+        with self.gathering.joined():
             return step(*arguments)
