@@ -5,13 +5,22 @@ import threading
 import pytest
 import torch
 from tiny_codec import TINY, same
-from transformers import CsmConfig, CsmForConditionalGeneration, MimiConfig
+from transformers import (
+    CsmConfig,
+    CsmForConditionalGeneration,
+    MimiConfig,
+    PocketTTSAudioTokenizerConfig,
+    PocketTTSAudioTokenizerModel,
+    PocketTTSConfig,
+    PocketTTSForConditionalGeneration,
+)
 
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.speech.codec.streaming_speech import StreamingSpeech
 from mmaccel.testing.contract import snapshot
 
 CODES, CODEBOOKS, FRAMES = 64, 4, 6
+CODED = ("codebook_size", "codebook_dim", "vector_quantization_hidden_dimension", "num_quantizers")
 
 
 def build():
@@ -71,7 +80,7 @@ def test_codes_and_sound_are_those_of_generate(csm, way, batch):
     whole = csm.codec_model.decode(codes.transpose(1, 2)).audio_values
     torch.manual_seed(3)
     blocks = list(voice.stream(**inputs))
-    assert torch.equal(voice.codes, codes) and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(voice.generated, codes) and torch.equal(torch.get_rng_state(), state)
     assert len(codes.unique()) > 5 and [audio.shape[-1] // 1920 for audio in blocks] == [1, 2, 3]
     assert same(torch.cat(blocks, -1), whole)
     assert snapshot(csm) == before and voice.meter.first_byte < voice.meter.blocks[-1].ready
@@ -124,5 +133,47 @@ def test_an_error_within_is_raised_and_leaves_nothing(csm):
 def test_what_is_refused(csm):
     with pytest.raises(UnsupportedTargetError, match="no streaming speech for Linear: give a Csm"):
         StreamingSpeech(torch.nn.Linear(1, 1))
-    with pytest.raises(SettingError, match="output_audio=True: stream"):
+    with pytest.raises(SettingError, match="output_audio=True: the sound"):
         StreamingSpeech(csm).stream(output_audio=True, **arguments())
+
+
+def pocket():
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    flow = {
+        "hidden_size": 16,
+        "condition_dim": 32,
+        "latent_dim": 6,
+        "num_hidden_layers": 1,
+        "frequency_embedding_size": 8,
+    }
+    sizes = {name: value for name, value in TINY.items() if name not in CODED}
+    torch.manual_seed(0)
+    model = PocketTTSForConditionalGeneration(
+        PocketTTSConfig(hidden_size=32, latent_dim=6, flow_head_config=flow, **heads)
+    )
+    codec = PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig(latent_dim=6, encoder_config=None, **sizes))
+    for _, parameter in [*model.named_parameters(), *codec.named_parameters()]:
+        if parameter.ndim >= 2:
+            parameter.data.normal_(0, 0.2)
+    return model.eval().requires_grad_(False), codec.eval().requires_grad_(False)
+
+
+def test_latents_sound_as_they_come():
+    model, codec = pocket()
+    voice, before = StreamingSpeech(model, codec), snapshot(model)
+    ids = torch.tensor([[5, 6, 7, model.config.audio_bos_token_id]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": FRAMES, "do_sample": True}
+    inputs |= {"eos_threshold": 1e9, "frames_after_eos": 1}
+    torch.manual_seed(3)
+    (latents,) = model.generate(**inputs)
+    torch.manual_seed(3)
+    blocks = list(voice.stream(**inputs))
+    assert torch.equal(voice.generated[0], latents) and len(latents) == FRAMES and latents.std() > 0.1
+    assert [audio.shape[-1] // codec.config.frame_size for audio in blocks] == [1, 2, 3]
+    assert same(torch.cat(blocks, -1), codec.decode(latents[None]).audio_values) and snapshot(model) == before
+    with pytest.raises(SettingError, match="2 texts: Pocket TTS"):
+        voice.stream(input_ids=ids.repeat(2, 1))
+    with pytest.raises(SettingError, match="processor.audio_tokenizer"):
+        StreamingSpeech(model)
+    with pytest.raises(SettingError, match=r"int64 of shape \(1, 6, 1\): push floats"):
+        voice.decoder.stream().push(torch.zeros(1, 6, 1, dtype=torch.long))
