@@ -1,8 +1,8 @@
 """Streaming speech: recognition that shows words while they are spoken, and exact block-wise codec decoding.
 
 `StreamingRecognizer` makes a stream of any recogniser that has an adapter, `transcribe` writes down a recording on the
-same parts; `SuffixDraft` makes `generate` faster, exactly. `StreamingCodecDecoder` turns codes into sound block by
-block.
+same parts; `SuffixDraft` makes `generate` faster, exactly. `StreamingSpeech` lets a speech generator sound from its
+first frame on; `StreamingCodecDecoder` turns codes into sound block by block.
 
 Example
 -------
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .codec.first_byte_meter import FirstByteMeter
     from .codec.growing_blocks import growing_blocks
     from .codec.streaming_codec_decoder import StreamingCodecDecoder
+    from .codec.streaming_speech import StreamingSpeech
     from .decoding.cached_encoder import EncoderStream
     from .decoding.cross_cache import CrossCache
     from .decoding.merge_audio_tokens import MergeAudioTokens
@@ -88,6 +89,7 @@ __all__ = [
     "StreamStats",
     "StreamingCodecDecoder",
     "StreamingRecognizer",
+    "StreamingSpeech",
     "SubtitleLayout",
     "SuffixDraft",
     "Transcript",

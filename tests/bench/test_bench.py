@@ -22,7 +22,7 @@ from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, pla
 from mmaccel.demos import batch_kills, hour_of_speech, hours_of_video, replica_kills
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
-from mmaccel.speech.bench import cuts
+from mmaccel.speech.bench import cuts, first_sound, many_streams
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))
@@ -276,7 +276,9 @@ LONG = {
     "batch_kills": batch_kills.page,
     "replica_kills": replica_kills.page,
     "speech_cuts": cuts.page,
+    "speech_first_sound": first_sound.page,
     "speech_hour": hour_of_speech.page,
+    "speech_streams": many_streams.page,
     "video_stream": hours_of_video.page,
 }
 
