@@ -2,7 +2,7 @@
 
     python -m mmaccel.speech.bench.many_streams --output docs/benchmarks/long/speech_streams
 
-Each stream hears the recordings of the benchmark from another place on. Behind the curve, eight streams go on for ten
+Each stream hears the recordings of the benchmark from another place on. Beside the curve, eight streams go on for ten
 minutes in all, in which nothing may grow.
 """
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,8 @@ from mmaccel.comparison import results
 from ..audio.endpoint import RATE
 from ..audio.recordings import TEXTS, load_recordings, own_recordings
 from ..families.weights import load
-from ..stream.events import Event
+from ..stream.events import Event, Final
 from ..stream.recognizer import StreamingRecognizer
-from ..stream.stream_group import StreamGroup
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 CHUNK = RATE // 2  # samples of a push: what comes between two looks
@@ -36,12 +36,12 @@ KINDS = {"passes": "_passes", "encodings": "_encode_all"}  # and what the gather
 INTRO = """
 What a stream of Moonshine tiny costs where several share one model, by `python -m mmaccel.speech.bench.many_streams`:
 {seconds:g} s of human speech for each, from another place on, pushed to `asr.streams(n)` half a second at a time.
-Processor seconds on one thread, of a machine that others used too; *alone* are the same streams one after the other,
-in the same run. *A batch* is how many texts a pass of the decoder served, and pieces a pass of the encoder. *Equal* are
-streams with the same events as alone: words, times, promises. All rows are in
+Processor seconds on one thread, of a machine that others used too; *alone* are the same streams one after the other;
+both ways hear each half second in turn. *A batch* is how many texts a pass of the decoder served, and pieces a pass of
+the encoder. *Equal* are streams with the same events as alone: words, times, promises. All rows are in
 [speech_streams.json](speech_streams.json).
 
-![processor seconds of a stream](speech_streams.png)
+![seconds of audio that a processor second is enough for](speech_streams.png)
 """
 
 
@@ -52,41 +52,47 @@ def inputs(count: int, seconds: float) -> list[torch.Tensor]:
     return [whole.roll(-len(whole) * number // count).repeat(1 + size // len(whole))[:size] for number in range(count)]
 
 
-def heard_alone(asr: StreamingRecognizer, samples: torch.Tensor) -> tuple[list[Event], float]:
-    """Events of one stream, and processor seconds."""
-    began = time.process_time()
-    with asr.stream() as stream:
-        events = [event for chunk in samples.split(CHUNK) for event in stream.push(chunk)] + stream.finish()
-    return events, time.process_time() - began
+class Heard:
+    """Streams that are pushed to, with their events and the processor seconds that they took."""
 
+    def __init__(self, asr: StreamingRecognizer, count: int, is_shared: bool) -> None:
+        self.group = asr.streams(count) if is_shared else None
+        self.streams = [] if is_shared else [asr.stream() for _ in range(count)]
+        self.events: list[list[Event]] = [[] for _ in range(count)]
+        self.cpu_seconds = 0.0
 
-def heard_together(group: StreamGroup, samples: list[torch.Tensor]) -> tuple[list[list[Event]], float]:
-    """Events of each stream, and processor seconds of all; the streams go on."""
-    began, found = time.process_time(), [list[Event]() for _ in samples]
-    for chunks in zip(*(one.split(CHUNK) for one in samples), strict=True):
-        for events, new in zip(found, group.push(chunks), strict=True):
+    def push(self, chunks: Sequence[torch.Tensor] | None) -> None:
+        """Hear half a second of each, None for the end."""
+        began = time.process_time()
+        if self.group is not None:
+            found = self.group.finish() if chunks is None else self.group.push(chunks)
+        elif chunks is None:
+            found = [stream.finish() for stream in self.streams]
+        else:
+            found = [stream.push(chunk) for stream, chunk in zip(self.streams, chunks, strict=True)]
+        self.cpu_seconds += time.process_time() - began
+        for events, new in zip(self.events, found, strict=True):
             events += new
-    return found, time.process_time() - began
 
 
 def curve(asr: StreamingRecognizer, counts: tuple[int, ...], seconds: float) -> Iterator[dict[str, Any]]:
-    """A row for each number of streams."""
-    given = inputs(max(counts), seconds)
-    alone = [heard_alone(asr, samples) for samples in given]
+    """A row for each number of streams; both ways hear each half second in turn, so that noise meets both."""
     for count in counts:
-        # spread over the recordings, as those of the largest number are
-        chosen = range(0, len(given), len(given) // count)
-        with asr.streams(count) as group:
-            events, cpu = heard_together(group, [given[number] for number in chosen])
-            began = time.process_time()
-            rest = group.finish()
-            cpu += time.process_time() - began
-            sizes = group.gathering.sizes
-        equal = [had + more == alone[number][0] for number, had, more in zip(chosen, events, rest, strict=True)]
-        before = sum(alone[number][1] for number in chosen)
-        audio = count * seconds
-        costs = {"cpu_seconds": cpu, "alone_cpu_seconds": before, "audio_seconds": audio, "share": cpu / before}
-        yield {"table": "curve", "streams": count, **costs, "equal": sum(equal), "batch": _means(sizes)}
+        ways = alone, together = [Heard(asr, count, is_shared) for is_shared in (False, True)]
+        for chunks in [*zip(*(one.split(CHUNK) for one in inputs(count, seconds)), strict=True), None]:
+            for way in ways:
+                way.push(chunks)
+        assert together.group is not None
+        yield {
+            "table": "curve",
+            "streams": count,
+            "cpu_seconds": together.cpu_seconds,
+            "alone_cpu_seconds": alone.cpu_seconds,
+            "audio_seconds": count * seconds,
+            "share": together.cpu_seconds / alone.cpu_seconds,
+            "equal": sum(map(operator.eq, alone.events, together.events)),
+            "batch": _means(together.group.gathering.sizes),
+        }
 
 
 def _means(sizes: Any) -> dict[str, float | None]:
@@ -101,13 +107,17 @@ def _means(sizes: Any) -> dict[str, float | None]:
 
 def long(asr: StreamingRecognizer, count: int, minutes: float, seconds: float) -> Iterator[dict[str, Any]]:
     """A row for each round of streams that go on."""
-    given = inputs(count, seconds)
-    with asr.streams(count) as group:
-        for number in range(max(1, round(60 * minutes / (count * seconds)))):
-            found, cpu = heard_together(group, given)
-            words = sum(len(event.words) for events in found for event in events if hasattr(event, "words"))
-            peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            yield {"table": "long", "round": number + 1, "cpu_seconds": cpu, "words": words, "peak_bytes": peak}
+    heard, before = Heard(asr, count, is_shared=True), 0.0
+    chunks = [*zip(*(one.split(CHUNK) for one in inputs(count, seconds)), strict=True)]
+    for number in range(max(1, round(60 * minutes / (count * seconds)))):
+        for one in chunks:
+            heard.push(one)
+        words = sum(len(event.words) for events in heard.events for event in events if isinstance(event, Final))
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        cpu, before = heard.cpu_seconds - before, heard.cpu_seconds
+        heard.events = [[] for _ in range(count)]
+        yield {"table": "long", "round": number + 1, "cpu_seconds": cpu, "words": words, "peak_bytes": peak}
+    heard.push(None)
 
 
 def page(result: dict[str, Any]) -> str:
@@ -170,7 +180,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     asr = StreamingRecognizer(*load("moonshine-tiny"))
-    made = [*tqdm(curve(asr, COUNTS, args.seconds)), *tqdm(long(asr, LONG, MINUTES, args.seconds))]
+    steady = [*tqdm(long(asr, LONG, MINUTES, args.seconds))]  # first, while memory is that of eight
+    made = [*tqdm(curve(asr, COUNTS, args.seconds)), *steady]
     result = results.result(made)
     args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     args.output.with_suffix(".md").write_text(page(result))

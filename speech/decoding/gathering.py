@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
@@ -58,6 +59,8 @@ class Gathering:
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self.lock = lock
         self.sizes: Counter[tuple[str, int]] = Counter()
+        # One thread for all of it: each thread that computes keeps buffers of its own.
+        self._worker = ThreadPoolExecutor(1, "mmaccel batch")
         self._changed = threading.Condition()
         self._asked: list[_Asked] = []
         self._working = 0  # threads that are joined, and wait for nothing
@@ -109,7 +112,7 @@ class Gathering:
         self.sizes[work.__name__, len(batch)] += 1
         self._changed.release()
         try:
-            self._do(work, batch)
+            self._worker.submit(self._do, work, batch).result()
         finally:
             self._changed.acquire()
             self._is_busy = False

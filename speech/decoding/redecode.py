@@ -171,6 +171,7 @@ class _Text:
         return [accepted]
 
 
+@torch.no_grad()
 def _passes(texts: list[_Text]) -> list[torch.Tensor]:
     """The next pass of each text, in one where that is possible."""
     if len(texts) == 1 or not packs(texts[0].adapter):

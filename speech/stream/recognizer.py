@@ -266,6 +266,7 @@ class StreamingRecognizer:
             return self.adapter.words(encoded, tokens, prompt) if tokens else []
 
 
+@torch.no_grad()
 def _encode_all(items: list[tuple[SpeechAdapter, torch.Tensor]]) -> list[Encoded]:
     """Pieces of audio of several streams, whose adapters differ in nothing that the encoder knows."""
     return items[0][0].encode_all([samples for _, samples in items])
