@@ -32,7 +32,7 @@ FRAMES = 25  # 80 ms each
 LAYERS = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
 SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "text_vocab_size": 1000, **LAYERS}
 DEPTH: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "backbone_hidden_size": 512, **LAYERS}
-MARKS = {"pad_token_id": 0, "bos_token_id": 1, "audio_token_id": 998, "audio_eos_token_id": 999}
+MARKS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "audio_token_id": 998, "audio_eos_token_id": 999}
 CODES = 2048  # of Mimi; CSM has three marks beside them, which an untrained one would draw
 CLOSE = 1e-5  # of the loudest sample
 INTRO = """
@@ -64,7 +64,12 @@ def model() -> Any:
 def rows(csm: Any, frames: int) -> Iterator[dict[str, Any]]:
     """Plain, then streams: of one frame at a time, and of growing blocks."""
     ids = torch.arange(2, 22)[None]
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": frames, "do_sample": True}
+    inputs: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": frames,
+        "do_sample": True,
+    }
     inputs["depth_decoder_do_sample"] = True
     voice = StreamingSpeech(csm)
     list(voice.stream(**{**inputs, "max_new_tokens": 2}))  # warm up

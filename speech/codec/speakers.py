@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
-from transformers.generation import BaseStreamer
+from transformers.generation.streamers import BaseStreamer
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import wrap_method
