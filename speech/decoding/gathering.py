@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
@@ -96,12 +96,20 @@ class Gathering:
             self._asked.append(asked)
             self._working -= 1
             self._changed.notify_all()
-            while not asked.is_done:
-                if self._asked and not self._is_busy and not self._working:
-                    self._do_some()
-                else:
-                    self._changed.wait()
+            try:
+                self._wait_for(asked)
+            finally:
+                if asked in self._asked:  # interrupted
+                    self._asked.remove(asked)
+                    self._working += 1
         return asked.outcome()
+
+    def _wait_for(self, asked: _Asked) -> None:
+        while not asked.is_done:
+            if self._asked and not self._is_busy and not self._working:
+                self._do_some()
+            else:
+                self._changed.wait()
 
     def _do_some(self) -> None:
         """Do the work that most have asked for; others may ask for more meanwhile."""
@@ -111,9 +119,11 @@ class Gathering:
         self._is_busy = True
         self.sizes[work.__name__, len(batch)] += 1
         self._changed.release()
+        done = self._worker.submit(self._do, work, batch)
         try:
-            self._worker.submit(self._do, work, batch).result()
+            wait([done])
         finally:
+            wait([done])  # also where the first was interrupted
             self._changed.acquire()
             self._is_busy = False
             self._working += len(batch)

@@ -133,6 +133,29 @@ def test_one_batch_for_all_that_ask():
     assert found == {n: [2 * (n + turn) for turn in range(1 if n == 5 else 3)] for n in range(12)}
 
 
+def test_who_is_interrupted_while_waiting_is_not_waited_for(monkeypatch):
+    gathering, goes_on, found = Gathering(threading.Lock()), threading.Event(), []
+
+    def later():
+        with gathering.joined():
+            is_in.set()
+            goes_on.wait()
+            found.append(gathering.ask(lambda items: items, 2))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    is_in, thread = threading.Event(), threading.Thread(target=later)
+    thread.start()
+    is_in.wait()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(gathering._changed, "wait", interrupted)
+        gathering.ask(lambda items: items, 1)
+    goes_on.set()
+    thread.join(20)
+    assert found == [2]
+
+
 def test_an_error_is_everybody_s_whose_item_it_met():
     gathering = Gathering(threading.Lock())
 
