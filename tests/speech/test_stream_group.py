@@ -90,6 +90,14 @@ def test_many_pieces_are_encoded_as_each_alone(tiny):
         torch.testing.assert_close(found.hidden_states, expected.hidden_states, rtol=1e-4, atol=1e-4)
 
 
+def test_one_text_that_meets_no_other_is_decoded_as_without(asr):
+    adapter, gathering = asr.adapter, Gathering(threading.Lock())
+    encoded = adapter.encode(examples.sound(1, 9_000)[0])
+    expected = redecode.decode(adapter, encoded, adapter.prompt())
+    assert redecode.decode(adapter, encoded, adapter.prompt(), gathering=gathering) == expected
+    assert gathering.sizes["_passes", 1] == expected.forwards > 1
+
+
 def test_a_stream_that_fails_takes_nothing_from_the_others(asr):
     inputs = recordings(2)
     expected = alone(asr, inputs[0])
@@ -105,6 +113,8 @@ def test_a_stream_that_fails_takes_nothing_from_the_others(asr):
 def test_what_no_group_takes(asr):
     with pytest.raises(SettingError, match="count=0: pass between 1 and 1000"):
         asr.streams(0)
+    with pytest.raises(SettingError, match="channels=0"):
+        asr.streams(2, sample_rate=8_000, update_interval=None, channels=0)
     with asr.streams(2) as group, pytest.raises(SettingError, match="1 chunks for 2 streams"):
         group.push([None])
 
