@@ -36,11 +36,14 @@ class Slots:
     ----------
     seen
         The same, kept up to date.
+    is_whole
+        Whether all that is held may be looked at.
     """
 
     def __init__(self, cache: DynamicCache, seen: torch.Tensor) -> None:
         self.cache, self.seen = cache, seen.bool()
         self._held = seen.shape[1]
+        self.is_whole = bool(self.seen.all())
 
     def mask(self, drafts: Sequence[Draft]) -> torch.Tensor:
         """Bool mask `[B, 1, K + 1, S + K + 1]` of the last committed tokens and drafts of up to `K` nodes.
@@ -61,6 +64,7 @@ class Slots:
             if path is not None:
                 index[row, 1 : 1 + len(path)] = torch.tensor(path, dtype=torch.long) + 1
                 new[row, : 1 + len(path)] = True
+        self.is_whole = self.is_whole and bool(new.all())
         if any(path and tuple(path) != tuple(range(len(path))) for path in paths):
             self._move(start + width, start, start + index.to(self.seen.device))
         if kept < width:
