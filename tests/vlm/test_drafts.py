@@ -282,6 +282,30 @@ def test_attention_that_takes_no_mask_of_its_own(llama):
         llama.config._attn_implementation = before
 
 
+@pytest.mark.parametrize(
+    "setting",
+    (
+        {"num_beams": 2},
+        {"cache_implementation": "static"},
+        {"assistant_early_exit": 1},
+        {"prompt_lookup_num_tokens": 3},
+    ),
+    ids=str,
+)
+def test_other_loops_of_generate_stay_what_they_are(llama, setting):
+    """One warning names them; that a setting of the model asks for the usual cache is no reason."""
+    given = call(**setting)
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        ((name, value),) = setting.items()
+        assert fast.report.warnings == [f"the model's own loop ran: {name}={value!r}"]
+        with pytest.raises(ValueError, match="Contrastive Search"):
+            fast.generate(**call(penalty_alpha=0.6, top_k=4))
+        fast.generate(**call(cache_implementation="dynamic"))
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
 def test_a_text_without_drafts_says_why(llama):
     given = call(max_new_tokens=1)
     with mmaccel.accelerate(llama, FusedDraft()) as fast:
