@@ -175,16 +175,17 @@ class GeneratedTexts:
     def _several(self, drafts: Drafts) -> dict[str, Any]:
         """Inputs of several texts, or of a tree."""
         assert self.slots is not None and self._attention is not None
-        mask = self._shaped(self.slots.mask(drafts.rows))
-        self._attention.expect(mask, self.slots.is_whole)
         fed = torch.cat([text.ids[:, -1:] for text in self.texts])
         nodes = [[*draft.tokens, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
         fed = torch.cat([fed, fed.new_tensor(nodes).view(len(nodes), drafts.size)], 1)
-        depths = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
+        rows = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
+        depths = torch.tensor(rows, device=self.device)
+        mask = self._shaped(self.slots.mask(drafts.rows, depths))
+        self._attention.expect(mask, self.slots)
         kwargs = {
             **private.kwargs_after(self.model, self.kwargs, 1),
             self._mask: mask,
-            self._places: self._next + torch.tensor(depths, device=self.device),
+            self._places: self._next + depths,
         }
         for name in ("token_type_ids", "mm_token_type_ids"):  # of the text, all as of its next token
             if kwargs.get(name) is not None:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mmaccel import private
-from mmaccel.patching import UNKNOWN_ARGUMENTS, attention_layers, intercept_attention
+from mmaccel.patching import UNKNOWN_ARGUMENTS, intercept_attention
+
+from .slots import Slots
+from .windows import own_attention
 
 WIDEST = 256  # head that the Triton kernel holds
 
@@ -33,21 +35,14 @@ class PassAttention:
     """
 
     def __init__(self, model: Any, stack: ExitStack) -> None:
+        self._slots: Slots | None = None
         self._mask: torch.Tensor | None = None
-        self._is_whole = False
         self._parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
-        decoder = model.get_decoder()
-        if private.is_compiled(model) or private.is_compiled(decoder):
-            return  # another attention in each call would compile it anew
-        layers = [layer for layer in attention_layers(decoder) if _is_sdpa(layer)]
-        intercept_attention(stack, layers, self)
+        intercept_attention(stack, own_attention(model), self)
 
-    def expect(self, mask: torch.Tensor, is_whole: bool) -> None:
-        """A pass with this bool mask `[B, 1, M, N]` follows, whose last `M` tokens are new.
-
-        With `is_whole` all others are visible; else some places are none, of which no query sees any.
-        """
-        self._mask, self._is_whole, self._parts = mask, is_whole, None
+    def expect(self, mask: torch.Tensor, slots: Slots) -> None:
+        """A pass with the mask `[B, 1, M, N]` of these slots follows, whose last `M` tokens are new."""
+        self._mask, self._slots, self._parts = mask, slots, None
 
     def __call__(
         self,
@@ -63,8 +58,10 @@ class PassAttention:
     ) -> Any:
         """For :func:`mmaccel.patching.intercept_attention`; `[B, M, Hq, D]`, and None for the weights."""
         output = None
+        windowed = None if self._slots is None else self._slots.windows.mask(module.layer_idx, key.shape[2])
+        attention_mask = attention_mask if windowed is None else windowed
         if attention_mask is not None and not dropout and _is_plain(query, key, value, attention_mask, kwargs):
-            output = self._attend(query, key, value, attention_mask, scaling, kwargs)
+            output = self._attend(query, key, value, attention_mask, scaling)
         if output is None:
             return original(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
         return output.transpose(1, 2).contiguous(), None
@@ -76,13 +73,12 @@ class PassAttention:
         value: torch.Tensor,
         mask: torch.Tensor,
         scaling: float | None,
-        kwargs: dict[str, Any],
     ) -> torch.Tensor | None:
         from mmaccel import kernels
 
         if kernels.choose(query.device) != "native":
             takes = query.dtype.itemsize <= 4 and query.shape[3] <= WIDEST
-            if mask is not self._mask or kwargs.get("sliding_window") is not None or not takes:
+            if mask is not self._mask or not takes:
                 return None
             window, lengths, chosen = self._for_kernel(mask)
             tokens = None if chosen is None else chosen[:, None].expand(-1, key.shape[1], -1)
@@ -93,10 +89,12 @@ class PassAttention:
 
     def _for_kernel(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The tree `[B, M, M]`, tokens in use, and which of them are any `[B, N]`; the same in all layers."""
+        assert self._slots is not None
         if self._parts is None:
             new, total = mask.shape[2:]
             lengths = torch.full((len(mask),), total, dtype=torch.int32, device=mask.device)
-            self._parts = mask[:, 0, :, total - new :].contiguous(), lengths, None if self._is_whole else _places(mask)
+            chosen = None if self._slots.is_whole else _places(mask)
+            self._parts = mask[:, 0, :, total - new :].contiguous(), lengths, chosen
         return self._parts
 
 
@@ -105,10 +103,6 @@ def _places(mask: torch.Tensor) -> torch.Tensor:
     hidden = ~mask[:, 0].any(1)
     order = torch.argsort(hidden.to(torch.uint8), dim=1, stable=True)
     return order.masked_fill(hidden.gather(1, order), -1).int()
-
-
-def _is_sdpa(layer: Any) -> bool:
-    return private.attention_name(layer.config) == "sdpa"
 
 
 def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, kwargs: dict[str, Any]) -> bool:

@@ -42,18 +42,18 @@ def same_text(model, given, method=None):
     return all(torch.equal(text, plain) for text in texts)
 
 
-@pytest.mark.parametrize("build", (llama, qwen2_5_vl))
+@pytest.mark.parametrize("build", (llama, qwen2_5_vl, gemma3), ids=lambda build: build.__name__)
 @pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5)))
 def test_the_kernel_attends_to_trees(build, batch, pad, asked):
     """And to the rows of a batch, whose rejected drafts and padding are no tokens."""
     with kernels.backend("reference"):
-        assert same_text(build(), call(batch, pad, max_new_tokens=16), TokenRecycling(always=True))
+        assert same_text(build(), call(batch, pad, max_new_tokens=24))
     windows, tokens = zip(*asked, strict=True)
     assert any(not torch.equal(tree, torch.ones_like(tree).tril()) for tree in windows), "there are alternatives"
     assert all(chosen is None for chosen in tokens) if batch == 1 else any(chosen is not None for chosen in tokens)
 
 
-@pytest.mark.parametrize("build", (deepseek_v3, gemma3, gpt_oss, mistral), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", (deepseek_v3, gpt_oss, mistral), ids=lambda build: build.__name__)
 def test_what_the_kernel_does_not_know_is_left_to_the_model(build, asked):
     with kernels.backend("reference"):
         assert same_text(build(), call(max_new_tokens=12)) and not asked
