@@ -181,11 +181,12 @@ class GeneratedTexts:
         rows = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
         depths = torch.tensor(rows, device=self.device)
         mask = self._shaped(self.slots.mask(drafts.rows, depths))
-        self._attention.expect(mask, self.slots)
+        places = self._next + depths
+        self._attention.expect(mask, places, self.slots)
         kwargs = {
             **private.kwargs_after(self.model, self.kwargs, 1),
             self._mask: mask,
-            self._places: self._next + depths,
+            self._places: places,
         }
         for name in ("token_type_ids", "mm_token_type_ids"):  # of the text, all as of its next token
             if kwargs.get(name) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mmaccel.patching import UNKNOWN_ARGUMENTS, intercept_attention
+from mmaccel.patching import UNKNOWN_ARGUMENTS, hook, intercept_attention
 
 from .slots import Slots
 from .windows import own_attention
@@ -38,11 +38,19 @@ class PassAttention:
         self._slots: Slots | None = None
         self._mask: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
+        self._places: torch.Tensor | None = None
         intercept_attention(stack, own_attention(model), self)
+        hook(stack, model.get_decoder(), before=self._placed)
 
-    def expect(self, mask: torch.Tensor, slots: Slots) -> None:
-        """A pass with the mask `[B, 1, M, N]` of these slots follows, whose last `M` tokens are new."""
-        self._mask, self._slots, self._parts = mask, slots, None
+    def expect(self, mask: torch.Tensor, places: torch.Tensor, slots: Slots) -> None:
+        """A pass with the mask `[B, 1, M, N]` of these slots follows, whose last `M` tokens are new, at `places`."""
+        self._mask, self._places, self._slots, self._parts = mask, places, slots, None
+
+    def _placed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Some models, such as HyperCLOVAX Vision, keep the positions that they are given to themselves."""
+        if self._places is None or kwargs.get("position_ids") is not None:
+            return None
+        return args, {**kwargs, "position_ids": self._places}
 
     def __call__(
         self,

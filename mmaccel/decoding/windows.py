@@ -82,7 +82,7 @@ def unfit_layers(model: Any, config: Any) -> str | None:
     layers = DynamicCache(config=config).layers
     sliding = {number for number, layer in enumerate(layers) if type(layer) is DynamicSlidingWindowLayer}
     if any(type(layer) is not DynamicLayer for number, layer in enumerate(layers) if number not in sliding):
-        return "some layers have a state, which rows cannot take back apart"
+        return "some layers keep more than keys, which rows cannot take back apart"
     if not sliding:
         return None
     told = sliding <= {layer.layer_idx for layer in own_attention(model)}

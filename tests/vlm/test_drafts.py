@@ -130,7 +130,7 @@ def test_trees_and_batches_beside_windows(build, batch, pad):
     ("build", "reason"),
     (
         (gemma2, "some layers keep a part of the past only, and take no mask for each token"),
-        (qwen3_next, "some layers have a state, which rows cannot take back apart"),
+        (qwen3_next, "some layers keep more than keys, which rows cannot take back apart"),
     ),
     ids=("gemma2", "qwen3_next"),
 )

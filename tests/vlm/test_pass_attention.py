@@ -8,7 +8,8 @@ from torch.nn import functional
 import mmaccel
 from mmaccel import kernels
 from mmaccel.decoding import pass_attention
-from mmaccel.vlm import SuffixDecoding, TokenRecycling, examples, visual_examples
+from mmaccel.demos.families import visual_models
+from mmaccel.vlm import FusedDraft, SuffixDecoding, TokenRecycling, examples, visual_examples
 
 
 def llama():
@@ -92,3 +93,10 @@ def test_the_model_is_left_as_it_was(monkeypatch):
         with pytest.raises(RuntimeError, match="no memory"):
             fast.generate(**call(max_new_tokens=8))
     assert [dict(vars(layer)) for layer in attention] == before
+
+
+def test_positions_reach_a_decoder_that_is_not_told_them():
+    """Whose tokens would else stand where the cache ends, rejected drafts and all."""
+    model, arguments = visual_models.build("HyperCLOVAXVisionV2ForConditionalGeneration")
+    given = {**arguments(2), "max_new_tokens": 20, "do_sample": False}
+    assert same_text(model, given, FusedDraft(always=True))
