@@ -42,6 +42,8 @@ class Windows:
 
     def expect(self, mask: torch.Tensor, seen: torch.Tensor, depths: torch.Tensor) -> None:
         """A pass follows with a mask `[B, 1, M, N]` over what was `seen [B, N - M]` and new tokens `depths [B, M]`."""
+        if not self.layers:
+            return
         new = seen.sum(1, keepdim=True) + depths
         places = torch.cat([seen.cumsum(1) - 1, new], 1)
         behind = new[:, None, :, None] - places[:, None, None]
