@@ -33,10 +33,12 @@ class Windows:
 
     def __init__(self, cache: DynamicCache) -> None:
         self.cache = cache
-        self.layers = {n: layer for n, layer in enumerate(cache.layers) if isinstance(layer, DynamicSlidingWindowLayer)}
+        found: list[Any] = cache.layers
+        self.layers = {n: layer for n, layer in enumerate(found) if isinstance(layer, DynamicSlidingWindowLayer)}
         self._masks: dict[int, torch.Tensor] = {}  # of the next pass, by the length of a window
-        for number, layer in self.layers.items():
-            cache.layers[number] = wide = DynamicLayer()
+        for number in self.layers:
+            layer = found[number]
+            found[number] = wide = DynamicLayer()
             wide.lazy_initialization(layer.keys, layer.values)
             wide.keys, wide.values = layer.keys, layer.values
 
