@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .decoder.model_draft import ModelDraft
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
+    from .decoder.stored_context import StoredContext
     from .decoder.suffix_decoding import SuffixDecoding
     from .decoder.text_draft import TextDraft
     from .decoder.token_recycling import TokenRecycling
@@ -67,6 +68,7 @@ __all__ = [
     "SelectKV",
     "SparsePrefill",
     "VideoStreamStats",
+    "StoredContext",
     "StreamingCompression",
     "SuffixDecoding",
     "TextDraft",

@@ -24,8 +24,10 @@ from ..families.rows import why_refused
 from ..input.prompt import Prompt
 from .attention import SessionAttention
 from .call import GenerateRun
+from .context_prompt import why_unstorable
 from .generation import bring_cache, fill, tokens_made
 from .method import DecoderMethod
+from .stored_context import StoredContext
 
 
 @register_adapter
@@ -75,7 +77,10 @@ class DecoderAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"{name} attends in both directions; the vlm methods work on decoders: load it with is_decoder=True"
             )
-        if not isinstance(method, DraftMethod):  # drafts are verified by the attention that the model has
+        if isinstance(method, StoredContext):
+            if why := why_unstorable(self.text_config, name):
+                raise UnsupportedTargetError(f"{why}: {method.name} does not work on it")
+        elif not isinstance(method, DraftMethod):  # drafts are verified by the attention that the model has
             self._check_attention(method, name, modules)
             self._check_layers(method, name)
         if isinstance(method, DecoderMethod):
