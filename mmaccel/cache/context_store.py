@@ -55,8 +55,8 @@ class Entry:
 class ContextStore:
     """Prompts' keys and values in one folder: a safetensors file each, of a bounded size together.
 
-    A file appears only when it is complete, so that a process may be killed at any time, and several may use one folder.
-    When the store is full, what was not used for longest is deleted. A broken file is deleted when it is met.
+    A file appears only when it is complete: a process may be killed at any time, and several may use one folder. When
+    the store is full, what was not used for longest is deleted. A broken file is deleted when it is met.
 
     Parameters
     ----------
