@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .decoder.document_draft import DocumentDraft
     from .decoder.fused_draft import FusedDraft
     from .decoder.model_draft import ModelDraft
+    from .decoder.prefill_drop import PrefillDrop
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
     from .decoder.stored_context import StoredContext
@@ -65,6 +66,7 @@ __all__ = [
     "LightPipeline",
     "ModelDraft",
     "ResponseGate",
+    "PrefillDrop",
     "SelectKV",
     "SparsePrefill",
     "VideoStreamStats",

@@ -85,7 +85,9 @@ class StoredContext(Method[Session]):
     lossless: ClassVar[bool] = True
     role: ClassVar[str] = "stored context"
     # these would store keys and values that are not the model's own
-    excludes: ClassVar[frozenset[str]] = frozenset({"decoding cache", "visual tokens", "vlm.SparsePrefill"})
+    excludes: ClassVar[frozenset[str]] = frozenset(
+        {"decoding cache", "prompt tokens", "visual tokens", "vlm.SparsePrefill"}
+    )
     neutral: ClassVar[dict[str, Any]] = {"gigabytes": 0}
     engaging: ClassVar[dict[str, Any]] = {"least": 16}
     learns: ClassVar[bool] = True
