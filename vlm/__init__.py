@@ -1,6 +1,7 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
-`SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`) work on any transformers decoder that runs in SDPA;
+`StoredContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`) work on any
+transformers decoder that runs in SDPA;
 the methods that leave out visual tokens on the vision-language models that have an adapter; `FastVGGT` on encoders of
 many views.
 

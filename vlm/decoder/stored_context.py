@@ -130,9 +130,9 @@ class StoredContext(Method[Session]):
             written = store.write(model, prompt.stops, _states(cache, max(prompt.stops.values())))
             if written and within is not None:
                 store.remove(within)  # the new one holds all of it
-        self._fill(session.report, tokens_made(result, kwargs), prompt.length, seen, written)
         warnings.extend(store.troubles)
         store.troubles.clear()
+        self._fill(session.report, tokens_made(result, kwargs), prompt.length, seen, written)
         return result
 
     def _begun(self, store: ContextStore, model: str, prompt: ContextPrompt, device: Any) -> tuple[Any, int, Any]:
@@ -154,7 +154,9 @@ class StoredContext(Method[Session]):
             report.forwards = report.plain_forwards = tokens
         report.forwards -= seen / length
         report.details["context"] = {"prompt": length, "from_store": seen, "bytes_written": written}
-        if not seen and not written:
+        if written and not seen:
+            report.warnings.append("nothing of this prompt was stored yet; it is now, for later ones that begin alike")
+        elif not seen and length < self.least:
             report.warnings.append(f"{self.name} kept nothing: the prompt has fewer than least={self.least} tokens")
 
 
