@@ -29,6 +29,7 @@ from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.cache import ContextStore
 from mmaccel.comparison import results
+from mmaccel.demos.first_token import FirstToken
 from mmaccel.vlm.bench import language_tasks
 
 Call = dict[str, Any]
@@ -51,22 +52,6 @@ for number in range(int(sys.argv[2]), int(sys.argv[3])):
     store.write("model", {f"{number}": 32}, states)
     print(number, flush=True)
 """
-
-
-class FirstToken:
-    """A streamer that notes when the first token of an answer comes."""
-
-    def __init__(self) -> None:
-        self.puts, self.began, self.seconds = 0, time.perf_counter(), 0.0
-
-    def put(self, value: torch.Tensor) -> None:
-        """Take tokens as `generate` makes them, the prompt first."""
-        self.puts += 1
-        if self.puts == 2:
-            self.seconds = time.perf_counter() - self.began
-
-    def end(self) -> None:
-        """The answer is complete."""
 
 
 def timed(target: Any, call: Call) -> tuple[float, torch.Tensor]:

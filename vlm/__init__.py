@@ -1,9 +1,8 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
 `StoredContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`) work on any
-transformers decoder that runs in SDPA;
-the methods that leave out visual tokens on the vision-language models that have an adapter; `FastVGGT` on encoders of
-many views.
+transformers decoder that runs in SDPA; the methods that leave out visual tokens on the vision-language models that have
+an adapter; `FastVGGT` on encoders of many views.
 
 Example
 -------

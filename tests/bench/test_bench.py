@@ -19,7 +19,7 @@ from mmaccel.cli import bench as bench_commands
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, place
-from mmaccel.demos import batch_kills, hour_of_speech, hours_of_video, replica_kills, stored_contexts
+from mmaccel.demos import batch_kills, hour_of_speech, hours_of_video, long_prompts, replica_kills, stored_contexts
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
 from mmaccel.speech.bench import cuts, first_sound, many_streams
@@ -274,6 +274,7 @@ def test_every_committed_page_is_that_of_its_rows(name):
 
 LONG = {
     "batch_kills": batch_kills.page,
+    "long_prompts": long_prompts.page,
     "replica_kills": replica_kills.page,
     "speech_cuts": cuts.page,
     "speech_first_sound": first_sound.page,

@@ -114,7 +114,8 @@ class DecoderAdapter(Adapter):
         """Raise unless keys come from this layer's cache and have the size of the values."""
         if any(_widths_differ(module) for module in modules) and method.attends:
             raise UnsupportedTargetError(
-                f"the heads of {name} have keys and values of different sizes, which no vlm method supports"
+                f"the heads of {name} have keys and values of different sizes, which {method.name} does not"
+                " support; drafts work on it, such as vlm.FusedDraft"
             )
         chooses = method.replaces_cache or method.drops_tokens
         if chooses and any(private.makes_keys_after_cache(module) for module in modules):
