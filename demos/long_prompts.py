@@ -29,19 +29,18 @@ from mmaccel.vlm.bench.language_tasks import MODEL, NEW
 
 WAYS: dict[str, tuple[Method, ...]] = {
     "plain": (),
-    "SparsePrefill()": (vlm.SparsePrefill(),),
     "PrefillDrop()": (vlm.PrefillDrop(),),
     "PrefillDrop() and SparsePrefill()": (vlm.PrefillDrop(), vlm.SparsePrefill()),
 }
 HEADINGS = ("method", "first token", "speed-up", "loss", "added", "added, worst text", "found")
 
 
-def measure(length: int, seeds: list[int], needles: list[int]) -> dict[str, Any]:
+def measure(length: int, seeds: list[int], needles: list[int], needle_length: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     model, tokenizer = language_tasks.load()
     texts = [language_tasks.text_task(tokenizer, length, seed) for seed in seeds]
     reading = language_tasks.Reading(model, texts)
-    asked = [language_tasks.needle_task(tokenizer, length, seed) for seed in needles]
+    asked = [language_tasks.needle_task(tokenizer, needle_length, seed) for seed in needles]
     samples: list[dict[str, Any]] = []
     for turn in range(max(len(seeds), len(needles))):
         names = list(WAYS)
@@ -56,7 +55,7 @@ def measure(length: int, seeds: list[int], needles: list[int]) -> dict[str, Any]
                     hit = language_tasks.found(target, tokenizer, asked[turn])
                     samples.append({"way": name, "needle": asked[turn].kind, "depth": asked[turn].depth, "found": hit})
             tqdm.write(str(samples[-2:]))
-    return {**results.result([]), "length": length, "samples": samples}
+    return {**results.result([]), "length": length, "needle_length": needle_length, "samples": samples}
 
 
 def page(result: dict[str, Any]) -> str:
@@ -65,7 +64,7 @@ def page(result: dict[str, Any]) -> str:
         f"By `python -m mmaccel.demos.long_prompts`: {MODEL} with prompts of {result['length']} tokens, in float32, on"
         " one thread. Seconds to the first token are medians over the texts, by turns; the speed-up is the median of"
         f" those of each text. *Loss* is nats per token over the next {NEW} tokens, *found* is of numbers planted in"
-        " other texts."
+        f" other texts, of {result['needle_length']} tokens."
         " All is in [long_prompts.json](long_prompts.json)."
     )
     table = pages.markdown(HEADINGS, [_line(result["samples"], name) for name in names])
@@ -94,9 +93,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=8000, help="tokens of a prompt")
     parser.add_argument("--texts", type=int, nargs="*", default=list(range(8)), help="seeds of texts, each of a kind")
     parser.add_argument("--needles", type=int, nargs="*", default=list(range(8)), help="seeds of planted numbers")
+    parser.add_argument("--needle-length", type=int, default=8000, help="tokens of a prompt with a planted number")
     parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
-    result = measure(args.length, args.texts, args.needles)
+    result = measure(args.length, args.texts, args.needles, args.needle_length)
     args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     args.output.with_suffix(".md").write_text(page(result))
     tqdm.write(page(result))
