@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
@@ -41,16 +40,17 @@ QUESTIONS = (
 ABOUT_CLIPS = ("what moves up?", "what is on the left at the end?", "how many things are there?")
 NEW = 16
 HEADINGS = ("context", "questions", "tokens", "from the store", "first token, plain", "stored", "", "equal answers")
-KILLS = ("contexts", "kills", "left half written", "entries that can be read", "broken", "s to look one up")
+KILLS = ("contexts", "kills", "killed in a write", "entries that can be read", "broken", "s to look one up")
+LARGE = 2**20  # bytes that a write has got to when its process is killed
 WRITER = """
 import sys, torch
 from pathlib import Path
 from mmaccel.cache import ContextStore
-store = ContextStore(Path(sys.argv[1]), 1)
-for number in range(int(sys.argv[2]), int(sys.argv[3])):
-    states = [(torch.full((2, 32, 16), float(number)), torch.ones(2, 32, 16)) for _ in range(4)]
-    store.write("model", {f"{number}": 32}, states)
-    print(number, flush=True)
+store, (first, last, large) = ContextStore(Path(sys.argv[1]), 1), map(int, sys.argv[2:])
+for number in range(first, last):
+    tokens = 32_000 if number == large else 32
+    states = [(torch.full((2, tokens, 16), float(number)), torch.ones(2, tokens, 16)) for _ in range(8)]
+    store.write("model", {f"{number}": tokens}, states)
 """
 
 
@@ -100,21 +100,20 @@ def clips(processor: Any, count: int) -> Iterator[list[Call]]:
 
 
 def killed(folder: Path, count: int, kills: int) -> dict[str, Any]:
-    """Fill a store, kill its writer at random moments, and count what can be read at the end."""
-    draw, written, half = random.Random(0), 0, 0
+    """Fill a store, kill its writer in the middle of large entries, and count what can be read at the end."""
+    half = 0
+    folder.mkdir()
     for number in range(kills + 1):
-        most = count if number == kills else (number + 1) * count // (kills + 1)
-        command = [sys.executable, "-c", WRITER, str(folder), str(written), str(count)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                written = int(line) + 1
-                if written >= most and number < kills:
-                    time.sleep(draw.random() / 500)
+        written = len(list(folder.glob("context-*")))
+        large = (number + 1) * count // (kills + 1) if number < kills else count
+        command = [sys.executable, "-c", WRITER, str(folder), *map(str, (written, count, large))]
+        with subprocess.Popen(command) as process:
+            while number < kills and process.poll() is None:
+                if any(map(_is_large, folder.glob(".mmaccel-*"))):
                     process.kill()
                     break
+                time.sleep(0.001)
         half += len(list(folder.glob(".mmaccel-*")))
-        written = len(list(folder.glob("context-*")))
         for path in folder.glob(".mmaccel-*"):
             path.unlink()  # so that each kill's are counted once
     store = ContextStore(folder, 1)
@@ -123,6 +122,13 @@ def killed(folder: Path, count: int, kills: int) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     read = sum(store.read(entry) is not None for entry in entries)
     return {"contexts": count, "kills": kills, "half": half, "read": read, "broken": store.troubles, "seconds": seconds}
+
+
+def _is_large(path: Path) -> bool:
+    try:
+        return path.stat().st_size > LARGE
+    except FileNotFoundError:  # it has its name now
+        return False
 
 
 def measure(lengths: list[int], count: int, clip_count: int, contexts: int, kills: int) -> dict[str, Any]:
@@ -181,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=2, help="texts of each length")
     parser.add_argument("--clips", type=int, default=10)
     parser.add_argument("--contexts", type=int, default=1000, help="of the store whose writer is killed")
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     result = measure(args.lengths, args.texts, args.clips, args.contexts, args.kills)
