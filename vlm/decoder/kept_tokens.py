@@ -89,7 +89,7 @@ def install(
         active = run()
         if active is None:
             return None
-        cache = kwargs.get("past_key_values")
+        cache: Any = kwargs.get("past_key_values")
         if number == 0:
             active.last_whole = last_whole
             active.kept = getattr(cache, ATTRIBUTE, None)
