@@ -67,7 +67,7 @@ class PrefillDrop(DecoderMethod):
 
     paper: ClassVar[str] = "FastKV: Decoupling of Context Reduction and KV Cache Compression for Prefill-Decoding, 2025"
     advice: ClassVar[Advice] = Advice(
-        "Prompts of many thousand tokens; most together with SparsePrefill, which the first layers profit from.",
+        "Prompts of many thousand tokens: at 8,000 the first token took two thirds of the time.",
         "What the end of the prompt does not attend to is hardly known in later turns.",
     )
     role: ClassVar[str] = "prompt tokens"
