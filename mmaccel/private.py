@@ -165,3 +165,9 @@ def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
         patch_size=tower.patch_size,
     )
     return index
+
+
+def rotated_key(attention: torch.nn.Module, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Keys `[B, H, T, E]` with the rotary embedding of that attention's model, angles `[B, T, E]`."""
+    turned: torch.Tensor = sys.modules[type(attention).__module__].apply_rotary_pos_emb(key, key, cos, sin)[1]
+    return turned

@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from .pruning.vidcom2 import VidCom2
     from .pruning.vision_zip import VisionZip
     from .stream.response_gate import ResponseGate
+    from .stream.stats import VideoStreamStats
     from .stream.streaming_compression import StreamingCompression
-    from .stream.video_stream import VideoStream, VideoStreamStats
+    from .stream.video_stream import VideoStream
+    from .stream.watching import Watched, watch
 else:
     __getattr__, __dir__ = on_demand(__name__, __file__)
 
@@ -79,6 +81,8 @@ __all__ = [
     "VideoFrames",
     "VideoStream",
     "VisionZip",
+    "Watched",
     "kept",
     "read_video",
+    "watch",
 ]

@@ -11,6 +11,7 @@ from mmaccel.errors import PromptError, SettingError, UnknownNameError, Unsuppor
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.stream import video_stream
+from mmaccel.vlm.stream.stream_cache import HEAD, StreamCache
 from mmaccel.vlm.stream.streaming_compression import History
 from mmaccel.vlm.stream.token_memory import FrameTokens, TokenMemory
 from mmaccel.vlm.stream.tower_cache import TowerCache
@@ -351,15 +352,67 @@ def test_arguments_of_an_answer_reach_generate(parts):
         assert len(drawn) > 1 and len({stream.ask("what moves up?", max_new_tokens=6) for _ in range(2)}) == 1
 
 
-def test_memory_counts_the_keys_of_the_last_question(parts):
+def test_memory_counts_the_keys_that_are_kept(parts):
     model, processor = parts
-    with vlm.VideoStream(model, processor) as stream:
+    held = []
+    for prefill in (False, True):
+        stream = vlm.VideoStream(model, processor, prefill=prefill)
         stream.push(frames(3))
-        tokens = stream.stats.memory_bytes
+        held.append(stream.stats.memory_bytes)
         stream.ask("what moves up?", max_new_tokens=2)
-        asked_bytes = stream.stats.memory_bytes
+        held.append(stream.stats.memory_bytes)
         stream.push(frames(1))
-        assert stream.stats.memory_bytes < asked_bytes > tokens > 0, "which are let go with the next frame"
+        held.append(stream.stats.memory_bytes)
+    tokens = stream.memory.nbytes()
+    assert held[0] == held[1] < held[2], "read with the frames"
+    assert held[3] < held[4] > held[5] == tokens, "read with the question, and let go with the next frame"
+
+
+def test_a_stream_that_reads_as_it_goes_answers_as_one_that_reads_at_the_question(parts):
+    """Until something is forgotten both know the same; with reread=0 also after that."""
+    model, processor = parts
+    method = vlm.StreamingCompression(keep=0.25, refresh=1.0)
+    made = {"memory": 100, "policy": "budget"}
+    ways = ({"prefill": True}, {"reread": 0.0}, {"reread": None})
+    late, exact, never = (vlm.VideoStream(model, processor, method, **made, **way) for way in ways)
+    for number in range(6):
+        for stream in (late, exact, never):
+            stream.push(frames(2, seed=number))
+        wanted = asked(late)
+        assert torch.allclose(asked(exact), wanted, atol=1e-4)
+        assert torch.allclose(asked(never), wanted, atol=1e-4) == (number < 3), "16 tokens a frame: six fit"
+        perplexities = [stream.perplexity("what moves up?", "rocket") for stream in (late, exact)]
+        assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-4)
+
+
+def test_keys_that_moved_up_are_those_of_their_new_positions(parts):
+    """Of one layer, which knows nothing of what is gone: evicted in the middle, it is as if that had not been there."""
+    model, _ = parts
+    decoder, config = model.get_decoder(), model.config.get_text_config(decoder=True)
+    embeds = torch.randn(1, 9, config.hidden_size)
+    whole, fresh = StreamCache(decoder, config), StreamCache(decoder, config)
+    whole.append(embeds[:, :5], [HEAD, 0, 0, 1, 1])
+    whole.append(embeds[:, 5:], [2, 2, 3, 3])
+    whole.keep({0, 2, 3})
+    fresh.append(embeds[:, [0, 1, 2, 5, 6, 7, 8]], [HEAD, 0, 0, 2, 2, 3, 3])
+    assert whole.numbers == fresh.numbers and whole.evicted == 2
+    first, other = whole.read().layers, fresh.read().layers
+    assert torch.allclose(first[0].keys, other[0].keys, atol=1e-5)
+    assert not torch.allclose(first[1].keys, other[1].keys, atol=1e-3), "deeper layers have seen it"
+
+
+def test_a_decoder_whose_keys_cannot_move_is_refused(parts):
+    model, processor = parts
+    rotary = model.get_decoder().rotary_emb
+    rotary.rope_type = "dynamic"
+    try:
+        with pytest.raises(UnsupportedTargetError, match="prefill=True"):
+            vlm.VideoStream(model, processor)
+        stream = vlm.VideoStream(model, processor, prefill=True)
+        stream.push(frames(1))
+        assert isinstance(stream.ask("what moves up?", max_new_tokens=2), str)
+    finally:
+        rotary.rope_type = "default"
 
 
 def test_the_last_frame_of_a_full_chunk_is_what_later_ones_are_held_against(parts):
@@ -399,11 +452,17 @@ def test_errors(parts):
         vlm.VideoStream(model, processor, memory=0)
     with pytest.raises(UnknownNameError, match="peak_end"):
         vlm.VideoStream(model, processor, policy="peak_and")
+    with pytest.raises(SettingError, match="reread=-1"):
+        vlm.VideoStream(model, processor, reread=-1)
     stream = vlm.VideoStream(model, processor)
     with pytest.raises(PromptError, match="the stream has no frames"):
         stream.ask("what moves up?")
     stream.push([])
-    stream.push(frames(1))
+    for bad in ("clip.mp4", frames(2)[0, :, :, :2], frames(1)[0] / 255, [frames(1)[0], None], frames(0)[:, 0], 3):
+        with pytest.raises(PromptError, match=r"frame \d of the push is a .*: push PIL pictures or uint8"):
+            stream.push(bad)
+    assert stream.stats.frames == 0
+    stream.push([frames(1)[0], frames(1)[0, :40, :30]])
     with pytest.raises(PromptError, match="question is empty"):
         stream.ask(" ")
     stream.close()
@@ -437,9 +496,9 @@ def test_a_line_ends_after_the_video_where_the_family_has_it_so(parts, monkeypat
     stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.25))
     stream.push(frames(2))
     monkeypatch.setattr(stream.adapter, "line_ends", ends, raising=False)
-    ids, embeds, end = stream._prompt("what moves up?")
+    ids, embeds = stream._prompt("what moves up?")
     shown = (ids[0] == stream.adapter.token_id("video")).nonzero().flatten()
-    assert len(shown) == stream.memory.count + ends and int(shown[-1]) + 1 == end and embeds.shape[1] == ids.shape[1]
+    assert len(shown) == stream.memory.count + ends and embeds.shape[1] == ids.shape[1]
 
 
 def test_perplexity_is_lowest_for_the_answer_itself(parts):

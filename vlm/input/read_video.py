@@ -165,6 +165,29 @@ def read_at_most(path: str | PathLike[str], frames: int, **options: Any) -> Vide
     return read_video(path, frames=min(frames, there), **options)
 
 
+def frames_in_file(
+    path: str | PathLike[str],
+    frames: int | None = None,
+    *,
+    fps: float | None = None,
+    sampling: str = "llava",
+    start: float | None = None,
+    end: float | None = None,
+    backend: str | None = None,
+) -> Iterator[np.ndarray]:
+    """At most so many frames of a video file one by one, as they are decoded; see :func:`read_video`."""
+    check_sampling(sampling, frames, fps, MIN_FRAMES, MAX_FRAMES)
+    _check(start, end, None)
+    file = _file(path)
+    reader = READERS[_backend(file, backend)](file)
+    try:
+        part = _part(reader, start, end, file)
+        asked = {"frames": None if frames is None else min(frames, len(part)), "fps": fps}
+        yield from reader.frames((part[0] + sample_frames(sampling, len(part), rate=_rate(reader), **asked)).tolist())
+    finally:
+        reader.close()
+
+
 def take(
     reader: Reader, chosen: np.ndarray, max_side: int | None, file: Path, backend: str, progress: bool | None
 ) -> VideoFrames:

@@ -43,9 +43,12 @@ class EarlyTom(Compressor):
         A segment has fewer frames than this, at least 2, default 6 as the reference code's example.
     ema
         Share of the newest cosine in the running one, above 0 and up to 1, default 0.9 as the reference code.
+    alike
+        Least cosine of any patch of two frames that merge, from -1 (the paper's, where the mean alone counts) to 1. What
+        is seen for a moment in one place changes a few patches much and the mean hardly. Default DEFAULT.
     merge_after
         Number of tower layers after which frames merge, and merge again after as many more; 0 for never, None (default)
-        for a third of the depth.
+        for a third of the depth, rounded up.
     inner_layer, inner_keep
         Merging inside the language model, as in :class:`HoliTom`.
 
@@ -69,6 +72,7 @@ class EarlyTom(Compressor):
     tau: float = 0.5
     window: int = 6
     ema: float = 0.9
+    alike: float = -1.0
     merge_after: int | None = None
     inner_layer: int | None = None
     inner_keep: float = 0.5
@@ -86,6 +90,7 @@ class EarlyTom(Compressor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(is_number(self.tau, -1, 1), "tau", "a cosine from -1 to 1")
+        self._require(is_number(self.alike, -1, 1), "alike", "a cosine from -1 to 1")
         self._require(is_count(self.window, 2), "window", "a whole number of at least 2")
         self._require(is_number(self.ema, 0, 1) and self.ema > 0, "ema", "above 0 and at most 1")
         after, layer = self.merge_after, self.inner_layer
@@ -94,11 +99,11 @@ class EarlyTom(Compressor):
         self._require(is_share(self.inner_keep), "inner_keep", "above 0 and at most 1, a share of the visual tokens")
 
     def merges_after(self, layers: int) -> tuple[int, ...]:
-        step = max(1, layers // 3) if self.merge_after is None else self.merge_after
+        step = -(-layers // 3) if self.merge_after is None else self.merge_after
         return tuple(range(step, layers, step)) if step else ()
 
     def merge(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        merged, merges = merge_frames(frames, self.tau, self.window, self.ema)
+        merged, merges = merge_frames(frames, self.tau, self.window, self.ema, self.alike)
         return merged, merges.first
 
     def cuts(self, layers: int) -> dict[int, Cut]:
@@ -152,6 +157,10 @@ class Likeness:
     def __call__(self, first: int, second: int) -> float:
         return float(self.unit[first].dot(self.unit[second])) / self.tokens
 
+    def least(self, first: int, second: int) -> float:
+        """The cosine of those tokens at one place that are least alike."""
+        return float((self.unit[first] * self.unit[second]).view(self.tokens, -1).sum(1).min())
+
 
 def running_segments(
     frames: torch.Tensor | Likeness, tau: float = 0.5, window: int = 6, ema: float = 0.9
@@ -174,14 +183,16 @@ def running_segments(
     return cut_after(cuts, len(like))
 
 
-def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9) -> FrameMerges:
+def plan_merges(
+    frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9, alike: float = -1.0
+) -> FrameMerges:
     """Which adjacent frames to merge: in the middle of a segment, more alike than its two ends and than the next pair.
 
     Parameters
     ----------
     frames : `[F, N, D]`
         Hidden states of a vision tower, or any features.
-    tau, window, ema
+    tau, window, ema, alike
         As the fields of :class:`EarlyTom`.
 
     Returns
@@ -199,7 +210,8 @@ def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: fl
         while frame <= last:
             following = between[frame + 1] if frame + 2 < last else 0.0
             middle = first < frame and frame + 1 < last
-            if middle and between[frame] > least and (between[frame] > following or frame + 2 == last):
+            best = middle and between[frame] > least and (between[frame] > following or frame + 2 == last)
+            if best and (alike == -1 or like.least(frame, frame + 1) >= alike):
                 weight = between[frame] / (between[frame] + following) if following > 0 else 1.0
                 rows.append((frame, frame + 1, weight))
                 frame += 2
@@ -213,7 +225,7 @@ def plan_merges(frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: fl
 
 
 def merge_frames(
-    frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9
+    frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9, alike: float = -1.0
 ) -> tuple[torch.Tensor, FrameMerges]:
     """Merge similar frames of `[F, N, D]` into `[F', N, D]`; also returns the plan, to merge their attention alike.
 
@@ -225,7 +237,7 @@ def merge_frames(
     >>> merges.first, merges.second  # all point the same way: no pair is more alike than the ends
     (tensor([0, 1, 2, 3]), tensor([0, 1, 2, 3]))
     """
-    merges = plan_merges(frames, tau, window, ema)
+    merges = plan_merges(frames, tau, window, ema, alike)
     return merges.apply(frames), merges
 
 

@@ -5,51 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from transformers import DynamicCache
+from PIL import Image
 
 from mmaccel.adapter import find_adapter
-from mmaccel.cache.layers import layer_bytes
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, unknown_name
+from mmaccel.method import is_number
 
 from ..answering import prepare
 from ..families.llava_onevision import LlavaOnevisionAdapter
 from .response_gate import ResponseGate
+from .stats import VideoStreamStats
+from .stream_cache import HEAD, StreamCache
 from .streaming_compression import History, StreamingCompression
 from .token_memory import POLICIES, FrameTokens, TokenMemory
 from .tower_cache import TowerCache
 
-
-@dataclass
-class VideoStreamStats:
-    """What a stream has seen and done.
-
-    Attributes
-    ----------
-    frames
-        Frames pushed.
-    remembered
-        Of how many frames there are tokens.
-    tokens, plain_tokens
-        Visual tokens in memory, and those of all frames.
-    tower_share
-        Tokens times layers that the vision tower computed, of all; 1 without reuse.
-    seconds
-        In which frames were taken in.
-    memory_bytes
-        Held between calls: tokens, and keys and values of the prompt.
-    """
-
-    frames: int = 0
-    remembered: int = 0
-    tokens: int = 0
-    plain_tokens: int = 0
-    tower_share: float = 1.0
-    seconds: float = 0.0
-    memory_bytes: int = 0
+REREAD = 0.125  # share of the memory
+AT_ONCE = 256  # tokens of new frames that the language model reads together
 
 
 class VideoStream:
@@ -72,11 +47,18 @@ class VideoStream:
         :class:`~mmaccel.vlm.stream.token_memory.TokenMemory`.
     gate
         When :meth:`has_news`; default :class:`~mmaccel.vlm.ResponseGate`.
+    prefill
+        Whether the language model reads the whole memory anew at the first question after a frame. By default it reads
+        each frame as it comes, and forgets it with the frame (LiveStar, 2025): a question then takes only its own time.
+    reread
+        Share of the memory that may be forgotten until the rest, which still knows of it, is read anew, while frames
+        come and not at a question: from 0, as good as `prefill` and the most work for each frame; default an eighth;
+        None for never.
 
     Raises
     ------
     UnsupportedTargetError
-        If the model is of another family.
+        If the model is of another family, or needs `prefill`.
     SettingError
         If `memory` is less than 1.
 
@@ -96,6 +78,8 @@ class VideoStream:
         memory: int = 2048,
         policy: str = "peak_end",
         gate: ResponseGate | None = None,
+        prefill: bool = False,
+        reread: float | None = REREAD,
     ) -> None:
         adapter = find_adapter(model)
         if not isinstance(adapter, LlavaOnevisionAdapter):
@@ -115,7 +99,14 @@ class VideoStream:
         self._tower: TowerCache | None = None
         if self.method.refresh < 1:
             self._tower = TowerCache(adapter.tower.encoder.layers, self.method.refresh, self.method.interval)
-        self._cache: tuple[DynamicCache, int] | None = None
+        if reread is not None and not is_number(reread, 0):
+            raise SettingError(f"reread={reread!r}: pass a share of the memory of at least 0, such as 0.25, or None")
+        self.prefill, self.reread = prefill, reread
+        self._cache = self._new_cache()
+        self._waiting: list[FrameTokens] = []  # frames that the cache does not have yet
+
+    def _new_cache(self) -> StreamCache:
+        return StreamCache(self.model.get_decoder(), self.adapter.text_config, evicts=not self.prefill)
 
     def __enter__(self) -> Self:
         return self
@@ -126,39 +117,79 @@ class VideoStream:
     def close(self) -> None:
         """Forget all frames and answers; the counts of frames and seconds go on."""
         self.memory = TokenMemory(self.memory.limit, self.memory.policy)
-        self.history, self._cache = History(), None
+        self.history, self._cache, self._waiting = History(), self._new_cache(), []
         self._watched = "", ""
         self.gate.reset()
         self.stats.remembered = self.stats.tokens = self.stats.memory_bytes = 0
         if self._tower is not None:
             self._tower.reset()
 
-    @torch.no_grad()
     def push(self, frames: Any) -> None:
         """Take in a frame or a chunk of consecutive frames.
 
         Parameters
         ----------
         frames
-            A picture, a uint8 array `[H, W, 3]`, or several of them.
+            A picture, a uint8 array `[H, W, 3]`, or several of them, also of different sizes.
+
+        Raises
+        ------
+        PromptError
+            If something else is among them; nothing of the push is taken then.
         """
         chunk = list(frames) if _is_several(frames) else [frames]
-        if not chunk:
-            return
-        began = time.perf_counter()
-        inputs = prepare(self.processor, chunk, ["?"])
-        pixels = inputs["pixel_values_videos"].to(self.model.device, self.model.dtype)
+        for number, frame in enumerate(chunk):
+            _check_frame(frame, number)
+        if chunk:
+            began = time.perf_counter()
+            self.push_pixels(self.pixels(chunk), began)
+
+    def pixels(self, chunk: list[Any]) -> torch.Tensor:
+        """Pictures as the tower takes them, `[1, F, 3, H, W]`: what :meth:`push` does first, in any thread."""
+        pixels: torch.Tensor = prepare(self.processor, chunk, ["?"])["pixel_values_videos"]
+        return pixels
+
+    @torch.no_grad()
+    def push_pixels(self, pixels: torch.Tensor, began: float | None = None) -> None:
+        """Take in frames that :meth:`pixels` prepared; the clock runs since `began`."""
+        began = time.perf_counter() if began is None else began
+        pixels = pixels.to(self.model.device, self.model.dtype)
         with self._tower.chunk() if self._tower else nullcontext():
             (visual,) = self.adapter.encode("video", self.method, {"pixel_values_videos": pixels})
         for features in visual.frames:
             self._remember(features)
-        self._cache = None
-        self._count(began, visual.cells * len(chunk))
+            if not self.prefill and sum(len(frame.tokens) for frame in self._waiting) >= AT_ONCE:
+                self._read()
+        if self.prefill:
+            self._cache, self._waiting = self._new_cache(), list(self.memory.frames)
+        else:
+            self._read()
+        self._count(began, visual.cells * pixels.shape[1])
 
     def _remember(self, features: torch.Tensor) -> None:
         kept, novelty = self.history.take(features, self.method.count(len(features)))
-        self.memory.add(FrameTokens(self.stats.frames, features[kept], float(novelty.mean())))
+        frame = FrameTokens(self.stats.frames, features[kept], float(novelty.mean()))
+        self.memory.add(frame)
+        self._waiting.append(frame)
         self.stats.frames += 1
+
+    @torch.no_grad()
+    def _read(self) -> None:
+        """Let the language model read the frames that wait, and forget those that are forgotten."""
+        remembered = {frame.number for frame in self.memory.frames}
+        if self.reread is not None and self._cache.lost(remembered) > self.reread * self.memory.limit:
+            self._cache, self._waiting = self._new_cache(), list(self.memory.frames)
+        frames = [frame for frame in self._waiting if frame.number in remembered]
+        if frames:
+            numbers = [frame.number for frame in frames for _ in frame.tokens]
+            embeds = torch.cat([frame.tokens for frame in frames])[None].to(self.model.dtype)
+            if not len(self._cache):
+                head = self._words("?")[0]
+                numbers = [HEAD] * head.shape[1] + numbers
+                embeds = torch.cat([self.model.get_input_embeddings()(head), embeds], 1)
+            self._cache.append(embeds, numbers)
+        self._cache.keep(remembered)
+        self._waiting = []
 
     def _count(self, began: float, plain: int) -> None:
         stats = self.stats
@@ -167,7 +198,7 @@ class VideoStream:
         stats.remembered, stats.tokens = len(self.memory.frames), self.memory.count
         if self._tower is not None:
             stats.tower_share = self._tower.computed / self._tower.plain
-        stats.memory_bytes = self.memory.nbytes() + self._cache_bytes()
+        stats.memory_bytes = self.memory.nbytes() + self._cache.nbytes()
 
     def ask(self, question: str, max_new_tokens: int = 32, **more: Any) -> str:
         """The answer to a question about what was seen so far; further arguments are those of `generate`.
@@ -177,17 +208,14 @@ class VideoStream:
         PromptError
             If the stream has no frames yet, or the question is empty.
         """
-        ids, embeds, end = self._prompt(question)
-        cache, length = self._prefix(embeds[:, :end])
+        ids, embeds = self._prompt(question)
+        self._read()
         more = {"do_sample": False, "max_new_tokens": max_new_tokens, **more}
-        self._cache = None  # until it is whole again
         mask = torch.ones_like(ids)
         tokens = self.model.generate(
-            input_ids=ids, inputs_embeds=embeds, attention_mask=mask, past_key_values=cache, **more
+            input_ids=ids, inputs_embeds=embeds, attention_mask=mask, past_key_values=self._cache.read(), **more
         )
-        cache.crop(length - cache.get_seq_length())  # a negative number: so many go
-        self._cache = cache, length
-        self.stats.memory_bytes = self.memory.nbytes() + self._cache_bytes()
+        self.stats.memory_bytes = self.memory.nbytes() + self._cache.nbytes()
         return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
 
     def has_news(self, question: str, answer: str) -> bool:
@@ -211,47 +239,41 @@ class VideoStream:
     @torch.no_grad()
     def perplexity(self, question: str, answer: str) -> float:
         """How little the model expects an answer, now: ``exp`` of the mean loss of its tokens."""
-        ids, embeds, _ = self._prompt(question)
+        ids, embeds = self._prompt(question)
+        self._read()
         words = self.processor.tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids.to(ids)
         if not words.shape[1]:
             raise PromptError("the answer is empty: give what stream.ask returned")
         both = torch.cat([embeds, self.model.get_input_embeddings()(words)], 1)
-        logits = self.model(inputs_embeds=both).logits[0, ids.shape[1] - 1 : -1]
+        known = len(self._cache)
+        output = self.model(inputs_embeds=both[:, known:], past_key_values=self._cache.read())
+        logits = output.logits[0, ids.shape[1] - 1 - known : -1]
         return float(torch.nn.functional.cross_entropy(logits.float(), words[0]).exp())
 
-    def _prompt(self, question: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Token ids `[1, L]` of the conversation, their embeddings with the memory as video, and where that ends."""
+    def _words(self, question: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids `[1, L]` of the conversation before and after the video."""
+        content = [{"type": "video"}, {"type": "text", "text": question}]
+        text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        ids = self.processor.tokenizer(text, return_tensors="pt").input_ids.to(self.model.device)
+        places = (ids[0] == self.adapter.token_id("video")).nonzero().squeeze(1)
+        if len(places) != 1:
+            raise PromptError(f"the chat template makes {len(places)} video placeholders of one video: it must be one")
+        at = int(places[0])
+        return ids[:, :at], ids[:, at + 1 :]
+
+    def _prompt(self, question: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids `[1, L]` of the conversation, and their embeddings with the memory as video."""
         if not self.memory.frames:
             raise PromptError("the stream has no frames yet: push one before you ask")
         if not question.strip():
             raise PromptError("the question is empty: ask something about the video, such as 'what moves up?'")
-        content = [{"type": "video"}, {"type": "text", "text": question}]
-        text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        ids = self.processor.tokenizer(text, return_tensors="pt").input_ids.to(self.model.device)
-        video = self.adapter.token_id("video")
-        places = (ids[0] == video).nonzero().squeeze(1)
-        if len(places) != 1:
-            raise PromptError(f"the chat template makes {len(places)} video placeholders of one video: it must be one")
-        at = int(places[0])
+        head, tail = self._words(question)
         embed = self.model.get_input_embeddings()
         tokens = self.memory.tokens()
         if self.adapter.line_ends:
             tokens = torch.cat([tokens, self.model.model.image_newline[None].to(tokens)])
-        embeds = torch.cat([embed(ids[:, :at]), tokens[None].to(self.model.dtype), embed(ids[:, at + 1 :])], 1)
-        ids = torch.cat([ids[:, :at], ids.new_full((1, len(tokens)), video), ids[:, at + 1 :]], 1)
-        return ids, embeds, at + len(tokens)
-
-    @torch.no_grad()
-    def _prefix(self, embeds: torch.Tensor) -> tuple[DynamicCache, int]:
-        """Keys and values of a prompt `[1, L, D]` up to the end of the video, computed once until a frame comes."""
-        if self._cache is None:
-            cache = DynamicCache(config=self.adapter.text_config)
-            self.model.get_decoder()(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
-            self._cache = cache, embeds.shape[1]
-        return self._cache
-
-    def _cache_bytes(self) -> int:
-        return 0 if self._cache is None else layer_bytes(self._cache[0].layers)
+        embeds = torch.cat([embed(head), tokens[None].to(self.model.dtype), embed(tail)], 1)
+        return torch.cat([head, head.new_full((1, len(tokens)), self.adapter.token_id("video")), tail], 1), embeds
 
 
 def _is_several(frames: Any) -> bool:
@@ -259,3 +281,11 @@ def _is_several(frames: Any) -> bool:
     if isinstance(frames, Sequence):
         return True
     return getattr(frames, "ndim", 3) == 4
+
+
+def _check_frame(frame: Any, number: int) -> None:
+    shape = (*frame.size, 3) if isinstance(frame, Image.Image) else tuple(getattr(frame, "shape", ()))
+    is_bytes = isinstance(frame, Image.Image) or str(getattr(frame, "dtype", "")).endswith("uint8")
+    if not is_bytes or len(shape) != 3 or shape[2] != 3 or not all(shape):
+        found = f"{type(frame).__name__} of {getattr(frame, 'dtype', 'no numbers')} {list(shape)}"
+        raise PromptError(f"frame {number} of the push is a {found}: push PIL pictures or uint8 arrays [H, W, 3]")

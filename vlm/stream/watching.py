@@ -1,0 +1,97 @@
+"""A video file into a stream: decoding, preparing and reading go on at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ..input.changes import Changes
+from ..input.read_video import frames_in_file
+from .ahead import ahead
+from .video_stream import VideoStream
+
+STILL = 24.0  # levels of 255
+CHUNK = 4  # frames that the tower takes together
+QUEUED = 2  # chunks that wait between two stages
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was seen of a file.
+
+    Attributes
+    ----------
+    frames
+        Frames that the stream took in.
+    decoded
+        Frames that were decoded; of the others nothing was new.
+    seconds
+        From the start to the last frame, all stages together.
+    """
+
+    frames: int
+    decoded: int
+    seconds: float
+
+
+def watch(stream: VideoStream, path: str | PathLike[str], still: float = STILL, **chosen: Any) -> Watched:
+    """Let a stream see a video file, while decoding goes on and without frames in which nothing changes; lossy.
+
+    Decoding, preparing, and tower with language model are three stages with bounded queues between them. When the last
+    frame is there, the language model has read all others: the question alone is left.
+
+    Parameters
+    ----------
+    stream
+        A :class:`~mmaccel.vlm.VideoStream`; what it has seen before stays.
+    path
+        Any file of :func:`~mmaccel.vlm.read_video`.
+    still
+        Levels of 255 by which some part of the picture must differ from the last frame that was taken, default 24;
+        0 takes all frames. See :class:`~mmaccel.vlm.input.changes.Changes`.
+    chosen
+        Which frames are looked at, as for :func:`~mmaccel.vlm.read_video`: `frames` (32 if neither is given) or `fps`,
+        `sampling`, `start`, `end`, `backend`.
+
+    Raises
+    ------
+    VideoFileError
+        If the file cannot be read; the stream keeps the frames before the fault.
+    SettingError
+        If a setting is out of range.
+
+    Examples
+    --------
+    >>> with vlm.VideoStream(model, processor) as stream:  # doctest: +SKIP
+    ...     vlm.watch(stream, "clip.mp4", fps=2)
+    ...     print(stream.ask("what moves up?"))
+    """
+    if chosen.get("fps") is None:
+        chosen.setdefault("frames", 32)
+    changes, began, decoded = Changes(still), time.perf_counter(), 0
+
+    def fresh() -> Iterator[list[np.ndarray]]:
+        nonlocal decoded
+        chunk: list[np.ndarray] = []
+        with closing(frames_in_file(path, **chosen)) as frames:
+            for frame in frames:
+                decoded += 1
+                if changes.new(frame):
+                    chunk.append(frame)
+                if len(chunk) == CHUNK:
+                    yield chunk
+                    chunk = []
+        if chunk:
+            yield chunk
+
+    before = stream.stats.frames
+    with closing(ahead(fresh(), QUEUED)) as chunks, closing(ahead(map(stream.pixels, chunks), QUEUED)) as prepared:
+        for pixels in prepared:
+            stream.push_pixels(pixels)
+    return Watched(stream.stats.frames - before, decoded, time.perf_counter() - began)
