@@ -31,9 +31,9 @@ CHUNK = 4  # frames of a push
 WAYS: dict[str, dict[str, Any]] = {"": {}, "prefill=True": {"prefill": True}, "reread=None": {"reread": None}}
 
 
-def clips(count: int, brief: bool) -> list[list[Any]]:
+def clips(count: int, brief: bool, seed: int = 0) -> list[list[Any]]:
     """Questions of `count` held-out clips, together by clip."""
-    questions = zoo.questions(MODEL, 4 * count, seed=0, brief=brief)
+    questions = zoo.questions(MODEL, 4 * count, seed=seed, brief=brief)
     return [list(group) for _, group in groupby(questions, key=lambda q: id(q.frames))][:count]
 
 
@@ -64,8 +64,8 @@ def page(result: dict[str, Any], parts: int = 6) -> str:
     intro = (
         f"`{result['stream']}` on `{MODEL}`, by `python -m mmaccel.demos.hours_of_video`: clips of 32 frames one after"
         f" the other, a frame every two seconds, {result['rows'][-1]['frames'] / 1800:.1f} hours of them, and after"
-        " each clip questions about it, of which the first is timed. The plain model, which sees that clip alone with all"
-        f" its tokens, answers {result['plain_right']:.1%} of the same questions right. With the policy `window` a"
+        " each clip questions about it, of which the first is timed. The plain model, which sees that clip alone with"
+        f" all its tokens, answers {result['plain_right']:.1%} of the same questions right. With the policy `window` a"
         " stream remembers the last clip; with `peak_end` and `budget` half of the memory is for the clips before it,"
         " which these questions do not mean and a model takes for the same scene. Each stream sees each clip in turn;"
         " processor time is of one thread."

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.cli.arguments import FRAMES, TOKENS, positive, whole
+from mmaccel.cli.arguments import FRAMES, TOKENS, number, positive, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import check_picture, told
+from mmaccel.errors import SettingError
 from mmaccel.files.output import replacing
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ class VlmCommand(Command):
     examples = (
         'mmaccel run video "rocket moves up, blue background" -o clip.mp4',
         'mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png',
+        'mmaccel run vlm clip.mp4 "what moves up?" --watch --compare',
         'mmaccel run vlm talk.mp4 "who speaks?" --fps 2 --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf',
     )
     floor = "the share of equal answers"
@@ -34,10 +37,23 @@ class VlmCommand(Command):
         parser.add_argument("--picture", type=Path, help="also draw which patches were kept, over the frames")
         add_answer(parser)
         parser.add_argument("--fps", type=positive, help="frames per second to look at, instead of --frames")
+        watch = "decode while the model reads, without frames that show nothing new"
+        parser.add_argument("--watch", action="store_true", help=watch)
+        levels = "levels of 255 by which some part of a frame must differ to be new (default 24); with --watch"
+        parser.add_argument("--still", type=number("from 0 to 255", _is_level), metavar="LEVELS", help=levels)
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Answer a question about a video file."""
         check_picture(arguments.picture, "--picture")
+        if arguments.watch:
+            watched(arguments)
+        elif arguments.still is not None:
+            raise SettingError("--still says which frames --watch leaves out: add --watch")
+        else:
+            self._answer(arguments)
+
+    @staticmethod
+    def _answer(arguments: argparse.Namespace) -> None:
         from mmaccel.session import accelerate
 
         from .answering import ask
@@ -85,6 +101,46 @@ class VlmCommand(Command):
         model, processor = opened(arguments)
         length = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
         return model, {"frames": frames, "questions": [question], "processor": processor, **length}
+
+
+def watched(arguments: argparse.Namespace) -> None:
+    """Answer a question about a video file while it is decoded; with --compare plainly as well."""
+    from .answering import ask
+    from .stream.streaming_compression import StreamingCompression
+    from .stream.video_stream import VideoStream
+    from .stream.watching import watch
+
+    method = _of_stream(chosen_methods(arguments)[0], StreamingCompression)
+    if arguments.picture:
+        raise SettingError("--picture: a stream does not keep its frames: leave out --watch")
+    model, processor = opened(arguments)
+    length, plain = {"max_new_tokens": arguments.max_new_tokens}, None
+    began = time.perf_counter()
+    if arguments.compare:
+        (plain,), _ = ask(model, processor, frames_of(arguments), [arguments.question], **length)
+        plain_seconds, began = time.perf_counter() - began, time.perf_counter()
+    with VideoStream(model, processor, method) as stream:
+        still = {} if arguments.still is None else {"still": arguments.still}
+        seen = watch(stream, arguments.video, frames=arguments.frames, fps=arguments.fps, **still)
+        answer = stream.ask(arguments.question, **length)
+    seconds = time.perf_counter() - began
+    if plain is not None:
+        print(f"plain: {plain}")
+    print(answer if plain is None else f"fast:  {answer}")
+    print(f"{seen}, {stream.stats.tokens} of {seen.decoded * stream.stats.plain_tokens // seen.frames} visual tokens")
+    compared = "" if plain is None else f", plain {plain_seconds:.2f} s: {plain_seconds / seconds:.2f}x"
+    print(f"{seconds:.2f} s from the file to the answer{compared} (lossy)")
+
+
+def _is_level(value: float) -> bool:
+    return 0 <= value <= 255
+
+
+def _of_stream(chosen: list[Any], kind: type[Any]) -> Any:
+    """The method of a stream among those that were named; None for its default."""
+    if len(chosen) > 1 or not all(isinstance(method, kind) for method in chosen):
+        raise SettingError(f"--watch takes --method vlm.{kind.__name__}(...) or none, not {chosen[0]}")
+    return chosen[0] if chosen else None
 
 
 def add_answer(parser: Any) -> None:

@@ -10,6 +10,7 @@ from mmaccel.errors import SettingError
 from mmaccel.method import is_number
 
 BLOCKS = 16  # across and down
+STILL = 24.0  # levels of 255
 SIDE = 128  # pixels of a frame that are looked at, across and down
 
 

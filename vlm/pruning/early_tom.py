@@ -44,8 +44,8 @@ class EarlyTom(Compressor):
     ema
         Share of the newest cosine in the running one, above 0 and up to 1, default 0.9 as the reference code.
     alike
-        Least cosine of any patch of two frames that merge, from -1 (the paper's, where the mean alone counts) to 1. What
-        is seen for a moment in one place changes a few patches much and the mean hardly. Default DEFAULT.
+        Least cosine of any patch of two frames that merge, from -1 (the paper's, where the mean alone counts) to 1.
+        What is seen for a moment in one place changes a few patches much and the mean hardly. Default DEFAULT.
     merge_after
         Number of tower layers after which frames merge, and merge again after as many more; 0 for never, None (default)
         for a third of the depth, rounded up.

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ..input.changes import Changes
+from ..input.changes import STILL, Changes
 from ..input.read_video import frames_in_file
 from .ahead import ahead
 from .video_stream import VideoStream
 
-STILL = 24.0  # levels of 255
 CHUNK = 4  # frames that the tower takes together
 QUEUED = 2  # chunks that wait between two stages
 
@@ -39,8 +38,18 @@ class Watched:
     decoded: int
     seconds: float
 
+    def __str__(self) -> str:
+        return f"{self.frames} of {self.decoded} frames showed something new"
 
-def watch(stream: VideoStream, path: str | PathLike[str], still: float = STILL, **chosen: Any) -> Watched:
+
+def watch(
+    stream: VideoStream,
+    path: str | PathLike[str],
+    still: float = STILL,
+    frames: int = 32,
+    fps: float | None = None,
+    **chosen: Any,
+) -> Watched:
     """Let a stream see a video file, while decoding goes on and without frames in which nothing changes; lossy.
 
     Decoding, preparing, and tower with language model are three stages with bounded queues between them. When the last
@@ -55,9 +64,12 @@ def watch(stream: VideoStream, path: str | PathLike[str], still: float = STILL, 
     still
         Levels of 255 by which some part of the picture must differ from the last frame that was taken, default 24;
         0 takes all frames. See :class:`~mmaccel.vlm.input.changes.Changes`.
+    frames
+        Most frames to look at, default 32; without `fps` only.
+    fps
+        Frames to look at for each second instead; None (default) to go by `frames`.
     chosen
-        Which frames are looked at, as for :func:`~mmaccel.vlm.read_video`: `frames` (32 if neither is given) or `fps`,
-        `sampling`, `start`, `end`, `backend`.
+        `sampling`, `start`, `end` and `backend` of :func:`~mmaccel.vlm.read_video`.
 
     Raises
     ------
@@ -72,15 +84,14 @@ def watch(stream: VideoStream, path: str | PathLike[str], still: float = STILL, 
     ...     vlm.watch(stream, "clip.mp4", fps=2)
     ...     print(stream.ask("what moves up?"))
     """
-    if chosen.get("fps") is None:
-        chosen.setdefault("frames", 32)
+    which = {"frames": frames if fps is None else None, "fps": fps, **chosen}
     changes, began, decoded = Changes(still), time.perf_counter(), 0
 
     def fresh() -> Iterator[list[np.ndarray]]:
         nonlocal decoded
         chunk: list[np.ndarray] = []
-        with closing(frames_in_file(path, **chosen)) as frames:
-            for frame in frames:
+        with closing(frames_in_file(path, **which)) as decoding:
+            for frame in decoding:
                 decoded += 1
                 if changes.new(frame):
                     chunk.append(frame)
