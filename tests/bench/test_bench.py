@@ -19,7 +19,15 @@ from mmaccel.cli import bench as bench_commands
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, place
-from mmaccel.demos import batch_kills, hour_of_speech, hours_of_video, long_prompts, replica_kills, stored_contexts
+from mmaccel.demos import (
+    batch_kills,
+    hour_of_speech,
+    hours_of_video,
+    long_prompts,
+    replica_kills,
+    stored_contexts,
+    watched_video,
+)
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
 from mmaccel.speech.bench import cuts, first_sound, many_streams
@@ -282,6 +290,7 @@ LONG = {
     "speech_streams": many_streams.page,
     "stored_contexts": stored_contexts.page,
     "video_stream": hours_of_video.page,
+    "watched_video": watched_video.page,
 }
 
 

@@ -160,6 +160,20 @@ def _vlm(seen, monkeypatch):
 
     seen.put(monkeypatch, "mmaccel.vlm.input.read_video", read_video=read_video)
     seen.put(monkeypatch, "mmaccel.vlm.answering", load=_load(seen, "onevision", "processor"), ask=ask)
+
+    class Stream(contextlib.ExitStack):
+        stats = SimpleNamespace(tokens=1, plain_tokens=2)
+
+        def ask(self, question, **length):
+            seen.note(questions=[question], answered=False, **length)
+            return "an answer"
+
+    def watch(stream, path, frames, fps, **still):
+        seen.note(path=path, watched=True, **still)
+        return SimpleNamespace(frames=1, decoded=1)
+
+    seen.put(monkeypatch, "mmaccel.vlm.stream.video_stream", VideoStream=lambda *_: Stream())
+    seen.put(monkeypatch, "mmaccel.vlm.stream.watching", watch=watch)
     drawn = SimpleNamespace(save=lambda frames, path: PICTURE.save(path))
     seen.put(monkeypatch, "mmaccel.vlm.pruning.kept", kept=lambda _: [drawn])
     seen.put(monkeypatch, "mmaccel.zoo", questions=questions)

@@ -187,6 +187,8 @@ CASES = {
         "--picture": (["--picture", "{}/p.png"], {"files": ["p.png"], "printed": ...}),
         **LOOKS,
         "--fps": (["--fps", "2"], {"looks": {"fps": 2.0}}),
+        "--watch": (["--watch"], {"watched": True, "looks": None, "methods": None, "preset": None, "printed": ...}),
+        "--still": (["--watch", "--still", "80"], {"still": 80.0}, ["clip.mp4", "what?", "--watch"]),
         **model("other"),
     },
     "run speech": {

@@ -167,6 +167,7 @@ def test_early_tom_merges_frames_by_its_own_settings():
         (EarlyTom, {"window": 1}),
         (EarlyTom, {"ema": 0.0}),
         (EarlyTom, {"merge_after": -1}),
+        (EarlyTom, {"alike": -2}),
         (EarlyTom, {"inner_layer": 0}),
         (EarlyTom, {"inner_keep": 2}),
     ),
@@ -483,3 +484,17 @@ def test_merged_frames_have_the_weights_of_the_paper():
     torch.testing.assert_close(merges.weight, torch.tensor([1, math.cos(0.1) / (math.cos(0.1) + math.cos(0.3)), 1, 1]))
     assert plan_merges(x[:1]).first.tolist() == [0] and plan_merges(x[:2]).first.tolist() == [0, 1]
     assert plan_merges(x, tau=-1.0, window=3).first.tolist() == [0, 1, 2, 3, 4, 5]  # no middle, no merges
+
+
+def test_frames_of_which_one_patch_differs_do_not_merge():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 16, 8, generator=generator)
+    x[3] = x[2]
+    x[3, 7] *= -1  # a mean cosine of 7/8, and the nearest to it of others is about 0
+    settings = {"tau": -1.0, "window": 9}
+    for alike, second in ((-1.0, [0, 1, 3, 4]), (0.0, [0, 1, 2, 3, 4])):
+        assert plan_merges(x, **settings, alike=alike).second.tolist() == second
+        assert len(merge_frames(x, **settings, alike=alike)[0]) == len(second)
+        assert len(EarlyTom(**settings, alike=alike).merge(x)[0]) == len(second)
+    x[3] = x[2]
+    assert plan_merges(x, **settings, alike=0.99).second.tolist() == [0, 1, 3, 4]

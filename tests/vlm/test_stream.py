@@ -483,7 +483,7 @@ def test_a_template_with_two_videos_is_refused(parts, monkeypatch):
 def test_seconds_add_up(parts, monkeypatch):
     model, processor = parts
     stream = vlm.VideoStream(model, processor)
-    ticks = iter((10.0, 13.0, 20.0, 24.0))
+    ticks = iter((10.0, 11.0, 11.0, 13.0, 20.0, 21.0, 21.0, 24.0))
     monkeypatch.setattr(video_stream.time, "perf_counter", lambda: next(ticks))
     for _ in range(2):
         stream.push(frames(1))

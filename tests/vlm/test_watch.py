@@ -66,7 +66,14 @@ def test_small_things_count_and_noise_does_not():
     for scale in (1, 3):  # also where not every pixel is looked at
         changes = Changes(24)
         clip = [ground, noisy, thing, thing, moved, noisy]
-        assert [changes.new(f.repeat(scale, 0).repeat(scale, 1)) for f in clip] == [True, False, True, False, True, True]
+        assert [changes.new(f.repeat(scale, 0).repeat(scale, 1)) for f in clip] == [
+            True,
+            False,
+            True,
+            False,
+            True,
+            True,
+        ]
     assert Changes(24).new(ground) and all(Changes(0).new(frame) for frame in (ground, ground))
     changes = Changes(24)
     assert changes.new(ground) and changes.new(ground[:3, :5]), "another size is another scene"

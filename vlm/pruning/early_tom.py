@@ -44,11 +44,11 @@ class EarlyTom(Compressor):
     ema
         Share of the newest cosine in the running one, above 0 and up to 1, default 0.9 as the reference code.
     alike
-        Least cosine of any patch of two frames that merge, from -1 (the paper's, where the mean alone counts) to 1.
-        What is seen for a moment in one place changes a few patches much and the mean hardly. Default DEFAULT.
+        Least cosine of any patch of two frames that merge, from -1 (default, the paper's: the mean alone counts) to 1.
+        Above that, what is seen for a moment in one place stays: it changes a few patches much and the mean hardly.
     merge_after
         Number of tower layers after which frames merge, and merge again after as many more; 0 for never, None (default)
-        for a third of the depth, rounded up.
+        for a third of the depth.
     inner_layer, inner_keep
         Merging inside the language model, as in :class:`HoliTom`.
 
@@ -99,7 +99,7 @@ class EarlyTom(Compressor):
         self._require(is_share(self.inner_keep), "inner_keep", "above 0 and at most 1, a share of the visual tokens")
 
     def merges_after(self, layers: int) -> tuple[int, ...]:
-        step = -(-layers // 3) if self.merge_after is None else self.merge_after
+        step = max(1, layers // 3) if self.merge_after is None else self.merge_after
         return tuple(range(step, layers, step)) if step else ()
 
     def merge(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -142,7 +142,9 @@ class VideoStream:
             _check_frame(frame, number)
         if chunk:
             began = time.perf_counter()
-            self.push_pixels(self.pixels(chunk), began)
+            pixels = self.pixels(chunk)
+            self.stats.seconds += time.perf_counter() - began
+            self.push_pixels(pixels)
 
     def pixels(self, chunk: list[Any]) -> torch.Tensor:
         """Pictures as the tower takes them, `[1, F, 3, H, W]`: what :meth:`push` does first, in any thread."""
@@ -150,9 +152,9 @@ class VideoStream:
         return pixels
 
     @torch.no_grad()
-    def push_pixels(self, pixels: torch.Tensor, began: float | None = None) -> None:
-        """Take in frames that :meth:`pixels` prepared; the clock runs since `began`."""
-        began = time.perf_counter() if began is None else began
+    def push_pixels(self, pixels: torch.Tensor) -> None:
+        """Take in frames that :meth:`pixels` prepared."""
+        began = time.perf_counter()
         pixels = pixels.to(self.model.device, self.model.dtype)
         with self._tower.chunk() if self._tower else nullcontext():
             (visual,) = self.adapter.encode("video", self.method, {"pixel_values_videos": pixels})
