@@ -59,7 +59,7 @@ class Changes:
 def _parts(frame: np.ndarray) -> np.ndarray:
     """The mean colour of each part, float32 `[rows, columns, 3]`."""
     height, width = frame.shape[:2]
-    small = frame[:: max(1, height // SIDE), :: max(1, width // SIDE)].astype(np.float32)
+    small: np.ndarray = frame[:: max(1, height // SIDE), :: max(1, width // SIDE)].astype(np.float32)
     for axis in (0, 1):
         length = small.shape[axis]
         starts = np.arange(min(BLOCKS, length)) * length // min(BLOCKS, length)

@@ -51,6 +51,7 @@ def ahead(items: Iterable[Any], queued: int = 2) -> Iterator[Any]:
 def _draw(items: Iterator[Any], ready: Queue[tuple[Any, BaseException | None]], stop: threading.Event) -> None:
     error: BaseException | None = None
     while error is None and not stop.is_set():
+        entry: tuple[Any, BaseException | None]
         try:
             entry = next(items), None
         except BaseException as raised:  # the caller is to hear of it, whatever it is
