@@ -122,12 +122,12 @@ def watched(arguments: argparse.Namespace) -> None:
     with VideoStream(model, processor, method) as stream:
         still = {} if arguments.still is None else {"still": arguments.still}
         seen = watch(stream, arguments.video, frames=arguments.frames, fps=arguments.fps, **still)
-        answer = stream.ask(arguments.question, **length)
+        answer, tokens = stream.ask(arguments.question, **length), stream.stats.tokens
     seconds = time.perf_counter() - began
     if plain is not None:
         print(f"plain: {plain}")
     print(answer if plain is None else f"fast:  {answer}")
-    print(f"{seen}, {stream.stats.tokens} of {seen.decoded * stream.stats.plain_tokens // seen.frames} visual tokens")
+    print(f"{seen}, {tokens} of {seen.decoded * stream.stats.plain_tokens // seen.frames} visual tokens")
     compared = "" if plain is None else f", plain {plain_seconds:.2f} s: {plain_seconds / seconds:.2f}x"
     print(f"{seconds:.2f} s from the file to the answer{compared} (lossy)")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -174,7 +174,7 @@ def frames_in_file(
     start: float | None = None,
     end: float | None = None,
     backend: str | None = None,
-) -> Iterator[np.ndarray]:
+) -> Generator[np.ndarray, None, None]:
     """At most so many frames of a video file one by one, as they are decoded; see :func:`read_video`."""
     check_sampling(sampling, frames, fps, MIN_FRAMES, MAX_FRAMES)
     _check(start, end, None)
@@ -182,7 +182,7 @@ def frames_in_file(
     reader = READERS[_backend(file, backend)](file)
     try:
         part = _part(reader, start, end, file)
-        asked = {"frames": None if frames is None else min(frames, len(part)), "fps": fps}
+        asked: dict[str, Any] = {"frames": None if frames is None else min(frames, len(part)), "fps": fps}
         yield from reader.frames((part[0] + sample_frames(sampling, len(part), rate=_rate(reader), **asked)).tolist())
     finally:
         reader.close()

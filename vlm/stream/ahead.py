@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from queue import Full, Queue
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 WAIT = 0.05  # seconds between two looks at whether anyone still wants more
 
 
-def ahead(items: Iterable[Any], queued: int = 2) -> Iterator[Any]:
+def ahead(items: Iterable[Any], queued: int = 2) -> Generator[Any, None, None]:
     """What an iterator gives, drawn from it in a thread while the caller works on what it has.
 
     Parameters

@@ -69,7 +69,8 @@ class StreamCache:
         """Let the decoder read embeddings `[1, K, D]` of frames with these numbers, behind all that is there."""
         cache, before = self.read(), len(self)
         self.decoder(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
-        fresh = [(layer.keys[:, :, before:], layer.values[:, :, before:]) for layer in cache.layers]
+        layers: list[Any] = list(cache.layers)
+        fresh = [(layer.keys[:, :, before:], layer.values[:, :, before:]) for layer in layers]
         places = torch.arange(before, before + len(numbers), device=embeds.device)
         fresh = [(self._turned(key, places, back=True), value) for key, value in fresh]
         known = self._layers or [(key[:, :, :0], value[:, :, :0]) for key, value in fresh]
