@@ -54,10 +54,11 @@ class EarlyTom(Compressor):
 
     Notes
     -----
-    Lossy: dropped tokens are gone. In a tower of few layers a third of the depth is too often: on brief events
-    `tiny-onevision`, of four layers, answers 94.5 % of what it answers plainly, and with ``merge_after=2`` 100 %, on
-    other clips (at 15 % of the tokens). The number kept is exact and spread evenly over the frames; a remainder goes to the
-    ends of segments first. The reference code rounds the ends up and the rest to the nearest.
+    Lossy: dropped tokens are gone. The number kept is exact and spread evenly over the frames; a remainder goes to the
+    ends of segments first. The reference code rounds the ends up and the rest to the nearest. In a tower of few layers
+    a third of the depth is often: of what `tiny-onevision`, of four layers, answers plainly about 40 clips of brief
+    events, 96.9 % were right with the default and 100 % with ``merge_after=2``, at 15 % of the tokens; on 30 others
+    all with both.
 
     Raises
     ------
