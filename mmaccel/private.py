@@ -165,3 +165,23 @@ def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
         patch_size=tower.patch_size,
     )
     return index
+
+
+def is_split(target: Any) -> bool:
+    """Whether the processes of a launch hold parts of one model, and have to make every pass of it together.
+
+    Parameters
+    ----------
+    target
+        A model, or a pipeline of models.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor  # takes a second to import
+
+    parts = [target, *getattr(target, "components", {}).values()]
+    models = [part for part in parts if isinstance(part, torch.nn.Module)]
+    if any(isinstance(each, DTensor) for model in models for each in model.parameters()):
+        return True
+    # of diffusers' models whose tokens are split
+    return any(getattr(model, "_parallel_config", None) is not None for model in models)
