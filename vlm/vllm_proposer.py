@@ -96,7 +96,7 @@ class Proposer:
         slot_mappings
             Of the cache; not used.
         """
-        before, self.texts, found = self.texts, [], []
+        before, self.texts, found = self.texts, [], list[Tokens]()
         for row, sampled in enumerate(sampled_token_ids):
             if not sampled:
                 found.append([])

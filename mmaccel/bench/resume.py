@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +101,11 @@ def measure(
     # in rounds, so that a launch that is stopped goes on after the last whole one
     rounds = [missing[first : first + ranks.count] for first in range(0, len(missing), ranks.count)]
     for names in tqdm(rounds, desc=benchmark.name, disable=len(parts) == 1 or ranks.rank > 0):
-        mine = ranks.mine(names)
-        made = ranks.gathered(lambda mine=mine: [list(parts[name]()) for name in mine])
+        made = ranks.gathered(partial(_rows, [parts[name] for name in ranks.mine(names)]))
         for name, rows in zip(names, (row for each in made for row in each), strict=True):
             kept.add(name, rows)
     return {"header": kept.header, "rows": [row for name in parts for row in kept.parts[name]]}, kept
+
+
+def _rows(parts: list[Callable[[], Iterable[Row]]]) -> list[Group]:
+    return [list(make()) for make in parts]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
-from diffusers.hooks import ModelHook
+from diffusers.hooks.hooks import ModelHook
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
@@ -13,6 +13,7 @@ from mmaccel.stepping.easy_reuse import EasyReuse
 from mmaccel.stepping.run import SamplerRun
 
 from ..families.families import arguments, latents_of
+from ..steps import Forward
 from .easy_cache import EasyCache
 
 TIMESTEP = "timestep"  # argument of `forward`, in all transformers of diffusers that pipelines drive
@@ -67,10 +68,10 @@ class EasyCacheHook(ModelHook):
     def new_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The transformer's output, computed or from memory."""
         self._follow(arguments(module, args, kwargs).get(TIMESTEP), type(module).__name__)
-        latents = latents_of(module, args, kwargs)
+        latents, forward = latents_of(module, args, kwargs), cast(Forward, self.fn_ref.original_forward)
         if not self.flow:  # the output itself is reused: with an axis more nothing of the input is taken from it
             latents = [x[None] for x in latents]
-        output, share = self.cache.answer(latents, lambda: self.fn_ref.original_forward(*args, **kwargs))
+        output, share = self.cache.answer(latents, lambda: forward(*args, **kwargs))
         self.computed.append(share > 0)
         return output
 
