@@ -72,9 +72,9 @@ class Served:
 
 
 @contextmanager
-def serving(label: str, *words: str) -> Iterator[Served]:
+def serving(label: str, *words: str, kind: str = "image", model: str = MODEL) -> Iterator[Served]:
     """A server in a process of its own, on one thread."""
-    command = [sys.executable, "-c", COMMAND, "serve", "image", "--model", MODEL, "--port", "0", *words]
+    command = [sys.executable, "-c", COMMAND, "serve", kind, "--model", model, "--port", "0", *words]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         assert started.stdout is not None

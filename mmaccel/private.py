@@ -171,3 +171,23 @@ def rotated_key(attention: torch.nn.Module, key: torch.Tensor, cos: torch.Tensor
     """Keys `[B, H, T, E]` with the rotary embedding of that attention's model, angles `[B, T, E]`."""
     turned: torch.Tensor = sys.modules[type(attention).__module__].apply_rotary_pos_emb(key, key, cos, sin)[1]
     return turned
+
+
+def is_split(target: Any) -> bool:
+    """Whether the processes of a launch hold parts of one model, and have to make every pass of it together.
+
+    Parameters
+    ----------
+    target
+        A model, or a pipeline of models.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor  # takes a second to import
+
+    parts = [target, *getattr(target, "components", {}).values()]
+    models = [part for part in parts if isinstance(part, torch.nn.Module)]
+    if any(isinstance(each, DTensor) for model in models for each in model.parameters()):
+        return True
+    # of diffusers' models whose tokens are split
+    return any(getattr(model, "_parallel_config", None) is not None for model in models)

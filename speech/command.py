@@ -107,7 +107,8 @@ class SpeechCommand(Command):
         from .stream.stream_comparing import compare_streams
 
         model, inputs = self.prepare(arguments)
-        return compare_streams(model, **inputs, rounds=arguments.rounds, simple=not arguments.no_simple)
+        rounds, simple = arguments.rounds, not arguments.no_simple
+        return compare_streams(model, **inputs, rounds=rounds, simple=simple, ranks=True)
 
 
 def _add_listening(parser: Any) -> None:

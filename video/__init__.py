@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .blocks.sparse_attention import SparseAttention
     from .blocks.token_cache import TokenCache
     from .caches.easy_cache import EasyCache
+    from .caches.easy_cache_hook import EasyCacheHook
     from .caches.encoder_reuse import EncoderReuse
     from .caches.faster_cache import FasterCache
     from .caches.first_block_cache import FirstBlockCache
@@ -43,6 +44,7 @@ __all__ = [
     "BlockCache",
     "BlockRouter",
     "EasyCache",
+    "EasyCacheHook",
     "EncoderReuse",
     "FasterCache",
     "FirstBlockCache",

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from ..comparison import results
-from ..errors import WeightsError
+from ..comparison.ranks import Ranks
+from ..errors import SettingError, WeightsError
 from ..files.foreign_json import read_json
 from ..files.output import replacing
 from .benchmark import Benchmark, Group, Row
 
-SAME = ("versions", "commit", "clean", "machine", "threads")  # of the header; rows of others are never mixed
+SAME = ("versions", "commit", "clean", "machine", "threads", "processes")  # rows of other headers are never mixed
 SUFFIX = ".unfinished.json"
 
 
@@ -46,12 +48,10 @@ class Unfinished:
         elif found is not None:
             sys.stderr.write(f"{path}: of another commit, machine or setting, or with uncommitted changes: not used\n")
 
-    def part(self, name: str, make: Callable[[], Iterable[Row]]) -> Group:
-        """The rows of a part: those that are kept, or else made now."""
-        if name not in self.parts:
-            self.parts[name] = list(make())
-            self._write()
-        return self.parts[name]
+    def add(self, name: str, rows: Group) -> None:
+        """Keep the rows of a part."""
+        self.parts[name] = rows
+        self._write()
 
     def remove(self) -> None:
         """All is written elsewhere."""
@@ -70,7 +70,7 @@ class Unfinished:
     def _fits(self, found: dict[str, Any]) -> bool:
         if not isinstance(found.get("header"), dict) or not isinstance(found.get("parts"), dict):
             return False
-        same = all(found["header"].get(name) == self.header[name] for name in SAME)
+        same = all(found["header"].get(name) == self.header.get(name) for name in SAME)
         return same and self.header["clean"] is not False and found.get("full") == self.full
 
     def _write(self) -> None:
@@ -81,11 +81,31 @@ class Unfinished:
                 temporary.write_text(json.dumps(told), encoding="utf-8")
 
 
-def measure(benchmark: Benchmark, full: bool, page: Path | None) -> tuple[dict[str, Any], Unfinished]:
-    """Header and rows of a benchmark, and what is to be removed once they are written; it is kept beside a page."""
-    result = results.result([])
-    parts = benchmark.parts(full)
-    kept = Unfinished(page.with_suffix(SUFFIX) if page else None, result["header"], full)
-    measured = tqdm(parts.items(), desc=benchmark.name, disable=len(parts) == 1)
-    rows = [row for name, make in measured for row in kept.part(name, make)]
-    return {"header": kept.header, "rows": rows}, kept
+def measure(
+    benchmark: Benchmark, full: bool, page: Path | None, ranks: Ranks | None = None
+) -> tuple[dict[str, Any], Unfinished]:
+    """Header and rows of a benchmark, and what is to be removed once they are written; it is kept beside a page.
+
+    Several processes share the parts, and the first one keeps them.
+    """
+    ranks = ranks or Ranks()
+    header, parts = results.result([])["header"], benchmark.parts(full)
+    if len(parts) < ranks.count:
+        count = "one part" if len(parts) == 1 else f"{len(parts)} parts"
+        raise SettingError(f"bench {benchmark.name} has {count}, which {ranks.count} processes cannot share")
+    if ranks.count > 1:
+        header["processes"] = ranks.count
+    kept = Unfinished(page.with_suffix(SUFFIX) if page and ranks.rank == 0 else None, header, full)
+    missing = [name for name in parts if name not in kept.parts]
+    missing = ranks.of_first(lambda: missing)
+    # in rounds, so that a launch that is stopped goes on after the last whole one
+    rounds = [missing[first : first + ranks.count] for first in range(0, len(missing), ranks.count)]
+    for names in tqdm(rounds, desc=benchmark.name, disable=len(parts) == 1 or ranks.rank > 0):
+        made = ranks.gathered(partial(_rows, [parts[name] for name in ranks.mine(names)]))
+        for name, rows in zip(names, (row for each in made for row in each), strict=True):
+            kept.add(name, rows)
+    return {"header": kept.header, "rows": [row for name in parts for row in kept.parts[name]]}, kept
+
+
+def _rows(parts: list[Callable[[], Iterable[Row]]]) -> list[Group]:
+    return [list(make()) for make in parts]

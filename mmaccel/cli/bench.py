@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..comparison.ranks import Ranks
 from ..errors import MmaccelError, SettingError
 from ..modality import modalities
 from .arguments import THREADS, whole
@@ -108,10 +109,12 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
     if arguments.page and arguments.page.is_dir():
         page = arguments.page / f"{arguments.kind}.md"
         raise SettingError(f"--page {arguments.page} is a folder: name a file, such as --page {page}")
-    benchmark = benchmark_of(arguments.kind)
+    benchmark, ranks = benchmark_of(arguments.kind), Ranks.launched()
     torch.set_num_threads(arguments.threads or benchmark.threads)
     with contextlib.redirect_stdout(sys.stderr):  # messages of other libraries are not part of the result
-        result, kept = measure(benchmark, arguments.full, arguments.page)
+        result, kept = measure(benchmark, arguments.full, arguments.page, ranks)
+    if ranks.rank > 0:
+        return  # the first process prints and writes
     print(json.dumps(result, indent=1) if arguments.json else pages.table(result), flush=True)
     if arguments.page:  # last, so that an error in the page loses no figure
         benchmark.write_page(result, arguments.page)
@@ -131,6 +134,8 @@ def run_all(arguments: argparse.Namespace) -> None:
     from ..bench.resume import SUFFIX, Unfinished
     from ..comparison import results
 
+    if Ranks.launched().count > 1:
+        raise SettingError("bench all measures in one process after the other: share out one, such as bench vlm")
     failed, found, kinds = [], 0, benchmarks()
     path = arguments.page / f"all{SUFFIX}" if arguments.page else None
     measured = Unfinished(path, results.result([])["header"], arguments.full)
@@ -149,7 +154,7 @@ def run_all(arguments: argparse.Namespace) -> None:
             print(f"{kind} failed: {reason}", file=sys.stderr, flush=True)
             failed.append(kind)
         else:
-            measured.part(kind, list)
+            measured.add(kind, [])
     measured.remove()
     if arguments.page and found:
         from ..bench.index import write

@@ -121,7 +121,8 @@ class Command(ABC):
         """The target, and all other arguments of `compare` and `tune` except the methods."""
         target, inputs = self.prepare(arguments)
         seeds = range(getattr(arguments, "seeds", 1))
-        return target, {"seeds": seeds, "rounds": arguments.rounds, "simple": not arguments.no_simple, **inputs}
+        measure = {"seeds": seeds, "rounds": arguments.rounds, "simple": not arguments.no_simple}
+        return target, {**measure, "ranks": True, **inputs}
 
 
 def add_kinds(commands: Any, name: str, about: str, examples: str, seeds: int) -> Iterator[tuple[Command, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..comparison.comparison import check_format
+from ..comparison.ranks import Ranks
 from ..files.output import check_writable
 from .command import Command, add_kinds
 from .model_arguments import add_methods
@@ -40,6 +41,8 @@ def run_compare(command: Command, arguments: argparse.Namespace) -> None:
         check_format(arguments.output)
     check_writable(arguments.output)
     found = command.compare(arguments)
+    if Ranks.launched().rank > 0:
+        return  # the first process prints and writes
     print(found, flush=True)
     if arguments.output:
         found.save(arguments.output)

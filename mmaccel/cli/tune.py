@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..comparison.ranks import Ranks
 from ..errors import SettingError
 from ..files.output import check_writable
 from .arguments import number
@@ -67,6 +68,8 @@ def run_tune(command: Command, arguments: argparse.Namespace) -> None:
     check_writable(arguments.output)
     check_writable(arguments.plot, "--plot")
     found = _tune(command, arguments)
+    if Ranks.launched().rank > 0:
+        return  # the first process prints and writes
     print(found, flush=True)
     if arguments.output and found.plan is not None:
         found.save(arguments.output)

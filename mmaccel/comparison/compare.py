@@ -12,6 +12,7 @@ from ..method import Method, is_count
 from ..plan import Plan, plan
 from .comparison import Comparison
 from .entry import PLAIN, Entry
+from .ranks import Ranks
 from .trial import BaseTrial, trial_of
 
 LEAST_RUNS = 3  # of each entry, so that there is a median
@@ -25,6 +26,7 @@ def compare(
     rounds: int | None = None,
     simple: bool = True,
     processor: Any = None,
+    ranks: bool = False,
     **inputs: Any,
 ) -> Comparison:
     """Run a target plainly and with each method on the same seeds, and put speed, quality and memory side by side.
@@ -51,6 +53,9 @@ def compare(
     processor
         Turns the tokens of an answer into words. For vision-language models it also prepares `frames` and
         `questions`, for recognisers `audio`, if these are given instead of the call's own arguments.
+    ranks
+        Whether the processes of `accelerate launch` or torchrun share the runs, each with its own copy of the target;
+        default False. The same result is returned in all of them. Processes on one machine slow each other down.
     **inputs
         Arguments of the target's own call: those of `generate`, or of the pipeline. Without `generator`. For
         recognisers also `audio` (a path, samples at 16 kHz, or a list of these; cut at pauses), `reference` (the
@@ -77,17 +82,32 @@ def compare(
     plans = _plans(target, methods, preset)
     trial = trial_of(find_adapter(target), inputs, processor)
     made = [Entry(PLAIN, PLAIN), *(Entry(label, "method", plan) for label, plan in plans.items())]
-    return measured(trial, made, numbers, rounds or math.ceil(LEAST_RUNS / len(numbers)), simple)
+    rounds = rounds or math.ceil(LEAST_RUNS / len(numbers))
+    return measured(trial, made, numbers, rounds, simple, _processes(target) if ranks else Ranks())
 
 
-def measured(trial: BaseTrial, entries: list[Entry], seeds: list[int], rounds: int, simple: bool) -> Comparison:
+def measured(
+    trial: BaseTrial, entries: list[Entry], seeds: list[int], rounds: int, simple: bool, ranks: Ranks | None = None
+) -> Comparison:
     """Run entries, the plain one first, and with `simple` the simple alternatives; returns the results."""
     from .runner import Runner  # needs torch, which is not loaded just for its name
     from .simple import run_beside_simple
 
-    runner = Runner(trial, entries, seeds, rounds, title="compare")
+    runner = Runner(trial, entries, seeds, rounds, title="compare", ranks=ranks)
     no_simple = run_beside_simple(runner, trial, simple)
-    return Comparison.of(trial, runner.entries, seeds, no_simple)
+    return Comparison.of(trial, runner.entries, seeds, no_simple, runner.ranks.count)
+
+
+def _processes(target: Any) -> Ranks:
+    from ..private import is_split  # needs torch
+
+    ranks = Ranks.launched()
+    if ranks.count > 1 and is_split(target):
+        raise SettingError(
+            f"{type(target).__name__} is split over the processes, so none can make a run alone: leave out ranks=True,"
+            " and all make every run together"
+        )
+    return ranks
 
 
 def _checked(seeds: Iterable[int], rounds: int | None) -> list[int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Self
 
 from ..method import Method
@@ -14,6 +15,7 @@ from . import results
 from .trial import BaseTrial, Workload
 
 PLAIN = "plain"
+Measured = tuple[list["Sample"], dict[int, dict[str, Any]], dict[int, bool], tuple[int, Any, Any] | None]
 
 
 @dataclass
@@ -87,6 +89,20 @@ class Entry:
             if values:
                 return metric.worst(values)
         return next(iter(self.metrics), None)
+
+    @property
+    def measured(self) -> Measured:
+        """What was measured, for another process."""
+        return self.samples, self.metrics, self.equal, self.worst
+
+    def join(self, trial: Workload, seeds: Sequence[int], parts: Sequence[Measured]) -> None:
+        """Take over what several processes measured, whose runs were dealt out one by one."""
+        samples, metrics, equal, worst = zip(*parts, strict=True)
+        self.samples = [each for turn in zip_longest(*samples) for each in turn if each is not None]
+        self.metrics = {seed: found[seed] for seed in seeds for found in metrics if seed in found}
+        self.equal = {seed: found[seed] for seed in seeds for found in equal if seed in found}
+        seed = self.worst_seed(trial)
+        self.worst = next((found for found in worst if found is not None and found[0] == seed), None)
 
     @property
     def seconds(self) -> list[float]:

@@ -53,14 +53,16 @@ class Outcome:
     metrics: tuple[Metric, ...]
 
     @classmethod
-    def of(cls, trial: BaseTrial, entries: list[Entry], seeds: list[int], no_simple: str) -> Self:
-        """Gather the measurements."""
+    def of(cls, trial: BaseTrial, entries: list[Entry], seeds: list[int], no_simple: str, processes: int = 1) -> Self:
+        """Gather the measurements, which so many processes shared."""
         model = trial.model or _name(trial.target)
         result = results.result(entry.row(trial, model, entries[0]) for entry in entries)
         call = {name: describe(value) for name, value in trial.inputs.items()}
         result["header"].update(
             target=type(trial.target).__name__, model=model, call=call, seeds=seeds, no_simple=no_simple
         )
+        if processes > 1:
+            result["header"]["processes"] = processes
         measured = {key for row in result["rows"] for key, value in row["metrics"].items() if value is not None}
         metrics = tuple(metric for metric in trial.metrics if metric.key in measured)
         if trial.about:
@@ -106,8 +108,10 @@ class Outcome:
     def notes(self) -> list[str]:
         """Remarks that belong beside the table."""
         header = self.result["header"]
+        shared = header.get("processes")
         idle = [(row["label"], row["idle"]) for row in self.rows if row["idle"]]
         found = [header["about"]] if "about" in header else []
+        found += [f"{shared} processes shared the runs: on one machine each is slower for the others"] if shared else []
         found += [f"{label} did nothing: {reason.removeprefix(label + ': ')}" for label, reason in idle]
         found += [f"{row['label']} is {told}" for row in self.rows if (told := _pace(row))]
         found += [f"{row['label']}: {text}" for row in self.rows for text in row["warnings"] if text != row["idle"]]

@@ -13,6 +13,7 @@ from ..machine import synchronize
 from ..progress import looks
 from ..session import Session
 from .entry import PLAIN, Entry, Sample
+from .ranks import Ranks
 from .trial import Workload
 
 
@@ -31,13 +32,28 @@ class Runner:
         How often all seeds are repeated; later rounds only measure time.
     title
         Title of the progress bar; empty for no bar.
+    ranks
+        Processes that share the runs; by default this one makes all.
+
+    Attributes
+    ----------
+    runs
+        The numbers of the runs that this process makes.
     """
 
     def __init__(
-        self, trial: Workload, entries: Sequence[Entry], seeds: Sequence[int], rounds: int = 1, title: str = ""
+        self,
+        trial: Workload,
+        entries: Sequence[Entry],
+        seeds: Sequence[int],
+        rounds: int = 1,
+        title: str = "",
+        ranks: Ranks | None = None,
     ) -> None:
         self.trial, self.entries, self.seeds, self.title = trial, list(entries), list(seeds), title
-        self.total = rounds * len(self.seeds)
+        self.ranks = ranks or Ranks()
+        self.ranks.check(rounds * len(self.seeds))
+        self.runs = self.ranks.mine(range(rounds * len(self.seeds)))
         self._bar: Any = None
         self._round = -1
         self._waiting: list[tuple[Entry, Any]] = []
@@ -45,17 +61,18 @@ class Runner:
 
     def run(self, warm_up: bool = True) -> Self:
         """Make all runs; by default each entry first has one that is discarded."""
-        with self.progress(self.total + warm_up):
+        with self.progress(len(self.runs) + warm_up):
             if warm_up:
                 self.warm_up()
-            self.take_turns(0, self.total)
+            self.take_turns(self.runs)
         return self
 
     @contextmanager
     def progress(self, runs: int) -> Iterator[None]:
         """Show progress over this many runs of each entry inside the block."""
         # without a delay: the first run alone can take minutes
-        shown = {**looks(), "desc": self.title, "unit": "runs", "delay": 0.0, "disable": not self.title}
+        silent = not self.title or self.ranks.rank > 0
+        shown = {**looks(), "desc": self.title, "unit": "runs", "delay": 0.0, "disable": silent}
         with tqdm(total=runs * len(self.entries), **shown) as self._bar:
             yield
 
@@ -68,13 +85,20 @@ class Runner:
         for entry in self.entries:
             self.once(entry, self.seeds[0])
 
-    def take_turns(self, first: int, rounds: int, entries: Sequence[Entry] | None = None) -> None:
-        """Rounds from a number on, of all entries or of some."""
+    def take_turns(self, runs: Sequence[int], entries: Sequence[Entry] | None = None) -> None:
+        """Runs of these numbers, of all entries or of some."""
         running = self.entries if entries is None else list(entries)
-        for number in range(rounds):
-            turn = number % len(running)
+        for turns, number in enumerate(runs):
+            turn = turns % len(running)
             for entry in running[turn:] + running[:turn]:
-                self._run(entry, first + number)
+                self._run(entry, number)
+
+    def gather(self) -> None:
+        """Put what all processes measured together."""
+        if self.ranks.count > 1:
+            found = self.ranks.gathered(lambda: [entry.measured for entry in self.entries])
+            for entry, *parts in zip(self.entries, *found, strict=True):
+                entry.join(self.trial, self.seeds, parts)
 
     def once(self, entry: Entry, seed: int) -> tuple[Sample, Any]:
         """Make one run and return it with its output; attaching and removing methods is not timed."""

@@ -12,32 +12,45 @@ def run_beside_simple(runner: Runner, trial: BaseTrial, simple: bool) -> str:
 
     It is found after the first round, catches up with it, and then takes turns with all others.
     """
-    with runner.progress(runner.total + 1):
-        runner.warm_up()
-        runner.take_turns(0, 1)
-        reason = _add(runner, trial) if simple else "it was not requested"
-        runner.take_turns(1, runner.total - 1)
+    with runner.progress(len(runner.runs) + 1):
+        runner.ranks.gathered(lambda: _first(runner))
+        reason, counts = "it was not requested", list[int]()
+        if simple:
+            reason, counts = runner.ranks.of_first(lambda: _counts(runner, trial))
+        more = [Entry(f"fewer {trial.unit} ({each} of {trial.count})", "simple", fewer=each) for each in counts]
+        runner.ranks.gathered(lambda: _rest(runner, more))
+    runner.gather()
     return reason
 
 
-def _add(runner: Runner, trial: BaseTrial) -> str:
-    """Let the simple alternative catch up with the first round; returns why there is none."""
-    unit, count, found = trial.unit, trial.count, {}
+def _first(runner: Runner) -> None:
+    runner.warm_up()
+    runner.take_turns(runner.runs[:1])
+
+
+def _rest(runner: Runner, more: list[Entry]) -> None:
+    """The simple alternatives catch up with the first run, and then take turns with all others."""
+    if more:
+        runner.expect(len(runner.runs) * len(more))
+        runner.take_turns(runner.runs[:1], more)
+        runner.entries += more
+    runner.take_turns(runner.runs[1:])
+
+
+def _counts(runner: Runner, trial: BaseTrial) -> tuple[str, list[int]]:
+    """How many steps or frames the simple alternatives have, each once; or why there are none."""
+    unit, count = trial.unit, trial.count
     if count == 1:
-        return f"with one of its {unit} left out, nothing would be left"
+        return f"with one of its {unit} left out, nothing would be left", []
     if count <= trial.least:
-        return trial.no_simple or "this call has nothing to leave out"
+        return trial.no_simple or "this call has nothing to leave out", []
     plain, *others = runner.entries
-    for seconds in (other.samples[0].seconds for other in others if not other.idle):
-        fewer = _as_fast(runner, trial, seconds, plain.samples[0].seconds)
-        if fewer is not None:
-            found[fewer] = Entry(f"fewer {unit} ({fewer} of {count})", "simple", fewer=fewer)
-    if not found:
-        return f"no method was faster than the plain run, so no smaller number of {unit} takes as long"
-    runner.expect(runner.total * len(found))
-    runner.take_turns(0, 1, list(found.values()))
-    runner.entries += found.values()
-    return ""
+    seconds = (other.samples[0].seconds for other in others if not other.idle)
+    found = [_as_fast(runner, trial, each, plain.samples[0].seconds) for each in seconds]
+    fewer = list(dict.fromkeys(each for each in found if each is not None))
+    if not fewer:
+        return f"no method was faster than the plain run, so no smaller number of {unit} takes as long", []
+    return "", fewer
 
 
 def _as_fast(runner: Runner, trial: BaseTrial, seconds: float, plain: float) -> int | None:

@@ -152,12 +152,15 @@ class Server:
     async def _body(self, request: HttpRequest) -> dict[str, Any]:
         """The fields of a request, which may neither be too large nor too slow."""
         most, held = self.limits.body_bytes, bytearray()
+        too_large = Refused(413, f"the request has more than {most // 2**20} MiB: send smaller files")
+        if int(request.headers.get("content-length", 0)) > most:
+            raise too_large
         try:
             async with asyncio.timeout(self.limits.read_seconds):
                 async for chunk in request.stream():
                     held += chunk
                     if len(held) > most:
-                        raise Refused(413, f"the request has more than {most // 2**20} MiB: send smaller files")
+                        raise too_large
         except TimeoutError:
             raise Refused(408, "the request came too slowly: send it again") from None
         if self.endpoint.takes_forms:

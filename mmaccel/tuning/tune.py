@@ -104,6 +104,7 @@ def tune(
     rounds: int | None = None,
     simple: bool = True,
     processor: Any = None,
+    ranks: bool = False,
     **inputs: Any,
 ) -> Tuning:
     """Measure settings of a method on a target's own call, and pick the one that reaches a speed-up or keeps a quality.
@@ -126,7 +127,7 @@ def tune(
     floor
         Quality that the worst seed has to keep, in the first metric of the comparison: PSNR in dB for video, the share
         of equal answers for vision-language models; for images the surprise in nats, at most.
-    seeds, rounds, simple, processor, **inputs
+    seeds, rounds, simple, processor, ranks, **inputs
         As in :func:`mmaccel.compare`.
 
     Raises
@@ -148,7 +149,8 @@ def tune(
     settings = settings_of(target, method, grid)
     if target_speedup is None and floor is None and not all(each.exact for each in settings):
         raise SettingError("set a goal: target_speedup=1.8, or floor= with the lowest quality (or both)")
-    made = compare(target, *settings, seeds=seeds, rounds=rounds, simple=simple, processor=processor, **inputs)
+    measure = {"seeds": seeds, "rounds": rounds, "simple": simple, "processor": processor, "ranks": ranks}
+    made = compare(target, *settings, **measure, **inputs)
     metric = made.metrics[0]
     goal = replace(goal, higher_is_better=metric.higher_is_better)
     rows = [row for row in made.rows if row["kind"] == "method"]

@@ -14,6 +14,7 @@ from mmaccel.adapter import Adapter
 from mmaccel.comparison.compare import LEAST_RUNS, measured
 from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown
 from mmaccel.method import Method
 from mmaccel.patching import override
@@ -173,6 +174,7 @@ def compare_streams(
     rounds: int | None = None,
     simple: bool = True,
     endpoint: str | EndpointPolicy = "auto",
+    ranks: bool = False,
 ) -> Comparison:
     """Words while they are spoken, with verified drafts and without, beside a stream that looks less often.
 
@@ -190,6 +192,8 @@ def compare_streams(
         Whether the stream that looks less often runs too (default True).
     endpoint
         As of :class:`~mmaccel.speech.StreamingRecognizer`.
+    ranks
+        As of :func:`mmaccel.compare`.
 
     Raises
     ------
@@ -200,7 +204,7 @@ def compare_streams(
     methods = [VerifiedDrafts(), *([VerifiedDrafts(packed=True)] if _can_pack(model) else [])]
     entries = [Entry(PLAIN, PLAIN)]
     entries += [Entry(str(method), "method", Plan((method,), trial.adapter.family)) for method in methods]
-    return measured(trial, entries, [0], rounds or LEAST_RUNS, simple)
+    return measured(trial, entries, [0], rounds or LEAST_RUNS, simple, Ranks.launched() if ranks else None)
 
 
 def _can_pack(model: Any) -> bool:

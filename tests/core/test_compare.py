@@ -24,6 +24,7 @@ from mmaccel.comparison import results, trial
 from mmaccel.comparison.comparison import Comparison
 from mmaccel.comparison.difference import difference, worst_frame, worst_row, worst_texts
 from mmaccel.comparison.outcome import Pair, describe
+from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.trial import Shown, seeded
 from mmaccel.errors import ConflictError, MissingExtraError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
@@ -512,7 +513,11 @@ def test_every_entry_runs_three_times_unless_told_otherwise(monkeypatch, seeds, 
         monkeypatch.setattr(module, name, lambda *given: given)
     more = {"seeds": iter(seeds), "rounds": rounds, "simple": False, "processor": "a processor", "prompt": "x"}
     trial, entries, *others = module.compare("a model", ZipAR(window=2), preset="fast", **more)
-    assert others == [list(seeds), runs, False] and trial == ("adapter of a model", {"prompt": "x"}, "a processor")
+    assert others == [list(seeds), runs, False, Ranks()] and trial == (
+        "adapter of a model",
+        {"prompt": "x"},
+        "a processor",
+    )
     assert [entry.label for entry in entries] == ["plain", "image.ZipAR(window=2)", "image.ZipAR()"]
 
 

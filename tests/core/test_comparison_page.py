@@ -13,6 +13,7 @@ from PIL import Image
 from mmaccel.comparison import page, picture, trial
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.outcome import Outcome, Pair
+from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, Workload
 from mmaccel.errors import SettingError
 from mmaccel.image import ZipAR
@@ -211,12 +212,14 @@ def test_what_is_measured_runs_beside_the_simple_alternative(monkeypatch):
     calls = []
 
     class Runner:
-        def __init__(self, *given, title):
+        def __init__(self, *given, title, ranks):
             self.given, self.title, self.entries = given, title, ["plain", "added"]
+            self.ranks = ranks
 
     monkeypatch.setattr("mmaccel.comparison.runner.Runner", Runner)
     monkeypatch.setattr("mmaccel.comparison.simple.run_beside_simple", lambda *given: calls.append(given) or "why")
     monkeypatch.setattr(compare.Comparison, "of", lambda *given: given)
-    assert compare.measured("trial", ["plain"], [3], 5, False) == ("trial", ["plain", "added"], [3], "why")
+    made = compare.measured("trial", ["plain"], [3], 5, False, Ranks(1, 2))
+    assert made == ("trial", ["plain", "added"], [3], "why", 2)
     runner, *rest = calls[0]
     assert runner.given == ("trial", ["plain"], [3], 5) and runner.title == "compare" and rest == ["trial", False]

@@ -191,7 +191,7 @@ def test_what_a_comparison_is_given_is_handed_on(monkeypatch, wan):
         return made(methods, [(1.2, 40.0)])
 
     monkeypatch.setattr(module, "compare", compare)
-    more = {"seeds": (1, 2), "rounds": 5, "simple": False, "processor": object(), "prompt": "x"}
+    more = {"seeds": (1, 2), "rounds": 5, "simple": False, "processor": object(), "ranks": True, "prompt": "x"}
     mmaccel.tune(wan[0], HeterogeneousSteps, grid={"budget": (0.9,)}, floor=1, **more)
     assert given == [more]
 

@@ -1,4 +1,4 @@
-"""One clip by several processes that share the tokens of tiny-wan: ``python ranks.py WORLD PORT FOLDER``."""
+"""One clip by 1, 2 and 4 processes that share the tokens of tiny-wan, and texts: ``python ranks.py FOLDER``."""
 
 import json
 import sys
@@ -6,16 +6,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed
-import torch.multiprocessing
 from diffusers import ContextParallelConfig
 from diffusers.hooks.context_parallel import apply_context_parallel
 from diffusers.models._modeling_parallel import ParallelConfig
+from forked import WORLDS, fork
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers.distributed import DistributedConfig
 
 import mmaccel
-from mmaccel import video, zoo
+from mmaccel import video, vlm, zoo
 from mmaccel.errors import MmaccelError
+from mmaccel.testing.untrained import untrained
 
 PROMPT = "rocket moves up, blue background"
 CALL = {"prompt": PROMPT, "num_inference_steps": 12, "num_frames": 5, "output_type": "latent"}
@@ -66,20 +69,45 @@ def refusal(pipe, method):
     return ""
 
 
+def experts():
+    """A small mixture of experts with sharp attention."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = MixtralConfig(vocab_size=64, **sizes, **heads, bos_token_id=None, eos_token_id=None, pad_token_id=0)
+    return untrained(lambda: MixtralForCausalLM(config), scale=4)
+
+
+def texts(model):
+    """What is written plainly and with drafts, how often the model ran, and what is said of drafts by measured cost."""
+    ids = torch.randint(4, 60, (1, 24), generator=torch.Generator().manual_seed(1))
+    ids = torch.cat([ids, ids[:, :12]], 1)
+    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 20, "do_sample": False}
+    found = [[model.generate(**call)[0].tolist(), 20]]
+    for method in (vlm.SuffixDecoding(shortest=1), vlm.FusedDraft(always=True)):
+        with mmaccel.accelerate(model, method) as fast:
+            found.append([fast.generate(**call)[0].tolist(), fast.report.forwards])
+    try:
+        mmaccel.accelerate(model, vlm.FusedDraft()).remove()
+    except MmaccelError as error:
+        return [*found, str(error)]
+    return [*found, ""]
+
+
 def run(rank, world, port, folder):
-    torch.set_num_threads(1)
-    pipe = zoo.load("tiny-wan")
-    pipe.set_progress_bar_config(disable=True)
+    model, pipe = LOADED["experts"], LOADED["wan"]
     if world > 1:
         address = f"tcp://127.0.0.1:{port}"
         torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
         split(pipe.transformer, rank, world)
+        parallel = DistributedConfig(tp_size=world, ep_size=world, tp_plan="auto")
+        model = AutoModelForCausalLM.from_pretrained(folder.parent / "experts", distributed_config=parallel).eval()
     found = {name: drawn(pipe, method) for name, method in {"plain": None, **WORKING}.items()}
     # thresholds by which each process would decide for itself
     found["apart"] = drawn(pipe, video.EasyCache(threshold=0.2 if rank == 0 else 1e-9, warmup=3))
     told = {
         "computed": {name: computed for name, (_, computed) in found.items()},
         "refused": {name: refusal(pipe, method) for name, method in REFUSED.items()},
+        "texts": texts(model),
     }
     save_file({name: latents.contiguous() for name, (latents, _) in found.items()}, folder / f"{rank}.safetensors")
     (folder / f"{rank}.json").write_text(json.dumps(told))
@@ -88,5 +116,8 @@ def run(rank, world, port, folder):
 
 
 if __name__ == "__main__":
-    world, port, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    torch.multiprocessing.spawn(run, (world, port, folder), nprocs=world)
+    torch.set_num_threads(1)
+    LOADED = {"experts": experts(), "wan": zoo.load("tiny-wan")}
+    LOADED["wan"].set_progress_bar_config(disable=True)
+    LOADED["experts"].save_pretrained(Path(sys.argv[1]) / "experts")
+    sys.exit(not all(fork(run, world, Path(sys.argv[1]) / str(world)) for world in WORLDS))

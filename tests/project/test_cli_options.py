@@ -204,7 +204,7 @@ def test_compare_measures_what_was_asked_for(monkeypatch):
     assert Made().compare(argparse.Namespace(seeds=2, **words)) == "found"
     Made().compare(argparse.Namespace(**{**words, "method": [], "preset": None, "no_simple": True}))
     first, second = calls
-    inputs = {"rounds": 4, "prompt": "x"}
+    inputs = {"rounds": 4, "ranks": True, "prompt": "x"}
     assert first == (("target", ZipAR()), {"preset": "fast", "seeds": range(2), "simple": True, **inputs})
     assert second == (("target",), {"preset": "exact", "seeds": range(1), "simple": False, **inputs})
 

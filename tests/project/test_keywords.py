@@ -95,7 +95,7 @@ def test_tune_hands_on_what_compare_takes(monkeypatch):
 
     monkeypatch.setattr(importlib.import_module("mmaccel.tuning.tune"), "compare", compare)
     model, _ = image_examples.janus()
-    more = {"processor": "a processor", "rounds": 4, "seeds": (5, 6), "simple": False}
+    more = {"processor": "a processor", "ranks": True, "rounds": 4, "seeds": (5, 6), "simple": False}
     with pytest.raises(mmaccel.SettingError) as stop:
         mmaccel.tune(model, image.ZipAR, grid={"window": (2,)}, floor=5, **more)
     assert str(stop.value) == str(sorted(more.items()))

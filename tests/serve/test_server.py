@@ -197,13 +197,14 @@ def test_other_paths_and_ways_are_none(served):
     assert httpx.get(f"{served[1]}/v1/echo").status_code == 405
 
 
-def test_a_slow_upload_is_not_waited_for(slow):
-    with listening(slow, ServerLimits(read_seconds=0.2)) as (_, address):
-        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+@pytest.mark.parametrize(("size", "seconds", "status"), (("100", 0.2, 408), ("99999999999", 20, 413)))
+def test_a_slow_upload_is_not_waited_for_nor_one_that_will_be_too_large(slow, size, seconds, status):
+    with listening(slow, ServerLimits(read_seconds=seconds)) as (_, address):
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
         connection.putrequest("POST", "/v1/echo")
-        connection.putheader("Content-Length", "100")
+        connection.putheader("Content-Length", size)
         connection.endheaders(b'{"text": ')
-        assert connection.getresponse().status == 408
+        assert connection.getresponse().status == status
         connection.close()
 
 

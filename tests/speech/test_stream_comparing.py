@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mmaccel.cli import main as cli
+from mmaccel.comparison.ranks import Ranks
 from mmaccel.errors import AudioError, SettingError
 from mmaccel.plan import Plan
 from mmaccel.speech import examples
@@ -108,9 +109,10 @@ def test_what_is_asked_for_is_what_is_measured(model, monkeypatch):
     asked = []
     monkeypatch.setattr(stream_comparing, "measured", lambda *args: asked.append(args))
     compare_streams(*model, [said()], endpoint=EnergyEndpoint())
-    compare_streams(*model, [said()], ["a b"], rounds=7, simple=False, endpoint=EnergyEndpoint(silence=0.7))
+    more = {"rounds": 7, "simple": False, "ranks": True}
+    compare_streams(*model, [said()], ["a b"], endpoint=EnergyEndpoint(silence=0.7), **more)
     (trial, entries, *rest), (other, _, *more) = asked
-    assert rest == [[0], 3, True] and more == [[0], 7, False]
+    assert rest == [[0], 3, True, None] and more == [[0], 7, False, Ranks()]
     assert [entry.label for entry in entries] == [
         "plain",
         "speech.StreamingRecognizer()",

@@ -1,7 +1,6 @@
 """Step methods where diffusers splits the tokens of a transformer over processes."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,19 +23,17 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no signals of P
 def found(tmp_path_factory):
     """What one, two and four processes drew, by their number and rank."""
 
-    def run(world):
-        folder = tmp_path_factory.mktemp(f"ranks{world}")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, str(Path(ranks.__file__)), str(world), str(port), str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr[-3000:]
-        told = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
-        clips = [load_file(folder / f"{rank}.safetensors") for rank in range(world)]
+    made = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, str(Path(ranks.__file__)), str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    def read(world):
+        told = [json.loads((made / f"{world}/{rank}.json").read_text()) for rank in range(world)]
+        clips = [load_file(made / f"{world}/{rank}.safetensors") for rank in range(world)]
         return [SimpleNamespace(clips=clip, **one) for clip, one in zip(clips, told, strict=True)]
 
-    return {world: run(world) for world in (1, 2, 4)}
+    return {world: read(world) for world in (1, 2, 4)}
 
 
 @pytest.mark.parametrize("world", (2, 4))
@@ -67,6 +64,16 @@ def test_methods_that_look_between_the_layers_are_refused_by_name(found):
     for name, told in refused.items():
         assert "context parallelism has split those of WanTransformer3DModel" in told, name
         assert "use video.HeterogeneousSteps or video.EasyCache" in told
+
+
+@pytest.mark.parametrize("world", (2, 4))
+def test_a_language_model_whose_experts_are_split_takes_drafts(found, world):
+    """The same tokens in as many passes; those that grow by measured seconds are refused, as these differ."""
+    *alone, nothing = found[1][0].texts
+    assert not nothing and all(tokens == alone[0][0] for tokens, _ in alone) and alone[1][1] < 20
+    for rank in found[world]:
+        *texts, refused = rank.texts
+        assert texts == alone and "say vlm.FusedDraft(always=True)" in refused
 
 
 def test_without_it_a_decision_stays():

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from mmaccel import private
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.session import Session
 
 from ..generation import Call
 from .acceptance import Acceptance
@@ -38,6 +43,14 @@ class GrownMethod(DraftMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(isinstance(self.always, bool), "always", "True or False")
+
+    def attach(self, session: Session, stack: ExitStack) -> None:
+        if not self.always and private.is_split(session.target):
+            raise UnsupportedTargetError(
+                f"{type(session.target).__name__} is split over processes, each of which would measure another"
+                f" cost of a pass and draft otherwise: say {self.name}(always=True)"
+            )
+        super().attach(session, stack)
 
     def drafters(self, call: Call) -> list[GrownDrafter]:
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""

@@ -1,0 +1,53 @@
+"""EasyCache as a hook that diffusers puts on a transformer, beside the session that does the same."""
+
+import pytest
+import torch
+from diffusers.hooks import HookRegistry
+
+import mmaccel
+from mmaccel.errors import SettingError
+from mmaccel.video import EasyCache, EasyCacheHook, examples
+
+SETTINGS = {"threshold": 0.4, "warmup": 3, "cooldown": 1}
+
+
+@pytest.mark.parametrize("build", (examples.wan_pipeline, examples.flux_pipeline))
+def test_the_outputs_are_those_of_a_session(build):
+    pipe, arguments = build()
+    given = {**arguments(), "num_inference_steps": 12}
+    plain = pipe(**given)[0]
+    with mmaccel.accelerate(pipe, EasyCache(**SETTINGS)) as fast:
+        expected, computed = fast(**given)[0], fast.report.details["computed"]
+    hook = EasyCacheHook(12, **SETTINGS)
+    registry = HookRegistry.check_if_exists_or_initialize(pipe.transformer)
+    registry.register_hook(hook, "easy_cache")
+    for _ in range(2):
+        assert torch.equal(pipe(**given)[0], expected)
+        assert hook.computed == [done > 0 for done in computed] and False in hook.computed
+    registry.remove_hook("easy_cache")
+    assert torch.equal(pipe(**given)[0], plain) and not torch.equal(expected, plain)
+
+
+def test_noise_is_reused_as_it_is():
+    hook, calls = EasyCacheHook(4, threshold=1e6, warmup=2, cooldown=0, flow=False), []
+
+    class Denoiser(torch.nn.Module):
+        def forward(self, x, timestep):
+            calls.append(timestep)
+            return 2 * x
+
+    model = Denoiser()
+    HookRegistry.check_if_exists_or_initialize(model).register_hook(hook, "easy_cache")
+    outputs = [model(torch.full((1, 2), x), timestep) for x, timestep in ((1.0, 4), (2.0, 3), (3.0, 2), (4.0, 1))]
+    assert calls == [4, 3] and [float(output[0, 0]) for output in outputs] == [2, 4, 4, 4]
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(SettingError, match=r"steps=0: it must be an integer"):
+        EasyCacheHook(0)
+    with pytest.raises(SettingError, match="threshold"):
+        EasyCacheHook(10, threshold=-1)
+    model = torch.nn.Linear(2, 2)
+    HookRegistry.check_if_exists_or_initialize(model).register_hook(EasyCacheHook(4), "easy_cache")
+    with pytest.raises(SettingError, match="Linear is not told the timestep"):
+        model(torch.ones(1, 2))

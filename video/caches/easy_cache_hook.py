@@ -1,0 +1,99 @@
+"""EasyCache without a session: a hook of diffusers for one transformer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from diffusers.hooks.hooks import ModelHook
+
+from mmaccel.errors import SettingError
+from mmaccel.method import is_count
+from mmaccel.stepping.easy_reuse import EasyReuse
+from mmaccel.stepping.run import SamplerRun
+
+from ..families.families import arguments, latents_of
+from ..steps import Forward
+from .easy_cache import EasyCache
+
+TIMESTEP = "timestep"  # argument of `forward`, in all transformers of diffusers that pipelines drive
+
+
+class EasyCacheHook(ModelHook):
+    """Whole steps of a transformer reuse what it last added to its input, as :class:`EasyCache` has them; lossy.
+
+    For who wants no session: diffusers puts it on, and takes it off. It sees the transformer alone, so it is told how
+    many steps a run has, and begins anew when the timestep rises. There is no report, and it is put on anything.
+
+    Parameters
+    ----------
+    steps
+        Of a run, as `num_inference_steps`.
+    threshold, warmup, cooldown
+        As of :class:`EasyCache`.
+    flow
+        Whether the model predicts a flow (default True); False for one that predicts noise.
+
+    Attributes
+    ----------
+    computed
+        For each pass of the run, two a step with guidance: whether the transformer ran.
+
+    Raises
+    ------
+    SettingError
+        If a setting is out of range; when the transformer runs, if its `forward` has no `timestep`.
+
+    Examples
+    --------
+    >>> from diffusers.hooks import HookRegistry
+    >>> registry = HookRegistry.check_if_exists_or_initialize(pipe.transformer)  # doctest: +SKIP
+    >>> registry.register_hook(EasyCacheHook(steps=50, threshold=0.1), "easy_cache")  # doctest: +SKIP
+    >>> frames = pipe("a fox in snow", num_inference_steps=50).frames  # doctest: +SKIP
+    >>> registry.remove_hook("easy_cache")  # doctest: +SKIP
+    """
+
+    _is_stateful = True
+
+    def __init__(
+        self, steps: int, threshold: float = 0.05, warmup: int = 5, cooldown: int = 1, flow: bool = True
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        if not is_count(steps):
+            raise SettingError(f"steps={steps!r}: it must be an integer of at least 1, as num_inference_steps")
+        self.method = EasyCache(threshold=threshold, warmup=warmup, cooldown=cooldown)
+        self.steps, self.flow, self.computed = steps, flow, list[bool]()
+        self._begin()
+
+    def new_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The transformer's output, computed or from memory."""
+        self._follow(arguments(module, args, kwargs).get(TIMESTEP), type(module).__name__)
+        latents, forward = latents_of(module, args, kwargs), cast(Forward, self.fn_ref.original_forward)
+        if not self.flow:  # the output itself is reused: with an axis more nothing of the input is taken from it
+            latents = [x[None] for x in latents]
+        output, share = self.cache.answer(latents, lambda: forward(*args, **kwargs))
+        self.computed.append(share > 0)
+        return output
+
+    def reset_state(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Forget the run, as diffusers asks for between calls."""
+        self._begin()
+        return module
+
+    def _begin(self) -> None:
+        method = self.method
+        self.run, self.level = SamplerRun(self.steps, []), float("inf")
+        self.run.step = -1
+        self.cache = EasyReuse(self.run, method.threshold, method.warmup, method.cooldown)
+
+    def _follow(self, timestep: Any, name: str) -> None:
+        """Find out which step and branch this is."""
+        if timestep is None:
+            raise SettingError(f"{name} is not told the timestep: use mmaccel.accelerate(pipe, video.EasyCache())")
+        level = float(torch.as_tensor(timestep).flatten()[0])
+        if level > self.level or self.run.step < 0:
+            self._begin()
+            self.computed.clear()
+        if level != self.level:
+            self.run.step, self.run.branch, self.level = self.run.step + 1, -1, level
+        self.run.branch += 1
