@@ -112,6 +112,28 @@ def _check(adapter: SpeechAdapter, prompt: Sequence[int], draft: Sequence[int], 
         raise SettingError(f"draft holds {wrong[0]}: tokens of this model are 0 to {size - 1}")
 
 
+class CrossPasses:
+    """A decoder with cross-attention."""
+
+    def __init__(self, adapter: SpeechAdapter, encoded: Encoded, cache: CrossCache | None) -> None:
+        self.model, self.states = adapter.target, encoded.hidden_states
+        cross = DynamicCache() if cache is None else cache.update(adapter, self.states)
+        self.cache = EncoderDecoderCache(DynamicCache(), cross)
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits `[1, n, V]` after each of these tokens."""
+        ids = torch.tensor([list(tokens)], device=self.states.device)
+        # a decoder may add positions to what it is given, in place
+        states: Any = EncoderStates(last_hidden_state=self.states.clone())
+        output = self.model(decoder_input_ids=ids, encoder_outputs=states, past_key_values=self.cache, use_cache=True)
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def forget(self, count: int) -> None:
+        """Take back the last tokens."""
+        self.cache.self_attention_cache.crop(-count)
+
+
 class _Text:
     """The text of one piece of audio: target of the loop, and its rule, which chooses greedily.
 
@@ -122,10 +144,8 @@ class _Text:
     def __init__(
         self, adapter: SpeechAdapter, encoded: Encoded, prompt: Sequence[int], cache: CrossCache | None, limit: int
     ) -> None:
-        self.adapter, self.model, self.states = adapter, adapter.target, encoded.hidden_states
-        cross = DynamicCache() if cache is None else cache.update(adapter, self.states)
-        self.cache = EncoderDecoderCache(DynamicCache(), cross)
-        self.device, self.limit = self.states.device, limit
+        self.adapter, self.passes, self.limit = adapter, adapter.passes(encoded, cache), limit
+        self.device = encoded.hidden_states.device
         self.tokens: list[int] = []
         self.accepted, self.ended = 0, False
         self.waiting, self.drafted = list(prompt), 0  # tokens that the cache does not hold, and drafts that it does
@@ -136,13 +156,9 @@ class _Text:
 
     def forward(self, draft: Draft) -> torch.Tensor:
         """Logits `[1, K + 1, V]` after the tokens before, and after each token of the draft."""
-        ids = torch.tensor([[*self.waiting, *draft.tokens]], device=self.device)
-        # a decoder may add positions to what it is given, in place
-        states: Any = EncoderStates(last_hidden_state=self.states.clone())
-        output = self.model(decoder_input_ids=ids, encoder_outputs=states, past_key_values=self.cache, use_cache=True)
+        logits = self.passes.logits([*self.waiting, *draft.tokens])
         self.drafted = draft.size
-        logits: torch.Tensor = output.logits[:, len(self.waiting) - 1 :]
-        return logits
+        return logits[:, len(self.waiting) - 1 :]
 
     def judge(self, output: torch.Tensor, draft: Draft) -> Verdict:
         for place, row in enumerate(output[0]):
@@ -153,7 +169,7 @@ class _Text:
 
     def commit(self, verdict: Verdict) -> list[int]:
         accepted = len(verdict.path)
-        self.cache.self_attention_cache.crop(accepted - self.drafted)
+        self.passes.forget(self.drafted - accepted)
         self.waiting = [verdict.tokens[-1]]
         self.ended = verdict.tokens[-1] in self.adapter.end_tokens
         self.tokens += verdict.tokens[:-1] if self.ended else verdict.tokens

@@ -5,12 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.errors import SettingError
+from mmaccel.errors import AudioError, SettingError
+
+if TYPE_CHECKING:
+    from ..decoding.cross_cache import CrossCache
+    from ..decoding.redecode import Hypothesis
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,13 @@ class Word:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoder's output for a piece of audio.
+    """What the model made of a piece of audio before there is text.
 
     Attributes
     ----------
     hidden_states
-        `[1, T, D]`, what the decoder attends to.
+        `[1, T, D]`, what the decoder attends to; where each token belongs to a frame, tokens and their samples
+        (:class:`~mmaccel.speech.families.timed.TimedAdapter`).
     seconds
         Length of the audio, without padding.
     """
@@ -38,8 +43,18 @@ class Encoded:
     seconds: float
 
 
+class Passes(Protocol):
+    """A decoder behind one piece of audio, with what it has read so far."""
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits `[1, n, V]` after each of `n` tokens behind all before; they are read."""
+
+    def forget(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+
+
 class SpeechAdapter(Adapter):
-    """Base of the adapters of recognisers with an encoder and a decoder of text.
+    """Base of the adapters of recognisers.
 
     Attributes
     ----------
@@ -51,12 +66,15 @@ class SpeechAdapter(Adapter):
         Seconds of audio that fit into one call, None for any length.
     appends
         Whether the encoder's output for past audio stays the same when more arrives.
+    continues
+        Whether a text can be given that the model goes on from.
     """
 
     modality: ClassVar[str] = "speech"
     sample_rate: ClassVar[int] = 16_000
     longest: ClassVar[float | None] = None
     appends: ClassVar[bool] = False
+    continues: ClassVar[bool] = True
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
@@ -86,10 +104,35 @@ class SpeechAdapter(Adapter):
         """The same with all that the encoder can be given, where less of it leads into a loop; None if it had all."""
         return None
 
-    @property
-    @abstractmethod
-    def frame_seconds(self) -> float:
-        """Seconds of audio per encoder position."""
+    def decode(
+        self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int] = (), cache: CrossCache | None = None
+    ) -> Hypothesis:
+        """The text of a piece of audio; a draft changes nothing but the work."""
+        from ..decoding.redecode import decode  # which needs this module
+
+        return decode(self, encoded, prompt, draft, cache)
+
+    def passes(self, encoded: Encoded, cache: CrossCache | None = None) -> Passes:
+        """The decoder behind a piece of audio."""
+        from ..decoding.redecode import CrossPasses
+
+        return CrossPasses(self, encoded, cache)
+
+    def _check_samples(self, samples: torch.Tensor) -> float:
+        """Seconds of samples `[n]`; `AudioError` if they are none, or too many."""
+        if samples.ndim != 1 or not samples.numel():
+            raise AudioError(f"samples of shape {tuple(samples.shape)}: pass [samples], at least one")
+        seconds = samples.numel() / self.sample_rate
+        if self.longest is not None and seconds > self.longest:
+            raise AudioError(
+                f"{seconds:.1f} s in one call, where {self.longest:.0f} s fit: cut it at a pause, as streams do"
+            )
+        return seconds
+
+    def _processor(self) -> Any:
+        if self.processor is None:
+            raise SettingError("the adapter has no processor: set adapter.processor = processor")
+        return self.processor
 
     @abstractmethod
     def prompt(self, context: str = "") -> list[int]:
@@ -114,4 +157,4 @@ class SpeechAdapter(Adapter):
 
     @abstractmethod
     def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
-        """The words of new tokens with times, by the cross-attention of the decoder."""
+        """The words of new tokens with times."""

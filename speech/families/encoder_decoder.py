@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.errors import AudioError, SettingError
-
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..policies.alignment import captured_attention, sharpened, warp
 from .adapter import Encoded, SpeechAdapter, Word
+from .spelled import words_of
 
-WORD_STARTS = ("Ġ", "▁")  # how byte-level and SentencePiece tokens say that a space comes before
 LONGEST_MEDIAN = 0.7  # seconds of a word, as in OpenAI's Whisper
 
 
@@ -56,13 +54,7 @@ class EncoderDecoderAdapter(SpeechAdapter):
         """Encoder states `[1, T, D]` of float32 samples `[n]`, n at least 1."""
 
     def encode(self, samples: torch.Tensor) -> Encoded:
-        if samples.ndim != 1 or not samples.numel():
-            raise AudioError(f"samples of shape {tuple(samples.shape)}: pass [samples], at least one")
-        seconds = samples.numel() / self.sample_rate
-        if self.longest is not None and seconds > self.longest:
-            raise AudioError(
-                f"{seconds:.1f} s in one call, where {self.longest:.0f} s fit: cut it at a pause, as streams do"
-            )
+        seconds = self._check_samples(samples)
         with torch.no_grad():
             return Encoded(self._encode(samples), seconds)
 
@@ -72,13 +64,9 @@ class EncoderDecoderAdapter(SpeechAdapter):
         made = extractor(samples.cpu().numpy(), sampling_rate=self.sample_rate, return_tensors="pt", **options)
         return made[extractor.model_input_names[0]].to(self.target.device, self.target.dtype)
 
-    def _processor(self) -> Any:
-        if self.processor is None:
-            raise SettingError("the adapter has no processor: set adapter.processor = processor")
-        return self.processor
-
     @property
     def frame_seconds(self) -> float:
+        """Seconds of audio per encoder position."""
         return self.frame_samples / self.sample_rate
 
     def prompt(self, context: str = "") -> list[int]:
@@ -118,9 +106,8 @@ class EncoderDecoderAdapter(SpeechAdapter):
         if not tokens:
             return []
         times = self._boundaries(encoded, tokens, prompt)
-        spans = self._word_spans(tokens)
-        found = [word for first, last in spans if (word := self._word(tokens, times, first, last)) is not None]
-        return without_leading_silence(found)
+        ends = times[1:]
+        return without_leading_silence(words_of(self, self._processor().tokenizer, tokens, times, ends))
 
     def attention(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> torch.Tensor:
         """Where the speech of each token is: scores `[tokens + 1, frames]`, the last row for what follows them.
@@ -150,19 +137,3 @@ class EncoderDecoderAdapter(SpeechAdapter):
         """Seconds at which each token begins, and the end of the last."""
         frames = warp(self.attention(encoded, tokens, prompt).cpu().numpy())
         return [int(frame) * self.frame_samples / self.sample_rate for frame in frames]
-
-    def _word_spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """First token of each word, and the one after its last; a language without spaces is one word."""
-        names = self._processor().tokenizer.convert_ids_to_tokens(list(tokens))
-        starts = [place for place, name in enumerate(names) if place == 0 or name.startswith(WORD_STARTS)]
-        return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
-
-    def _word(self, tokens: Sequence[int], times: Sequence[float], first: int, last: int) -> Word | None:
-        """A word ends where its punctuation begins, since a pause follows that."""
-        text = self.text(tokens[first:last])
-        if not text:
-            return None
-        end = last
-        while end > first + 1 and not any(letter.isalnum() for letter in self.text(tokens[end - 1 : end])):
-            end -= 1
-        return Word(text, times[first], times[end])

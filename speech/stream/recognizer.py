@@ -23,7 +23,7 @@ from ..audio.growing_audio import GrowingAudio, Incremental
 from ..decoding.cross_cache import CrossCache
 from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
-from ..decoding.redecode import Hypothesis, decode
+from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, SpeechAdapter, Word
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
@@ -120,6 +120,9 @@ class StreamingRecognizer:
         most = 20.0 if self.adapter.longest is None else min(self.adapter.longest, 20.0)
         if not is_number(self.rejoin, 0, most):
             raise SettingError(f"rejoin={self.rejoin!r}: pass between 0 and {most:g} seconds, such as 14.0")
+        if self.rejoin and not self.adapter.continues:
+            name = type(self.adapter.target).__name__
+            raise SettingError(f"rejoin={self.rejoin!r}: {name} goes on from no text, leave it out")
         if self.adapter.sample_rate != RATE:
             raise UnsupportedTargetError(f"streams have {RATE} samples a second, this model {self.adapter.sample_rate}")
         longest, needed = self.adapter.longest, self.endpoint.longest + self.endpoint.silence
@@ -209,7 +212,7 @@ class StreamingRecognizer:
     def _decode(
         self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None
     ) -> Hypothesis:
-        return decode(self.adapter, encoded, prompt, draft, cache)
+        return self.adapter.decode(encoded, prompt, draft, cache)
 
     def growing(self) -> GrowingAudio | None:
         """What encodes a segment as it grows, for encoders that only append; None for the others."""
