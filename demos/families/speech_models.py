@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,18 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
+from mmaccel.speech.families.timed import features_of
 from mmaccel.testing.untrained import untrained
 
 SOURCE = Path(__file__).with_name("speech_models.json")
 LETTERS = "etaoinshrdlucmfwypvbgkq"  # with blank and word boundary the vocabulary of CTC
-BLANK, BETWEEN = 0, 1
-WORDS = 60
+RATE = 16_000
+WORDS = 70  # the marks come behind them
+AUDIO = "<|audio|>"
+MARKS = {"audio_token": AUDIO, "audio_bos_token": "<|bos|>", "audio_eos_token": "<|eos|>"}
+TEMPLATE = """{% for turn in messages %}w6 {% if turn['content'] is string %}{{ turn['content'] }}{% else %}\
+{% for part in turn['content'] %}{% if part['type'] == 'audio' %}<|audio|>{% else %}{{ part['text'] }}{% endif %}\
+{% endfor %}{% endif %}w7 {% endfor %}{% if add_generation_prompt %}w8{% endif %}"""
 
 
 @functools.cache
@@ -34,9 +41,11 @@ def build(name: str, seed: int = 0) -> tuple[Any, Any]:
     """A small untrained model of a class, and what prepares its audio and reads its tokens."""
     row = rows()[name]
     model = untrained(functools.partial(_made, name, row["config"]), seed)
-    with torch.no_grad():
-        _KINDS[row["kind"]](model, row)
-    return model, processor(row)
+    made = processor(row)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        _KINDS[row["kind"]](model, made.feature_extractor)
+    return model, made
 
 
 def _made(name: str, sizes: dict[str, Any]) -> Any:
@@ -45,9 +54,17 @@ def _made(name: str, sizes: dict[str, Any]) -> Any:
 
 
 def processor(row: dict[str, Any]) -> Any:
-    """A feature extractor and a tokenizer, as far as adapters use a processor."""
+    """A feature extractor and a tokenizer; transformers' own processor, where that can be made of a small tokenizer."""
     extractor = getattr(transformers, row["extractor"])(**row.get("features", {}))
-    return Processor(extractor, letters() if row["kind"] == "ctc" else words())
+    if row["kind"] == "ctc":
+        return Processor(extractor, letters())
+    if row["kind"] != "chat":
+        return Processor(extractor, words())
+    if "processor" in row:
+        own = getattr(transformers, row["processor"])
+        named = {"audio_token": AUDIO} if "audio_token" in inspect.signature(own).parameters else {}
+        return own(extractor, words(), chat_template=TEMPLATE, **named)
+    return ChatProcessor(extractor, words())
 
 
 class Processor:
@@ -55,6 +72,30 @@ class Processor:
 
     def __init__(self, feature_extractor: Any, tokenizer: Any) -> None:
         self.feature_extractor, self.tokenizer = feature_extractor, tokenizer
+
+
+class ChatProcessor(Processor):
+    """For models whose own processor needs torchaudio or mistral-common: a prompt with places for the audio."""
+
+    def apply_transcription_request(self, audio: list[Any], **_: Any) -> Any:
+        """As Voxtral's, windows of 4 s and a token for each eight frames, or as Fun-ASR's, a token for each frame."""
+        options = {"sampling_rate": RATE, "return_tensors": "pt"}
+        if isinstance(self.feature_extractor, transformers.WhisperFeatureExtractor):
+            features = self.feature_extractor(audio[0], padding="max_length", **options).input_features
+            return {**self._prompt(features.shape[2] // 8), "input_features": features}
+        features = self.feature_extractor(audio[0], **options).input_features
+        mask = torch.ones(features.shape[:2], dtype=torch.long)
+        return {**self._prompt(features.shape[1]), "input_features": features, "input_features_mask": mask}
+
+    def _prompt(self, count: int) -> Any:
+        return self.tokenizer(f"w5 {AUDIO * count}w8", return_tensors="pt")
+
+    def __call__(self, text: list[str], audio: list[Any], return_tensors: str) -> Any:
+        """As Granite's: three tokens for each window of 15 frames."""
+        features = self.feature_extractor(audio[0], sampling_rate=RATE, return_tensors=return_tensors).input_features
+        count = -(-features.shape[1] // 15) * 3
+        prompt = text[0].replace(AUDIO, AUDIO * count)
+        return {**self.tokenizer(prompt, return_tensors=return_tensors), "input_features": features}
 
 
 def letters() -> Any:
@@ -70,26 +111,39 @@ def letters() -> Any:
 
 def words() -> PreTrainedTokenizerFast:
     """Tokens that are words of their own, `w3`, but for every fourth, which goes on with the word before."""
-    from tokenizers import Tokenizer, decoders, models
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     names = [f"w{number}" if number % 4 == 0 else f"▁w{number}" for number in range(WORDS)]
     inner = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="w0"))
-    inner.decoder = decoders.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=inner)
+    inner.decoder, inner.pre_tokenizer = decoders.Metaspace(), pre_tokenizers.Metaspace()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", extra_special_tokens=MARKS)
+    made.chat_template = TEMPLATE
+    return made
 
 
-def _speak(head: torch.nn.Module, blank: int, favour: float) -> None:
-    """Weights that say something else at every other sound, and a bias for silence."""
-    head.weight.normal_(0.0, 8.0 * head.weight[0].numel() ** -0.5)
-    head.bias.zero_()
-    head.bias[blank] = favour
+def sound(seconds: float, seed: int = 0) -> torch.Tensor:
+    """Noise as loud as chance says for each tenth of a second, `[n]` at 16,000 a second."""
+    generator, count = torch.Generator().manual_seed(seed), round(seconds * RATE)
+    loud = torch.rand(count // 1600 + 1, generator=generator).repeat_interleave(1600)[:count]
+    return 0.3 * loud * torch.randn(count, generator=generator)
 
 
-def _ctc(model: Any, row: dict[str, Any]) -> None:
+def _balance(head: torch.nn.Module, logits: torch.Tensor, blank: int, share: float) -> None:
+    """A bias with which no token is likelier than another over frames `[n, V]`, but blank in a share of them."""
+    head.bias -= logits.mean(0)
+    centred = logits - logits.mean(0)
+    others = centred.clone()
+    others[:, blank] = -torch.inf
+    head.bias[blank] += (others.amax(1) - centred[:, blank]).quantile(share)
+
+
+def _ctc(model: Any, extractor: Any) -> None:
     head = model.ctc_head if hasattr(model, "ctc_head") else model.lm_head
     if hasattr(model, "ctc_head"):
         _loud(model.encoder)
-    _speak(head, model.config.pad_token_id, row.get("favour", 4.0))
+    head.weight.normal_(0.0, 8.0 * head.weight[0].numel() ** -0.5)
+    logits = model(**features_of(extractor, sound(4.0), RATE, model)).logits
+    _balance(head, logits[0], model.config.pad_token_id, 0.5)
 
 
 def _loud(module: torch.nn.Module, scale: float = 1.5) -> None:
@@ -99,14 +153,25 @@ def _loud(module: torch.nn.Module, scale: float = 1.5) -> None:
             parameter.normal_(0.0, scale * parameter[0].numel() ** -0.5)
 
 
-def _transducer(model: Any, row: dict[str, Any]) -> None:
+def _transducer(model: Any, extractor: Any) -> None:
     for part in (model.encoder, model.encoder_projector):
         _loud(part)
     for part in (model.decoder, model.joint):
         _loud(part, 3.0)
-    model.decoder.embedding.weight.normal_(0.0, 3.0)
-    model.joint.head.bias[model.config.blank_token_id] += row.get("favour", 9.0)
-    model.generation_config.decoder_start_token_id = model.config.blank_token_id
+    config = model.config
+    model.generation_config.decoder_start_token_id = config.blank_token_id
+    frames = model.get_audio_features(**features_of(extractor, sound(4.0), RATE, model)).pooler_output
+    states = model.decoder(torch.arange(config.vocab_size)[:, None])  # behind each token
+    logits = model.joint(encoder_hidden_states=frames[0, :, None], decoder_hidden_states=states[None, :, 0])
+    logits = logits.flatten(0, 1)
+    _balance(model.joint.head, logits, config.blank_token_id, 0.7)
 
 
-_KINDS: dict[str, Callable[[Any, dict[str, Any]], None]] = {"ctc": _ctc, "transducer": _transducer}
+def _chat(model: Any, extractor: Any) -> None:
+    for parameter in model.parameters():
+        if parameter.ndim > 1 or not parameter.any():
+            parameter.normal_(0.0, 2.0 * parameter[0].numel() ** -0.5)
+    model.generation_config.eos_token_id = [2]
+
+
+_KINDS: dict[str, Callable[[Any, Any], None]] = {"ctc": _ctc, "transducer": _transducer, "chat": _chat}

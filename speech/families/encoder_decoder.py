@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..policies.alignment import captured_attention, sharpened, warp
-from .adapter import Encoded, SpeechAdapter, Word
+from .adapter import Encoded, Word
 from .spelled import words_of
+from .written import WrittenAdapter
 
 LONGEST_MEDIAN = 0.7  # seconds of a word, as in OpenAI's Whisper
 
@@ -32,17 +32,8 @@ def without_leading_silence(words: list[Word]) -> list[Word]:
     return [Word(first.text, first.end - usual, first.end), *words[1:]]
 
 
-class EncoderDecoderAdapter(SpeechAdapter):
-    """Base of the adapters of Whisper and Moonshine.
-
-    Attributes
-    ----------
-    tokens_per_second, spare_tokens
-        Most tokens that a text has: so many for each second, and so many more, which short pieces need.
-    """
-
-    tokens_per_second: ClassVar[float] = 6.5  # of Moonshine's authors, against loops
-    spare_tokens: ClassVar[int] = 4
+class EncoderDecoderAdapter(WrittenAdapter):
+    """Base of the adapters of Whisper and Moonshine."""
 
     @property
     @abstractmethod
@@ -75,27 +66,6 @@ class EncoderDecoderAdapter(SpeechAdapter):
     def _start(self) -> int:
         start = self.target.generation_config.decoder_start_token_id
         return int(self.target.config.decoder_start_token_id if start is None else start)
-
-    def limit(self, seconds: float) -> int:
-        return math.ceil(self.tokens_per_second * seconds) + self.spare_tokens
-
-    def banned(self, step: int) -> Sequence[int]:
-        settings = self.target.generation_config
-        first = settings.begin_suppress_tokens or () if step == 0 else ()
-        return [*(settings.suppress_tokens or ()), *first]
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        end = self.target.generation_config.eos_token_id
-        return frozenset([] if end is None else end if isinstance(end, list) else [end])
-
-    def text(self, tokens: Sequence[int]) -> str:
-        return str(self._processor().tokenizer.decode(self._spoken(tokens), skip_special_tokens=True)).strip()
-
-    def _spoken(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that are no marks."""
-        marks = {*self.end_tokens, *self._processor().tokenizer.all_special_ids}
-        return [int(token) for token in tokens if int(token) not in marks]
 
     @abstractmethod
     def heads(self) -> dict[int, list[int]]:

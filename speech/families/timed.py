@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -102,7 +102,11 @@ class StreamedAdapter(TimedAdapter):
 
 def features_of(extractor: Any, samples: torch.Tensor, rate: int, model: Any, **options: Any) -> dict[str, Any]:
     """What a feature extractor makes of samples `[n]`, on the model's device and in its precision."""
-    made = extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options)
+    return on_model(extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options), model)
+
+
+def on_model(made: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Tensors on a model's device, numbers with a point in its precision."""
     return {name: _like(value, model) for name, value in made.items()}
 
 
