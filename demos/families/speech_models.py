@@ -58,6 +58,8 @@ def processor(row: dict[str, Any]) -> Any:
     extractor = getattr(transformers, row["extractor"])(**row.get("features", {}))
     if row["kind"] == "ctc":
         return Processor(extractor, letters())
+    if row["kind"] == "mel":
+        return RealtimeProcessor(extractor, words())
     if row["kind"] != "chat":
         return Processor(extractor, words())
     if "processor" in row:
@@ -72,6 +74,17 @@ class Processor:
 
     def __init__(self, feature_extractor: Any, tokenizer: Any) -> None:
         self.feature_extractor, self.tokenizer = feature_extractor, tokenizer
+
+
+class RealtimeProcessor(Processor):
+    """What a stream uses of Voxtral Realtime's processor, which needs mistral-common: 80 ms for each token."""
+
+    num_delay_tokens, num_left_pad_tokens, num_right_pad_tokens = 3, 4, 6
+    num_samples_first_audio_chunk = (num_delay_tokens + 1) * 1280
+
+    def __call__(self, audio: Any, is_streaming: bool, is_first_audio_chunk: bool, return_tensors: str) -> Any:
+        count = self.num_left_pad_tokens + self.num_delay_tokens + 1
+        return {"input_ids": torch.full((1, count), 5), "num_delay_tokens": self.num_delay_tokens}
 
 
 class ChatProcessor(Processor):
@@ -174,4 +187,32 @@ def _chat(model: Any, extractor: Any) -> None:
     model.generation_config.eos_token_id = [2]
 
 
-_KINDS: dict[str, Callable[[Any, Any], None]] = {"ctc": _ctc, "transducer": _transducer, "chat": _chat}
+def _codec(model: Any, extractor: Any) -> None:
+    for module in model.codec_model.modules():
+        if hasattr(module, "embed_sum"):  # zeros in an untrained model: every sound would have the same codes
+            module.embed_sum.normal_()
+    model.model.embed_tokens.embed_tokens.weight.normal_()
+    _spoken(model)
+
+
+def _spoken(model: Any) -> None:
+    """A head that says something else at every other frame; nothing ends the text."""
+    for parameter in model.lm_head.parameters():
+        parameter.normal_()
+    model.generation_config.eos_token_id = None
+
+
+def _mel(model: Any, extractor: Any) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, 2.0 * parameter[0].numel() ** -0.5)
+    _spoken(model)
+
+
+_KINDS: dict[str, Callable[[Any, Any], None]] = {
+    "ctc": _ctc,
+    "transducer": _transducer,
+    "chat": _chat,
+    "codec": _codec,
+    "mel": _mel,
+}

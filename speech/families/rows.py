@@ -27,6 +27,10 @@ TRANSDUCERS = ("ParakeetForRNNT", "ParakeetForTDT")
 # Transducers with a cache-aware encoder.
 STREAMING_TRANSDUCERS = ("Nemotron3_5AsrForRNNT", "NemotronAsrStreamingForRNNT")
 
+# A token for each frame of a codec, or of a causal encoder.
+CODEC_FRAMES = ("KyutaiSpeechToTextForConditionalGeneration",)
+MEL_FRAMES = ("VoxtralRealtimeForConditionalGeneration",)
+
 
 @dataclass(frozen=True)
 class Asked:
