@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
+from mmaccel.speech import examples
 from mmaccel.speech.families.timed import features_of
 from mmaccel.testing.untrained import untrained
 
@@ -40,12 +41,20 @@ def rows() -> dict[str, Any]:
 def build(name: str, seed: int = 0) -> tuple[Any, Any]:
     """A small untrained model of a class, and what prepares its audio and reads its tokens."""
     row = rows()[name]
+    if row["kind"] == "written":
+        return _example(row["example"], seed)
     model = untrained(functools.partial(_made, name, row["config"]), seed)
     made = processor(row)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         _KINDS[row["kind"]](model, made.feature_extractor)
     return model, made
+
+
+def _example(name: str, seed: int) -> tuple[Any, Any]:
+    """One of those on which the methods are tried."""
+    made = examples.whisper_processor() if name == "whisper" else examples.moonshine_processor()
+    return getattr(examples, name)(seed)[0], made
 
 
 def _made(name: str, sizes: dict[str, Any]) -> Any:
@@ -141,13 +150,13 @@ def sound(seconds: float, seed: int = 0) -> torch.Tensor:
     return 0.3 * loud * torch.randn(count, generator=generator)
 
 
-def _balance(head: torch.nn.Module, logits: torch.Tensor, blank: int, share: float) -> None:
-    """A bias with which no token is likelier than another over frames `[n, V]`, but blank in a share of them."""
+def _balance(head: torch.nn.Module, logits: torch.Tensor, blank: int) -> None:
+    """A bias with which no token is likelier than another over frames `[n, V]`, but blank in half of them."""
     head.bias -= logits.mean(0)
     centred = logits - logits.mean(0)
     others = centred.clone()
     others[:, blank] = -torch.inf
-    head.bias[blank] += (others.amax(1) - centred[:, blank]).quantile(share)
+    head.bias[blank] += (others.amax(1) - centred[:, blank]).median()
 
 
 def _ctc(model: Any, extractor: Any) -> None:
@@ -156,7 +165,7 @@ def _ctc(model: Any, extractor: Any) -> None:
         _loud(model.encoder)
     head.weight.normal_(0.0, 8.0 * head.weight[0].numel() ** -0.5)
     logits = model(**features_of(extractor, sound(4.0), RATE, model)).logits
-    _balance(head, logits[0], model.config.pad_token_id, 0.5)
+    _balance(head, logits[0], model.config.pad_token_id)
 
 
 def _loud(module: torch.nn.Module, scale: float = 1.5) -> None:
@@ -167,8 +176,9 @@ def _loud(module: torch.nn.Module, scale: float = 1.5) -> None:
 
 
 def _transducer(model: Any, extractor: Any) -> None:
-    for part in (model.encoder, model.encoder_projector):
-        _loud(part)
+    for name, part in model.named_children():
+        if "encoder" in name or "projector" in name:
+            _loud(part)
     for part in (model.decoder, model.joint):
         _loud(part, 3.0)
     config = model.config
@@ -177,7 +187,9 @@ def _transducer(model: Any, extractor: Any) -> None:
     states = model.decoder(torch.arange(config.vocab_size)[:, None])  # behind each token
     logits = model.joint(encoder_hidden_states=frames[0, :, None], decoder_hidden_states=states[None, :, 0])
     logits = logits.flatten(0, 1)
-    _balance(model.joint.head, logits, config.blank_token_id, 0.7)
+    _balance(model.joint.head, logits, config.blank_token_id)
+    # scores of durations are no tokens, as the released checkpoints say
+    model.generation_config.suppress_tokens = [*range(config.vocab_size, logits.shape[-1])] or None
 
 
 def _chat(model: Any, extractor: Any) -> None:
@@ -185,6 +197,7 @@ def _chat(model: Any, extractor: Any) -> None:
         if parameter.ndim > 1 or not parameter.any():
             parameter.normal_(0.0, 2.0 * parameter[0].numel() ** -0.5)
     model.generation_config.eos_token_id = [2]
+    model.generation_config.suppress_tokens = [WORDS]  # the place of audio, which trained models never write
 
 
 def _codec(model: Any, extractor: Any) -> None:

@@ -93,3 +93,35 @@ CHAT: dict[str, Asked] = {
     ),
     "VoxtralForConditionalGeneration": Asked(_voxtral, language=True),
 }
+
+UNTRIED = "nobody has run it in a stream yet: CONTRIBUTING.md says what an adapter has to tell"
+_SPEAKERS = "it writes who spoke when in a whole recording, which a stream does not have"
+# Classes that hear, and why they are no recognisers of streams.
+REFUSED: dict[str, str] = {
+    "DiaForConditionalGeneration": "it makes speech of text",
+    "MossTranscribeDiarizeForConditionalGeneration": _SPEAKERS,
+    "MusicFlamingoForConditionalGeneration": "it describes music",
+    "Nemotron3_5TranscribeForConditionalGeneration": _SPEAKERS,
+    "Pop2PianoForConditionalGeneration": "it makes notes of music",
+    "VibeVoiceAsrForConditionalGeneration": _SPEAKERS,
+    "VibeVoiceForConditionalGeneration": "it makes speech of text",
+    **dict.fromkeys(
+        (
+            "CanaryForConditionalGeneration",
+            "CohereAsrForConditionalGeneration",
+            "Gemma3nForConditionalGeneration",
+            "Gemma4ForConditionalGeneration",
+            "Phi4MultimodalForCausalLM",
+            "Qwen2_5OmniForConditionalGeneration",
+            "Qwen2_5OmniThinkerForConditionalGeneration",
+            "Qwen3OmniMoeForConditionalGeneration",
+            "Qwen3OmniMoeThinkerForConditionalGeneration",
+            "SeamlessM4TForSpeechToText",
+            "SeamlessM4Tv2ForSpeechToText",
+            "Speech2TextForConditionalGeneration",
+            "SpeechEncoderDecoderModel",
+            "SpeechT5ForSpeechToText",
+        ),
+        UNTRIED,
+    ),
+}

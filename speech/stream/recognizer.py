@@ -6,13 +6,11 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from mmaccel.adapter import adapters, find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
 from mmaccel.packed_linear import with_packed_linears
@@ -25,6 +23,7 @@ from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, SpeechAdapter, Word
+from ..families.served import adapter_class
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .stream import SpeechStream
@@ -233,7 +232,7 @@ def _packed(model: Any) -> Any:
 
 def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
     model = model.target if isinstance(model, Session) else model
-    adapter = model if isinstance(model, SpeechAdapter) else _find(model)
+    adapter = model if isinstance(model, SpeechAdapter) else adapter_class(type(model))(model)
     if processor is not None:
         adapter.processor = processor
     if adapter.processor is None:
@@ -242,19 +241,6 @@ def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
             " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
         )
     return adapter
-
-
-def _find(model: Any) -> SpeechAdapter:
-    """The adapter for a recogniser; those of other models are no help here, and are not listed."""
-    with suppress(UnsupportedTargetError):
-        adapter = find_adapter(model)
-        if isinstance(adapter, SpeechAdapter):
-            return adapter
-    known = ", ".join(sorted(name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes))
-    raise UnsupportedTargetError(
-        f"no recogniser for {type(model).__name__}; supported are {known}: load one such as"
-        " model, processor = speech.load('moonshine-tiny')"
-    )
 
 
 def check_update_interval(seconds: float | None) -> None:
