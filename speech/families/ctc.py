@@ -50,8 +50,6 @@ class CtcAdapter(WholeAdapter):
         return int(self.target.config.pad_token_id)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The tokenizer makes one of equal tokens in a row, unless a blank is between them."""
-        apart: list[int] = []
-        for token in tokens:
-            apart += [self._blank, token] if apart and apart[-1] == token else [token]
-        return super().text(apart)
+        """Without blanks nothing tells its tokenizer which equal tokens are two: none may be made one."""
+        tokenizer = self._processor().tokenizer
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True, group_tokens=False)).strip()

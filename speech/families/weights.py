@@ -170,8 +170,9 @@ def _class_of(name: str, config: Any) -> Any:
         if hasattr(transformers, architecture):
             return getattr(transformers, architecture)
     for auto in AUTO_CLASSES:
-        if hasattr(transformers, auto) and type(config) in getattr(transformers, auto)._model_mapping:
-            return getattr(transformers, auto)
+        mapping = getattr(transformers, auto)._model_mapping if hasattr(transformers, auto) else {}
+        if type(config) in mapping:
+            return mapping[type(config)]
     raise WeightsError(f"{name} holds a {config.model_type}, which is not a speech recogniser of transformers")
 
 
