@@ -31,7 +31,7 @@ class ChatAdapter(WrittenAdapter):
     sampling and beams. Such models tell no times: words are spread over the segment by their letters.
     """
 
-    family = "audio_chat"
+    family = "speech_chat"
     classes: ClassVar[tuple[str, ...]] = tuple(CHAT)
     longest: ClassVar[float | None] = 30.0
     tokens_per_second: ClassVar[float] = 12.0  # of large vocabularies in any language
