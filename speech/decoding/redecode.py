@@ -34,12 +34,15 @@ class Hypothesis:
         Whether the model ended the text; False where the limit did.
     accepted
         How many of the tokens came from the draft.
+    language
+        The language that the decoder was told; empty where the model has no others.
     """
 
     tokens: tuple[int, ...]
     forwards: int
     ended: bool
     accepted: int = 0
+    language: str = ""
 
 
 @dataclass

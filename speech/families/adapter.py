@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ..decoding.redecode import Hypothesis
 
 
+AUTO = "auto"  # the language that asks the model which one it hears
+
+
 @dataclass(frozen=True)
 class Word:
     """A word and its times, in seconds from the start of the audio."""
@@ -88,13 +91,21 @@ class SpeechAdapter(Adapter):
         SettingError
             If this model cannot be told one of them.
         """
-        given = {"language": language, "task": "" if task == "transcribe" else task, "prompt": prompt.strip()}
+        given = {"language": None if language == AUTO else language, "task": "" if task == "transcribe" else task, "prompt": prompt.strip()}
         for name, value in given.items():
             if value:
                 raise SettingError(
                     f"{name}={value!r}: {type(self.target).__name__} takes none; a multilingual Whisper does, such as"
                     " openai/whisper-tiny"
                 )
+
+    def language_of(self, encoded: Encoded) -> str:
+        """The language of a piece of audio: the one that the model was told, or hears; empty where it has no others."""
+        return ""
+
+    def in_language(self, prompt: Sequence[int], language: str) -> Sequence[int]:
+        """Tokens of :meth:`prompt` with the mark of a language that was heard."""
+        return prompt
 
     @abstractmethod
     def encode(self, samples: torch.Tensor) -> Encoded:

@@ -11,11 +11,11 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.adapter import register_adapter
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, shown
 from mmaccel.patching import hook
 
 from ..decoding.cross_cache import CrossCache
-from .adapter import Encoded, Passes, Word
+from .adapter import AUTO, Encoded, Passes, Word
 from .rows import CHAT, Asked
 from .spelled import spread
 from .timed import on_model
@@ -47,14 +47,19 @@ class ChatAdapter(WrittenAdapter):
 
     def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
         asked, prompt = self._asked, prompt.strip()
-        refused = (
-            None if asked.language else language,
-            task,
-            "" if asked.hotwords else prompt,
-        )
-        super().instruct(*refused)
-        told = {asked.hotwords: prompt} if prompt else {}
-        self._told, self._last = {**told, **({"language": language} if language else {})}, None
+        language = None if language == AUTO else language
+        super().instruct(None if asked.language else language, task, "" if asked.hotwords else prompt)
+        before = self._told, self._last
+        told = {"language": language, asked.hotwords: prompt}
+        self._told, self._last = {name: value for name, value in told.items() if name and value}, None
+        try:
+            _ = self.prompt() if self._told else None
+        except ValueError as error:  # the processor's own word on what it does not know
+            self._told, self._last = before
+            raise SettingError(f"language={language!r}, prompt={shown(prompt)}: {error}") from error
+
+    def language_of(self, encoded: Encoded) -> str:
+        return str(self._told.get("language", ""))
 
     def encode(self, samples: torch.Tensor) -> Encoded:
         seconds = self._check_samples(samples)

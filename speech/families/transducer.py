@@ -11,6 +11,7 @@ from mmaccel.adapter import register_adapter
 from mmaccel.errors import unknown_name
 
 from ..decoding.transducer_greedy import Emission, TransducerGreedy
+from .adapter import Encoded
 from .nemotron import NemotronStream
 from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
 from .timed import StreamedAdapter, TimedToken, WholeAdapter, as_states
@@ -74,6 +75,9 @@ class StreamingTransducerAdapter(StreamedAdapter):
         if language and language not in known:
             raise unknown_name("language", language, known)
         self.language = language or ""
+
+    def language_of(self, encoded: Encoded) -> str:
+        return self.language
 
     def begin(self) -> TransducerFrames:
         known = getattr(self._processor(), "prompt_dictionary", None)

@@ -61,9 +61,9 @@ class StreamingRecognizer:
         float32 a stream of Moonshine tiny takes a quarter less time with it on an AMD EPYC, for 100 MB more. Scores
         are equal up to rounding, and so are the tokens where no two are as likely as each other.
     language, task, prompt
-        For a multilingual Whisper: a language such as ``"de"`` or ``"german"`` (default None: what the adapter has,
-        English at first), ``"transcribe"`` (default) or ``"translate"`` (into English), and names or rare words that
-        may occur, which the decoder reads before the text.
+        For models that can be told, such as a multilingual Whisper: a language such as ``"de"`` or ``"german"``
+        (default None, or ``"auto"``: each segment in the one that it is heard in, which its final tells),
+        ``"transcribe"`` (default) or ``"translate"`` (into English), and names or rare words that may occur.
     timer
         The clock for computing time; default `time.perf_counter`. `time.process_time` gives CPU seconds.
 
@@ -200,13 +200,16 @@ class StreamingRecognizer:
         with self.lock:
             refuse_merged(self.adapter.target)
             encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
+            language = self.adapter.language_of(encoded)
+            prompt = self.adapter.in_language(prompt, language)
             hypothesis = self._decode(encoded, prompt, draft, None if audio is None else audio.cache)
+            hypothesis = replace(hypothesis, language=language) if language else hypothesis
             looping = not hypothesis.ended or repeats(self.adapter.text(hypothesis.tokens))
             whole = self.adapter.encode_in_full(samples) if looping else None
             if whole is None:
                 return encoded, hypothesis
             again = self._decode(whole, prompt, (), None)
-            return whole, replace(again, forwards=hypothesis.forwards + again.forwards)
+            return whole, replace(again, forwards=hypothesis.forwards + again.forwards, language=language)
 
     def _decode(
         self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None

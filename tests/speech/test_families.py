@@ -126,6 +126,9 @@ def test_instructions_of_a_language_model():
     told = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="de", prompt="Ada, Grace")
     told.adapter.prompt()
     assert asked[-1] == {"language": "de", "prompt": "Ada, Grace"}
+    processor.apply_transcription_request = request
+    with pytest.raises(SettingError, match="language='xx', prompt='': "):
+        StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="xx")
     with pytest.raises(SettingError, match="prompt='Ada': VoxtralForConditionalGeneration takes none"):
         recognizer("VoxtralForConditionalGeneration", prompt="Ada")
     with pytest.raises(SettingError, match="language='de': HubertForCTC takes none"):
