@@ -124,7 +124,9 @@ def _add_listening(parser: Any) -> None:
     parser.add_argument("--language", help="the language, such as de, for models with several (default: as heard)")
     task = "translate writes English (multilingual Whisper; default transcribe)"
     parser.add_argument("--task", choices=["transcribe", "translate"], default="transcribe", help=task)
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper, Qwen3-ASR, Fun-ASR)")
+    parser.add_argument(
+        "--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper, Qwen3-ASR, Fun-ASR)"
+    )
     packed = "keep a second copy of the weights in oneDNN's layout: faster on a CPU in float32"
     parser.add_argument("--packed", action="store_true", help=packed)
 

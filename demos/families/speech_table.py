@@ -56,7 +56,9 @@ def tried(name: str) -> dict[str, Any]:
     finals = [event for event in events if isinstance(event, Final)]
     clean = snapshot(model) == before  # the model's own call leaves things behind on some
     kind = rows()[name]["kind"]
-    own = [offline(recognizer.adapter, kind, samples[round(one.start * RATE) : round(one.end * RATE)]) for one in finals]
+    own = [
+        offline(recognizer.adapter, kind, samples[round(one.start * RATE) : round(one.end * RATE)]) for one in finals
+    ]
     return {
         "family": recognizer.adapter.family,
         "once": recognizer.adapter.appends,

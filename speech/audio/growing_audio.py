@@ -72,7 +72,11 @@ class GrowingAudio:
         """
         if len(samples) < self._stream.samples:
             self.reset()
-        new = self._stream.push(samples[self._stream.samples :])
-        self._frames = new if self._frames is None else torch.cat([self._frames, new], 1)
-        states = torch.cat([self._frames, self._stream.peek()], 1)
+        try:
+            new = self._stream.push(samples[self._stream.samples :])
+            self._frames = new if self._frames is None else torch.cat([self._frames, new], 1)
+            states = torch.cat([self._frames, self._stream.peek()], 1)
+        except BaseException:  # half a push may be lost: the next call hears all of it again
+            self.reset()
+            raise
         return Encoded(states, len(samples) / self.adapter.sample_rate)

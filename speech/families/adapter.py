@@ -91,7 +91,11 @@ class SpeechAdapter(Adapter):
         SettingError
             If this model cannot be told one of them.
         """
-        given = {"language": None if language == AUTO else language, "task": "" if task == "transcribe" else task, "prompt": prompt.strip()}
+        given = {
+            "language": None if language == AUTO else language,
+            "task": "" if task == "transcribe" else task,
+            "prompt": prompt.strip(),
+        }
         for name, value in given.items():
             if value:
                 raise SettingError(

@@ -109,7 +109,8 @@ class CodecFrameStream(FrameStream):
     def _coded(self, wave: torch.Tensor) -> torch.Tensor:
         """Codes `[t, K]` of whole frames `[t * size]`."""
         codec = self.model.codec_model
-        output = codec.encode(wave.to(self.model.device)[None, None], use_streaming=True, **self._caches.get("codec", {}))
+        values = wave.to(codec.device, codec.dtype)[None, None]
+        output = codec.encode(values, use_streaming=True, **self._caches.get("codec", {}))
         self._caches["codec"] = {
             "encoder_past_key_values": output.encoder_past_key_values,
             "padding_cache": output.padding_cache,

@@ -174,9 +174,7 @@ class SpeechStream:
         segment = self._open(look.start)
         encoded, hypothesis = self._hear(segment, look.start, look.end)
         prompt = tuple(self.recognizer.adapter.in_language(segment.prompt, hypothesis.language))
-        of_segment = SegmentHypothesis(
-            self.recognizer.adapter, encoded, prompt, hypothesis.tokens, hypothesis.ended
-        )
+        of_segment = SegmentHypothesis(self.recognizer.adapter, encoded, prompt, hypothesis.tokens, hypothesis.ended)
         with self.recognizer.lock:  # a policy may ask the model
             segment.commitment.update(of_segment)
         self.stats.partial_decodes += 1

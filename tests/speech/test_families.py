@@ -78,7 +78,10 @@ def test_equal_letters_stay_two_where_a_blank_is_between_them():
     found._frames = lambda _: [2, 2, 0, 2, 1, 3, 3]
     encoded = found.encode(torch.zeros(700))
     words = [(word.text, word.start, word.end) for word in found.words(encoded, (), ())]
-    assert words == [("ee", 0.0, pytest.approx(4 / 7 * 0.05, abs=1e-4)), ("t", pytest.approx(5 / 7 * 0.05, abs=1e-4), 0.05)]
+    assert words == [
+        ("ee", 0.0, pytest.approx(4 / 7 * 0.05, abs=1e-4)),
+        ("t", pytest.approx(5 / 7 * 0.05, abs=1e-4), 0.05),
+    ]
 
 
 @pytest.mark.parametrize("name", ["ParakeetForTDT", "ParakeetForRNNT"])
@@ -106,6 +109,30 @@ def test_a_look_ahead_changes_nothing(name):
     assert torch.equal(audio.encode(samples).hidden_states, found.adapter.encode(samples).hidden_states)
     events = streamed(found, recording(), 4000, 0.5)
     assert any(isinstance(event, Partial) and event.stable for event in events)
+
+
+@pytest.mark.parametrize("name", ["NemotronAsrStreamingForRNNT", "VoxtralRealtimeForConditionalGeneration"])
+def test_an_error_in_the_middle_of_a_frame_loses_no_audio(name, monkeypatch):
+    found, samples = recognizer(name), recording()
+    expected = [event for event in streamed(found, samples, 8000, None) if isinstance(event, Final)]
+    part = found.adapter.target.joint if name.startswith("Nemotron") else found.adapter.target.lm_head
+    forward, calls, events = part.forward, [], []
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 5:
+            raise RuntimeError("out of memory")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(part, "forward", failing)
+    with found.stream() as stream:
+        for piece in samples.split(8000):
+            try:
+                events += stream.push(piece)
+            except RuntimeError:
+                events.append("failed")
+        events += stream.finish()
+    assert "failed" in events and [event for event in events if isinstance(event, Final)] == expected
 
 
 def test_drafts_save_passes_of_a_language_model():
@@ -164,7 +191,10 @@ def test_three_samples_for_each_two():
 
 def test_words_without_times_are_spread():
     assert spread("", 2.0) == []
-    assert [(word.text, word.start, word.end) for word in spread("so long", 7.0)] == [("so", 0.0, 2.0), ("long", 3.0, 7.0)]
+    assert [(word.text, word.start, word.end) for word in spread("so long", 7.0)] == [
+        ("so", 0.0, 2.0),
+        ("long", 3.0, 7.0),
+    ]
 
 
 def test_nothing_said():
@@ -173,4 +203,6 @@ def test_nothing_said():
         found = recognizer(name)
         assert found.adapter.encode(torch.zeros(1)).seconds == 1 / RATE
         with found.stream() as stream:
-            assert [event for event in stream.push(torch.zeros(100)) + stream.finish() if isinstance(event, Final)] == []
+            assert [
+                event for event in stream.push(torch.zeros(100)) + stream.finish() if isinstance(event, Final)
+            ] == []
