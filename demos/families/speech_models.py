@@ -216,7 +216,7 @@ def _spoken(model: Any) -> None:
 
 
 def _mel(model: Any, extractor: Any) -> None:
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.normal_(0.0, 2.0 * parameter[0].numel() ** -0.5)
     _spoken(model)

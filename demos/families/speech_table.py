@@ -56,9 +56,8 @@ def tried(name: str) -> dict[str, Any]:
     finals = [event for event in events if isinstance(event, Final)]
     clean = snapshot(model) == before  # the model's own call leaves things behind on some
     kind = rows()[name]["kind"]
-    own = [
-        offline(recognizer.adapter, kind, samples[round(one.start * RATE) : round(one.end * RATE)]) for one in finals
-    ]
+    pieces = [samples[round(one.start * RATE) : round(one.end * RATE)] for one in finals]
+    own = [offline(recognizer.adapter, kind, piece) for piece in pieces]
     return {
         "family": recognizer.adapter.family,
         "once": recognizer.adapter.appends,

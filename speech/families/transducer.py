@@ -1,4 +1,4 @@
-"""Where things are in transducers: Parakeet, whose encoder hears all, and Nemotron, whose encoder hears the audio once."""
+"""Where things are in transducers: Parakeet, whose encoder hears all, and Nemotron, whose encoder hears it once."""
 
 from __future__ import annotations
 
