@@ -23,7 +23,7 @@ from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, SpeechAdapter, Word
-from ..families.served import adapter_class
+from ..families.rows import adapter_class
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .stream import SpeechStream
