@@ -25,6 +25,9 @@ Generate = Callable[[Callable[..., Any], dict[str, Any]], Any]
 Before = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
+# Arguments of attention functions that change the result in ways that only the model's own attention knows.
+UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
+
 _numbers = itertools.count()
 
 

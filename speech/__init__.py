@@ -1,8 +1,8 @@
 """Streaming speech: recognition that shows words while they are spoken, and exact block-wise codec decoding.
 
 `StreamingRecognizer` makes a stream of any recogniser that has an adapter, `transcribe` writes down a recording on the
-same parts; `SuffixDraft` makes `generate` faster, exactly. `StreamingCodecDecoder` turns codes into sound block by
-block.
+same parts; `SuffixDraft` makes `generate` faster, exactly. `StreamingSpeech` lets a speech generator sound from its
+first frame on; `StreamingCodecDecoder` turns codes into sound block by block.
 
 Example
 -------
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .codec.first_byte_meter import FirstByteMeter
     from .codec.growing_blocks import growing_blocks
     from .codec.streaming_codec_decoder import StreamingCodecDecoder
+    from .codec.streaming_speech import StreamingSpeech
     from .decoding.cached_encoder import EncoderStream
     from .decoding.cross_cache import CrossCache
     from .decoding.merge_audio_tokens import MergeAudioTokens
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from .stream.recognizer import StreamingRecognizer
     from .stream.stats import StreamStats
     from .stream.stream import SpeechStream
+    from .stream.stream_group import StreamGroup
     from .stream.subtitles import SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
     from .stream.transcribe import Transcript, transcribe, transcribe_samples
     from .stream.wrappers import BackgroundStream, stream_events
@@ -83,9 +85,11 @@ __all__ = [
     "Resumed",
     "SileroEndpoint",
     "SpeechStream",
+    "StreamGroup",
     "StreamStats",
     "StreamingCodecDecoder",
     "StreamingRecognizer",
+    "StreamingSpeech",
     "SubtitleLayout",
     "SuffixDraft",
     "Transcript",

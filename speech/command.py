@@ -83,7 +83,7 @@ class SpeechCommand(Command):
     @contextlib.contextmanager
     def started(self, arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
         """A recogniser; drafts are verified inside its streams, so that no methods are needed."""
-        recognizer = _recognizer(arguments)
+        recognizer = _recognizer(arguments, batched=getattr(arguments, "batch", 1) > 1)  # of `mmaccel serve`
         yield recognizer, recognizer
 
     def add_call(self, parser: Any) -> None:
@@ -206,7 +206,7 @@ def _whole_samples(size: int, count: int) -> Iterator[bytes]:
         held = held[ready:]
 
 
-def _recognizer(arguments: argparse.Namespace) -> StreamingRecognizer:
+def _recognizer(arguments: argparse.Namespace, batched: bool = False) -> StreamingRecognizer:
     from mmaccel import speech
 
     from .audio.endpoint import find_endpoint
@@ -219,6 +219,6 @@ def _recognizer(arguments: argparse.Namespace) -> StreamingRecognizer:
     began = time.perf_counter()
     model, processor = opened(arguments)
     told = {name: getattr(arguments, name) for name in ("packed", "language", "task", "prompt", "rejoin")}
-    found = StreamingRecognizer(model, processor, policy=policy, endpoint=endpoint, **told)
+    found = StreamingRecognizer(model, processor, policy=policy, endpoint=endpoint, batched=batched, **told)
     print(f"loaded {arguments.model} in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     return found

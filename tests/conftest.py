@@ -17,7 +17,8 @@ def one_thread():
 
 @pytest.fixture(scope="session", autouse=True)
 def own_choices(tmp_path_factory):
-    file = tmp_path_factory.mktemp("choices") / "choices.json"
+    folder = tmp_path_factory.mktemp("choices")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_choices, "path", lambda: file)
+        patch.setattr(kept_choices, "path", lambda: folder / "choices.json")
+        patch.setenv("MMACCEL_CACHE", str(folder))  # contexts of prompts too
         yield

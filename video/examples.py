@@ -130,11 +130,11 @@ def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
     return pipe, arguments
 
 
-class _WithDraft(AnyFlowFARPipeline):
+class _WithDraft(AnyFlowFARPipeline):  # type: ignore[misc]
     """Takes what `video.BlockRouter` is given with a call also where no session takes it."""
 
     def __call__(self, *args: Any, draft: Any = None, score: Any = None, **kwargs: Any) -> Any:
-        return super().__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
 
 def block_pipeline(seed: int = 0) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
-`SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`) work on any transformers decoder that runs in SDPA;
-the methods that leave out visual tokens on the vision-language models that have an adapter; `FastVGGT` on encoders of
-many views.
+`StoredContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`) work on any
+transformers decoder that runs in SDPA; the methods that leave out visual tokens on the vision-language models that have
+an adapter; `FastVGGT` on encoders of many views.
 
 Example
 -------
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from .decoder.document_draft import DocumentDraft
     from .decoder.fused_draft import FusedDraft
     from .decoder.model_draft import ModelDraft
+    from .decoder.prefill_drop import PrefillDrop
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
+    from .decoder.stored_context import StoredContext
     from .decoder.suffix_decoding import SuffixDecoding
     from .decoder.text_draft import TextDraft
     from .decoder.token_recycling import TokenRecycling
@@ -64,9 +66,11 @@ __all__ = [
     "LightPipeline",
     "ModelDraft",
     "ResponseGate",
+    "PrefillDrop",
     "SelectKV",
     "SparsePrefill",
     "VideoStreamStats",
+    "StoredContext",
     "StreamingCompression",
     "SuffixDecoding",
     "TextDraft",

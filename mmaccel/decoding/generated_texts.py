@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import EncoderDecoderCache
 from mmaccel import private
 
 from .matching import Draft, Likely, Verdict, match
+from .pass_attention import PassAttention
 from .rollback import Rollback
 from .slots import Slots
 
@@ -127,6 +129,8 @@ class GeneratedTexts:
         self.first, self.drafted, self._fed = True, 0, 0  # tokens of the drafts, and all, that the last pass was given
         self.slots: Slots | None = None
         self.past: Rollback | None = None
+        self._stack = ExitStack()
+        self._attention: PassAttention | None = None  # once the prompt is read
         self._complete: set[int] = set()  # rows of which the cache holds the last token
         self._next = ids.new_zeros(1)  # position of the last token of each row
         found = kwargs["past_key_values"]
@@ -170,15 +174,19 @@ class GeneratedTexts:
 
     def _several(self, drafts: Drafts) -> dict[str, Any]:
         """Inputs of several texts, or of a tree."""
-        assert self.slots is not None
+        assert self.slots is not None and self._attention is not None
         fed = torch.cat([text.ids[:, -1:] for text in self.texts])
         nodes = [[*draft.tokens, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
         fed = torch.cat([fed, fed.new_tensor(nodes).view(len(nodes), drafts.size)], 1)
-        depths = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
+        rows = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
+        depths = torch.tensor(rows, device=self.device)
+        mask = self._shaped(self.slots.mask(drafts.rows, depths))
+        places = self._next + depths
+        self._attention.expect(mask, places, self.slots)
         kwargs = {
             **private.kwargs_after(self.model, self.kwargs, 1),
-            self._mask: self._shaped(self.slots.mask(drafts.rows)),
-            self._places: self._next + torch.tensor(depths, device=self.device),
+            self._mask: mask,
+            self._places: places,
         }
         for name in ("token_type_ids", "mm_token_type_ids"):  # of the text, all as of its next token
             if kwargs.get(name) is not None:
@@ -204,6 +212,7 @@ class GeneratedTexts:
     def _begin(self, inputs: dict[str, Any]) -> None:
         """The prompt is read: from here on drafts may have to be taken back, and rows may have places of their own."""
         self.first = False
+        self._attention = PassAttention(self.model, self._stack)
         if not self.spreads:
             self.past = Rollback(self.cache)
             return
@@ -267,7 +276,8 @@ class GeneratedTexts:
         return None if is_held else ()
 
     def close(self) -> None:
-        """Leave the cache as the model's own loop does."""
+        """Leave the model as it was, and the cache as the model's own loop does."""
+        self._stack.close()
         if self.past is not None:
             self.past.close()
         if self.slots is not None:

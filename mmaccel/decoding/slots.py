@@ -11,13 +11,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from .matching import Draft
+from .windows import Windows, unfit_layers
 
 ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
-
-
-def is_full(cache: DynamicCache) -> bool:
-    """Whether every layer keeps all of the past, so that any of its places can be kept or given up."""
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 class Slots:
@@ -28,7 +24,7 @@ class Slots:
     Parameters
     ----------
     cache
-        That of the decoder itself; layers that keep all of the past.
+        That of the decoder itself; layers that keep all of the past, or a window of it.
     seen
         `[B, S]`, what is held already and may be looked at: all but the padding.
 
@@ -36,21 +32,29 @@ class Slots:
     ----------
     seen
         The same, kept up to date.
+    is_whole
+        Whether all that is held may be looked at.
+    windows
+        The layers that keep a window.
     """
 
     def __init__(self, cache: DynamicCache, seen: torch.Tensor) -> None:
         self.cache, self.seen = cache, seen.bool()
         self._held = seen.shape[1]
+        self.is_whole = bool(self.seen.all())
+        self.windows = Windows(cache)
 
-    def mask(self, drafts: Sequence[Draft]) -> torch.Tensor:
+    def mask(self, drafts: Sequence[Draft], depths: torch.Tensor) -> torch.Tensor:
         """Bool mask `[B, 1, K + 1, S + K + 1]` of the last committed tokens and drafts of up to `K` nodes.
 
-        A node sees what its row has seen, the nodes before it on its path, and itself.
+        A node sees what its row has seen, the nodes before it on its path, and itself. `depths [B, K + 1]` are theirs.
         """
         width = 1 + max(draft.size for draft in drafts)
         before = self.seen[:, None].expand(-1, width, -1)
         paths = torch.stack([ancestors(draft, width) for draft in drafts]).to(before.device)
-        return torch.cat([before, paths], 2)[:, None]
+        mask = torch.cat([before, paths], 2)[:, None]
+        self.windows.expect(mask, self.seen, depths)
+        return mask
 
     def keep(self, paths: Sequence[Sequence[int] | None], width: int) -> None:
         """Of the `width` newest places keep the first and, behind it, the nodes of a path of each row; of None none."""
@@ -61,27 +65,34 @@ class Slots:
             if path is not None:
                 index[row, 1 : 1 + len(path)] = torch.tensor(path, dtype=torch.long) + 1
                 new[row, : 1 + len(path)] = True
+        self.is_whole = self.is_whole and bool(new.all())
         if any(path and tuple(path) != tuple(range(len(path))) for path in paths):
             self._move(start + width, start, start + index.to(self.seen.device))
         if kept < width:
             self.cache.crop(kept - width)
         self.seen = torch.cat([self.seen, new.to(self.seen.device)], 1)
+        self.windows.forget(self.seen)
 
     def close(self, count: int) -> None:
         """Leave `count` new tokens of each row in one piece, as the model's own loop does; shorter rows are padded."""
-        new = self.seen[:, self._held :]
+        new, total = self.seen[:, self._held :], self.seen.shape[1]
+        order = self._held + torch.argsort(~new, dim=1, stable=True)
+        prompt = torch.arange(self._held, device=order.device).expand(len(order), -1)
+        self.windows.close(torch.cat([prompt, order], 1)[:, : self._held + count], total)
         if not bool(new.all()):
-            self._move(self.seen.shape[1], self._held, self._held + torch.argsort(~new, dim=1, stable=True))
-        if count < new.shape[1]:
-            self.cache.crop(count - new.shape[1])
+            self._move(total, self._held, order)
+        for layer in self._full():
+            layer.crop(min(0, count - new.shape[1]))
+
+    def _full(self) -> list[Any]:
+        return [layer for layer in self.cache.layers if type(layer) is DynamicLayer]
 
     def _move(self, total: int, start: int, index: torch.Tensor) -> None:
         """Of `total` places put what stands at `index [B, n]` at those from `start` on.
 
         Layers may hold fewer, as where tokens of the prompt are dropped before them.
         """
-        layers: Any = self.cache.layers  # full ones, which have keys and values
-        for layer in layers:
+        for layer in self._full():
             shift = layer.keys.shape[2] - total
             for values in (layer.keys, layer.values):
                 places = (
@@ -115,6 +126,4 @@ def unfit_for_rows(model: Any) -> str | None:
         return f"attn_implementation={config._attn_implementation!r} takes no mask of its own for each token"
     if places not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no {places}"
-    if not is_full(DynamicCache(config=config)):
-        return "some layers keep a part of the past only"
-    return None
+    return unfit_layers(model, config)

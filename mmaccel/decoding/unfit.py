@@ -20,6 +20,20 @@ OF_A_BATCH = (
     "WhisperNoSpeechDetection",
 )
 
+# Settings that ask for another loop of `generate`, or for another cache, and what they are where they do not.
+OTHER_LOOPS: dict[str, Any] = {
+    "num_beams": 1,
+    "constraints": None,
+    "force_words_ids": None,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "prompt_lookup_num_tokens": None,
+    "assistant_early_exit": None,
+    "use_mtp": False,
+    "cache_implementation": "dynamic",
+    "prefill_chunk_size": None,
+}
+
 
 def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as its arguments tell."""
@@ -27,8 +41,7 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
         if kwargs.get(name) is not None:
             return f"{name} was given"
     configs = [config for config in (kwargs.get("generation_config"), model.generation_config) if config is not None]
-    settings = {"num_beams": 1, "prompt_lookup_num_tokens": None, "cache_implementation": None}
-    for name, plain in {**settings, "prefill_chunk_size": None}.items():
+    for name, plain in OTHER_LOOPS.items():
         values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
         value = next((value for value in values if value is not None), plain)
         if value != plain:

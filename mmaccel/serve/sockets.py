@@ -60,8 +60,11 @@ class Line:
         return message.get("bytes") or b"" if text is None else text
 
     async def give(self, message: dict[str, Any]) -> None:
-        """Send a message."""
-        await self.socket.send_text(json.dumps(message))
+        """Send a message; raises `WebSocketDisconnect` where the client left."""
+        try:
+            await self.socket.send_text(json.dumps(message))
+        except RuntimeError as error:  # the server has closed it, as it does where nobody answers its pings
+            raise WebSocketDisconnect(ENDED) from error
 
 
 class Sockets:

@@ -1,4 +1,4 @@
-"""Speech from codec tokens block by block, sample for sample equal to decoding all of them at once."""
+"""Speech from the frames of a codec block by block, sample for sample equal to decoding all of them at once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mmaccel.packed_linear import with_packed_linears
 
 from ..families.private import mimi_decoder_parts
 from .blockwise_convolution import BlockwiseConvolution
+from .frames import Frames, frames_of
 
 PAD_MODES = ("constant", "replicate")
 
@@ -47,12 +48,13 @@ class StreamingCodecDecoder:
     Parameters
     ----------
     model
-        A causal `MimiModel`, such as the `codec_model` of a speech generator.
+        A causal `MimiModel`, such as the `codec_model` of a speech generator, or the `PocketTTSAudioTokenizerModel` of
+        Pocket TTS, whose frames are latents `[B, D, T]` in place of codes.
 
     Raises
     ------
     UnsupportedTargetError
-        If the model is not a `MimiModel`, has no decoder, or is not causal.
+        If the model is another one, has no decoder, or is not causal.
 
     Examples
     --------
@@ -64,7 +66,7 @@ class StreamingCodecDecoder:
     """
 
     def __init__(self, model: Any) -> None:
-        _check_family(model)
+        self.frames: Frames = frames_of(model)
         self.model = model
         upsample, transformer, layers = mimi_decoder_parts(model)
         self.upsample: list[Any] = [] if upsample is None else [upsample]
@@ -87,7 +89,7 @@ class StreamingCodecDecoder:
     def _all_layers(self) -> Iterator[Any]:
         for layer in self.upsample + self.layers:
             yield layer
-            if _is(layer, "MimiResnetBlock"):
+            if _is(layer, "ResnetBlock"):
                 yield from (layer.shortcut, *layer.block)
 
     def stream(self, batch: int = 1, blocks: Iterable[int] | None = None) -> CodecStream:
@@ -108,7 +110,7 @@ class StreamingCodecDecoder:
     @torch.no_grad()
     def decode(self, codes: torch.Tensor, state: CodecState) -> torch.Tensor:
         """The next block: codes `[B, Q, T]`, T at least 1, to audio `[B, channels, T * frame_samples]`."""
-        hidden_states = self.model.quantizer.decode(codes).transpose(1, 2)
+        hidden_states = self.frames.states(codes)
         for layer in self.upsample:
             hidden_states = self._layer(layer, hidden_states, state)
         inner = self.transformer(hidden_states, past_key_values=state.cache, use_cache=True)
@@ -123,7 +125,7 @@ class StreamingCodecDecoder:
         if key in self._convolutions:
             hidden_states, state.carries[key] = self._convolutions[key](hidden_states, state.carries.get(key))
             return hidden_states
-        if _is(layer, "MimiResnetBlock"):
+        if _is(layer, "ResnetBlock"):
             residual = self._layer(layer.shortcut, hidden_states, state)
             for number, inner in enumerate(layer.block):
                 hidden_states = self._layer(inner, hidden_states, state, own=number > 0)
@@ -228,60 +230,32 @@ class CodecStream:
 
     def _check(self, codes: torch.Tensor) -> None:
         self._live()
-        config = self.decoder.model.config
-        shape = tuple(codes.shape)
-        if len(shape) != 3 or shape[0] != self.batch or not 1 <= shape[1] <= config.num_quantizers:
+        self.decoder.frames.check(codes, self.batch)
+        if self._pending and self._pending[0].shape[1] != codes.shape[1]:
             raise SettingError(
-                f"codes of shape {shape}: push [batch={self.batch}, at most {config.num_quantizers} codebooks, frames]"
-            )
-        if self._pending and self._pending[0].shape[1] != shape[1]:
-            raise SettingError(
-                f"{shape[1]} codebooks after {self._pending[0].shape[1]}: push the same number each time"
-            )
-        if codes.is_floating_point() or codes.dtype == torch.bool:
-            raise SettingError(f"codes of {codes.dtype}: push integers, such as codes.long()")
-        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < config.codebook_size:
-            raise SettingError(
-                f"codes from {int(codes.min())} to {int(codes.max())}: they must be from 0 to"
-                f" {config.codebook_size - 1}; cut marks such as begin and end of speech off first"
+                f"{codes.shape[1]} codebooks after {self._pending[0].shape[1]}: push the same number each time"
             )
 
 
 def _is(module: Any, name: str) -> bool:
-    return type(module).__name__ == name
+    """Whether a module is of a class of Mimi's, or of the same class under the name of another family."""
+    return hasattr(module, "conv" if "Conv" in name else "block") and type(module).__name__.endswith(name)
 
 
 def _convolution(layer: Any) -> BlockwiseConvolution:
     return BlockwiseConvolution(layer.conv, getattr(layer, "pad_mode", "constant"))
 
 
-def _check_family(model: Any) -> None:
-    """Refuse models without a causal Mimi decoder."""
-    if not any(cls.__name__ == "MimiModel" for cls in type(model).__mro__):
-        raise UnsupportedTargetError(
-            f"no block-wise decoding for {type(model).__name__}: give a MimiModel, such as MimiModel.from_pretrained"
-            "('kyutai/mimi') or the codec_model of a speech generator"
-        )
-    if model.decoder is None:
-        raise UnsupportedTargetError("this MimiModel has no decoder: load it without `decoder_config=None`")
-    config = model.config
-    if not config.use_causal_conv or config.trim_right_ratio != 1.0:
-        raise UnsupportedTargetError(
-            f"use_causal_conv={config.use_causal_conv}, trim_right_ratio={config.trim_right_ratio}: sound depends on"
-            " frames that follow; only causal Mimi models with a trim_right_ratio of 1 decode block by block"
-        )
-
-
 def _check_layer(layer: Any) -> None:
     """Refuse a layer that would need something else to be carried."""
-    if _is(layer, "MimiResnetBlock"):
+    if _is(layer, "ResnetBlock"):
         for inner in [layer.shortcut, *layer.block]:
             _check_layer(inner)
-    elif _is(layer, "MimiConv1d"):
+    elif _is(layer, "Conv1d"):
         if layer.pad_mode not in PAD_MODES or layer.conv.stride[0] != 1:
             raise UnsupportedTargetError(
                 f"pad_mode={layer.pad_mode!r}, stride {layer.conv.stride[0]}: block by block the decoder pads with"
                 f" {' or '.join(PAD_MODES)} at stride 1"
             )
-    elif not (_is(layer, "MimiConvTranspose1d") or isinstance(layer, nn.ELU | nn.Identity)):
+    elif not (_is(layer, "ConvTranspose1d") or isinstance(layer, nn.ELU | nn.Identity)):
         raise UnsupportedTargetError(f"a {type(layer).__name__} in the decoder: no block-wise rule is known for it")

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, match
 from mmaccel.errors import SettingError
 
 from ..families.adapter import Encoded, SpeechAdapter
 from .cross_cache import CrossCache
+from .gathering import Gathering
+from .packed import EncoderStates, packed_pass, packs
 from .realigned_draft import RealignedDraft
 
 
@@ -45,13 +46,6 @@ class Hypothesis:
     language: str = ""
 
 
-@dataclass
-class EncoderStates(BaseModelOutput):
-    """Encoder output with the mask that the decoders of some families ask for."""
-
-    attention_mask: torch.Tensor | None = None
-
-
 @torch.no_grad()
 def decode(
     adapter: SpeechAdapter,
@@ -60,6 +54,7 @@ def decode(
     draft: Sequence[int] = (),
     cache: CrossCache | None = None,
     max_new_tokens: int | None = None,
+    gathering: Gathering | None = None,
 ) -> Hypothesis:
     """Decode greedily, and verify a draft on the way (speculative decoding, 2023); exact.
 
@@ -81,6 +76,8 @@ def decode(
         Cross-attention keys and values of earlier calls, for encoders that only append; brought up to date.
     max_new_tokens
         Default the adapter's limit for so much speech.
+    gathering
+        Where passes meet those of other threads; default None, alone. In one pass they are equal up to rounding.
 
     Raises
     ------
@@ -95,7 +92,7 @@ def decode(
     limit = adapter.limit(encoded.seconds) if max_new_tokens is None else max_new_tokens
     _check(adapter, prompt, draft, limit)
     guess = RealignedDraft(_until_end(draft, adapter.end_tokens))
-    text, stats = _Text(adapter, encoded, prompt, cache, limit), Stats()
+    text, stats = _Text(adapter, encoded, prompt, cache, limit, gathering), Stats()
     draft_and_verify(guess, text, text, FixedWidth(sys.maxsize), stats)
     return Hypothesis(tuple(text.tokens), stats.forwards, text.ended, text.accepted)
 
@@ -145,13 +142,20 @@ class _Text:
     """
 
     def __init__(
-        self, adapter: SpeechAdapter, encoded: Encoded, prompt: Sequence[int], cache: CrossCache | None, limit: int
+        self,
+        adapter: SpeechAdapter,
+        encoded: Encoded,
+        prompt: Sequence[int],
+        cache: CrossCache | None,
+        limit: int,
+        gathering: Gathering | None,
     ) -> None:
-        self.adapter, self.passes, self.limit = adapter, adapter.passes(encoded, cache), limit
-        self.device = encoded.hidden_states.device
+        self.adapter, self.passes, self.gathering = adapter, adapter.passes(encoded, cache), gathering
+        self.device, self.limit = encoded.hidden_states.device, limit
         self.tokens: list[int] = []
         self.accepted, self.ended = 0, False
         self.waiting, self.drafted = list(prompt), 0  # tokens that the cache does not hold, and drafts that it does
+        self.ids = self.waiting  # of the pass
 
     @property
     def room(self) -> int:
@@ -159,9 +163,13 @@ class _Text:
 
     def forward(self, draft: Draft) -> torch.Tensor:
         """Logits `[1, K + 1, V]` after the tokens before, and after each token of the draft."""
-        logits = self.passes.logits([*self.waiting, *draft.tokens])
-        self.drafted = draft.size
+        self.ids, self.drafted = [*self.waiting, *draft.tokens], draft.size
+        logits: torch.Tensor = self.alone() if self.gathering is None else self.gathering.ask(_passes, self)
         return logits[:, len(self.waiting) - 1 :]
+
+    def alone(self) -> torch.Tensor:
+        """Logits of a pass over this text only."""
+        return self.passes.logits(self.ids)
 
     def judge(self, output: torch.Tensor, draft: Draft) -> Verdict:
         for place, row in enumerate(output[0]):
@@ -178,3 +186,13 @@ class _Text:
         self.tokens += verdict.tokens[:-1] if self.ended else verdict.tokens
         self.accepted += accepted
         return [accepted]
+
+
+@torch.no_grad()
+def _passes(texts: list[_Text]) -> list[torch.Tensor]:
+    """The next pass of each text, in one where that is possible."""
+    passes = [text.passes for text in texts if isinstance(text.passes, CrossPasses)]
+    if len(texts) == 1 or len(passes) < len(texts) or not packs(texts[0].adapter):
+        return [text.alone() for text in texts]
+    columns = ([text.ids for text in texts], [one.states for one in passes], [one.cache for one in passes])
+    return packed_pass(texts[0].adapter, *columns)

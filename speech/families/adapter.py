@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from mmaccel.errors import AudioError, SettingError
 
 if TYPE_CHECKING:
     from ..decoding.cross_cache import CrossCache
+    from ..decoding.gathering import Gathering
     from ..decoding.redecode import Hypothesis
 
 
@@ -115,17 +117,26 @@ class SpeechAdapter(Adapter):
     def encode(self, samples: torch.Tensor) -> Encoded:
         """What the decoder attends to, of audio `[samples]` in float32 at `sample_rate`."""
 
+    def encode_all(self, samples: Sequence[torch.Tensor]) -> list[Encoded]:
+        """The same of several pieces of audio, equal up to rounding; here one after the other."""
+        return [self.encode(one) for one in samples]
+
     def encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
         """The same with all that the encoder can be given, where less of it leads into a loop; None if it had all."""
         return None
 
     def decode(
-        self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int] = (), cache: CrossCache | None = None
+        self,
+        encoded: Encoded,
+        prompt: Sequence[int],
+        draft: Sequence[int] = (),
+        cache: CrossCache | None = None,
+        gathering: Gathering | None = None,
     ) -> Hypothesis:
-        """The text of a piece of audio; a draft changes nothing but the work."""
+        """The text of a piece of audio; a draft changes nothing but the work, nor do passes shared with others."""
         from ..decoding.redecode import decode  # which needs this module
 
-        return decode(self, encoded, prompt, draft, cache)
+        return decode(self, encoded, prompt, draft, cache, gathering=gathering)
 
     def passes(self, encoded: Encoded, cache: CrossCache | None = None) -> Passes:
         """The decoder behind a piece of audio."""
@@ -173,3 +184,37 @@ class SpeechAdapter(Adapter):
     @abstractmethod
     def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
         """The words of new tokens with times."""
+
+
+class WrittenAdapter(SpeechAdapter):
+    """Base of the adapters of models that `generate` their text.
+
+    Attributes
+    ----------
+    tokens_per_second, spare_tokens
+        Most tokens that a text has: so many for each second, and so many more, which short pieces need.
+    """
+
+    tokens_per_second: ClassVar[float] = 6.5  # of Moonshine's authors, against loops
+    spare_tokens: ClassVar[int] = 4
+
+    def limit(self, seconds: float) -> int:
+        return math.ceil(self.tokens_per_second * seconds) + self.spare_tokens
+
+    def banned(self, step: int) -> Sequence[int]:
+        settings = self.target.generation_config
+        first = settings.begin_suppress_tokens or () if step == 0 else ()
+        return [*(settings.suppress_tokens or ()), *first]
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        end = self.target.generation_config.eos_token_id
+        return frozenset([] if end is None else end if isinstance(end, list) else [end])
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return str(self._processor().tokenizer.decode(self._spoken(tokens), skip_special_tokens=True)).strip()
+
+    def _spoken(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens that are no marks."""
+        marks = {*self.end_tokens, *self._processor().tokenizer.all_special_ids}
+        return [int(token) for token in tokens if int(token) not in marks]

@@ -15,11 +15,10 @@ from mmaccel.errors import SettingError, shown
 from mmaccel.patching import hook
 
 from ..decoding.cross_cache import CrossCache
-from .adapter import AUTO, Encoded, Passes, Word
+from .adapter import AUTO, Encoded, Passes, Word, WrittenAdapter
 from .rows import CHAT, Asked
 from .spelled import spread
 from .timed import on_model
-from .written import WrittenAdapter
 
 
 @register_adapter

@@ -11,9 +11,8 @@ import torch
 
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..policies.alignment import captured_attention, sharpened, warp
-from .adapter import Encoded, Word
+from .adapter import Encoded, Word, WrittenAdapter
 from .spelled import words_of
-from .written import WrittenAdapter
 
 LONGEST_MEDIAN = 0.7  # seconds of a word, as in OpenAI's Whisper
 
@@ -48,6 +47,11 @@ class EncoderDecoderAdapter(WrittenAdapter):
         seconds = self._check_samples(samples)
         with torch.no_grad():
             return Encoded(self._encode(samples), seconds)
+
+    def _checked(self, samples: torch.Tensor) -> torch.Tensor:
+        """Samples that fit into one call."""
+        self._check_samples(samples)
+        return samples
 
     def _features(self, samples: torch.Tensor, **options: Any) -> torch.Tensor:
         """What the processor makes of samples, on the model's device and in its precision."""

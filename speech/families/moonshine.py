@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
 from mmaccel.adapter import register_adapter
 
+from ..decoding.packed import packed_attention
+from .adapter import Encoded
 from .encoder_decoder import EncoderDecoderAdapter
 
 
@@ -34,14 +38,44 @@ class MoonshineAdapter(EncoderDecoderAdapter):
         encoder = self.target.get_encoder()
         return [encoder.conv1, encoder.conv2, encoder.conv3]
 
+    def encode_all(self, samples: Sequence[torch.Tensor]) -> list[Encoded]:
+        """Convolutions, which normalise over a whole piece, one after the other, then each layer once for all."""
+        if len(samples) < 2:
+            return super().encode_all(samples)
+        heard = [self._convolved(self._checked(one)) for one in samples]
+        lengths = [states.shape[1] for states in heard]
+        states = self._layers(torch.cat(heard, 1), lengths).split(lengths, 1)
+        return [Encoded(found, len(one) / self.sample_rate) for found, one in zip(states, samples, strict=True)]
+
+    def _convolved(self, samples: torch.Tensor) -> torch.Tensor:
+        """What the first layer gets, `[1, T, D]`: the encoder's own forward without layers."""
+        encoder = copy.copy(self.target.get_encoder())
+        encoder._modules = {**encoder._modules, "layers": torch.nn.ModuleList(), "layer_norm": torch.nn.Identity()}
+        states: torch.Tensor = encoder(self._features(self._padded(samples))).last_hidden_state
+        return states
+
+    def _layers(self, states: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Encoder states of pieces of so many positions, one behind the other in `[1, T, D]`."""
+        encoder = self.target.get_encoder()
+        places = torch.cat([torch.arange(length, device=states.device) for length in lengths])[None]
+        turned = encoder.rotary_emb(states, position_ids=places)
+        with torch.no_grad(), packed_attention([layer.self_attn for layer in encoder.layers], lengths):
+            for layer in encoder.layers:
+                states = layer(states, position_ids=places, position_embeddings=turned)
+            normed: torch.Tensor = encoder.layer_norm(states)
+        return normed
+
     def _encode(self, samples: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.target.get_encoder()(self._features(self._padded(samples))).last_hidden_state
+        return states
+
+    def _padded(self, samples: torch.Tensor) -> torch.Tensor:
+        """Samples that are enough for the convolutions."""
         shortest = 1
         for convolution in reversed(self._convolutions()):
             shortest = (shortest - 1) * convolution.stride[0] + convolution.kernel_size[0]
-        if samples.numel() < shortest:  # 0.06 s, for which the convolutions have no output
-            samples = torch.nn.functional.pad(samples, (0, shortest - samples.numel()))
-        states: torch.Tensor = self.target.get_encoder()(self._features(samples)).last_hidden_state
-        return states
+        # 0.06 s, for which the convolutions have no output
+        return torch.nn.functional.pad(samples, (0, max(0, shortest - samples.numel())))
 
     def heads(self) -> dict[int, list[int]]:
         """All heads of the last third of the layers.

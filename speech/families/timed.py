@@ -12,6 +12,7 @@ import torch
 
 from ..audio.growing_audio import AudioStream, GrowingAudio
 from ..decoding.cross_cache import CrossCache
+from ..decoding.gathering import Gathering
 from ..decoding.redecode import Hypothesis
 from .adapter import Encoded, SpeechAdapter, Word
 from .spelled import words_of
@@ -42,7 +43,12 @@ class TimedAdapter(SpeechAdapter):
     continues: ClassVar[bool] = False
 
     def decode(
-        self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int] = (), cache: CrossCache | None = None
+        self,
+        encoded: Encoded,
+        prompt: Sequence[int],
+        draft: Sequence[int] = (),
+        cache: CrossCache | None = None,
+        gathering: Gathering | None = None,
     ) -> Hypothesis:
         return Hypothesis(tuple(encoded.hidden_states[0, :, 0].tolist()), 1, True)
 

@@ -18,7 +18,7 @@ from mmaccel.errors import MissingExtraError, WeightsError, unknown_name
 from mmaccel.files.user_cache import cache_folder
 from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
-from .rows import adapter_class
+from .finding import adapter_class
 
 CHECKSUMS = "checksums.json"
 # The heads of transformers' auto classes that recognise speech, in the order they are asked.

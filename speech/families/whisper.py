@@ -90,14 +90,35 @@ class WhisperAdapter(EncoderDecoderAdapter):
         whole.processor = self.processor
         return whole.encode(samples)
 
+    def encode_all(self, samples: Sequence[torch.Tensor]) -> list[Encoded]:
+        """Pieces that have the same number of positions at once; those of up to 6 s have, with a short context."""
+        positions = [self._positions(self._checked(one)) for one in samples]
+        found: dict[int, Encoded] = {}
+        for size in dict.fromkeys(positions):
+            places = [place for place, other in enumerate(positions) if other == size]
+            with torch.no_grad():
+                states = self._states(torch.cat([self._spectrum(samples[place], size) for place in places]), size)
+            seconds = [len(samples[place]) / self.sample_rate for place in places]
+            found |= {at: Encoded(*one) for at, *one in zip(places, states.split(1), seconds, strict=True)}
+        return [found[place] for place in range(len(samples))]
+
     def _encode(self, samples: torch.Tensor) -> torch.Tensor:
-        encoder, stride = self.target.get_encoder(), self._stride()
-        positions = encoder.config.max_source_positions
-        if self.context_frames is not None:
-            frames = max(math.ceil(samples.numel() / FRAME_SAMPLES) + self.context_frames, SHORTEST_FRAMES)
-            positions = min(positions, math.ceil(frames / stride))
-        features = self._features(samples, padding="max_length", max_length=positions * self.frame_samples)
-        states: torch.Tensor = shortened(encoder, positions)(features).last_hidden_state
+        positions = self._positions(samples)
+        return self._states(self._spectrum(samples, positions), positions)
+
+    def _positions(self, samples: torch.Tensor) -> int:
+        """Encoder positions of samples and the silence behind them."""
+        stride, most = self._stride(), int(self.target.get_encoder().config.max_source_positions)
+        if self.context_frames is None:
+            return most
+        frames = max(math.ceil(samples.numel() / FRAME_SAMPLES) + self.context_frames, SHORTEST_FRAMES)
+        return min(most, math.ceil(frames / stride))
+
+    def _spectrum(self, samples: torch.Tensor, positions: int) -> torch.Tensor:
+        return self._features(samples, padding="max_length", max_length=positions * self.frame_samples)
+
+    def _states(self, features: torch.Tensor, positions: int) -> torch.Tensor:
+        states: torch.Tensor = shortened(self.target.get_encoder(), positions)(features).last_hidden_state
         return states
 
     def prompt(self, context: str = "") -> list[int]:

@@ -13,20 +13,20 @@ import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
-from mmaccel.packed_linear import with_packed_linears
-from mmaccel.session import Session
 
 from ..audio.endpoint import RATE, EndpointPolicy, find_endpoint
 from ..audio.growing_audio import GrowingAudio, Incremental
 from ..decoding.cross_cache import CrossCache
+from ..decoding.gathering import Gathering
 from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, SpeechAdapter, Word
-from ..families.rows import adapter_class
+from ..families.finding import adapter_of, packed_copy
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .stream import SpeechStream
+from .stream_group import StreamGroup
 
 
 class StreamingRecognizer:
@@ -60,6 +60,9 @@ class StreamingRecognizer:
         Whether to keep a second copy of the matrix weights in oneDNN's layout; default False. On a CPU in
         float32 a stream of Moonshine tiny takes a quarter less time with it on an AMD EPYC, for 100 MB more. Scores
         are equal up to rounding, and so are the tokens where no two are as likely as each other.
+    batched
+        Whether passes of streams in several threads run as one, instead of one after the other; default False. The
+        words are equal up to rounding, as for `packed`. :meth:`streams` does so without it, and brings the threads.
     language, task, prompt
         For models that can be told, such as a multilingual Whisper: a language such as ``"de"`` or ``"german"``
         (default None, or ``"auto"``: each segment in the one that it is heard in, which its final tells),
@@ -99,14 +102,16 @@ class StreamingRecognizer:
         task: str = "transcribe",
         prompt: str = "",
         rejoin: float = 0.0,
+        batched: bool = False,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.adapter = _adapter_of(_packed(model) if packed else model, processor)
+        self.adapter = adapter_of(packed_copy(model) if packed else model, processor)
         self.adapter.instruct(language, task, prompt)
         self.policy = LocalAgreement(2) if policy is None else policy
         self.endpoint = find_endpoint(endpoint)
         self.context, self.rejoin, self.timer = context, rejoin, timer
         self.lock = threading.RLock()  # streams in threads must not run the model at once
+        self.gathering = Gathering(self.lock) if batched else None
         self._check()
 
     def _check(self) -> None:
@@ -183,6 +188,35 @@ class StreamingRecognizer:
             raise SettingError(f"channels={channels!r}: pass how many there are, such as 2, or None")
         return SpeechStream(self, sample_rate, update_interval, channels)
 
+    def streams(
+        self,
+        count: int,
+        sample_rate: float = 16_000,
+        update_interval: float | None = 0.5,
+        channels: int | None = None,
+    ) -> StreamGroup:
+        """Begin several streams whose audio is pushed together, and whose passes of the model are one.
+
+        Parameters
+        ----------
+        count
+            How many, 1 to 1000.
+        sample_rate, update_interval, channels
+            As in :meth:`stream`, of each.
+
+        Raises
+        ------
+        SettingError
+            If a setting is out of range.
+        """
+        if not is_count(count, 1, 1000):
+            raise SettingError(f"count={count!r}: pass between 1 and 1000 streams, such as 8")
+        shared = self
+        if self.gathering is None:
+            shared = copy.copy(self)
+            shared.gathering = Gathering(self.lock)
+        return StreamGroup([shared.stream(sample_rate, update_interval, channels) for _ in range(count)])
+
     @torch.no_grad()
     def hear(
         self,
@@ -197,24 +231,36 @@ class StreamingRecognizer:
         in a loop, because it does not end or because it compresses more than 2.4 times, is heard again with all that
         the encoder can be given, if it had less.
         """
-        with self.lock:
+        with self.lock if self.gathering is None else self.gathering.joined():
             refuse_merged(self.adapter.target)
-            encoded = self.adapter.encode(samples) if audio is None else audio.encode(samples)
-            language = self.adapter.language_of(encoded)
+            encoded = self._encode(samples, audio)
+            with self.lock:
+                language = self.adapter.language_of(encoded)
             prompt = self.adapter.in_language(prompt, language)
             hypothesis = self._decode(encoded, prompt, draft, None if audio is None else audio.cache)
             hypothesis = replace(hypothesis, language=language) if language else hypothesis
             looping = not hypothesis.ended or repeats(self.adapter.text(hypothesis.tokens))
-            whole = self.adapter.encode_in_full(samples) if looping else None
+            whole = self._encode_in_full(samples) if looping else None
             if whole is None:
                 return encoded, hypothesis
             again = self._decode(whole, prompt, (), None)
             return whole, replace(again, forwards=hypothesis.forwards + again.forwards, language=language)
 
+    def _encode(self, samples: torch.Tensor, audio: GrowingAudio | None) -> Encoded:
+        if audio is None and self.gathering is not None:
+            found: Encoded = self.gathering.ask(_encode_all, (self.adapter, samples))
+            return found
+        with self.lock:
+            return self.adapter.encode(samples) if audio is None else audio.encode(samples)
+
+    def _encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
+        with self.lock:
+            return self.adapter.encode_in_full(samples)
+
     def _decode(
         self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None
     ) -> Hypothesis:
-        return self.adapter.decode(encoded, prompt, draft, cache)
+        return self.adapter.decode(encoded, prompt, draft, cache, self.gathering)
 
     def growing(self) -> GrowingAudio | None:
         """What encodes a segment as it grows, for encoders that only append; None for the others."""
@@ -227,23 +273,10 @@ class StreamingRecognizer:
             return self.adapter.words(encoded, tokens, prompt) if tokens else []
 
 
-def _packed(model: Any) -> Any:
-    if isinstance(model, Session | SpeechAdapter):
-        raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
-    return with_packed_linears(model) if isinstance(model, torch.nn.Module) else model
-
-
-def _adapter_of(model: Any, processor: Any) -> SpeechAdapter:
-    model = model.target if isinstance(model, Session) else model
-    adapter = model if isinstance(model, SpeechAdapter) else adapter_class(type(model))(model)
-    if processor is not None:
-        adapter.processor = processor
-    if adapter.processor is None:
-        raise SettingError(
-            "no processor: pass the model's own, as in"
-            " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
-        )
-    return adapter
+@torch.no_grad()
+def _encode_all(items: list[tuple[SpeechAdapter, torch.Tensor]]) -> list[Encoded]:
+    """Pieces of audio of several streams, whose adapters differ in nothing that the encoder knows."""
+    return items[0][0].encode_all([samples for _, samples in items])
 
 
 def check_update_interval(seconds: float | None) -> None:

@@ -19,10 +19,10 @@ from mmaccel.cli import bench as bench_commands
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, place
-from mmaccel.demos import batch_kills, hour_of_speech, hours_of_video, replica_kills
+from mmaccel.demos import batch_kills, hour_of_speech, hours_of_video, long_prompts, replica_kills, stored_contexts
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
-from mmaccel.speech.bench import cuts
+from mmaccel.speech.bench import cuts, first_sound, many_streams
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))
@@ -274,9 +274,13 @@ def test_every_committed_page_is_that_of_its_rows(name):
 
 LONG = {
     "batch_kills": batch_kills.page,
+    "long_prompts": long_prompts.page,
     "replica_kills": replica_kills.page,
     "speech_cuts": cuts.page,
+    "speech_first_sound": first_sound.page,
     "speech_hour": hour_of_speech.page,
+    "speech_streams": many_streams.page,
+    "stored_contexts": stored_contexts.page,
     "video_stream": hours_of_video.page,
 }
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from mmaccel.decoding import Draft, SuffixIndex, Verdict
 from mmaccel.decoding.dice import Dice
@@ -17,7 +18,7 @@ from mmaccel.decoding.drafters.acceptance import Acceptance
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import FEWEST, STALE, PassCost
 from mmaccel.decoding.drafters.sources import EXPECTED, Repeats, Successors
-from mmaccel.decoding.slots import Slots, ancestors, is_full
+from mmaccel.decoding.slots import Slots, ancestors
 from mmaccel.vlm import FusedDraft, TokenRecycling
 
 
@@ -274,7 +275,7 @@ def test_rows_keep_their_paths():
     seen[1, 0] = 0
     slots = Slots(cache, seen)
     tree, none = Draft((1, 2, 3, 4), (-1, -1, 1, 0)), Draft(())
-    mask = slots.mask([tree, Draft((5, 6)), none])
+    mask = slots.mask([tree, Draft((5, 6)), none], torch.tensor([[0, *tree.depths], [0, 1, 2, 0, 0], [0] * 5]))
     assert mask.shape == (3, 1, 5, 9) and not mask[1, 0, 0, 0]
     assert mask[0, 0, 3].tolist() == [True] * 5 + [False, True, True, False]
     slots.keep([(1, 2), (0,), ()], 5)
@@ -296,10 +297,30 @@ def test_a_cache_is_left_in_one_piece():
     assert cache.layers[1].keys[1, 0, :5, 0].tolist() == [0, 1, 2, 4, 5]
 
 
-def test_which_caches_keep_all_of_the_past():
-    from transformers import Gemma3TextConfig, LlamaConfig
-
-    assert is_full(DynamicCache(config=LlamaConfig(num_hidden_layers=2)))
-    assert not is_full(
-        DynamicCache(config=Gemma3TextConfig(num_hidden_layers=2, layer_types=["sliding_attention"] * 2))
-    )
+def test_windows_are_counted_in_tokens_of_a_row():
+    """Of three tokens: places that a row has given up are no part of it, and what no row sees is dropped."""
+    cache = DynamicCache()
+    cache.layers.append(DynamicSlidingWindowLayer(3))
+    cache.update(*[torch.arange(8.0).view(1, 1, 8, 1).expand(2, -1, -1, -1)] * 2, 0)
+    layer = cache.layers[0]
+    assert layer.keys[0, 0, :, 0].tolist() == [6, 7]
+    slots = Slots(cache, torch.ones(2, 8))
+    cache.update(*[torch.arange(8.0, 13).view(1, 1, 5, 1).expand(2, -1, -1, -1)] * 2, 0)
+    tree = Draft((1, 2, 3, 4), (-1, 0, -1, 2))
+    slots.mask([tree, tree], torch.tensor([[0, *tree.depths]] * 2))
+    assert slots.windows.mask(0, 7)[0, 0].int().tolist() == [
+        [1, 1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0],
+        [0, 1, 1, 0, 0, 1, 0],
+        [0, 0, 1, 0, 0, 1, 1],
+    ]
+    assert slots.windows.mask(1, 7) is None
+    slots.keep([(2, 3), ()], 5)
+    assert cache.layers[0].keys[:, 0, :, 0].tolist() == [[6, 7, 8, 11, 12], [6, 7, 8, 8, 8]]
+    cache.update(*[torch.full((2, 1, 2, 1), 20.0)] * 2, 0)
+    slots.keep([(0,), (0,)], 2)
+    assert cache.layers[0].keys[:, 0, :, 0].tolist() == [[8, 11, 12, 20, 20], [8, 8, 8, 20, 20]]
+    slots.close(4)
+    assert cache.layers == [layer] and layer.get_seq_length() == 12
+    assert layer.keys[:, 0, :, 0].tolist() == [[12, 20], [20, 8]], "the second row has three tokens, and then a hole"

@@ -21,5 +21,5 @@ def recording():
 @pytest.fixture(scope="session")
 def listener(recording):
     """The endpoint of a recogniser that knows English."""
-    recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"))
+    recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"), batched=True)
     return ENDPOINT("moonshine-tiny", recognizer, recognizer)

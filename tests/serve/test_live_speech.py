@@ -1,16 +1,19 @@
 """Speech while it is spoken, over websockets: OpenAI's realtime client, Deepgram's messages, and a page."""
 
+import asyncio
 import base64
 import json
 import threading
 
 import pytest
 from listening import client, listening
+from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
+from mmaccel.serve.sockets import Line
 from mmaccel.speech.serving import flux, realtime
 
 DONE = "conversation.item.input_audio_transcription.completed"
@@ -133,6 +136,40 @@ def test_deepgram_s_messages(address, listener, samples):
     assert (word["start"], word["end"]) == (expected[0].words[0].start, expected[0].words[0].end)
     assert any(not result["is_final"] for result in told[:-1]), "words come before the end"
     assert told[-1]["type"] == "Metadata" and told[-1]["duration"] == pytest.approx(len(samples) / 16_000)
+
+
+def test_clients_at_once_hear_what_each_would_alone_and_one_that_leaves_holds_nobody(address, listener, samples):
+    parts = [raw(samples[at : at + 40_000], 16_000) for at in (0, 48_000)]
+    expected = [[final.text for final in finals(listener, chunks, 16_000)] for chunks in parts]
+    listener.opened.gathering.sizes.clear()
+    found = [[], []]
+    leaver = socket(address, "/v1/listen")
+
+    def talk(number):
+        with socket(address, "/v1/listen") as line:
+            for chunk in [*parts[number], '{"type": "CloseStream"}']:
+                line.send(chunk)
+            found[number] = [json.loads(message) for message in line][:-1]
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in (0, 1)]
+    leaver.send(parts[0][0])
+    for thread in threads:
+        thread.start()
+    leaver.send(parts[0][1])
+    leaver.close()
+    for thread in threads:
+        thread.join(60)
+    texts = [[told["channel"]["alternatives"][0]["transcript"] for told in one if told["is_final"]] for one in found]
+    assert texts == expected and any(texts) and listener.opened.gathering.sizes
+
+
+def test_a_socket_that_the_server_closed_is_one_that_was_left():
+    class Closed:
+        async def send_text(self, text):
+            raise RuntimeError("Unexpected ASGI message 'websocket.send', after sending 'websocket.close'.")
+
+    with pytest.raises(WebSocketDisconnect):
+        asyncio.run(Line(Closed(), 1.0).give({}))
 
 
 def test_what_is_flushed_on_the_way_keeps_its_times(address, listener, samples):

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from tiny_codec import TINY, same
 from transformers import DynamicCache, MimiConfig, MimiModel
 
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
@@ -16,22 +17,6 @@ from mmaccel.speech.codec.growing_blocks import growing_blocks
 from mmaccel.speech.codec.streaming_codec_decoder import StreamingCodecDecoder
 from mmaccel.speech.families import private
 from mmaccel.testing.contract import snapshot
-
-TINY = {
-    "hidden_size": 32,
-    "num_filters": 4,
-    "codebook_size": 64,
-    "codebook_dim": 8,
-    "vector_quantization_hidden_dimension": 8,
-    "num_quantizers": 4,
-    "upsample_groups": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "sliding_window": 40,
-    "layer_scale_initial_scale": 0.7,  # at the default of 0.01 an error in the transformer would hardly be heard
-}
 
 
 def build(**sizes) -> MimiModel:
@@ -46,11 +31,6 @@ def build(**sizes) -> MimiModel:
 def codes_of(model, frames, batch=1, codebooks=4):
     generator = torch.Generator().manual_seed(1)
     return torch.randint(0, model.config.codebook_size, (batch, codebooks, frames), generator=generator)
-
-
-def same(audio, whole):
-    """Equal to 1e-5 of the loudest sample: untrained models are far louder than sound, which ends at 1."""
-    return audio.shape == whole.shape and float((audio - whole).abs().max()) <= 1e-5 * float(whole.abs().max())
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from mmaccel.speech.audio.growing_audio import GrowingAudio
 from mmaccel.speech.audio.upsampled import Upsampler
 from mmaccel.speech.decoding.transducer_greedy import TransducerGreedy
 from mmaccel.speech.families import weights
-from mmaccel.speech.families.rows import REFUSED, adapter_class, served_classes
+from mmaccel.speech.families.finding import adapter_class, served_classes
+from mmaccel.speech.families.rows import REFUSED
 from mmaccel.speech.families.spelled import spread
 from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.stream.events import Final, Partial

@@ -75,6 +75,18 @@ def test_packed_weights_are_asked_for(model, wav, monkeypatch, options):
     assert asked == [bool(options)]
 
 
+@pytest.mark.parametrize(("batch", "is_batched"), (("4", True), ("1", False)))
+def test_a_server_s_streams_share_passes(model, monkeypatch, batch, is_batched):
+    asked = []
+
+    def serve(endpoint, *_):
+        asked.append(endpoint.opened.gathering is not None)
+
+    monkeypatch.setattr("mmaccel.serve.run.serve", serve)
+    assert cli.main(["serve", "speech", "--endpoint", "energy", "--batch", batch]) == 0
+    assert asked == [is_batched]
+
+
 @pytest.mark.parametrize(
     ("options", "silence", "longest", "padding"),
     (

@@ -2,29 +2,21 @@
 
 import pytest
 import torch
-from noted_streamer import NotedStreamer
-from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    FalconH1Config,
-    FalconH1ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
+from draft_models import (
+    NEW,
+    call,
+    deepseek_v3,
+    eager,
+    falcon_h1,
+    gemma2,
+    gemma3,
+    gpt_oss,
+    lfm2,
+    mistral,
+    qwen3_next,
 )
+from noted_streamer import NotedStreamer
+from transformers import LogitsProcessor, LogitsProcessorList
 
 import mmaccel
 from mmaccel.vlm import (
@@ -40,58 +32,8 @@ from mmaccel.vlm import (
     visual_examples,
 )
 
-NEW = 30
 METHODS = (SuffixDecoding(shortest=1), TokenRecycling(always=True), FusedDraft(always=True), FusedDraft())
 IDS = ("suffix", "recycling", "fused", "fused as it pays")
-PARTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-
-
-def sharp(model, config, **more):
-    return visual_examples.sharp(lambda: model(config(**{**examples.TEXT, **more})), 0, examples.WEIGHT_SCALE)
-
-
-def gemma3():
-    """Layers that keep a window of the past."""
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    return sharp(Gemma3ForCausalLM, Gemma3TextConfig, head_dim=8, sliding_window=16, layer_types=kinds)
-
-
-def deepseek_v3():
-    """Latent attention."""
-    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-    experts = {**PARTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-    return sharp(DeepseekV3ForCausalLM, DeepseekV3Config, num_key_value_heads=4, **ranks, **experts)
-
-
-def qwen3_next():
-    """Layers with a state instead of keys."""
-    linear = {f"linear_{name}": size for name, size in (("num_key_heads", 2), ("num_value_heads", 4))}
-    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}
-    kinds = ["linear_attention", "full_attention", "linear_attention"]
-    return sharp(Qwen3NextForCausalLM, Qwen3NextConfig, num_experts=4, head_dim=8, layer_types=kinds, **PARTS, **linear)
-
-
-def falcon_h1():
-    """Layers with a state beside keys."""
-    state = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 16}
-    return sharp(FalconH1ForCausalLM, FalconH1Config, **state, mamba_chunk_size=8)
-
-
-def lfm2():
-    """Convolutions, of which the last tokens are the state."""
-    kinds = ["conv", "full_attention", "conv"]
-    return sharp(Lfm2ForCausalLM, Lfm2Config, layer_types=kinds)
-
-
-def call(batch=1, pad=0, **more):
-    """Prompts whose second half begins to repeat the first; every second one is padded on the left."""
-    generator = torch.Generator().manual_seed(batch)
-    ids = torch.randint(4, 60, (batch, 24), generator=generator)
-    ids = torch.cat([ids, ids[:, :12]], 1)
-    mask = torch.ones_like(ids)
-    mask[(batch - 1) % 2 :: 2, :pad] = 0
-    given = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask, "max_new_tokens": NEW}
-    return {**given, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **more}
 
 
 @pytest.fixture(scope="module")
@@ -157,26 +99,6 @@ def test_states_are_put_back(build, method, eos):
     assert accepted and (rejected or not known)
 
 
-def gemma2():
-    """Capped scores, and windows."""
-    return sharp(Gemma2ForCausalLM, Gemma2Config, head_dim=8, sliding_window=16, attn_implementation="eager")
-
-
-def gpt_oss():
-    """Attention sinks, and windows."""
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return sharp(GptOssForCausalLM, GptOssConfig, head_dim=8, sliding_window=16, attn_implementation="eager", **experts)
-
-
-def mistral():
-    """Nothing but windows."""
-    return sharp(MistralForCausalLM, MistralConfig, sliding_window=16)
-
-
-def eager():
-    return sharp(LlamaForCausalLM, LlamaConfig, attn_implementation="eager")
-
-
 @pytest.mark.parametrize("build", (gemma2, gpt_oss, mistral, eager), ids=lambda build: build.__name__)
 def test_attention_that_other_methods_cannot_take_over(build):
     model, given = build(), call()
@@ -187,16 +109,33 @@ def test_attention_that_other_methods_cannot_take_over(build):
         assert fast.report.details["accepted"] > 0 and not fast.report.warnings
 
 
+@pytest.mark.parametrize("build", (gemma3, mistral), ids=lambda build: build.__name__)
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5), (8, 5)))
+def test_trees_and_batches_beside_windows(build, batch, pad):
+    """Of three times the window, and the cache afterwards is what the model's own loop leaves."""
+    model, given = build(), call(batch, pad, max_new_tokens=50, return_dict_in_generate=True)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, TokenRecycling(always=True)) as fast:
+        for _ in range(2):
+            found = fast.generate(**given)
+            assert torch.equal(found.sequences, plain.sequences)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+    for one, two in zip(found.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        assert type(one) is type(two) and one.get_seq_length() == two.get_seq_length()
+        torch.testing.assert_close(one.keys, two.keys, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(one.values, two.values, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(
-    ("build", "batch", "reason"),
+    ("build", "reason"),
     (
-        (gemma3, 3, "some layers keep a part of the past only"),
-        (qwen3_next, 2, "some layers keep a part of the past only"),
+        (gemma2, "some layers keep a part of the past only, and take no mask for each token"),
+        (qwen3_next, "some layers keep more than keys, which rows cannot take back apart"),
     ),
-    ids=("gemma3", "qwen3_next"),
+    ids=("gemma2", "qwen3_next"),
 )
-def test_caches_that_are_left_to_the_model(build, batch, reason):
-    model, given = build(), call(batch)
+def test_batches_that_are_left_to_the_model(build, reason):
+    model, given = build(), call(3, max_new_tokens=12)
     plain = model.generate(**given)
     with mmaccel.accelerate(model, FusedDraft()) as fast:
         assert torch.equal(fast.generate(**given), plain)
@@ -358,6 +297,30 @@ def test_attention_that_takes_no_mask_of_its_own(llama):
         )
     finally:
         llama.config._attn_implementation = before
+
+
+@pytest.mark.parametrize(
+    "setting",
+    (
+        {"num_beams": 2},
+        {"cache_implementation": "static"},
+        {"assistant_early_exit": 1},
+        {"prompt_lookup_num_tokens": 3},
+    ),
+    ids=str,
+)
+def test_other_loops_of_generate_stay_what_they_are(llama, setting):
+    """One warning names them; that a setting of the model asks for the usual cache is no reason."""
+    given = call(**setting)
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        ((name, value),) = setting.items()
+        assert fast.report.warnings == [f"the model's own loop ran: {name}={value!r}"]
+        with pytest.raises(ValueError, match="Contrastive Search"):
+            fast.generate(**call(penalty_alpha=0.6, top_k=4))
+        fast.generate(**call(cache_implementation="dynamic"))
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
 
 
 def test_a_text_without_drafts_says_why(llama):

@@ -9,7 +9,7 @@ import torch
 
 from mmaccel.bench import index
 from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL
-from mmaccel.vlm import CompressKV
+from mmaccel.vlm import CompressKV, PrefillDrop
 from mmaccel.vlm.bench import language as language_benchmark
 from mmaccel.vlm.bench.language_tasks import NEW, kind_of, needle_task, text_task
 from mmaccel.vlm.bench.language_texts import KINDS, text_of
@@ -46,6 +46,8 @@ def test_a_stopped_run_goes_on_at_each_method_and_length(full):
 def test_a_row_says_which_switches_are_on():
     row = {"method": "vlm.CompressKV", "settings": CompressKV(budget=0.1, head_budgets=True).settings()}
     assert language_benchmark._label(row) == "CompressKV('snap_kv', 0.1, head_budgets=True)"
+    row = {"method": "vlm.PrefillDrop", "settings": PrefillDrop(keep=0.3).settings()}
+    assert language_benchmark._label(row) == "PrefillDrop(0.3)"
 
 
 def test_the_page_has_every_row_and_says_how_many_texts(tmp_path):

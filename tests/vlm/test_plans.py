@@ -63,7 +63,7 @@ def runs(model, method):
 def test_keys_and_values_of_different_sizes(make):
     model = make()
     for method in (SPARSE, *CACHES):
-        with pytest.raises(UnsupportedTargetError, match="keys and values of different sizes, which no vlm method"):
+        with pytest.raises(UnsupportedTargetError, match="keys and values of different sizes, which vlm"):
             mmaccel.plan(model, method)
 
 

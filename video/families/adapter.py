@@ -39,7 +39,7 @@ class DiffusionTransformerAdapter(Adapter):
     """Any diffusers pipeline with a transformer or UNet, modular ones too, or a single diffusers transformer."""
 
     family = "diffusion transformer"  # or, for an instance, "diffusion unet"
-    classes = ("DiffusionPipeline", "ModularPipeline", "ModelMixin")
+    classes: ClassVar[tuple[str, ...]] = ("DiffusionPipeline", "ModularPipeline", "ModelMixin")
     modality = "video"
     call_is_run = True
 
@@ -80,7 +80,8 @@ class DiffusionTransformerAdapter(Adapter):
 class BlockDiffusionAdapter(DiffusionTransformerAdapter):
     """A pipeline that draws a video in blocks, whose transformer keeps keys and values of the blocks before."""
 
-    family, kin = "diffusion in blocks", "diffusion transformer"
+    family = "diffusion in blocks"
+    kin = "diffusion transformer"
     classes = ("AnyFlowFARPipeline",)
 
 

@@ -22,6 +22,7 @@ from mmaccel.session import accelerate
 
 from ..decoder.compress_kv import CompressKV
 from ..decoder.method import DecoderMethod
+from ..decoder.prefill_drop import PrefillDrop
 from ..decoder.select_kv import SelectKV
 from ..decoder.sparse_prefill import SparsePrefill
 from .language_tasks import MODEL, NEW, Needle, Reading, found, kind_of, load, needle_task, text_task
@@ -48,7 +49,7 @@ def cases(full: bool) -> list[tuple[int, int, list[DecoderMethod]]]:
     ten times as long, are read with the defaults, for the presets, and with two policies that do well on the shorter.
     """
     tight: list[DecoderMethod] = [CompressKV(budget=0.1), CompressKV(budget=0.1, head_budgets=True)]
-    defaults: list[DecoderMethod] = [SparsePrefill(), SelectKV(), CompressKV()]
+    defaults: list[DecoderMethod] = [SparsePrefill(), SelectKV(), CompressKV(), PrefillDrop()]
     long = [*defaults, SparsePrefill("vertical_slash", 0.25, always=True), tight[1]] if full else defaults
     return [(2048, 8 if full else 2, [*methods(), *tight]), (8000, 8 if full else 1, long)]
 
@@ -162,7 +163,7 @@ def tables(rows: list[Row]) -> dict[str, str]:
 def _table(model: str, group: list[Row]) -> tuple[str, str]:
     plain, texts = group[0], len(group[0]["seeds"])
     first = ["plain", "", f"{plain['baseline_seconds']:.2f}", "", f"{plain['baseline_quality']:.3f}", "", ""]
-    ordered = sorted(group, key=lambda row: (row["method"], row["settings"]["policy"], row["settings"]["budget"]))
+    ordered = sorted(group, key=lambda row: (row["method"], *_shares(row["settings"])))
     lines = [[*first, f"{plain['baseline_exact_match']:.0%}"], *map(_line, ordered)]
     plural = "s" * (texts > 1)
     return f"{model}, {texts} text{plural} and {texts} planted number{plural}", markdown(HEADINGS, lines)
@@ -182,7 +183,13 @@ def _worst(row: Row) -> str:
 def _label(row: dict[str, Any]) -> str:
     settings = row["settings"]
     switches = "".join(f", {name}=True" for name in ("always", "head_budgets") if settings.get(name))
-    return f"{row['method'].removeprefix('vlm.')}({settings['policy']!r}, {settings['budget']}{switches})"
+    policy, share = _shares(settings)
+    return f"{row['method'].removeprefix('vlm.')}({f'{policy!r}, ' if policy else ''}{share}{switches})"
+
+
+def _shares(settings: dict[str, Any]) -> tuple[str, float]:
+    """The policy of a method, empty where it has none, and what share it keeps."""
+    return settings.get("policy", ""), settings["budget"] if "budget" in settings else settings["keep"]
 
 
 def _series(row: Row) -> str:

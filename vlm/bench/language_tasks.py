@@ -47,10 +47,10 @@ class Reading(Workload):
     def __init__(self, model: Any, texts: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.target, self.texts = model, texts
 
-    def run(self, target: Any, seed: int, fewer: int | None = None) -> float:
+    def run(self, target: Any, seed: int, fewer: int | None = None, **more: Any) -> float:
         prompt, following = self.texts[seed]
         forced = _Forced(following)
-        _generate(target, prompt, len(following), logits_processor=[forced])
+        _generate(target, prompt, len(following), logits_processor=[forced], **more)
         return sum(forced.losses) / len(forced.losses)
 
     def judge(self, plain: float, other: float) -> dict[str, Any]:

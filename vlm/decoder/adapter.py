@@ -15,7 +15,7 @@ from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.cache import SelectingCache
 from mmaccel.decoding.drafters.draft_method import DraftMethod
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import attention_layers, intercept_attention, wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
@@ -24,8 +24,10 @@ from ..families.rows import why_refused
 from ..input.prompt import Prompt
 from .attention import SessionAttention
 from .call import GenerateRun
+from .context_prompt import why_unstorable
 from .generation import bring_cache, fill, tokens_made
 from .method import DecoderMethod
+from .stored_context import StoredContext
 
 
 @register_adapter
@@ -49,6 +51,11 @@ class DecoderAdapter(Adapter):
     def decoder(self) -> Any:
         """The module that holds the decoder layers."""
         return self.target.get_decoder()
+
+    @property
+    def layers(self) -> Any:
+        """The layers of the decoder."""
+        return self.decoder.layers
 
     def attention_modules(self) -> list[torch.nn.Module]:
         """The self-attention of each decoder layer, in order."""
@@ -75,7 +82,10 @@ class DecoderAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"{name} attends in both directions; the vlm methods work on decoders: load it with is_decoder=True"
             )
-        if not isinstance(method, DraftMethod):  # drafts are verified by the attention that the model has
+        if isinstance(method, StoredContext):
+            if why := why_unstorable(self.text_config, name):
+                raise UnsupportedTargetError(f"{why}: {method.name} does not work on it")
+        elif not isinstance(method, DraftMethod):  # drafts are verified by the attention that the model has
             self._check_attention(method, name, modules)
             self._check_layers(method, name)
         if isinstance(method, DecoderMethod):
@@ -104,9 +114,11 @@ class DecoderAdapter(Adapter):
         """Raise unless keys come from this layer's cache and have the size of the values."""
         if any(_widths_differ(module) for module in modules) and method.attends:
             raise UnsupportedTargetError(
-                f"the heads of {name} have keys and values of different sizes, which no vlm method supports"
+                f"the heads of {name} have keys and values of different sizes, which {method.name} does not"
+                " support; drafts work on it, such as vlm.FusedDraft"
             )
-        if any(private.makes_keys_after_cache(module) for module in modules) and method.replaces_cache:
+        chooses = method.replaces_cache or method.drops_tokens
+        if chooses and any(private.makes_keys_after_cache(module) for module in modules):
             raise UnsupportedTargetError(
                 f"{name} makes its keys anew of what its cache holds, so that {method.name} cannot choose among them;"
                 " vlm.SparsePrefill leaves the cache alone"
@@ -129,6 +141,19 @@ class DecoderAdapter(Adapter):
                 f"{name} has layers with states of their own ({', '.join(sorted(other))}):"
                 f" {method.name} cannot replace its cache; vlm.SparsePrefill leaves it alone"
             )
+        if isinstance(method, DecoderMethod) and method.drops_tokens:
+            self._check_depth(method, name, [type(layer) for layer in layers])
+
+    def _check_depth(self, method: DecoderMethod, name: str, kinds: list[type]) -> None:
+        """Raise unless the layers after the whole ones can go on with some of the tokens."""
+        if any(kind is not DynamicLayer for kind in kinds):
+            raise UnsupportedTargetError(
+                f"{name} has layers with a window or a state, to which tokens that {method.name} drops are missing;"
+                " vlm.SparsePrefill drops none"
+            )
+        last, count = method.last_whole(len(kinds)), len(kinds)
+        if not last < count - 1:
+            raise SettingError(f"{method}: layer must be at most {count - 2}, since {name} has {count} layers")
 
     def attach(self, method: DecoderMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one also installs the session's attention and `generate`."""

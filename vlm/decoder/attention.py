@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.patching import UNKNOWN_ARGUMENTS
 
 from .call import Call, GenerateRun
 from .rows import left_padding
 
 if TYPE_CHECKING:
     from .method import DecoderMethod
-
-# Arguments of attention functions that change the result in ways no method knows.
-UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
 
 
 class SessionAttention:

@@ -45,6 +45,8 @@ class GenerateRun:
     visual
         A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
         padding; None if unknown.
+    kept, last_whole
+        The tokens of the prompt that later layers get, None as long as that is all, and the last layer that gets all.
     """
 
     engaged: set[str] = field(default_factory=set)
@@ -54,6 +56,8 @@ class GenerateRun:
     plan_bytes: int = 0
     watch: Callable[[Call], None] | None = None
     visual: Visual | None = None
+    kept: Any = None
+    last_whole: int | None = None
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:

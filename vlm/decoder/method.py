@@ -26,7 +26,9 @@ class DecoderMethod(Method):
     replaces_cache
         Whether `generate` gets a cache from :meth:`make_cache`.
     drops_keys
-        Whether keys are dropped from that cache.
+        Whether layers come to hold the keys of fewer tokens.
+    drops_tokens
+        Whether later layers compute fewer tokens of the prompt.
     attends
         Whether it computes attention itself.
     """
@@ -34,6 +36,7 @@ class DecoderMethod(Method):
     neutral: ClassVar[dict[str, Any]] = {"budget": 1.0}
     replaces_cache: ClassVar[bool] = False
     drops_keys: ClassVar[bool] = False
+    drops_tokens: ClassVar[bool] = False
     attends: ClassVar[bool] = True
 
     def attach(self, session: Session, stack: ExitStack) -> None:
@@ -58,6 +61,10 @@ class DecoderMethod(Method):
     def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
         """What that cache takes."""
         raise TypeError(f"{type(self).__name__} replaces no cache")  # pragma: no cover
+
+    def last_whole(self, layers: int) -> int:
+        """The last layer that gets the whole prompt, in a decoder of so many."""
+        return layers - 1
 
     def idle(self, run: GenerateRun) -> str:
         """Why the method may not have engaged."""

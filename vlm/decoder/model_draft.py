@@ -11,7 +11,7 @@ from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost, likeli
 from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
 from mmaccel.decoding.rollback import can_go_back
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, shown
 from mmaccel.method import Advice
 from mmaccel.registry import register
 
@@ -50,8 +50,8 @@ class ModelDraft(FusedDraft):
     Raises
     ------
     SettingError
-        If a setting is out of range; from `generate`, if the assistant has another vocabulary or no cache that can be
-        cropped, or is the model itself.
+        If a setting is out of range; from `generate`, if the assistant is no loaded model, has another vocabulary or
+        no cache that can be cropped, or is the model itself.
 
     Examples
     --------
@@ -87,7 +87,11 @@ class ModelDraft(FusedDraft):
 def _check(assistant: Any, model: Any) -> None:
     if assistant is model:
         raise SettingError("assistant_model is the model itself: give a smaller one of the same tokenizer")
+    if not callable(assistant) or not hasattr(assistant, "config"):
+        raise SettingError(f"assistant_model={shown(assistant)} is no model: load it with from_pretrained() first")
     name = f"assistant_model={type(assistant).__name__}"
+    if assistant.device.type == "meta":
+        raise SettingError(f"{name} has no weights yet, its device is meta: load it with from_pretrained() first")
     config = assistant.config.get_text_config(decoder=True)
     sizes = config.vocab_size, model.config.get_text_config(decoder=True).vocab_size
     if abs(sizes[0] - sizes[1]) > CLOSE * max(sizes):

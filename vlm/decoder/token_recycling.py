@@ -25,8 +25,8 @@ class TokenRecycling(GrownMethod):
     be guessed the text is decoded plainly. `generate` of one text or a batch, greedy or sampled; all arguments that
     act on logits or on stopping keep working. Exact in float32: the tokens of the model itself, and with sampling those
     of the same random state, in a batch their distribution. With beams, an assistant or another kind of cache (also
-    those of `SelectKV` and `CompressKV`) the model's own loop runs, and the report says so. Where layers keep a part of
-    the past only, a chain is drafted instead of a tree, for one text at a time.
+    those of `SelectKV` and `CompressKV`) the model's own loop runs, and the report says so. Where layers have a
+    state, or a window that is not attended to by SDPA, a chain is drafted instead of a tree, for one text at a time.
 
     Parameters
     ----------

@@ -35,6 +35,10 @@ class GrownMethod(DraftMethod):
     branches: ClassVar[bool] = True
     likely: ClassVar[int] = 8  # as in the paper of Token Recycling
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(isinstance(self.always, bool), "always", "True or False")
+
     def drafters(self, call: Call) -> list[GrownDrafter]:
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""
         acceptance: Acceptance = self._kept(call, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT}))

@@ -119,3 +119,22 @@ def test_nothing_to_do(draw):
     with backend("triton"):
         output, lse = verify_attention(q, k, v, torch.tensor([10, 10]))
     assert output.shape == (2, 2, 0, 40) and lse.shape == (2, 2, 0) and lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (2, 3)))
+def test_drafts_of_a_decoder(batch, pad):
+    """Trees and padded rows, verified with this kernel within `generate`: the tokens of the plain model."""
+    import mmaccel
+    from mmaccel.vlm import TokenRecycling, examples
+
+    torch.use_deterministic_algorithms(False)  # which no model of transformers promises
+    model = examples.llama()[0]
+    ids = torch.randint(4, 60, (batch, 16), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    mask = torch.ones_like(ids)
+    mask[1:, :pad] = 0
+    given = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, TokenRecycling(always=True, block=6)) as fast, backend("triton"):
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0

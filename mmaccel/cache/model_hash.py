@@ -1,0 +1,78 @@
+"""What tells models apart whose caches must not be mixed up, and prompts by what they contain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+SAMPLES = 256  # values that are looked at of each weight
+SIZE = 16  # bytes of a hash
+PLACE = ("_name_or_path", "transformers_version")  # of a configuration: where it came from, not what it is
+
+
+def model_hash(model: Any) -> str:
+    """The hash of a transformers model: its class, configuration, weights' names and values of each weight.
+
+    The values are 256 of each weight at even distances, so that this takes milliseconds: training changes nearly all.
+
+    Raises
+    ------
+    ValueError
+        If a weight is not in memory.
+    """
+    total = hashlib.blake2b(type(model).__name__.encode(), digest_size=SIZE)
+    config = {key: value for key, value in model.config.to_dict().items() if key not in PLACE}
+    total.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in model.named_parameters():
+        if weight.is_meta:
+            raise ValueError(f"{name} is not in memory")
+        total.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        flat = weight.detach().reshape(-1)
+        total.update(tensor_bytes_of(flat[:: max(1, len(flat) // SAMPLES)]))
+    return total.hexdigest()
+
+
+def content_hash(values: Iterable[tuple[str, Any]]) -> bytes:
+    """The hash of named arguments of a call, tensors by what they hold."""
+    total = hashlib.blake2b(digest_size=SIZE)
+    for name, value in values:
+        total.update(f"{name} {getattr(value, 'shape', '')} {getattr(value, 'dtype', '')}".encode())
+        total.update(tensor_bytes_of(value) if isinstance(value, torch.Tensor) else repr(value).encode())
+    return total.digest()
+
+
+def prefix_hashes(start: bytes, columns: torch.Tensor, stops: Sequence[int]) -> dict[str, int]:
+    """For the hash of each prefix of a prompt, its number of tokens.
+
+    Parameters
+    ----------
+    start
+        What comes before the first token.
+    columns : int `[rows, L]`
+        What each token is: its id, and other values of it.
+    stops
+        Ascending numbers of tokens.
+
+    Examples
+    --------
+    >>> one = prefix_hashes(b"", torch.tensor([[7, 8, 9, 1]]), [2, 4])
+    >>> other = prefix_hashes(b"", torch.tensor([[7, 8, 2, 3]]), [2, 4])
+    >>> [one[key] for key in one.keys() & other.keys()]
+    [2]
+    """
+    found, last, begin = {}, start, 0
+    values = columns.to("cpu", torch.int64)
+    for stop in stops:
+        last = hashlib.blake2b(last + tensor_bytes_of(values[:, begin:stop]), digest_size=SIZE).digest()
+        found[last.hex()] = stop
+        begin = stop
+    return found
+
+
+def tensor_bytes_of(tensor: torch.Tensor) -> bytes:
+    """The bytes that a tensor holds."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

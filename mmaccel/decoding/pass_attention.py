@@ -1,0 +1,119 @@
+"""Attention of the passes that verify drafts: by the kernel on a GPU, without copied keys on a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from mmaccel.patching import UNKNOWN_ARGUMENTS, hook, intercept_attention
+
+from .slots import Slots
+from .windows import own_attention
+
+WIDEST = 256  # head that the Triton kernel holds
+
+
+class PassAttention:
+    """What the layers of a decoder attend with while its drafts are verified.
+
+    transformers repeats keys and values for every query head as soon as there is a mask. Here
+    :func:`mmaccel.kernels.verify_attention` reads them once, with the tree as its `window_mask`; on a processor
+    `scaled_dot_product_attention(enable_gqa=True)` does, which was as fast or faster there for every shape that was
+    tried. Attention with capped scores, sinks, or values of another size than keys, and that of other methods, stays
+    as it is. Exact within rounding.
+
+    Parameters
+    ----------
+    model
+        Whose decoder reads texts.
+    stack
+        That puts the model back as it was when it is closed.
+    """
+
+    def __init__(self, model: Any, stack: ExitStack) -> None:
+        self._slots: Slots | None = None
+        self._mask: torch.Tensor | None = None
+        self._parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
+        self._places: torch.Tensor | None = None
+        intercept_attention(stack, own_attention(model), self)
+        hook(stack, model.get_decoder(), before=self._placed)
+
+    def expect(self, mask: torch.Tensor, places: torch.Tensor, slots: Slots) -> None:
+        """A pass with the mask `[B, 1, M, N]` of these slots follows, whose last `M` tokens are new, at `places`."""
+        self._mask, self._places, self._slots, self._parts = mask, places, slots, None
+
+    def _placed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Some models, such as HyperCLOVAX Vision, keep the positions that they are given to themselves."""
+        if self._places is None or kwargs.get("position_ids") is not None:
+            return None
+        return args, {**kwargs, "position_ids": self._places}
+
+    def __call__(
+        self,
+        original: Callable[..., Any],
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> Any:
+        """For :func:`mmaccel.patching.intercept_attention`; `[B, M, Hq, D]`, and None for the weights."""
+        output = None
+        windowed = None if self._slots is None else self._slots.windows.mask(module.layer_idx, key.shape[2])
+        attention_mask = attention_mask if windowed is None else windowed
+        if attention_mask is not None and not dropout and _is_plain(query, key, value, attention_mask, kwargs):
+            output = self._attend(query, key, value, attention_mask, scaling)
+        if output is None:
+            return original(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+        return output.transpose(1, 2).contiguous(), None
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor | None:
+        from mmaccel import kernels
+
+        if kernels.choose(query.device) != "native":
+            takes = query.dtype.itemsize <= 4 and query.shape[3] <= WIDEST
+            if mask is not self._mask or not takes:
+                return None
+            window, lengths, chosen = self._for_kernel(mask)
+            tokens = None if chosen is None else chosen[:, None].expand(-1, key.shape[1], -1)
+            return kernels.verify_attention(query, key, value, lengths, tokens, window, scale=scaling)[0]
+        if query.device.type != "cpu" or query.shape[1] == key.shape[1]:
+            return None
+        return functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
+
+    def _for_kernel(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The tree `[B, M, M]`, tokens in use, and which of them are any `[B, N]`; the same in all layers."""
+        assert self._slots is not None
+        if self._parts is None:
+            new, total = mask.shape[2:]
+            lengths = torch.full((len(mask),), total, dtype=torch.int32, device=mask.device)
+            chosen = None if self._slots.is_whole else _places(mask)
+            self._parts = mask[:, 0, :, total - new :].contiguous(), lengths, chosen
+        return self._parts
+
+
+def _places(mask: torch.Tensor) -> torch.Tensor:
+    """The keys that any query of a row sees, int32 `[B, N]` ascending, then -1."""
+    hidden = ~mask[:, 0].any(1)
+    order = torch.argsort(hidden.to(torch.uint8), dim=1, stable=True)
+    return order.masked_fill(hidden.gather(1, order), -1).int()
+
+
+def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether attention is softmax over the keys that the mask shows, and nothing else."""
+    shapes = k.shape == v.shape and q.shape[1] % k.shape[1] == 0 and mask.shape[2:] == (q.shape[2], k.shape[2])
+    return shapes and mask.dtype == torch.bool and not any(kwargs.get(name) is not None for name in UNKNOWN_ARGUMENTS)

@@ -1,0 +1,107 @@
+"""Layers that keep a window of the past, while rows of a batch and trees have places of their own in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from mmaccel import private
+from mmaccel.patching import attention_layers
+
+KINDS = {"sliding_attention", "full_attention"}  # of layers, as configurations name them
+
+
+class Windows:
+    """The sliding layers of a cache.
+
+    They keep by places, and rows that accept different numbers of drafts have other tokens at the same place. So until
+    they are closed full layers stand for them, and which tokens a query sees is counted in tokens of its row.
+
+    Parameters
+    ----------
+    cache
+        After the prompt.
+
+    Attributes
+    ----------
+    layers
+        Those that were replaced, by number.
+    """
+
+    def __init__(self, cache: DynamicCache) -> None:
+        self.cache = cache
+        found: list[Any] = cache.layers
+        self.layers = {n: layer for n, layer in enumerate(found) if isinstance(layer, DynamicSlidingWindowLayer)}
+        self._masks: dict[int, torch.Tensor] = {}  # of the next pass, by the length of a window
+        for number in self.layers:
+            layer = found[number]
+            found[number] = wide = DynamicLayer()
+            wide.lazy_initialization(layer.keys, layer.values)
+            wide.keys, wide.values = layer.keys, layer.values
+
+    def expect(self, mask: torch.Tensor, seen: torch.Tensor, depths: torch.Tensor) -> None:
+        """A pass follows with a mask `[B, 1, M, N]` over what was `seen [B, N - M]` and new tokens `depths [B, M]`."""
+        if not self.layers:
+            return
+        new = seen.sum(1, keepdim=True) + depths
+        places = torch.cat([seen.cumsum(1) - 1, new], 1)
+        behind = new[:, None, :, None] - places[:, None, None]
+        sizes = {layer.sliding_window for layer in self.layers.values()}
+        self._masks = {size: mask & (behind < size) for size in sizes}
+
+    def mask(self, layer: int, keys: int) -> torch.Tensor | None:
+        """What the queries of the pass see of the newest `keys` in a layer; None in a full one."""
+        found = self.layers.get(layer)
+        return None if found is None else self._masks[found.sliding_window][..., -keys:]
+
+    def forget(self, seen: torch.Tensor) -> None:
+        """Drop what no row can see any more, where it has become as much as a window."""
+        for number, layer in self.layers.items():
+            wide: Any = self.cache.layers[number]
+            held, most = wide.keys.shape[2], layer.sliding_window  # one more, as a text that ended loses its last
+            if held > 2 * most:
+                newer = seen.flip(1).cumsum(1).flip(1)
+                first = int((seen & (newer <= most)).int().argmax(1).min()) + held - seen.shape[1]
+                wide.keys, wide.values = wide.keys[:, :, max(0, first) :], wide.values[:, :, max(0, first) :]
+
+    def close(self, sources: torch.Tensor, total: int) -> None:
+        """Put the layers back, with the tokens that stand at `sources [B, N]` of `total` places, of them the last."""
+        length = sources.shape[1]
+        for number, layer in self.layers.items():
+            wide: Any = self.cache.layers[number]
+            held, layer.cumulative_length = wide.keys.shape[2], length
+            places = (sources[:, max(0, length - layer.sliding_window + 1) :] + held - total).clamp(0, held - 1)
+            index = places[:, None, :, None].to(wide.keys.device)
+            layer.keys, layer.values = (
+                x.gather(2, index.expand(-1, x.shape[1], -1, x.shape[3])) for x in (wide.keys, wide.values)
+            )
+            self.cache.layers[number] = layer
+
+
+def unfit_layers(model: Any, config: Any) -> str | None:
+    """Why rows cannot have places of their own in the cache of a decoder with this configuration."""
+    layers = DynamicCache(config=config).layers
+    sliding = {number for number, layer in enumerate(layers) if type(layer) is DynamicSlidingWindowLayer}
+    if any(type(layer) is not DynamicLayer for number, layer in enumerate(layers) if number not in sliding):
+        return "some layers keep more than keys, which rows cannot take back apart"
+    if not sliding:
+        return None
+    told = sliding <= {layer.layer_idx for layer in own_attention(model)}
+    shares = getattr(config, "num_kv_shared_layers", 0)
+    if shares or not told or set(getattr(config, "layer_types", None) or ()) - KINDS:
+        return "some layers keep a part of the past only, and take no mask for each token"
+    return None
+
+
+def own_attention(model: Any) -> list[Any]:
+    """The self-attention layers of a decoder that attend by torch's own function, and may be given another.
+
+    None of a compiled model, which another function in each call would compile anew.
+    """
+    decoder = model.get_decoder()
+    if private.is_compiled(model) or private.is_compiled(decoder):
+        return []
+    return [layer for layer in attention_layers(decoder) if private.attention_name(layer.config) == "sdpa"]

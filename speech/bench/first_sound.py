@@ -1,0 +1,151 @@
+"""How long until a speech generator is heard: generate and decode, against frames that sound as they come.
+
+    python -m mmaccel.speech.bench.first_sound --output docs/benchmarks/long/speech_first_sound
+
+No small CSM is trained, and its codes say nothing: the weights are random, sizes are between a toy's and CSM-1B's, and
+the codec is Mimi at its full size. What is measured is time, and that codes and sound are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from mmaccel.bench import pages
+from mmaccel.comparison import results
+from mmaccel.testing.untrained import untrained
+
+from ..codec.depth_decoding import DepthDecoding
+from ..codec.first_byte_meter import FirstByteMeter
+from ..codec.growing_blocks import growing_blocks
+from ..codec.streaming_speech import StreamingSpeech
+
+FRAMES = 25  # 80 ms each
+LAYERS = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
+SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "text_vocab_size": 1000, **LAYERS}
+DEPTH: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "backbone_hidden_size": 512, **LAYERS}
+MARKS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "audio_token_id": 998, "audio_eos_token_id": 999}
+CODES = 2048  # of Mimi; CSM has three marks beside them, which an untrained one would draw
+CLOSE = 1e-5  # of the loudest sample
+INTRO = """
+Time to the first sound of a `CsmForConditionalGeneration` on one thread, in processor seconds, since others used the
+machine too; by `python -m mmaccel.speech.bench.first_sound`. {frames} frames of 80 ms, {seconds:g} s of sound, sampled
+from one random state. **The weights are random**, since no small CSM is trained: this says nothing about how speech
+sounds, only when. {millions:.0f} million weights, of which Mimi has {codec:.0f}, with 32 codebooks as CSM-1B. *Plain*
+generates all, then decodes it; *codes alone* are generated without a sound. Codes are equal token for token{close}. The
+rows are in [speech_first_sound.json](speech_first_sound.json).
+"""
+
+
+def model() -> Any:
+    """A CSM of middle size with random weights."""
+    from transformers import CsmConfig, CsmForConditionalGeneration, MimiConfig
+
+    depth, codec = {**DEPTH, "vocab_size": CODES, "num_codebooks": 32}, MimiConfig(num_quantizers=32).to_dict()
+    config = CsmConfig(
+        **SIZES, **MARKS, vocab_size=CODES, codebook_pad_token_id=1, codec_config=codec, depth_decoder_config=depth
+    )
+    built = untrained(lambda: CsmForConditionalGeneration(config).requires_grad_(False))
+    for module in built.codec_model.modules():
+        if hasattr(module, "embed_sum"):  # zeros: every code would sound the same
+            module.embed_sum.normal_()
+    built.codec_model.decode(torch.zeros(1, 32, 1, dtype=torch.long))
+    return built
+
+
+def rows(csm: Any, frames: int) -> Iterator[dict[str, Any]]:
+    """Plain, then streams: of one frame at a time, and of growing blocks."""
+    ids = torch.arange(2, 22)[None]
+    inputs: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": frames,
+        "do_sample": True,
+    }
+    inputs["depth_decoder_do_sample"] = True
+    voice = StreamingSpeech(csm)
+    list(voice.stream(**{**inputs, "max_new_tokens": 2}))  # warm up
+    voice.meter = FirstByteMeter(voice.sample_rate, time.process_time)
+    codes, alone = _generated(csm, inputs)
+    yield _row("codes alone, plain", alone)
+    with ExitStack() as stack:
+        DepthDecoding(csm.depth_decoder).attach(stack)
+        other, seconds = _generated(csm, inputs)
+    yield _row("codes alone, depth decoder prepared once", seconds, refused=_differs(codes, other))
+    began = time.process_time()
+    whole = csm.codec_model.decode(codes.transpose(1, 2)).audio_values
+    plain = alone + time.process_time() - began
+    yield _row("plain", plain, first_sound=plain, gap_seconds=0.0)
+    for name, blocks in (("stream, one frame at a time", [1] * frames), ("stream, growing blocks", growing_blocks())):
+        torch.manual_seed(0)
+        heard = torch.cat(list(voice.stream(blocks, **inputs)), -1)
+        error = float((heard - whole).abs().max() / whole.abs().max())
+        told = {"first_sound": voice.meter.first_byte, "gap_seconds": voice.meter.gap_seconds, "error": error}
+        refused = _differs(codes, voice.generated) or ("" if error <= CLOSE else f"sound differs by {error:.1e}")
+        yield _row(name, voice.meter.blocks[-1].ready, refused=refused, **told)
+
+
+def _generated(csm: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, float]:
+    torch.manual_seed(0)
+    began = time.process_time()
+    codes = csm.generate(**inputs)
+    return codes, time.process_time() - began
+
+
+def _differs(codes: torch.Tensor, other: torch.Tensor) -> str:
+    return "" if torch.equal(codes, other) else "codes differ"
+
+
+def _row(way: str, seconds: float, refused: str = "", **more: Any) -> dict[str, Any]:
+    return {"way": way, "refused": refused} if refused else {"way": way, "cpu_seconds": seconds, **more}
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page of a result."""
+    errors = [row["error"] for row in result["rows"] if "error" in row]
+    close = f", sound to {max(errors):.0e} of the loudest sample" if errors else ""
+    headings = ("way", "first sound, s", "all of it, s", "gaps, s")
+    lines = [
+        [
+            row["way"],
+            row.get("refused") or _cell(row, "first_sound"),
+            _cell(row, "cpu_seconds"),
+            _cell(row, "gap_seconds"),
+        ]
+        for row in result["rows"]
+    ]
+    about = {"frames": result["frames"], "seconds": 0.08 * result["frames"], **result["millions"]}
+    intro = INTRO.format(close=close, **about)
+    return pages.page(result, "Time to the first sound", intro, {"Until it is heard": pages.markdown(headings, lines)})
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    return f"{row[name]:.2f}" if name in row else ""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, and write the result and its page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    output: Path = parser.parse_args(argv).output
+    torch.set_num_threads(1)
+    csm = model()
+    counts = {"millions": csm, "codec": csm.codec_model}
+    result = results.result(tqdm(rows(csm, FRAMES), unit="row"))
+    result["frames"] = FRAMES
+    result["millions"] = {name: sum(p.numel() for p in one.parameters()) / 1e6 for name, one in counts.items()}
+    output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    output.with_suffix(".md").write_text(page(result))
+    tqdm.write(page(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Where the frames of a speech generator are, for each family; no algorithm."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.patching import wrap_method
+
+from .depth_decoding import DepthDecoding
+
+Take = Callable[[torch.Tensor], None]
+
+
+class Speaker(ABC):
+    """A speech generator and its codec.
+
+    Parameters
+    ----------
+    model
+        Its `generate` makes the frames.
+    codec
+        What makes sound of them; None where the model has it.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, model: Any, codec: Any = None) -> None:
+        self.model, self.codec = model, codec
+
+    @abstractmethod
+    def follow(self, stack: ExitStack, take: Take) -> dict[str, Any]:
+        """Have `take` called with each frame, `[B, Q, 1]`, until `stack` closes; returns what `generate` needs for it.
+
+        Rows that have ended are zeros.
+        """
+
+    def check(self, inputs: dict[str, Any]) -> None:  # noqa: B027  most take all arguments
+        """Raise a `SettingError` for arguments of `generate` that do not suit."""
+
+
+class CsmSpeaker(Speaker):
+    """CSM: codes of Mimi, the first of each frame by the backbone, the others by a depth decoder."""
+
+    name = "CsmForConditionalGeneration"
+
+    def __init__(self, model: Any, codec: Any = None) -> None:
+        super().__init__(model, model.codec_model if codec is None else codec)
+
+    def follow(self, stack: ExitStack, take: Take) -> dict[str, Any]:
+        DepthDecoding(self.model.depth_decoder).attach(stack)
+        return {"streamer": _Codes(take, self.model.config.codebook_eos_token_id)}
+
+    def check(self, inputs: dict[str, Any]) -> None:
+        if inputs.get("output_audio"):
+            raise SettingError("output_audio=True: the sound comes block by block; leave it out")
+
+
+class _Codes(BaseStreamer):
+    """Gets the prompt first, then the codes of each frame, `[B, Q]`."""
+
+    def __init__(self, take: Take, end: int) -> None:
+        self.take, self.end_token = take, end
+        self._live: torch.Tensor | None = None
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._live is None:
+            self._live = torch.ones(len(value), 1, dtype=torch.bool)
+            return
+        self._live = self._live & ~(value == self.end_token).all(-1, keepdim=True)
+        if self._live.any():
+            self.take(value.where(self._live, 0)[..., None])  # behind its end a row has codes that are none
+
+    def end(self) -> None:
+        """There are no more."""
+
+
+class PocketSpeaker(Speaker):
+    """Pocket TTS: latents of a codec like Mimi, by a flow head; the codec is a model of its own."""
+
+    name = "PocketTTSForConditionalGeneration"
+
+    def __init__(self, model: Any, codec: Any = None) -> None:
+        if codec is None:
+            raise SettingError("Pocket TTS brings no codec: pass codec=processor.audio_tokenizer")
+        super().__init__(model, codec)
+
+    def follow(self, stack: ExitStack, take: Take) -> dict[str, Any]:
+        def sample(original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+            latent = original(*args, **kwargs)
+            take(self.model.denormalize_latents(latent)[..., None])
+            return latent
+
+        wrap_method(stack, self.model, "sample_latent", sample)
+        return {}
+
+    def check(self, inputs: dict[str, Any]) -> None:
+        ids = inputs.get("input_ids", inputs.get("inputs"))
+        if ids is not None and len(ids) > 1:
+            raise SettingError(
+                f"{len(ids)} texts: Pocket TTS tells only afterwards where each ends; stream one at a time"
+            )
+
+
+def speaker_of(model: Any, codec: Any = None) -> Speaker:
+    """The generator that a model is."""
+    names = {cls.__name__ for cls in type(model).__mro__}
+    for kind in (CsmSpeaker, PocketSpeaker):
+        if kind.name in names:
+            return kind(model, codec)
+    raise UnsupportedTargetError(
+        f"no streaming speech for {type(model).__name__}: give a CsmForConditionalGeneration or a"
+        " PocketTTSForConditionalGeneration, such as CsmForConditionalGeneration.from_pretrained('sesame/csm-1b')"
+    )

@@ -1,0 +1,62 @@
+"""The adapter of what a recogniser is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmaccel.adapter import adapters
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.packed_linear import with_packed_linears
+from mmaccel.session import Session
+
+from .adapter import SpeechAdapter
+from .rows import REFUSED
+
+
+def packed_copy(model: Any) -> Any:
+    """A model with a second copy of its matrix weights, in oneDNN's layout."""
+    if isinstance(model, Session | SpeechAdapter):
+        raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
+    return with_packed_linears(model) if isinstance(model, torch.nn.Module) else model
+
+
+def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
+    """The adapter of a model, of a session of it, or the one that is given, with its processor."""
+    model = model.target if isinstance(model, Session) else model
+    adapter = model if isinstance(model, SpeechAdapter) else adapter_class(type(model))(model)
+    if processor is not None:
+        adapter.processor = processor
+    if adapter.processor is None:
+        raise SettingError(
+            "no processor: pass the model's own, as in"
+            " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
+        )
+    return adapter
+
+
+def served_classes() -> list[str]:
+    """Names of transformers' classes that have an adapter, in alphabetical order."""
+    return sorted(name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes)
+
+
+def adapter_class(model_class: type) -> type[SpeechAdapter]:
+    """The adapter of a class of recognisers or of one that it is derived from.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        Says why the class cannot be served, where that is known, or which classes can.
+    """
+    lineage = [cls.__name__ for cls in model_class.__mro__]
+    for name in lineage:
+        for adapter in adapters():
+            if issubclass(adapter, SpeechAdapter) and name in adapter.classes:
+                return adapter
+    reason = next((REFUSED[name] for name in lineage if name in REFUSED), "")
+    known = f"supported are {', '.join(served_classes())}"
+    raise UnsupportedTargetError(
+        f"no recogniser for {model_class.__name__}; {reason or known}: load another, as with"
+        " model, processor = speech.load('moonshine-tiny')"
+    )

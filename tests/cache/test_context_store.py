@@ -1,0 +1,136 @@
+"""ContextStore: the longest shared prefix, its bound, and what other processes, models and faults leave in a folder."""
+
+import os
+import time
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from mmaccel.cache import ContextStore
+from mmaccel.cache.context_store import ABANDONED
+
+SIZE = 2 * 2 * 2 * 8 * 4 * 4  # two layers of keys and values, `[2, 8, 4]` in float32
+
+
+def states(fill=1.0, tokens=8):
+    return [(torch.full((2, tokens, 4), fill + i), torch.full((2, tokens, 4), -fill - i)) for i in range(2)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ContextStore(tmp_path / "contexts", gigabytes=1)
+
+
+def only_file(store):
+    (path,) = store.folder.glob("*")
+    return path
+
+
+def test_the_longest_shared_prefix_is_found_and_read(store):
+    assert store.find("m", {"a": 4}) is None and not store.troubles, "a folder that is not there is empty"
+    assert store.write("m", {"a": 4, "b": 8}, states(1.0)) == SIZE
+    store.write("m", {"a": 4, "c": 6, "d": 8}, states(5.0))
+    again = ContextStore(store.folder, 1)
+    entry, tokens = again.find("m", {"a": 4, "c": 6, "e": 9})
+    assert (tokens, entry.tokens, again.find("m", {"e": 4})) == (6, 8, None)
+    for (key, value), (wanted_key, wanted_value) in zip(again.read(entry), states(5.0), strict=True):
+        assert torch.equal(key, wanted_key) and torch.equal(value, wanted_value)
+    assert not again.troubles
+
+
+def test_half_precision_comes_back_as_it_was(store):
+    odd = [(torch.randn(1, 3, 1).bfloat16(), torch.randn(1, 3, 1).bfloat16())]
+    store.write("m", {"a": 3}, odd)
+    ((key, value),) = store.read(store.find("m", {"a": 3})[0])
+    assert torch.equal(key, odd[0][0]) and torch.equal(value, odd[0][1]) and key.dtype == torch.bfloat16
+
+
+def test_another_model_is_told(store):
+    store.write("m", {"a": 8}, states())
+    assert store.find("n", {"a": 8}) is None
+    assert "all 1 contexts in" in store.troubles[0] and "of other models" in store.troubles[0]
+
+
+def test_another_version_is_told_and_left_alone(store):
+    store.folder.mkdir()
+    path = store.folder / "context-x.safetensors"
+    save_file({"keys.0": torch.ones(1, 1, 1)}, path, {"format": "0"})
+    assert store.find("m", {"a": 1}) is None and path.exists()
+    assert store.troubles == ["context-x.safetensors was written by another version of mmaccel: it was not used"]
+    assert store.find("m", {"a": 1}) is None and len(store.troubles) == 1, "told once"
+
+
+def cut(data):
+    return data[:-5]
+
+
+def flipped(data):
+    return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+
+
+@pytest.mark.parametrize("spoil", [cut, flipped, lambda data: b"", lambda data: b"\xff" * 40, lambda data: data[:30]])
+def test_a_broken_file_is_told_and_deleted(store, spoil):
+    store.write("m", {"a": 8}, states())
+    path = only_file(store)
+    path.write_bytes(spoil(path.read_bytes()))
+    again = ContextStore(store.folder, 1)
+    found = again.find("m", {"a": 8})
+    assert found is None or again.read(found[0]) is None
+    assert len(again.troubles) == 1 and f"{path.name} is broken and was deleted" in again.troubles[0]
+    assert not path.exists() and "\n" not in again.troubles[0]
+
+
+@pytest.mark.parametrize("change", [{"stops": ""}, {"stops": "a"}, {"sums": "keys.0:1"}, {"model": None}])
+def test_a_header_that_says_something_else_is_broken(store, change):
+    store.write("m", {"a": 8}, states())
+    path = only_file(store)
+    with safe_open(path, "pt") as file:
+        told, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, {k: v for k, v in {**told, **change}.items() if v is not None})
+    again = ContextStore(store.folder, 1)
+    assert again.find("m", {"a": 8}) is None and "is broken" in again.troubles[0]
+
+
+def test_what_a_killed_writer_left_is_no_entry_and_goes(store):
+    store.write("m", {"a": 8}, states())
+    for name, age in ((".mmaccel-new.safetensors", 0), (".mmaccel-old.safetensors", ABANDONED + 9)):
+        (store.folder / name).write_bytes(b"half")
+        os.utime(store.folder / name, (time.time() - age,) * 2)
+    assert store.find("m", {"a": 8}) and not store.troubles
+    store.write("m", {"b": 8}, states())
+    assert sorted(p.name for p in store.folder.glob(".*")) == [".mmaccel-new.safetensors"], "still being written"
+
+
+def test_the_least_recently_used_go_first(store):
+    store.write("m", {"a": 8}, states())
+    store.limit = 2 * only_file(store).stat().st_size + SIZE // 2
+    store.write("m", {"b": 8}, states())
+    for number, path in enumerate(sorted(store.folder.glob("*"))):
+        os.utime(path, (number, number))
+    store.read(store.find("m", {"a": 8})[0])  # now b is the older one
+    store.write("m", {"c": 8}, states())
+    assert [bool(store.find("m", {name: 8})) for name in "abc"] == [True, False, True]
+    store.limit = SIZE - 1
+    assert not store.write("m", {"d": 8}, states()) and "give it more gigabytes" in store.troubles[0]
+    assert len(list(store.folder.glob("*"))) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    store = ContextStore(tmp_path / "file", 1)
+    assert not store.write("m", {"a": 8}, states()) and "a context was not kept" in store.troubles[0]
+
+
+def test_an_entry_that_goes_meanwhile_is_no_fault(store):
+    store.write("m", {"a": 8}, states())
+    entry, _ = store.find("m", {"a": 8})
+    store.remove(entry)
+    store.remove(entry)
+    assert store.read(entry) is None and not store.troubles
+
+
+def test_no_room_at_all_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="gigabytes must be above 0"):
+        ContextStore(tmp_path, 0)

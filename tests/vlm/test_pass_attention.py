@@ -1,0 +1,102 @@
+"""The attention of passes that verify drafts: the kernel's, or torch's own without repeated keys."""
+
+import pytest
+import torch
+from draft_models import call, deepseek_v3, gemma3, gpt_oss, mistral
+from torch.nn import functional
+
+import mmaccel
+from mmaccel import kernels
+from mmaccel.decoding import pass_attention
+from mmaccel.demos.families import visual_models
+from mmaccel.vlm import FusedDraft, SuffixDecoding, TokenRecycling, examples, visual_examples
+
+
+def llama():
+    return examples.llama()[0]
+
+
+def qwen2_5_vl():
+    return visual_examples.qwen2_5_vl()[0]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the kernel is asked: the tree, and the tokens that are any."""
+    found = []
+    attend = kernels.verify_attention
+
+    def noted(q, k, v, lengths, tokens, window, **more):
+        found.append((window, tokens))
+        return attend(q, k, v, lengths, tokens, window, **more)
+
+    monkeypatch.setattr(kernels, "verify_attention", noted)
+    return found
+
+
+def same_text(model, given, method=None):
+    """Drafted twice, and whether it is the plain model's."""
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, method or TokenRecycling(always=True)) as fast:
+        texts = [fast.generate(**given) for _ in range(2)]
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+    return all(torch.equal(text, plain) for text in texts)
+
+
+@pytest.mark.parametrize("build", (llama, qwen2_5_vl, gemma3), ids=lambda build: build.__name__)
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5)))
+def test_the_kernel_attends_to_trees(build, batch, pad, asked):
+    """And to the rows of a batch, whose rejected drafts and padding are no tokens."""
+    with kernels.backend("reference"):
+        assert same_text(build(), call(batch, pad, max_new_tokens=24))
+    windows, tokens = zip(*asked, strict=True)
+    assert any(not torch.equal(tree, torch.ones_like(tree).tril()) for tree in windows), "there are alternatives"
+    assert all(chosen is None for chosen in tokens) if batch == 1 else any(chosen is not None for chosen in tokens)
+
+
+@pytest.mark.parametrize("build", (deepseek_v3, gpt_oss, mistral), ids=lambda build: build.__name__)
+def test_what_the_kernel_does_not_know_is_left_to_the_model(build, asked):
+    with kernels.backend("reference"):
+        assert same_text(build(), call(max_new_tokens=12)) and not asked
+
+
+@pytest.mark.parametrize("build", (llama, gemma3), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("method", (TokenRecycling(always=True), SuffixDecoding(shortest=1)), ids=lambda m: m.name)
+def test_a_processor_repeats_no_keys(build, method, monkeypatch):
+    """Neither for trees, nor for chains with masks of the model's own, windows included."""
+    heads = []
+    attend = functional.scaled_dot_product_attention
+
+    def noted(q, k, *rest, **more):
+        heads.append((q.shape[2], q.shape[1] // k.shape[1]))
+        return attend(q, k, *rest, **more)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    assert same_text(build(), call(max_new_tokens=20), method)
+    assert {group for width, group in heads if 2 < width < 30} == {2}, "of steps of one token, prompts and drafts"
+
+
+def test_the_model_is_left_as_it_was(monkeypatch):
+    """After each call, and when a pass fails."""
+    model = llama()
+    attention = [layer.self_attn for layer in model.model.layers]
+    before = [dict(vars(layer)) for layer in attention]
+
+    def failing(*_, **__):
+        raise RuntimeError("no memory")
+
+    with mmaccel.accelerate(model, TokenRecycling(always=True)) as fast:
+        for _ in range(2):
+            fast.generate(**call(max_new_tokens=8))
+        assert [dict(vars(layer)) for layer in attention] == before
+        monkeypatch.setattr(pass_attention.PassAttention, "_attend", failing)
+        with pytest.raises(RuntimeError, match="no memory"):
+            fast.generate(**call(max_new_tokens=8))
+    assert [dict(vars(layer)) for layer in attention] == before
+
+
+def test_positions_reach_a_decoder_that_is_not_told_them():
+    """Whose tokens would else stand where the cache ends, rejected drafts and all."""
+    model, arguments = visual_models.build("HyperCLOVAXVisionV2ForConditionalGeneration")
+    given = {**arguments(2), "max_new_tokens": 20, "do_sample": False}
+    assert same_text(model, given, FusedDraft(always=True))

@@ -1,0 +1,134 @@
+"""PrefillDrop: later layers compute what is kept as a plain model would, in every pass of an answer."""
+
+import pytest
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+
+import mmaccel
+from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.vlm import CompressKV, PrefillDrop, SparsePrefill, SuffixDecoding, examples
+
+DROP = PrefillDrop(keep=0.4, layer=0, window=8, min_length=32)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama()
+
+
+def by_hand(model, ids, columns, steps):
+    """Greedy tokens of a model whose layers after the first see only `columns` of the prompt, one pass a token."""
+    decoder, made = model.model, []
+    for _ in range(steps):
+        whole = torch.cat([ids, torch.tensor([made], dtype=torch.long)], 1)
+        kept = torch.cat([columns, torch.arange(ids.shape[1], whole.shape[1])])
+        states = decoder.embed_tokens(whole)
+        for number, layer in enumerate(decoder.layers):
+            if number == 1:
+                states = states[:, kept]
+            places = (torch.arange(whole.shape[1]) if number == 0 else kept)[None]
+            states = layer(states, position_embeddings=decoder.rotary_emb(states, places))
+        made.append(int(model.lm_head(decoder.norm(states))[0, -1].argmax()))
+    return made
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The columns that were kept of each row, as the method chose them."""
+    found = []
+    choose = PrefillDrop._rows
+
+    def noted(self, *given):
+        found.append(choose(self, *given))
+        return found[-1]
+
+    monkeypatch.setattr(PrefillDrop, "_rows", noted)
+    return found
+
+
+@torch.no_grad()
+def test_tokens_are_those_of_the_definition(llama, chosen):
+    model, arguments = llama
+    call = arguments(max_new_tokens=4)
+    with mmaccel.accelerate(model, DROP) as fast:
+        tokens, report = fast.generate(**call), fast.report
+    (columns,) = chosen
+    assert columns.shape == (1, 32) and columns[0, -8:].tolist() == list(range(72, 80)), "the window is kept"
+    assert tokens[0, 80:].tolist() == by_hand(model, call["input_ids"], columns[0], 4)
+    pairs = [80 * 81 // 2 + 81 + 82 + 83, 32 * 33 // 2 + 33 + 34 + 35]
+    assert (report.keys, report.plain_keys) == (4 * (pairs[0] + 2 * pairs[1]), 4 * 3 * pairs[0])
+
+
+def test_a_padded_row_is_as_alone_also_with_beams(llama):
+    model, arguments = llama
+    for more in ({}, {"num_beams": 3}):
+        call = arguments(batch=3, max_new_tokens=5, **more)
+        with mmaccel.accelerate(model, DROP) as fast:
+            together = fast.generate(**call)
+            assert fast.report.engaged and not fast.report.warnings
+            alone = {**call, "input_ids": call["input_ids"][1:2, 5:], "attention_mask": call["attention_mask"][1:2, 5:]}
+            assert together[1, 80:].tolist() == fast.generate(**alone)[0, 75:].tolist()
+
+
+def test_a_short_row_beside_a_long_one_keeps_everything(llama):
+    model, arguments = llama
+    call = arguments(batch=2, max_new_tokens=5)
+    call["attention_mask"][1, :60] = 0
+    short = {**call, "input_ids": call["input_ids"][1:, 60:], "attention_mask": call["attention_mask"][1:, 60:]}
+    plain = model.generate(**short)
+    with mmaccel.accelerate(model, DROP) as fast:
+        assert fast.generate(**call)[1, 80:].tolist() == plain[0, 20:].tolist() and fast.report.engaged
+        assert torch.equal(fast.generate(**short), plain) and not fast.report.engaged
+        assert "no prompt had min_length=32 tokens" in fast.report.warnings[0]
+
+
+def test_a_second_turn_goes_on_with_what_was_kept(llama, chosen):
+    model, arguments = llama
+    call = arguments(max_new_tokens=3, return_dict_in_generate=True)
+    with mmaccel.accelerate(model, DROP) as fast:
+        first = fast.generate(**call)
+        ids = torch.cat([first.sequences, call["input_ids"][:, :6]], 1)
+        second = fast.generate(input_ids=ids, past_key_values=first.past_key_values, max_new_tokens=3, do_sample=False)
+        assert len(chosen) == 1 and not fast.report.warnings
+    kept = torch.cat([chosen[0][0], torch.arange(80, ids.shape[1])])
+    with torch.no_grad():
+        assert second[0, ids.shape[1] :].tolist() == by_hand(model, ids, kept, 3)
+
+
+def test_together_with_sparse_prefill_and_with_drafts(llama):
+    model, arguments = llama
+    sparse = SparsePrefill(budget=1.0)
+    with mmaccel.accelerate(model, DROP) as fast:
+        alone = fast.generate(**arguments(max_new_tokens=12))
+    for other in (sparse, SuffixDecoding()):
+        with mmaccel.accelerate(model, DROP, other) as fast:
+            assert torch.equal(fast.generate(**arguments(max_new_tokens=12)), alone)
+    with mmaccel.accelerate(model, DROP, SparsePrefill(**SparsePrefill.engaging)) as fast:
+        fast.generate(**arguments())
+        assert fast.report.engaged and fast.report.work_ratio < 0.5
+
+
+def test_what_does_not_fit_is_refused_or_told(llama):
+    model, arguments = llama
+    with pytest.raises(ConflictError):
+        mmaccel.plan(model, PrefillDrop(), CompressKV())
+    with pytest.raises(SettingError, match=r"layer must be at most 1, since LlamaForCausalLM has 3 layers"):
+        mmaccel.plan(model, PrefillDrop(layer=2))
+    for bad in ({"keep": 0}, {"layer": -1}, {"window": 0}, {"kernel": 4}, {"min_length": 1}):
+        with pytest.raises(SettingError, match=next(iter(bad))):
+            PrefillDrop(**bad)
+    gemma = Gemma3ForCausalLM(Gemma3TextConfig(**{**examples.TEXT, "head_dim": 8, "num_hidden_layers": 6}))
+    with pytest.raises(UnsupportedTargetError, match="layers with a window or a state"):
+        mmaccel.plan(gemma, PrefillDrop())
+    sizes = {"n_routed_experts": 4, "moe_intermediate_size": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "n_group": 1}
+    heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "topk_group": 1, "num_experts_per_tok": 2}
+    latent = DeepseekV3ForCausalLM(DeepseekV3Config(**{**examples.TEXT, **sizes, **heads, "num_key_value_heads": 4}))
+    for method in (PrefillDrop(), CompressKV()):
+        with pytest.raises(UnsupportedTargetError):
+            mmaccel.plan(latent, method)
+    call = arguments(max_new_tokens=3, return_dict_in_generate=True)
+    plain = model.generate(**call)
+    more = {"input_ids": torch.cat([plain.sequences, call["input_ids"]], 1), "do_sample": False}
+    with mmaccel.accelerate(model, DROP) as fast:
+        fast.generate(**more, past_key_values=plain.past_key_values, max_new_tokens=2)
+        assert "dropped nothing: the prompt goes on from a cache" in fast.report.warnings[0]

@@ -1,0 +1,180 @@
+"""StoredContext: later prompts begin with what is stored, with the plain model's tokens, or run plainly and say why."""
+
+import copy
+
+import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
+
+import mmaccel
+from mmaccel.demos.families import visual_models
+from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.vlm import CompressKV, HoliTom, SparsePrefill, StoredContext, SuffixDecoding, examples
+
+LENGTH = 80
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama()
+
+
+@pytest.fixture
+def stored(tmp_path):
+    return StoredContext(folder=str(tmp_path / "kept"), least=20)
+
+
+def asked(arguments, *tail, **more):
+    """The same context with another question at its end."""
+    call = arguments(**more)
+    call["input_ids"][0, -len(tail) :] = torch.tensor(tail)
+    return call
+
+
+def context(session):
+    return session.report.details["context"]
+
+
+def test_a_second_question_computes_the_question_alone(llama, stored):
+    model, arguments = llama
+    passes, plain = [], [model.generate(**asked(arguments, *tail)) for tail in ((5, 6), (9, 8, 7))]
+    handle = model.get_decoder().register_forward_pre_hook(
+        lambda _, args, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        with mmaccel.accelerate(model, stored) as fast:
+            assert torch.equal(fast.generate(**asked(arguments, 5, 6)), plain[0])
+            assert context(fast)["from_store"] == 0 and context(fast)["bytes_written"] > 0 and passes[0] == LENGTH
+            passes.clear()
+            assert torch.equal(fast.generate(**asked(arguments, 9, 8, 7)), plain[1])
+            assert context(fast) == {"prompt": LENGTH, "from_store": 64, "bytes_written": 0} and passes[0] == 16
+            assert fast.report.exact and fast.report.work_ratio < 1 and not fast.report.warnings
+    finally:
+        handle.remove()
+    with mmaccel.accelerate(copy.deepcopy(model), stored) as fast:  # as another process would
+        assert torch.equal(fast.generate(**asked(arguments, 9, 8, 7)), plain[1]) and context(fast)["from_store"] == 64
+
+
+def test_sampling_beams_and_drafts_go_on_from_what_is_stored(llama, stored):
+    model, arguments = llama
+    for more in (
+        {"do_sample": True, "temperature": 2.0},
+        {"num_beams": 3},
+        {"num_return_sequences": 2, "num_beams": 2},
+    ):
+        torch.manual_seed(3)
+        plain = model.generate(**arguments(**more))
+        with mmaccel.accelerate(model, stored) as fast:
+            for _ in range(2):
+                torch.manual_seed(3)
+                assert torch.equal(fast.generate(**arguments(**more)), plain), more
+            assert context(fast)["from_store"] == 64
+    plain = model.generate(**arguments(max_new_tokens=24))
+    for methods in ((stored, SuffixDecoding()), (SuffixDecoding(), stored)):
+        with mmaccel.accelerate(model, *methods) as fast:
+            for _ in range(2):
+                assert torch.equal(fast.generate(**arguments(max_new_tokens=24)), plain)
+            assert context(fast)["from_store"] == 64 and fast.report.work_ratio < 0.9, "drafts were verified too"
+
+
+def test_a_longer_prompt_takes_the_place_of_the_one_it_contains(llama, stored):
+    model, arguments = llama
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**arguments())
+        whole = arguments()["input_ids"]
+        more = torch.cat([whole, whole[:, :40]], 1)
+        fast.generate(input_ids=more, max_new_tokens=2, do_sample=False)
+        assert context(fast)["from_store"] == LENGTH and context(fast)["bytes_written"]
+    assert len(list(stored.path.glob("*"))) == 1
+
+
+@pytest.mark.parametrize("name", ["LlavaOnevisionForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"])
+def test_a_second_question_about_a_clip_needs_no_tower(stored, name):
+    model, call = visual_models.build(name)
+    first, second, other = call(1), call(1), call(1)
+    second["input_ids"][0, -1] = 9
+    pixels = next(key for key in other if key.startswith("pixel_values"))
+    other[pixels] = other[pixels].clone()
+    other[pixels].view(-1)[-1] += 1
+    plain = [model.generate(**one) for one in (first, second, other)]
+    towers = []
+    handle = next(m for n, m in model.named_modules() if n.endswith(("vision_tower", "visual"))).register_forward_hook(
+        lambda *_: towers.append(1)
+    )
+    try:
+        with mmaccel.accelerate(model, stored) as fast:
+            assert torch.equal(fast.generate(**first), plain[0])
+            towers.clear()
+            assert torch.equal(fast.generate(**second), plain[1]) and context(fast)["from_store"] and not towers
+            assert torch.equal(fast.generate(**other), plain[2]) and not context(fast)["from_store"] and towers
+    finally:
+        handle.remove()
+
+
+def test_windows_are_kept_whole(stored):
+    config = Gemma3TextConfig(**{**examples.TEXT, "head_dim": 8, "sliding_window": 24, "num_hidden_layers": 6})
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(config).eval()
+    _, arguments = examples.llama()
+    plain = model.generate(**asked(arguments, 9, 8))
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**asked(arguments, 5, 6))
+        assert torch.equal(fast.generate(**asked(arguments, 9, 8)), plain) and context(fast)["from_store"] == 64
+
+
+def test_other_weights_are_another_model(stored):
+    model, arguments = examples.llama()
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**arguments())
+        with torch.no_grad():
+            model.lm_head.weight.mul_(1.5)
+        fast.generate(**arguments())
+        assert context(fast)["from_store"] == 0 and "are of other models" in fast.report.warnings[0]
+
+
+def test_a_broken_entry_is_computed_again(llama, stored):
+    model, arguments = llama
+    with mmaccel.accelerate(model, stored) as fast:
+        wanted = fast.generate(**arguments())
+        (path,) = stored.path.glob("*")
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 4
+        path.write_bytes(data)
+        assert torch.equal(fast.generate(**arguments()), wanted)
+        assert context(fast)["from_store"] == 0 and context(fast)["bytes_written"]
+        told, now = fast.report.warnings
+        assert "is broken and was deleted" in told and "it is now, for later ones" in now
+        fast.generate(**arguments())
+        assert context(fast)["from_store"] == 64 and not fast.report.warnings
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"batch": 3}, "3 prompts in a batch"),
+        ({"use_cache": False}, "use_cache=False"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions was given"),
+        ({"attention_mask": torch.tensor([[0] * 5 + [1] * 75])}, "padded"),
+    ],
+)
+def test_calls_that_run_plainly_say_why(llama, stored, more, word):
+    model, arguments = llama
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**arguments(**more))
+        assert word in fast.report.warnings[0] and not stored.path.exists()
+        fast.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=2)
+        assert "fewer than least=20 tokens" in fast.report.warnings[0]
+
+
+def test_what_does_not_fit_is_refused(llama):
+    model, _ = llama
+    for other in (CompressKV(), SparsePrefill()):
+        with pytest.raises(ConflictError):
+            mmaccel.plan(model, StoredContext(), other)
+    assert StoredContext.conflicts(HoliTom)
+    hybrid = Lfm2ForCausalLM(Lfm2Config(**{**examples.TEXT, "layer_types": ["conv", "full_attention", "conv"]}))
+    with pytest.raises(UnsupportedTargetError, match="states of their own"):
+        mmaccel.plan(hybrid, StoredContext())
+    for bad in ({"gigabytes": -1}, {"least": 0}, {"folder": 3}):
+        with pytest.raises(SettingError, match=next(iter(bad))):
+            StoredContext(**bad)

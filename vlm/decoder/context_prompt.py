@@ -1,0 +1,124 @@
+"""A prompt as the context store sees it: where it can be cut, and what each part of it contains."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from mmaccel.cache.model_hash import content_hash, prefix_hashes
+
+from .generation import setting
+from .placeholders import placeholders
+
+BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
+COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token
+# Arguments of a model that say nothing of what a prompt contains.
+OTHERS = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict", "labels"}
+
+
+def why_unstorable(text_config: Any, name: str) -> str | None:
+    """Why a model's caches cannot be cut to a part of the prompt; None if they can."""
+    layers = {type(layer) for layer in DynamicCache(config=text_config).layers}
+    other = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
+    return f"{name} has layers with states of their own ({', '.join(other)}), which cannot be cut" if other else None
+
+
+def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why a call of `generate` is left to the model; None if what is stored can stand for its prompt."""
+    ids, mask = _ids(kwargs), kwargs.get("attention_mask")
+    if ids is None or kwargs.get("inputs_embeds") is not None:
+        return "it needs input_ids"
+    if len(ids) != 1:
+        return f"{len(ids)} prompts in a batch: one is looked up at a time"
+    if mask is not None and not (mask.shape == ids.shape and bool(mask.all())):
+        return "the prompt is padded, or has a mask of its own"
+    for name in ("past_key_values", "position_ids", "assistant_model"):
+        if kwargs.get(name) is not None:
+            return f"{name} was given"
+    if setting(model, kwargs, "use_cache") is False:
+        return "use_cache=False was given"
+    for name in ("cache_implementation", "prefill_chunk_size", "output_attentions", "output_hidden_states"):
+        if setting(model, kwargs, name):
+            return f"{name} was given"
+    return None
+
+
+def _ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
+    ids = kwargs.get("input_ids", kwargs.get("inputs"))
+    return ids if isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.shape[1] > 1 else None
+
+
+@dataclass
+class ContextPrompt:
+    """One prompt of a call of `generate`.
+
+    Attributes
+    ----------
+    length
+        Its tokens.
+    stops
+        For the hash of each prefix that it can be cut to, its number of tokens; ascending.
+    shown
+        First token and the one after the last of all that stands for pictures, videos or sound; None without any.
+    content
+        Names of the arguments that hold these.
+    """
+
+    length: int
+    stops: dict[str, int]
+    shown: tuple[int, int] | None
+    content: tuple[str, ...]
+
+    @classmethod
+    def of(cls, adapter: Any, kwargs: dict[str, Any]) -> ContextPrompt:
+        """The prompt of a call that :func:`unfit_for_context` lets pass."""
+        ids = _ids(kwargs)
+        assert ids is not None
+        content = tuple(sorted(name for name in _of_model(adapter) & kwargs.keys() if kwargs[name] is not None))
+        shown = _shown(adapter, ids[0]) if content else None
+        if content and shown is None:  # what was given may belong to any token
+            shown = 0, ids.shape[1]
+        length, first, last = ids.shape[1], *(shown or (0, 0))
+        stops = [stop for stop in range(BLOCK, length + 1, BLOCK) if not first < stop < last or not content]
+        stops = sorted({*stops, last} - {0} if content else stops)
+        columns = torch.stack([ids[0], *(kwargs[name][0] for name in COLUMNS if kwargs.get(name) is not None)])
+        before = [stop for stop in stops if stop <= first] if content else stops
+        hashes = prefix_hashes(b"", columns, before)
+        if content:
+            start = content_hash((name, kwargs[name]) for name in content)
+            hashes.update(prefix_hashes(start, columns, [stop for stop in stops if stop >= last]))
+        return cls(length, hashes, shown, content)
+
+    def reusable(self) -> dict[str, int]:
+        """The prefixes that leave at least a token to compute, and no picture."""
+        least = self.shown[1] if self.shown else 1
+        return {key: stop for key, stop in self.stops.items() if least <= stop < self.length}
+
+    def go_on(self, kwargs: dict[str, Any], adapter: Any) -> None:
+        """Change the arguments of a call into those of one whose cache holds a prefix with all pictures."""
+        positions = adapter.positions(kwargs) if self.content and hasattr(adapter, "positions") else None
+        for name in self.content:
+            del kwargs[name]
+        if positions is not None:
+            kwargs["position_ids"] = positions
+
+
+def _of_model(adapter: Any) -> set[str]:
+    """Arguments of `generate` that are the model's, and say what a prompt contains."""
+    calls = (adapter.target.forward, adapter.target.base_model.forward)
+    names = {name for call in calls for name in inspect.signature(call).parameters}
+    return (names | set(getattr(adapter, "pixel_arguments", ()))) - OTHERS - {*COLUMNS, "kwargs"}
+
+
+def _shown(adapter: Any, ids: torch.Tensor) -> tuple[int, int] | None:
+    """First and last placeholder of a prompt, the last one exclusive."""
+    known = set(placeholders(adapter.target.config))
+    if hasattr(adapter, "token_id"):
+        known |= {adapter.token_id(kind) for kind in ("image", "video")}
+    places = torch.isin(ids, torch.tensor(sorted(known), device=ids.device)).nonzero()
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else None
