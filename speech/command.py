@@ -122,10 +122,12 @@ def _add_listening(parser: Any) -> None:
     seconds = number("between 0 and 20 seconds", lambda value: 0 <= value <= 20)
     again = "seconds that a final is decoded with, the speech before a breath included, such as 14 (default 0: alone)"
     parser.add_argument("--rejoin", type=seconds, default=0.0, help=again)
-    parser.add_argument("--language", help="language of a multilingual Whisper, such as de (default: English)")
+    parser.add_argument("--language", help="the language, such as de, for models with several (default: as heard)")
     task = "translate writes English (multilingual Whisper; default transcribe)"
     parser.add_argument("--task", choices=["transcribe", "translate"], default="transcribe", help=task)
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper)")
+    parser.add_argument(
+        "--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper, Qwen3-ASR, Fun-ASR)"
+    )
     packed = "keep a second copy of the weights in oneDNN's layout: faster on a CPU in float32"
     parser.add_argument("--packed", action="store_true", help=packed)
 

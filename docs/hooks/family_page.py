@@ -15,12 +15,14 @@ import mmaccel
 from mmaccel import presets
 from mmaccel.adapter import find_adapter
 from mmaccel.bench.pages import markdown
+from mmaccel.demos.families.speech_table import count_equal
 from mmaccel.demos.families.table import count_halved
 from mmaccel.demos.families.visual_models import UNTRIED as UNTRIED_CLASSES
 from mmaccel.demos.families.visual_table import count_served
 from mmaccel.errors import MmaccelError
 from mmaccel.modality import Modality, get_modality, modalities
 from mmaccel.registry import methods
+from mmaccel.speech.families.rows import REFUSED as REFUSED_SPEECH
 from mmaccel.vlm.families.rows import REFUSED, UNTRIED
 
 INTRO = """# Model families
@@ -35,6 +37,13 @@ Subclasses of a class count as it does. [Adding a model](adding/model.md) says h
 
 MOST = 8  # classes of a family in one cell
 RUNS, VISUAL_RUNS = ROOT / "docs" / "families.json", ROOT / "docs" / "visual_families.json"
+SPEECH_RUNS = ROOT / "docs" / "speech_families.json"
+SPEECH_RAN = """Every class that `StreamingRecognizer` and `speech.load` take, built small and untrained, and streamed
+by `python -m mmaccel.demos.families.speech_table`. On {equal} of {all} classes the finals are the tokens of the model's
+own call on the same samples, they and their times do not depend on chunks and looks, words follow each other inside
+their segment, and nothing is left behind. Word errors were only measured for Moonshine and Whisper: no package ships
+weights of the others. Where the processor needs torchaudio or mistral-common (Fun-ASR, all of Granite Speech, both
+Voxtral), the audio came from a feature extractor that does not, and the prompt from a small one."""
 VISUAL_RAN = """Every class of transformers that puts pictures or videos at placeholders of a prompt, built small and
 run by `python -m mmaccel.demos.families.visual_table`. On {served} of {all} classes at least six methods leave tokens
 out. On all of them keeping all tokens gives the plain tokens and logits bit for bit, in a padded batch of three, with
@@ -42,6 +51,18 @@ three beams and in a second turn (the last column says where transformers' own c
 behind. Where a method reads the attention in the vision tower, a change of one number of a picture showed that it is
 laid on the right tokens. Several pictures in a prompt stay apart; where the processor hands a video over as pictures
 (InternVL, SmolVLM), those of a prompt are its frames. Audio is left alone."""
+_ATTENTION = "encoder and decoder: cross-attention"
+KINDS = {
+    "moonshine": _ATTENTION,
+    "moonshine_streaming": _ATTENTION,
+    "whisper": _ATTENTION,
+    "ctc": "CTC: frames",
+    "transducer": "transducer: frames",
+    "streaming_transducer": "cache-aware transducer: frames",
+    "speech_chat": "language model with audio tokens: none, words are spread by their letters",
+    "codec_frames": "a token for each frame: frames, less the delay of the model",
+    "mel_frames": "a token for each frame: frames, less the delay of the model",
+}
 RAN = """Every transformer and UNet of diffusers, built small and run in a sampler's loop with guidance, by
 `python -m mmaccel.demos.families.table`. On {halved} of {all} classes `HeterogeneousSteps()` saves half the calls. On
 all of them exact settings give the plain sample bit for bit, and nothing is left behind. `EasyCache` and `auto` work
@@ -104,6 +125,8 @@ def _section(modality: Modality) -> Iterator[str]:
     reasons = _reasons(rows)
     if reasons:
         yield _note({told: reason for reason, told in reasons.items()})
+    if modality.name == "speech":
+        yield from _speech_runs(json.loads(SPEECH_RUNS.read_text(encoding="utf-8")))
     if modality.name == "vlm":
         yield from _visual_runs(json.loads(VISUAL_RUNS.read_text(encoding="utf-8")))
 
@@ -128,10 +151,27 @@ def _visual_runs(found: dict[str, Any]) -> Iterator[str]:
     told = {name: row["refused"] for name, row in found.items()}
     short = {name: name.removesuffix("ForConditionalGeneration") for name in found}
     yield _note(_by_reason("vlm", told, short))
+    refused = _by_class({**REFUSED, **dict.fromkeys(UNTRIED_CLASSES, UNTRIED)})
+    yield _note(refused, "Classes of which no tokens can be left out")
+
+
+def _speech_runs(found: dict[str, Any]) -> Iterator[str]:
+    """The table of the recognisers, which were streamed."""
+    yield SPEECH_RAN.format(equal=count_equal(found), all=len(found))
+    lines = [
+        [f"`{name}`", KINDS[row["family"]], "once" if row["once"] else "again at each look"]
+        for name, row in found.items()
+    ]
+    yield markdown(("class", "kind, and where times of words come from", "audio is heard"), lines)
+    yield _note(_by_class(REFUSED_SPEECH), "Classes that hear and cannot be streamed")
+
+
+def _by_class(reasons: dict[str, str]) -> dict[str, str]:
+    """Classes by the reason why they are refused."""
     refused: dict[str, list[str]] = {}
-    for name, reason in {**REFUSED, **dict.fromkeys(UNTRIED_CLASSES, UNTRIED)}.items():
+    for name, reason in reasons.items():
         refused.setdefault(reason, []).append(f"`{name}`")
-    yield _note({reason: ", ".join(on) for reason, on in refused.items()}, "Classes of which no tokens can be left out")
+    return {reason: ", ".join(on) for reason, on in refused.items()}
 
 
 def _plainness(exact: dict[str, Any]) -> str:

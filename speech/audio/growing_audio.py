@@ -6,9 +6,22 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from ..decoding.cached_encoder import EncoderStream
 from ..decoding.cross_cache import CrossCache
 from ..families.adapter import Encoded
+
+
+class AudioStream(Protocol):
+    """What a model makes of audio as it comes, each piece once."""
+
+    @property
+    def samples(self) -> int:
+        """Samples taken in."""
+
+    def push(self, samples: torch.Tensor) -> torch.Tensor:
+        """Take in `samples` `[n]`; returns new states `[1, t, D]` that are final."""
+
+    def peek(self) -> torch.Tensor:
+        """The states `[1, t, D]` that would follow if the audio ended now; the stream goes on as before."""
 
 
 @runtime_checkable
@@ -17,7 +30,7 @@ class Incremental(Protocol):
 
     sample_rate: ClassVar[int]
 
-    def begin(self) -> EncoderStream:
+    def begin(self) -> AudioStream:
         """A stream that takes in samples and returns frames."""
 
 
@@ -59,7 +72,11 @@ class GrowingAudio:
         """
         if len(samples) < self._stream.samples:
             self.reset()
-        new = self._stream.push(samples[self._stream.samples :])
-        self._frames = new if self._frames is None else torch.cat([self._frames, new], 1)
-        states = torch.cat([self._frames, self._stream.peek()], 1)
+        try:
+            new = self._stream.push(samples[self._stream.samples :])
+            self._frames = new if self._frames is None else torch.cat([self._frames, new], 1)
+            states = torch.cat([self._frames, self._stream.peek()], 1)
+        except BaseException:  # half a push may be lost: the next call hears all of it again
+            self.reset()
+            raise
         return Encoded(states, len(samples) / self.adapter.sample_rate)

@@ -130,7 +130,9 @@ class EncoderStream:
         self.encoder = encoder
         config, embedder = encoder.config, encoder.embedder
         like: torch.Tensor = embedder.linear.weight
-        self.lookahead = sum(max(right - 1, 0) for _, right in config.sliding_windows)
+        # as the model, which may be given more windows than it has layers
+        windows = [(int(left), int(right)) for left, right in config.sliding_windows[: len(encoder.layers)]]
+        self.lookahead = sum(max(right - 1, 0) for _, right in windows)
         self.samples = self.frames = 0
         self.finished = False
         self._rest = like.new_zeros(0)  # samples of a frame that is not complete
@@ -138,7 +140,6 @@ class EncoderStream:
             CausalConvolution(embedder.conv1, embedder.conv1.in_channels, like),
             CausalConvolution(embedder.conv2, embedder.conv2.in_channels, like),
         ]
-        windows = [(int(left), int(right)) for left, right in config.sliding_windows]
         self._layers = [
             WindowedLayer(layer, window, like) for layer, window in zip(encoder.layers, windows, strict=True)
         ]

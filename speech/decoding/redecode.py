@@ -35,12 +35,15 @@ class Hypothesis:
         Whether the model ended the text; False where the limit did.
     accepted
         How many of the tokens came from the draft.
+    language
+        The language that the decoder was told; empty where the model has no others.
     """
 
     tokens: tuple[int, ...]
     forwards: int
     ended: bool
     accepted: int = 0
+    language: str = ""
 
 
 @torch.no_grad()
@@ -109,6 +112,28 @@ def _check(adapter: SpeechAdapter, prompt: Sequence[int], draft: Sequence[int], 
         raise SettingError(f"draft holds {wrong[0]}: tokens of this model are 0 to {size - 1}")
 
 
+class CrossPasses:
+    """A decoder with cross-attention."""
+
+    def __init__(self, adapter: SpeechAdapter, encoded: Encoded, cache: CrossCache | None) -> None:
+        self.model, self.states = adapter.target, encoded.hidden_states
+        cross = DynamicCache() if cache is None else cache.update(adapter, self.states)
+        self.cache = EncoderDecoderCache(DynamicCache(), cross)
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits `[1, n, V]` after each of these tokens."""
+        ids = torch.tensor([list(tokens)], device=self.states.device)
+        # a decoder may add positions to what it is given, in place
+        states: Any = EncoderStates(last_hidden_state=self.states.clone())
+        output = self.model(decoder_input_ids=ids, encoder_outputs=states, past_key_values=self.cache, use_cache=True)
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def forget(self, count: int) -> None:
+        """Take back the last tokens."""
+        self.cache.self_attention_cache.crop(-count)
+
+
 class _Text:
     """The text of one piece of audio: target of the loop, and its rule, which chooses greedily.
 
@@ -125,10 +150,8 @@ class _Text:
         limit: int,
         gathering: Gathering | None,
     ) -> None:
-        self.adapter, self.states, self.gathering = adapter, encoded.hidden_states, gathering
-        cross = DynamicCache() if cache is None else cache.update(adapter, self.states)
-        self.cache = EncoderDecoderCache(DynamicCache(), cross)
-        self.device, self.limit = self.states.device, limit
+        self.adapter, self.passes, self.gathering = adapter, adapter.passes(encoded, cache), gathering
+        self.device, self.limit = encoded.hidden_states.device, limit
         self.tokens: list[int] = []
         self.accepted, self.ended = 0, False
         self.waiting, self.drafted = list(prompt), 0  # tokens that the cache does not hold, and drafts that it does
@@ -146,13 +169,7 @@ class _Text:
 
     def alone(self) -> torch.Tensor:
         """Logits of a pass over this text only."""
-        # a decoder may add positions to what it is given, in place
-        states: Any = EncoderStates(last_hidden_state=self.states.clone())
-        ids = torch.tensor([self.ids], device=self.device)
-        logits: torch.Tensor = self.adapter.target(
-            decoder_input_ids=ids, encoder_outputs=states, past_key_values=self.cache, use_cache=True
-        ).logits
-        return logits
+        return self.passes.logits(self.ids)
 
     def judge(self, output: torch.Tensor, draft: Draft) -> Verdict:
         for place, row in enumerate(output[0]):
@@ -163,7 +180,7 @@ class _Text:
 
     def commit(self, verdict: Verdict) -> list[int]:
         accepted = len(verdict.path)
-        self.cache.self_attention_cache.crop(accepted - self.drafted)
+        self.passes.forget(self.drafted - accepted)
         self.waiting = [verdict.tokens[-1]]
         self.ended = verdict.tokens[-1] in self.adapter.end_tokens
         self.tokens += verdict.tokens[:-1] if self.ended else verdict.tokens
@@ -174,7 +191,8 @@ class _Text:
 @torch.no_grad()
 def _passes(texts: list[_Text]) -> list[torch.Tensor]:
     """The next pass of each text, in one where that is possible."""
-    if len(texts) == 1 or not packs(texts[0].adapter):
+    passes = [text.passes for text in texts if isinstance(text.passes, CrossPasses)]
+    if len(texts) == 1 or len(passes) < len(texts) or not packs(texts[0].adapter):
         return [text.alone() for text in texts]
-    columns = ([text.ids for text in texts], [text.states for text in texts], [text.cache for text in texts])
+    columns = ([text.ids for text in texts], [one.states for one in passes], [one.cache for one in passes])
     return packed_pass(texts[0].adapter, *columns)

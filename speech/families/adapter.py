@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.errors import SettingError
+from mmaccel.errors import AudioError, SettingError
+
+if TYPE_CHECKING:
+    from ..decoding.cross_cache import CrossCache
+    from ..decoding.gathering import Gathering
+    from ..decoding.redecode import Hypothesis
+
+
+AUTO = "auto"  # the language that asks the model which one it hears
 
 
 @dataclass(frozen=True)
@@ -24,12 +33,13 @@ class Word:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoder's output for a piece of audio.
+    """What the model made of a piece of audio before there is text.
 
     Attributes
     ----------
     hidden_states
-        `[1, T, D]`, what the decoder attends to.
+        `[1, T, D]`, what the decoder attends to; where each token belongs to a frame, tokens and their samples
+        (:class:`~mmaccel.speech.families.timed.TimedAdapter`).
     seconds
         Length of the audio, without padding.
     """
@@ -38,8 +48,18 @@ class Encoded:
     seconds: float
 
 
+class Passes(Protocol):
+    """A decoder behind one piece of audio, with what it has read so far."""
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits `[1, n, V]` after each of `n` tokens behind all before; they are read."""
+
+    def forget(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+
+
 class SpeechAdapter(Adapter):
-    """Base of the adapters of recognisers with an encoder and a decoder of text.
+    """Base of the adapters of recognisers.
 
     Attributes
     ----------
@@ -51,12 +71,15 @@ class SpeechAdapter(Adapter):
         Seconds of audio that fit into one call, None for any length.
     appends
         Whether the encoder's output for past audio stays the same when more arrives.
+    continues
+        Whether a text can be given that the model goes on from.
     """
 
     modality: ClassVar[str] = "speech"
     sample_rate: ClassVar[int] = 16_000
     longest: ClassVar[float | None] = None
     appends: ClassVar[bool] = False
+    continues: ClassVar[bool] = True
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
@@ -70,13 +93,25 @@ class SpeechAdapter(Adapter):
         SettingError
             If this model cannot be told one of them.
         """
-        given = {"language": language, "task": "" if task == "transcribe" else task, "prompt": prompt.strip()}
+        given = {
+            "language": None if language == AUTO else language,
+            "task": "" if task == "transcribe" else task,
+            "prompt": prompt.strip(),
+        }
         for name, value in given.items():
             if value:
                 raise SettingError(
                     f"{name}={value!r}: {type(self.target).__name__} takes none; a multilingual Whisper does, such as"
                     " openai/whisper-tiny"
                 )
+
+    def language_of(self, encoded: Encoded) -> str:
+        """The language of a piece of audio: the one that the model was told, or hears; empty where it has no others."""
+        return ""
+
+    def in_language(self, prompt: Sequence[int], language: str) -> Sequence[int]:
+        """Tokens of :meth:`prompt` with the mark of a language that was heard."""
+        return prompt
 
     @abstractmethod
     def encode(self, samples: torch.Tensor) -> Encoded:
@@ -90,10 +125,40 @@ class SpeechAdapter(Adapter):
         """The same with all that the encoder can be given, where less of it leads into a loop; None if it had all."""
         return None
 
-    @property
-    @abstractmethod
-    def frame_seconds(self) -> float:
-        """Seconds of audio per encoder position."""
+    def decode(
+        self,
+        encoded: Encoded,
+        prompt: Sequence[int],
+        draft: Sequence[int] = (),
+        cache: CrossCache | None = None,
+        gathering: Gathering | None = None,
+    ) -> Hypothesis:
+        """The text of a piece of audio; a draft changes nothing but the work, nor do passes shared with others."""
+        from ..decoding.redecode import decode  # which needs this module
+
+        return decode(self, encoded, prompt, draft, cache, gathering=gathering)
+
+    def passes(self, encoded: Encoded, cache: CrossCache | None = None) -> Passes:
+        """The decoder behind a piece of audio."""
+        from ..decoding.redecode import CrossPasses
+
+        return CrossPasses(self, encoded, cache)
+
+    def _check_samples(self, samples: torch.Tensor) -> float:
+        """Seconds of samples `[n]`; `AudioError` if they are none, or too many."""
+        if samples.ndim != 1 or not samples.numel():
+            raise AudioError(f"samples of shape {tuple(samples.shape)}: pass [samples], at least one")
+        seconds = samples.numel() / self.sample_rate
+        if self.longest is not None and seconds > self.longest:
+            raise AudioError(
+                f"{seconds:.1f} s in one call, where {self.longest:.0f} s fit: cut it at a pause, as streams do"
+            )
+        return seconds
+
+    def _processor(self) -> Any:
+        if self.processor is None:
+            raise SettingError("the adapter has no processor: set adapter.processor = processor")
+        return self.processor
 
     @abstractmethod
     def prompt(self, context: str = "") -> list[int]:
@@ -118,4 +183,38 @@ class SpeechAdapter(Adapter):
 
     @abstractmethod
     def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
-        """The words of new tokens with times, by the cross-attention of the decoder."""
+        """The words of new tokens with times."""
+
+
+class WrittenAdapter(SpeechAdapter):
+    """Base of the adapters of models that `generate` their text.
+
+    Attributes
+    ----------
+    tokens_per_second, spare_tokens
+        Most tokens that a text has: so many for each second, and so many more, which short pieces need.
+    """
+
+    tokens_per_second: ClassVar[float] = 6.5  # of Moonshine's authors, against loops
+    spare_tokens: ClassVar[int] = 4
+
+    def limit(self, seconds: float) -> int:
+        return math.ceil(self.tokens_per_second * seconds) + self.spare_tokens
+
+    def banned(self, step: int) -> Sequence[int]:
+        settings = self.target.generation_config
+        first = settings.begin_suppress_tokens or () if step == 0 else ()
+        return [*(settings.suppress_tokens or ()), *first]
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        end = self.target.generation_config.eos_token_id
+        return frozenset([] if end is None else end if isinstance(end, list) else [end])
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return str(self._processor().tokenizer.decode(self._spoken(tokens), skip_special_tokens=True)).strip()
+
+    def _spoken(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens that are no marks."""
+        marks = {*self.end_tokens, *self._processor().tokenizer.all_special_ids}
+        return [int(token) for token in tokens if int(token) not in marks]

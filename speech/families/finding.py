@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
 
-from mmaccel.adapter import adapters, find_adapter
+from mmaccel.adapter import adapters
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.packed_linear import with_packed_linears
 from mmaccel.session import Session
 
 from .adapter import SpeechAdapter
+from .rows import REFUSED
 
 
 def packed_copy(model: Any) -> Any:
@@ -25,7 +25,7 @@ def packed_copy(model: Any) -> Any:
 def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
     """The adapter of a model, of a session of it, or the one that is given, with its processor."""
     model = model.target if isinstance(model, Session) else model
-    adapter = model if isinstance(model, SpeechAdapter) else _find(model)
+    adapter = model if isinstance(model, SpeechAdapter) else adapter_class(type(model))(model)
     if processor is not None:
         adapter.processor = processor
     if adapter.processor is None:
@@ -36,14 +36,27 @@ def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
     return adapter
 
 
-def _find(model: Any) -> SpeechAdapter:
-    """The adapter for a recogniser; those of other models are no help here, and are not listed."""
-    with suppress(UnsupportedTargetError):
-        adapter = find_adapter(model)
-        if isinstance(adapter, SpeechAdapter):
-            return adapter
-    known = ", ".join(sorted(name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes))
+def served_classes() -> list[str]:
+    """Names of transformers' classes that have an adapter, in alphabetical order."""
+    return sorted(name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes)
+
+
+def adapter_class(model_class: type) -> type[SpeechAdapter]:
+    """The adapter of a class of recognisers or of one that it is derived from.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        Says why the class cannot be served, where that is known, or which classes can.
+    """
+    lineage = [cls.__name__ for cls in model_class.__mro__]
+    for name in lineage:
+        for adapter in adapters():
+            if issubclass(adapter, SpeechAdapter) and name in adapter.classes:
+                return adapter
+    reason = next((REFUSED[name] for name in lineage if name in REFUSED), "")
+    known = f"supported are {', '.join(served_classes())}"
     raise UnsupportedTargetError(
-        f"no recogniser for {type(model).__name__}; supported are {known}: load one such as"
+        f"no recogniser for {model_class.__name__}; {reason or known}: load another, as with"
         " model, processor = speech.load('moonshine-tiny')"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import SettingError
 
-from .private import encoder_frame, transducer_state
+from ..decoding.transducer_greedy import Emission, TransducerGreedy
 
 TAIL = 32  # tokens before the new ones that are decoded with them, for spaces and accents
 
@@ -30,13 +31,15 @@ class NemotronStream:
     lookahead
         Encoder frames of 80 ms that a frame may look ahead, one of those that the model was trained with: 13, 6, 1
         or 0, for latencies of 1120, 560, 160 or 80 ms. Default 1.
+    **features
+        What else `get_audio_features` is given, such as the `prompt_ids` of a language.
 
     Attributes
     ----------
     latency
         Most seconds from a sound to the end of its chunk.
-    tokens, frames
-        Decoded tokens, without blanks, and processed encoder frames.
+    tokens, frames, samples
+        Decoded tokens, without blanks, processed encoder frames, and samples that were pushed.
 
     Raises
     ------
@@ -51,43 +54,56 @@ class NemotronStream:
     >>> print(stream.finish())  # doctest: +SKIP
     """
 
-    def __init__(self, model: Any, processor: Any, lookahead: int = 1) -> None:
+    def __init__(self, model: Any, processor: Any, lookahead: int = 1, **features: Any) -> None:
         supported = getattr(processor, "supported_num_lookahead_tokens", (13, 6, 1, 0))
         if lookahead not in supported:
             known = ", ".join(str(number) for number in supported)
             raise SettingError(f"NemotronStream(lookahead={lookahead!r}): the model was trained with {known}")
-        self.model, self.processor, self.lookahead = model, processor, lookahead
+        self.model, self.processor, self.lookahead, self._features = model, processor, lookahead, features
         self.factor = int(model.config.encoder_config.subsampling_factor)
         extractor = processor.feature_extractor
         self.latency = (lookahead + 1) * self.factor * extractor.hop_length / extractor.sampling_rate
-        self.tokens = self.frames = self._heard = self._mels = 0
+        self.tokens = self.frames = self.samples = self._mels = 0
         self.finished = False
         self._samples = torch.zeros(extractor.n_fft // 2)  # half a window of silence, as a centred one begins
         self._caches: dict[str, Any] = {}
-        self._state = transducer_state(model.config)
-        start = model.generation_config.decoder_start_token_id
-        self._last = int(model.config.blank_token_id if start is None else start)
+        self._greedy = TransducerGreedy(model)
         self._tail: list[int] = []
         self._waiting: list[int] = []  # tokens that are not yet a whole character
 
-    @torch.no_grad()
     def push(self, samples: torch.Tensor) -> str:
         """Push `samples` `[n]` at the processor's rate; returns the new text."""
+        return self._text([one.token for one in self.hear(samples)])
+
+    def finish(self) -> str:
+        """The rest of the text: the last chunk is filled up with silence."""
+        return self._text([one.token for one in self.rest()], last=True)
+
+    @torch.no_grad()
+    def hear(self, samples: torch.Tensor) -> list[Emission]:
+        """Push `samples` `[n]`; returns the new tokens with their frames."""
         if self.finished:
             raise SettingError("this stream is finished: make another NemotronStream")
         if samples.ndim != 1 or not samples.is_floating_point():
             raise SettingError(f"samples {list(samples.shape)} {samples.dtype}: pass one row [n] of floats")
-        self._heard += len(samples)
-        return self._text(self._hear(samples.float().cpu()))
+        self.samples += len(samples)
+        return self._hear(samples.float().cpu())
 
     @torch.no_grad()
-    def finish(self) -> str:
-        """The rest of the text: the last chunk is filled up with silence."""
-        tokens: list[int] = []
-        while self._mels < self._heard // self.processor.feature_extractor.hop_length:
-            tokens += self._hear(torch.zeros(self._needed() - len(self._samples)))
+    def rest(self) -> list[Emission]:
+        """The last tokens with their frames."""
+        found: list[Emission] = []
+        while self._mels < self.samples // self.processor.feature_extractor.hop_length:
+            found += self._hear(torch.zeros(self._needed() - len(self._samples)))
         self.finished = True
-        return self._text(tokens, last=True)
+        return found
+
+    def ahead(self) -> NemotronStream:
+        """A stream that goes on from here by itself."""
+        other = copy.copy(self)
+        other._caches, other._greedy = copy.deepcopy(self._caches), self._greedy.ahead()
+        other._tail, other._waiting = list(self._tail), list(self._waiting)
+        return other
 
     def nbytes(self) -> int:
         """Bytes of keys, values and audio that waits, by count."""
@@ -103,13 +119,15 @@ class NemotronStream:
         extractor = self.processor.feature_extractor
         return int((self._chunk() - 1) * extractor.hop_length + extractor.n_fft)
 
-    def _hear(self, samples: torch.Tensor) -> list[int]:
+    def _hear(self, samples: torch.Tensor) -> list[Emission]:
         self._samples = torch.cat([self._samples, samples])
-        tokens: list[int] = []
+        found: list[Emission] = []
         while len(self._samples) >= self._needed():
-            tokens += self._say(self._encode())
-        self.tokens += len(tokens)
-        return tokens
+            frames = self._encode()
+            self.frames += frames.shape[1]
+            found += self._greedy.say(frames)
+        self.tokens += len(found)
+        return found
 
     def _encode(self) -> torch.Tensor:
         """Projected encoder frames `[1, t, D]` of the next chunk."""
@@ -127,29 +145,12 @@ class NemotronStream:
             input_features=mels.to(self.model.device, self.model.dtype),
             num_lookahead_tokens=self.lookahead,
             use_cache=True,
+            **self._features,
             **self._caches,
         )
         self._caches = {"past_key_values": output.past_key_values, "padding_cache": output.padding_cache}
         frames: torch.Tensor = output.pooler_output
         return frames
-
-    def _say(self, frames: torch.Tensor) -> list[int]:
-        """Greedy transducer: at each frame the likeliest tokens, until a blank or the model's limit."""
-        blank, tokens, place, symbols = self.model.config.blank_token_id, list[int](), 0, 0
-        while place < frames.shape[1]:
-            logits = self.model(
-                decoder_input_ids=torch.tensor([[self._last]], device=frames.device),
-                encoder_outputs=encoder_frame(frames[:, place : place + 1]),
-                decoder_cache=self._state,
-            ).logits
-            self._last = int(logits[0, -1].argmax())
-            symbols += 1
-            if self._last != blank:
-                tokens.append(self._last)
-            if self._last == blank or symbols >= self.model.max_symbols_per_step:
-                symbols, place = 0, place + 1
-        self.frames += frames.shape[1]
-        return tokens
 
     def _text(self, tokens: Sequence[int], last: bool = False) -> str:
         """Text of new tokens behind the old; a character that is not whole waits for its rest."""

@@ -29,21 +29,10 @@ def sliding_window(window: tuple[int, int], query: torch.Tensor, key: torch.Tens
 
 
 def transducer_state(config: Any) -> Any:
-    """What the prediction network of `NemotronAsrStreamingForRNNT` remembers of the text, at its start."""
-    from transformers.models.nemotron_asr_streaming.generation_nemotron_asr_streaming import (
-        NemotronAsrStreamingRNNTDecoderCache,
-    )
+    """What the prediction network of a Parakeet or Nemotron transducer remembers of the text, at its start."""
+    from transformers.models.parakeet.generation_parakeet import ParakeetRNNTDecoderCache
 
-    return NemotronAsrStreamingRNNTDecoderCache(config)
-
-
-def encoder_frame(pooler_output: torch.Tensor) -> Any:
-    """One projected encoder frame `[1, 1, D]` as `NemotronAsrStreamingForRNNT` takes it."""
-    from transformers.models.nemotron_asr_streaming.modeling_nemotron_asr_streaming import (
-        NemotronAsrStreamingEncoderModelOutput,
-    )
-
-    return NemotronAsrStreamingEncoderModelOutput(pooler_output=pooler_output)
+    return ParakeetRNNTDecoderCache(config)
 
 
 def last_self_attention(encoder: Any) -> Any:

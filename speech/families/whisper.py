@@ -13,7 +13,7 @@ from mmaccel.adapter import register_adapter
 from mmaccel.errors import SettingError, shown, unknown_name
 from mmaccel.method import is_count
 
-from .adapter import Encoded
+from .adapter import AUTO, Encoded
 from .encoder_decoder import EncoderDecoderAdapter
 
 CONTEXT_FRAMES = 200  # 2 s of silence behind the speech; with half of it texts break off or loop
@@ -38,7 +38,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         Frames of 10 ms of silence behind the speech, at least 8 s in all; default 200, None for the full 30 s, which
         is exact.
     language
-        Language for multilingual models, such as ``"de"``; default ``"en"``. :meth:`detect_language` detects it.
+        Language for multilingual models, such as ``"de"``; None (default) for the one that each segment is heard in.
     task, hint
         What multilingual models do with it, and words that may occur; :meth:`instruct` sets them.
     """
@@ -47,7 +47,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
     classes: ClassVar[tuple[str, ...]] = ("WhisperForConditionalGeneration",)
     longest: ClassVar[float | None] = 30.0
 
-    def __init__(self, target: Any, context_frames: int | None = CONTEXT_FRAMES, language: str = "en") -> None:
+    def __init__(self, target: Any, context_frames: int | None = CONTEXT_FRAMES, language: str | None = None) -> None:
         super().__init__(target)
         if context_frames is not None and not is_count(context_frames, 0):
             raise SettingError(
@@ -62,7 +62,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
             raise unknown_name("task", task, TASKS)
         if prompt.strip() and getattr(settings, "prev_sot_token_id", None) is None:
             raise SettingError(f"prompt={shown(prompt)}: this Whisper's generation_config has no prev_sot_token_id")
-        code = _language_code(language) if language else ""
+        code = _language_code(language) if language and language != AUTO else ""
         if not getattr(settings, "is_multilingual", False):
             if code not in ("", "en") or task != "transcribe":
                 raise SettingError(
@@ -71,7 +71,8 @@ class WhisperAdapter(EncoderDecoderAdapter):
                 )
         elif code:
             self._language_token(code)
-            self.language = code
+        if language:
+            self.language = code or None
         self.task, self.hint = task, prompt.strip()
 
     @property
@@ -144,7 +145,8 @@ class WhisperAdapter(EncoderDecoderAdapter):
         settings = self.target.generation_config
         if not getattr(settings, "is_multilingual", False):
             return []
-        return [self._language_token(self.language), settings.task_to_id[self.task]]
+        language = self.language or str(next(iter(settings.lang_to_id))).strip("<|>")  # until one is heard
+        return [self._language_token(language), settings.task_to_id[self.task]]
 
     def _language_token(self, language: str) -> int:
         known = self.target.generation_config.lang_to_id
@@ -152,11 +154,20 @@ class WhisperAdapter(EncoderDecoderAdapter):
             raise unknown_name("language", language, [name.strip("<|>") for name in known])
         return int(known[f"<|{language}|>"])
 
+    def language_of(self, encoded: Encoded) -> str:
+        if not getattr(self.target.generation_config, "is_multilingual", False):
+            return ""
+        return self.language or self.detect_language(encoded)
+
+    def in_language(self, prompt: Sequence[int], language: str) -> Sequence[int]:
+        if not language:
+            return prompt
+        place = list(prompt).index(self._start()) + 1
+        return [*prompt[:place], self._language_token(language), *prompt[place + 1 :]]
+
     def detect_language(self, encoded: Encoded) -> str:
         """The likeliest language of a piece of speech, for a multilingual model; one forward of the decoder."""
-        known = getattr(self.target.generation_config, "lang_to_id", None)
-        if not known:
-            return self.language
+        known = self.target.generation_config.lang_to_id
         with torch.no_grad():
             logits = self.target.get_output_embeddings()(self._decoded(encoded, [self._start()]))[-1]
         best = max(known, key=lambda name: float(logits[known[name]]))

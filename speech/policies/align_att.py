@@ -21,6 +21,10 @@ from .policy import Commitment, SegmentHypothesis, StreamingPolicy
 class Attentive(Protocol):
     """An adapter that tells where the decoder looked."""
 
+    @property
+    def frame_seconds(self) -> float:
+        """Seconds of audio per encoder position."""
+
     def attention(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> torch.Tensor:
         """Scores `[tokens + 1, T]`: row `i` is of the position that draws token `i`."""
 

@@ -150,7 +150,7 @@ def _written(made: Transcript, request: Recording) -> Answer:
     words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in made.words]
     return {
         "task": "transcribe",
-        "language": request.language or "english",
+        "language": request.language or next((one.language for one in made.segments if one.language), "english"),
         "duration": len(request.samples) / RATE,
         "text": made.text,
         "segments": segments,

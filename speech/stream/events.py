@@ -43,6 +43,8 @@ class Final:
         Seconds of the stream that the segment spans.
     tokens
         The tokens of the text.
+    language
+        The language that was told or heard, such as ``"de"``; empty where the model has no others.
     """
 
     text: str
@@ -50,6 +52,7 @@ class Final:
     start: float
     end: float
     tokens: tuple[int, ...] = ()
+    language: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..decoding.cross_cache import CrossCache
 from ..decoding.gathering import Gathering
 from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
-from ..decoding.redecode import Hypothesis, decode
+from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, SpeechAdapter, Word
 from ..families.finding import adapter_of, packed_copy
 from ..policies.local_agreement import LocalAgreement
@@ -64,9 +64,9 @@ class StreamingRecognizer:
         Whether passes of streams in several threads run as one, instead of one after the other; default False. The
         words are equal up to rounding, as for `packed`. :meth:`streams` does so without it, and brings the threads.
     language, task, prompt
-        For a multilingual Whisper: a language such as ``"de"`` or ``"german"`` (default None: what the adapter has,
-        English at first), ``"transcribe"`` (default) or ``"translate"`` (into English), and names or rare words that
-        may occur, which the decoder reads before the text.
+        For models that can be told, such as a multilingual Whisper: a language such as ``"de"`` or ``"german"``
+        (default None, or ``"auto"``: each segment in the one that it is heard in, which its final tells),
+        ``"transcribe"`` (default) or ``"translate"`` (into English), and names or rare words that may occur.
     timer
         The clock for computing time; default `time.perf_counter`. `time.process_time` gives CPU seconds.
 
@@ -124,6 +124,9 @@ class StreamingRecognizer:
         most = 20.0 if self.adapter.longest is None else min(self.adapter.longest, 20.0)
         if not is_number(self.rejoin, 0, most):
             raise SettingError(f"rejoin={self.rejoin!r}: pass between 0 and {most:g} seconds, such as 14.0")
+        if self.rejoin and not self.adapter.continues:
+            name = type(self.adapter.target).__name__
+            raise SettingError(f"rejoin={self.rejoin!r}: {name} goes on from no text, leave it out")
         if self.adapter.sample_rate != RATE:
             raise UnsupportedTargetError(f"streams have {RATE} samples a second, this model {self.adapter.sample_rate}")
         longest, needed = self.adapter.longest, self.endpoint.longest + self.endpoint.silence
@@ -231,13 +234,17 @@ class StreamingRecognizer:
         with self.lock if self.gathering is None else self.gathering.joined():
             refuse_merged(self.adapter.target)
             encoded = self._encode(samples, audio)
+            with self.lock:
+                language = self.adapter.language_of(encoded)
+            prompt = self.adapter.in_language(prompt, language)
             hypothesis = self._decode(encoded, prompt, draft, None if audio is None else audio.cache)
+            hypothesis = replace(hypothesis, language=language) if language else hypothesis
             looping = not hypothesis.ended or repeats(self.adapter.text(hypothesis.tokens))
             whole = self._encode_in_full(samples) if looping else None
             if whole is None:
                 return encoded, hypothesis
             again = self._decode(whole, prompt, (), None)
-            return whole, replace(again, forwards=hypothesis.forwards + again.forwards)
+            return whole, replace(again, forwards=hypothesis.forwards + again.forwards, language=language)
 
     def _encode(self, samples: torch.Tensor, audio: GrowingAudio | None) -> Encoded:
         if audio is None and self.gathering is not None:
@@ -253,7 +260,7 @@ class StreamingRecognizer:
     def _decode(
         self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None
     ) -> Hypothesis:
-        return decode(self.adapter, encoded, prompt, draft, cache, gathering=self.gathering)
+        return self.adapter.decode(encoded, prompt, draft, cache, self.gathering)
 
     def growing(self) -> GrowingAudio | None:
         """What encodes a segment as it grows, for encoders that only append; None for the others."""

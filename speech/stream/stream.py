@@ -173,9 +173,8 @@ class SpeechStream:
     def _look(self, look: Look) -> None:
         segment = self._open(look.start)
         encoded, hypothesis = self._hear(segment, look.start, look.end)
-        of_segment = SegmentHypothesis(
-            self.recognizer.adapter, encoded, segment.prompt, hypothesis.tokens, hypothesis.ended
-        )
+        prompt = tuple(self.recognizer.adapter.in_language(segment.prompt, hypothesis.language))
+        of_segment = SegmentHypothesis(self.recognizer.adapter, encoded, prompt, hypothesis.tokens, hypothesis.ended)
         with self.recognizer.lock:  # a policy may ask the model
             segment.commitment.update(of_segment)
         self.stats.partial_decodes += 1
@@ -212,7 +211,8 @@ class SpeechStream:
         if cut.paused:
             self._events.append(Endpoint(cut.speech_end / RATE))
         if text or segment.shown:
-            self._events.append(Final(text, tuple(words), cut.start / RATE, cut.end / RATE, hypothesis.tokens))
+            span = cut.start / RATE, cut.end / RATE
+            self._events.append(Final(text, tuple(words), *span, hypothesis.tokens, hypothesis.language))
         self._rejoined.add(cut.start, cut.end, hypothesis.tokens)
         carried = segment.carried(text) if goes_on else 0
         self._count(segment, cut, words, len(segment.times) - carried)
@@ -262,7 +262,8 @@ class SpeechStream:
         """Words with times of the stream, inside the segment and in order."""
         start, end = cut.start / RATE, cut.end / RATE
         words = []
-        for word in self.recognizer.words(encoded, hypothesis.tokens, prompt):
+        told = self.recognizer.adapter.in_language(prompt, hypothesis.language)
+        for word in self.recognizer.words(encoded, hypothesis.tokens, told):
             begin = min(max(start + word.start, start), end)
             words.append(Word(word.text, begin, min(max(start + word.end, begin), end)))
         return words

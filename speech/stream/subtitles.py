@@ -219,7 +219,14 @@ def to_json(segments: Iterable[Final]) -> str:
 
 def _listed(segment: Final) -> dict[str, Any]:
     words = [{"text": word.text, "start": round(word.start, 3), "end": round(word.end, 3)} for word in segment.words]
-    return {"start": round(segment.start, 3), "end": round(segment.end, 3), "text": segment.text, "words": words}
+    spoken = {"language": segment.language} if segment.language else {}
+    return {
+        "start": round(segment.start, 3),
+        "end": round(segment.end, 3),
+        "text": segment.text,
+        **spoken,
+        "words": words,
+    }
 
 
 FORMATS: dict[str, Callable[[list[Final], SubtitleLayout | None], str]] = {

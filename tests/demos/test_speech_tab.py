@@ -30,7 +30,7 @@ from mmaccel.demos.app.tabs import live_words, microphone, speech_tab
 from mmaccel.demos.app.tabs.live_words import LiveWords
 from mmaccel.demos.app.tabs.speech_run import PartialTranscript, _report
 from mmaccel.demos.app.uploads.reading import read_recording
-from mmaccel.errors import AudioError, SettingError, UnknownNameError, UnsupportedTargetError
+from mmaccel.errors import AudioError, PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 
 RATE = 16_000
 Last = namedtuple("Last", "board words files details report seed stages code")
@@ -91,6 +91,16 @@ def test_comparing_counts_what_drafts_save(frame, short):
     assert fewer < plain and "the same, event for event" in report and said(pages[-1]) == TEXT
     assert {"warm up", "plain", "accelerated"} <= set(re.findall(r'scope="row">(.*?)<', last.stages))
     assert "computing</p>" in last.board and "the same words at the same moments" in last.board
+
+
+def test_a_language_and_names_are_told_or_refused(frame, short):
+    request = speech_tab.asked(Limits(), False, str(short), *SETTINGS, " de ", "Molloy")
+    assert request.told() == {"language": "de", "prompt": "Molloy"}
+    assert ", language='de', prompt='Molloy')" in speech_tab.speech_code(request)
+    with pytest.raises(SettingError, match="language='de': MoonshineForConditionalGeneration takes none"):
+        transcribe(frame, short, settings=(*SETTINGS, "de", ""))
+    with pytest.raises(PromptError, match="the prompt has 3000 characters"):
+        speech_tab.asked(Limits(), False, str(short), *SETTINGS, "", "x" * 3000)
 
 
 def test_a_difference_would_be_told(frame, short):

@@ -1,5 +1,7 @@
 """Language, task and prompt: what a multilingual Whisper is told, and who cannot be told."""
 
+import copy
+
 import pytest
 import torch
 from tokenizers import pre_tokenizers
@@ -73,6 +75,24 @@ def test_a_recogniser_hands_it_on(multilingual):
         multilingual, endpoint=speech.EnergyEndpoint(longest=4.0), language="de", task="translate", prompt="w3"
     )
     assert (found.adapter.language, found.adapter.task, found.adapter.hint) == ("de", "translate", "w3")
+
+
+@pytest.mark.parametrize("told", (None, "auto", "de"))
+@pytest.mark.parametrize("heard", ("en", "de"))
+def test_each_segment_is_written_in_the_language_that_it_is_heard_in(multilingual, told, heard):
+    """As `generate` does without a language; the final says which, and has the tokens of a model that was told so."""
+    samples = torch.nn.functional.pad(examples.sound()[0], (3200, 0))
+    assert multilingual.language_of(multilingual.encode(samples)) in ("en", "de")
+    listening = copy.copy(multilingual)
+    listening.detect_language = lambda _: heard
+    asr = speech.StreamingRecognizer(listening, endpoint=speech.EnergyEndpoint(longest=4.0), language=told)
+    with asr.stream() as stream:
+        final = next(event for event in stream.push(samples) + stream.finish() if isinstance(event, speech.Final))
+    assert final.language == ("de" if told == "de" else heard)
+    assert f'"language": "{final.language}"' in speech.to_json([final])
+    multilingual.instruct(final.language)
+    piece = multilingual.encode(samples[round(final.start * 16_000) : round(final.end * 16_000)])
+    assert final.tokens == decode(multilingual, piece, multilingual.prompt()).tokens
 
 
 @pytest.mark.parametrize(

@@ -222,9 +222,9 @@ def test_where_a_stream_begins(model, processor, monkeypatch):
     """From the token that the generation starts with; the audio that waits counts as memory."""
     monkeypatch.setattr(model.generation_config, "decoder_start_token_id", 3)
     stream = NemotronStream(model, processor)
-    assert stream._last == 3 and stream.nbytes() == 4 * processor.feature_extractor.n_fft // 2
+    assert stream._greedy.last == 3 and stream.nbytes() == 4 * processor.feature_extractor.n_fft // 2
     monkeypatch.setattr(model.generation_config, "decoder_start_token_id", None)
-    assert NemotronStream(model, processor)._last == model.config.blank_token_id
+    assert NemotronStream(model, processor)._greedy.last == model.config.blank_token_id
 
 
 def test_marks_are_no_text(model, processor):

@@ -150,7 +150,7 @@ def speech_code(request: SpeechRequest) -> str:
     return _joined(
         "from mmaccel import speech",
         "",
-        f"asr = speech.StreamingRecognizer(*{loaded}, policy={policy}, endpoint={endpoint})",
+        f"asr = speech.StreamingRecognizer(*{loaded}, policy={policy}, endpoint={endpoint}{_more(request.told())})",
         f"with asr.stream(update_interval={request.update_interval:g}) as stream:",
         f"    for chunk in {chunks}:{remark}",
         "        for event in stream.push(chunk):",

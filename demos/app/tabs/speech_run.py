@@ -36,6 +36,8 @@ class SpeechRequest:
     ----------
     file
         The recording's name, for the code; empty for a microphone.
+    language, prompt
+        As of the recogniser: a language, None for the one that is heard, and names and rare words.
     """
 
     model: str
@@ -44,6 +46,13 @@ class SpeechRequest:
     update_interval: float
     file: str = ""
     compare: bool = False
+    language: str | None = None
+    prompt: str = ""
+
+    def told(self) -> dict[str, str]:
+        """What the recogniser is told beyond its defaults."""
+        given = {"language": self.language or "", "prompt": self.prompt}
+        return {name: value for name, value in given.items() if value}
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ def recognizer(models: Models, run: Run, request: SpeechRequest, **measured: Any
             speech.load(request.model)
     with models.borrow("speech", request.model, run) as shared:
         kind: Any = MeasuredRecognizer if measured else speech.StreamingRecognizer
-        made = kind(*shared.loaded, policy=request.policy, endpoint=request.endpoint, **measured)
+        made = kind(*shared.loaded, policy=request.policy, endpoint=request.endpoint, **request.told(), **measured)
         made.lock = shared.memory.setdefault("speech", {}).setdefault("lock", made.lock)
     result: speech.StreamingRecognizer = made
     return result

@@ -78,6 +78,8 @@ def _advanced(frame: Frame) -> list[gr.components.Component]:
         gr.Radio(ENDPOINTS, value=ENDPOINTS[0], label="What finds pauses"),
         panels.optional_number("Seconds of silence that end a segment", f"{SILENCE:g}"),
         panels.optional_number("Seconds after which a segment is cut", f"{LONGEST:g}"),
+        gr.Textbox(label="Language", placeholder="as heard; for models with several, such as de", max_lines=1),
+        gr.Textbox(label="Names and rare words", placeholder="which may occur; for models that take them", max_lines=2),
     ]
 
 
@@ -105,6 +107,8 @@ def asked(
     endpoint: Any,
     silence: Any,
     longest: Any,
+    language: Any = "",
+    prompt: Any = "",
 ) -> SpeechRequest:
     """A checked request from the values of the tab; `file` is empty for a microphone."""
     if policy not in POLICIES:
@@ -119,6 +123,8 @@ def asked(
         update_interval=number("seconds between looks", update, 0.1, 60, whole=False) or UPDATE,
         file=Path(file or "").name,
         compare=compare,
+        language=limits.prompt(language)[:40] or None,
+        prompt=limits.prompt(prompt),
     )
 
 

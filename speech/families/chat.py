@@ -1,0 +1,135 @@
+"""Where things are in language models that hear: audio tokens stand in their prompt."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import torch
+from transformers import DynamicCache
+
+from mmaccel.adapter import register_adapter
+from mmaccel.errors import SettingError, shown
+from mmaccel.patching import hook
+
+from ..decoding.cross_cache import CrossCache
+from .adapter import AUTO, Encoded, Passes, Word, WrittenAdapter
+from .rows import CHAT, Asked
+from .spelled import spread
+from .timed import on_model
+
+
+@register_adapter
+class ChatAdapter(WrittenAdapter):
+    """Language models with audio tokens: Qwen3-ASR, Granite Speech, Voxtral, Qwen2-Audio and others.
+
+    The processor makes the prompt that asks for a transcript, and the model itself puts its audio features into it.
+    The text is decoded behind it with the last hypothesis as a verified draft. Exact: the tokens of `generate` without
+    sampling and beams. Such models tell no times: words are spread over the segment by their letters.
+    """
+
+    family = "speech_chat"
+    classes: ClassVar[tuple[str, ...]] = tuple(CHAT)
+    longest: ClassVar[float | None] = 30.0
+    tokens_per_second: ClassVar[float] = 12.0  # of large vocabularies in any language
+    spare_tokens: ClassVar[int] = 16  # some write the language first
+    advice: ClassVar[str] = "its streams verify drafts by themselves: take speech.StreamingRecognizer"
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        names = (cls.__name__ for cls in type(target).__mro__)
+        self._asked: Asked = next(CHAT[name] for name in names if name in CHAT)
+        self._told: dict[str, Any] = {}
+        self._last: int | None = None
+
+    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
+        asked, prompt = self._asked, prompt.strip()
+        language = None if language == AUTO else language
+        super().instruct(None if asked.language else language, task, "" if asked.hotwords else prompt)
+        before = self._told, self._last
+        told = {"language": language, asked.hotwords: prompt}
+        self._told, self._last = {name: value for name, value in told.items() if name and value}, None
+        try:
+            _ = self.prompt() if self._told else None
+        except ValueError as error:  # the processor's own word on what it does not know
+            self._told, self._last = before
+            raise SettingError(f"language={language!r}, prompt={shown(prompt)}: {error}") from error
+
+    def language_of(self, encoded: Encoded) -> str:
+        return str(self._told.get("language", ""))
+
+    def encode(self, samples: torch.Tensor) -> Encoded:
+        seconds = self._check_samples(samples)
+        with torch.no_grad():
+            return Encoded(self._read(self._inputs(samples))[:, :-1], seconds)
+
+    def _inputs(self, samples: torch.Tensor) -> dict[str, Any]:
+        """What `generate` would be given for samples `[n]`."""
+        made = self._asked.ask(self._processor(), samples.cpu().numpy(), self.sample_rate, self._told)
+        return on_model(made, self.target)
+
+    def _read(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Embeddings `[1, L, D]` that the language model is given, audio in its place."""
+
+        def stop(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise _Given(kwargs["inputs_embeds"])
+
+        with ExitStack() as stack:
+            hook(stack, self.target.get_decoder(), before=stop)
+            try:
+                self.target(**inputs)
+            except _Given as given:
+                return given.embeddings
+        raise SettingError(f"{type(self.target).__name__} does not ask its language model")
+
+    def prompt(self, context: str = "") -> list[int]:
+        """The last token of the prompt; those before it stand in what :meth:`encode` returns."""
+        if self._last is None:
+            ids = self._inputs(torch.zeros(self.sample_rate // 5))["input_ids"]
+            self._last = int(ids[0, -1])
+        return [self._last]
+
+    def passes(self, encoded: Encoded, cache: CrossCache | None = None) -> Passes:
+        return PromptPasses(self.target, encoded.hidden_states)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        if self._asked.read is None:
+            return super().text(tokens)
+        spoken = self._spoken(tokens)
+        return str(self._processor().decode([spoken], skip_special_tokens=True, **self._asked.read)[0]).strip()
+
+    def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
+        return spread(self.text(tokens), encoded.seconds)
+
+
+class _Given(Exception):
+    """The language model was asked: nothing behind it has to run."""
+
+    def __init__(self, embeddings: torch.Tensor) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+
+class PromptPasses:
+    """A language model behind embeddings `[1, L, D]`, which its first pass reads."""
+
+    def __init__(self, model: Any, states: torch.Tensor) -> None:
+        self.model, self.states = model, states
+        self.cache = DynamicCache()
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits `[1, n, V]` after each of these tokens."""
+        embeddings = self.model.get_input_embeddings()(torch.tensor([list(tokens)], device=self.states.device))
+        if not self.cache.get_seq_length():
+            embeddings = torch.cat([self.states, embeddings], 1)
+        kept = {"logits_to_keep": len(tokens)} if self._keeps else {}
+        output = self.model(inputs_embeds=embeddings, past_key_values=self.cache, use_cache=True, **kept)
+        logits: torch.Tensor = output.logits[:, -len(tokens) :]
+        return logits
+
+    def forget(self, count: int) -> None:
+        """Take back the last tokens."""
+        self.cache.crop(-count)

@@ -1,0 +1,80 @@
+"""Words of tokens that have times each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .adapter import Word
+
+WORD_STARTS = ("Ġ", "▁")  # how byte-level and SentencePiece tokens say that a space comes before
+
+
+class Texts(Protocol):
+    """What makes a text of tokens, such as an adapter."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+
+
+def words_of(
+    texts: Texts, tokenizer: Any, tokens: Sequence[int], starts: Sequence[float], ends: Sequence[float]
+) -> list[Word]:
+    """The words of tokens of which each has its time.
+
+    Parameters
+    ----------
+    texts
+        Makes a text of tokens.
+    tokenizer
+        Its names of tokens say where words begin.
+    tokens
+        Without marks.
+    starts, ends
+        Seconds of each token.
+    """
+    spans = word_spans(tokenizer, tokens) if len(tokens) else []
+    made = (_word(texts, tokens, starts, ends, first, last) for first, last in spans)
+    return [word for word in made if word is not None]
+
+
+def word_spans(tokenizer: Any, tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """First token of each word, and the one after its last; a language without spaces is one word."""
+    names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(tokens))]
+    between = getattr(tokenizer, "word_delimiter_token", None)  # of letters, such as Wav2Vec2's
+    starts = [
+        place
+        for place, name in enumerate(names)
+        if place == 0 or name.startswith(WORD_STARTS) or (between is not None and names[place - 1] == between)
+    ]
+    return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
+
+
+def _word(
+    texts: Texts, tokens: Sequence[int], starts: Sequence[float], ends: Sequence[float], first: int, last: int
+) -> Word | None:
+    """A word ends where its punctuation begins, since a pause follows that."""
+    text = texts.text(tokens[first:last])
+    if not text:
+        return None
+    end = last
+    while end > first + 1 and not any(letter.isalnum() for letter in texts.text(tokens[end - 1 : end])):
+        end -= 1
+    return Word(text, starts[first], ends[end - 1])
+
+
+def spread(text: str, seconds: float) -> list[Word]:
+    """The words of a text, spread over so many seconds by their letters, where a model tells no times.
+
+    Examples
+    --------
+    >>> [(word.text, word.end) for word in spread("so long", 7.0)]
+    [('so', 2.0), ('long', 7.0)]
+    """
+    said, place, found = text.split(), 0, []
+    total = max(len(text.strip()), 1)
+    for word in said:
+        end = min(place + len(word), total)
+        found.append(Word(word, place * seconds / total, end * seconds / total))
+        place = end + 1
+    return found

@@ -1,0 +1,122 @@
+"""What recognisers have in common that give each token its place in the audio: CTC, transducers, frame by frame."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..audio.growing_audio import AudioStream, GrowingAudio
+from ..decoding.cross_cache import CrossCache
+from ..decoding.gathering import Gathering
+from ..decoding.redecode import Hypothesis
+from .adapter import Encoded, SpeechAdapter, Word
+from .spelled import words_of
+
+
+@dataclass(frozen=True)
+class TimedToken:
+    """A token, and the samples in which it was heard."""
+
+    token: int
+    start: int
+    end: int
+
+
+def as_states(tokens: Iterable[TimedToken]) -> torch.Tensor:
+    """Tokens as rows `[1, n, 3]`, as :class:`Encoded` carries them."""
+    rows = [[one.token, one.start, one.end] for one in tokens]
+    return torch.tensor(rows, dtype=torch.long).reshape(1, len(rows), 3)
+
+
+class TimedAdapter(SpeechAdapter):
+    """Base of the adapters of recognisers that give each token its place in the audio.
+
+    Their text needs no decoder that is asked again and again: what :meth:`encode` returns are the tokens of the text
+    with their samples. A draft saves nothing, and the model goes on from no text.
+    """
+
+    continues: ClassVar[bool] = False
+
+    def decode(
+        self,
+        encoded: Encoded,
+        prompt: Sequence[int],
+        draft: Sequence[int] = (),
+        cache: CrossCache | None = None,
+        gathering: Gathering | None = None,
+    ) -> Hypothesis:
+        return Hypothesis(tuple(encoded.hidden_states[0, :, 0].tolist()), 1, True)
+
+    def prompt(self, context: str = "") -> list[int]:
+        return []
+
+    def limit(self, seconds: float) -> int:
+        return math.ceil(seconds * self.sample_rate)
+
+    def banned(self, step: int) -> Sequence[int]:
+        return ()
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        return frozenset()
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return str(self._processor().tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+
+    def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
+        rows = encoded.hidden_states[0].tolist()
+        starts, ends = ([row[column] / self.sample_rate for row in rows] for column in (1, 2))
+        return words_of(self, self._processor().tokenizer, [row[0] for row in rows], starts, ends)
+
+    def _features(self, samples: torch.Tensor) -> dict[str, Any]:
+        """What the processor makes of samples, on the model's device and in its precision."""
+        return features_of(self._processor().feature_extractor, samples, self.sample_rate, self.target)
+
+
+class WholeAdapter(TimedAdapter):
+    """Of those that look at the whole audio, and hear a segment again at each update."""
+
+    @abstractmethod
+    def _hear(self, samples: torch.Tensor) -> list[TimedToken]:
+        """Tokens without blanks, of float32 samples `[n]`, n at least a twentieth of a second."""
+
+    def encode(self, samples: torch.Tensor) -> Encoded:
+        seconds = self._check_samples(samples)
+        filled = torch.nn.functional.pad(samples, (0, max(0, self.sample_rate // 20 - samples.numel())))
+        with torch.no_grad():
+            return Encoded(as_states(self._hear(filled)), seconds)
+
+
+class StreamedAdapter(TimedAdapter):
+    """Of those whose tokens for past audio stay, so that a segment is heard once while it grows."""
+
+    appends: ClassVar[bool] = True
+
+    @abstractmethod
+    def begin(self) -> AudioStream:
+        """A stream of audio: `push(samples)` returns new tokens that are final, `peek()` those that may change."""
+
+    def encode(self, samples: torch.Tensor) -> Encoded:
+        self._check_samples(samples)
+        return GrowingAudio(self).encode(samples)
+
+
+def features_of(extractor: Any, samples: torch.Tensor, rate: int, model: Any, **options: Any) -> dict[str, Any]:
+    """What a feature extractor makes of samples `[n]`, on the model's device and in its precision."""
+    return on_model(extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options), model)
+
+
+def on_model(made: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Tensors on a model's device, numbers with a point in its precision."""
+    return {name: _like(value, model) for name, value in made.items()}
+
+
+def _like(value: Any, model: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)

@@ -1,0 +1,124 @@
+"""Where things are in transducers: Parakeet, whose encoder hears all, and Nemotron, whose encoder hears it once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.adapter import register_adapter
+from mmaccel.errors import unknown_name
+
+from ..decoding.transducer_greedy import Emission, TransducerGreedy
+from .adapter import Encoded
+from .nemotron import NemotronStream
+from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
+from .timed import StreamedAdapter, TimedToken, WholeAdapter, as_states
+
+_NO_DECODER = "its joint network is asked about many frames at once, so nothing of it can be drafted or left out"
+
+
+@register_adapter
+class TransducerAdapter(WholeAdapter):
+    """Recurrent and token-and-duration transducers (Graves, 2012; Xu et al., 2023): Parakeet.
+
+    The encoder looks at the whole audio and hears the segment again at each update. Exact: the tokens and their frames
+    are those of `generate`.
+    """
+
+    family = "transducer"
+    classes: ClassVar[tuple[str, ...]] = TRANSDUCERS
+    advice: ClassVar[str] = _NO_DECODER
+
+    def _hear(self, samples: torch.Tensor) -> list[TimedToken]:
+        output = self.target.get_audio_features(**self._features(samples), output_attention_mask=True)
+        frames, mask = output.pooler_output, output.attention_mask
+        frames = frames if mask is None else frames[:, : int(mask.sum())]
+        return timed(TransducerGreedy(self.target).say(frames), self._frame_samples)
+
+    @property
+    def _frame_samples(self) -> int:
+        return frame_samples(self.target, self._processor())
+
+
+@register_adapter
+class StreamingTransducerAdapter(StreamedAdapter):
+    """Cache-aware FastConformer transducers (Noroozi et al., 2024): Nemotron streaming.
+
+    What the encoder made of past audio stays, and so do the tokens. Exact: the tokens of `generate` on the whole
+    audio, followed by silence up to the end of the last chunk (:class:`~mmaccel.speech.NemotronStream`).
+
+    Attributes
+    ----------
+    lookahead
+        Encoder frames of 80 ms that a frame may look ahead, one of those that the model was trained with; default
+        None for the model's own, mostly 13. More costs no time at the end of a segment, where silence follows.
+    """
+
+    family = "streaming_transducer"
+    classes: ClassVar[tuple[str, ...]] = STREAMING_TRANSDUCERS
+    advice: ClassVar[str] = _NO_DECODER
+
+    def __init__(self, target: Any, lookahead: int | None = None) -> None:
+        super().__init__(target)
+        own = target.config.encoder_config.default_num_lookahead_tokens
+        self.lookahead = own if lookahead is None else lookahead
+        self.language = ""
+
+    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
+        known: Mapping[str, int] | None = getattr(self._processor(), "prompt_dictionary", None)
+        if known is None:
+            super().instruct(language, task, prompt)
+            return
+        super().instruct(None, task, prompt)
+        if language and language not in known:
+            raise unknown_name("language", language, known)
+        self.language = language or ""
+
+    def language_of(self, encoded: Encoded) -> str:
+        return self.language
+
+    def begin(self) -> TransducerFrames:
+        known = getattr(self._processor(), "prompt_dictionary", None)
+        told = {} if known is None else {"prompt_ids": torch.tensor([self._prompt_id(known)])}
+        stream = NemotronStream(self.target, self._processor(), self.lookahead, **told)
+        return TransducerFrames(stream, frame_samples(self.target, self._processor()))
+
+    def _prompt_id(self, known: Mapping[str, int]) -> int:
+        return int(known[self.language] if self.language else self.target.config.default_prompt_id)
+
+
+class TransducerFrames:
+    """Tokens of audio as it comes, as rows of token, first and last sample.
+
+    Attributes
+    ----------
+    samples
+        Samples taken in.
+    """
+
+    def __init__(self, stream: NemotronStream, size: int) -> None:
+        self._stream, self._size = stream, size
+
+    @property
+    def samples(self) -> int:
+        return self._stream.samples
+
+    def push(self, samples: torch.Tensor) -> torch.Tensor:
+        """Take in `samples` `[n]`; returns the tokens `[1, t, 3]` that they complete."""
+        return as_states(timed(self._stream.hear(samples), self._size))
+
+    def peek(self) -> torch.Tensor:
+        """The tokens `[1, t, 3]` that would follow if the audio ended now; the stream goes on as before."""
+        return as_states(timed(self._stream.ahead().rest(), self._size))
+
+
+def timed(emissions: Sequence[Emission], size: int) -> list[TimedToken]:
+    """Tokens with their samples, where a frame has `size`."""
+    return [TimedToken(one.token, one.frame * size, one.end * size) for one in emissions]
+
+
+def frame_samples(model: Any, processor: Any) -> int:
+    """Samples that one frame of the encoder stands for."""
+    return int(processor.feature_extractor.hop_length * model.config.encoder_config.subsampling_factor)

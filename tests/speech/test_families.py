@@ -1,0 +1,208 @@
+"""Every recogniser of transformers: what `docs/speech_families.json` says of it is so, or it is refused by name."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from mmaccel.demos.families.speech_models import RATE, build, rows, sound
+from mmaccel.demos.families.speech_table import ENDPOINT, TARGET, count_equal, recording, streamed, tried
+from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
+from mmaccel.speech.audio.growing_audio import GrowingAudio
+from mmaccel.speech.audio.upsampled import Upsampler
+from mmaccel.speech.decoding.transducer_greedy import TransducerGreedy
+from mmaccel.speech.families import weights
+from mmaccel.speech.families.finding import adapter_class, served_classes
+from mmaccel.speech.families.rows import REFUSED
+from mmaccel.speech.families.spelled import spread
+from mmaccel.speech.policies.append_only import AppendOnly
+from mmaccel.speech.stream.events import Final, Partial
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+
+TABLE = json.loads(TARGET.read_text(encoding="utf-8"))
+# One for each kind, with what differs inside of it.
+RUN = (
+    "HubertForCTC",
+    "ParakeetForCTC",
+    "ParakeetForTDT",
+    "Nemotron3_5AsrForRNNT",
+    "Qwen3ASRForConditionalGeneration",
+    "VoxtralForConditionalGeneration",
+    "GraniteSpeechForConditionalGeneration",
+    "KyutaiSpeechToTextForConditionalGeneration",
+    "VoxtralRealtimeForConditionalGeneration",
+)
+
+
+def recognizer(name, **settings):
+    return StreamingRecognizer(*build(name), endpoint=ENDPOINT, **settings)
+
+
+def test_the_classes_of_the_table_are_those_of_the_adapters():
+    assert set(TABLE) == set(rows()) == set(served_classes()) and not set(TABLE) & set(REFUSED)
+    assert all(hasattr(transformers, name) for name in (*TABLE, *REFUSED))
+    assert count_equal(TABLE) == len(TABLE) >= 29
+    assert all(row["words"] > 1 and row["partials"] > 1 for row in TABLE.values())
+
+
+def test_each_recogniser_of_transformers_is_served_or_says_why_not():
+    heads = ("CTC", "RNNT", "TDT", "SPEECH_SEQ_2_SEQ")
+    named = {name for head in heads for name in getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES").values()}
+    assert named - set(TABLE) - set(REFUSED) == set()
+    for name in ("CanaryForConditionalGeneration", "DiaForConditionalGeneration"):
+        with pytest.raises(UnsupportedTargetError, match=f"no recogniser for {name}; {REFUSED[name]}.*speech.load"):
+            adapter_class(getattr(transformers, name))
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_what_the_table_says_is_so(name):
+    assert tried(name) == TABLE[name]
+
+
+def test_loading_takes_the_same_classes(tmp_path, monkeypatch):
+    """A class that cannot be streamed is refused before its weights are looked for."""
+    config = transformers.Speech2TextConfig(architectures=["Speech2TextForConditionalGeneration"])
+    config.save_pretrained(tmp_path)
+    monkeypatch.setattr(weights, "load_pretrained", lambda *_: pytest.fail("read weights"))
+    with pytest.raises(UnsupportedTargetError, match="Speech2TextForConditionalGeneration; nobody has run it"):
+        weights.load(tmp_path)
+    chat = build("Qwen3ASRForConditionalGeneration")[0].config
+    assert weights._class_of("there", chat).__name__ == "Qwen3ASRForConditionalGeneration"
+
+
+def test_equal_letters_stay_two_where_a_blank_is_between_them():
+    found = recognizer("Wav2Vec2ForCTC").adapter
+    assert found.text([2, 2, 3, 1, 2]) == "eet e"
+    found._frames = lambda _: [2, 2, 0, 2, 1, 3, 3]
+    encoded = found.encode(torch.zeros(700))
+    words = [(word.text, word.start, word.end) for word in found.words(encoded, (), ())]
+    assert words == [
+        ("ee", 0.0, pytest.approx(4 / 7 * 0.05, abs=1e-4)),
+        ("t", pytest.approx(5 / 7 * 0.05, abs=1e-4), 0.05),
+    ]
+
+
+@pytest.mark.parametrize("name", ["ParakeetForTDT", "ParakeetForRNNT"])
+def test_a_window_of_frames_changes_nothing(name, monkeypatch):
+    """The joint network asked about one frame at a time, or frames that come one by one."""
+    model, processor = build(name)
+    adapter = adapter_class(type(model))(model)
+    adapter.processor = processor
+    frames = model.get_audio_features(**adapter._features(sound(3.0))).pooler_output.detach()
+    whole = TransducerGreedy(model).say(frames)
+    assert len(whole) > 3
+    one = TransducerGreedy(model)
+    assert [token for frame in frames.split(1, 1) for token in one.say(frame)] == whole
+    monkeypatch.setattr("mmaccel.speech.decoding.transducer_greedy.WINDOW", 1)
+    assert TransducerGreedy(model).say(frames) == whole
+
+
+@pytest.mark.parametrize("name", ["NemotronAsrStreamingForRNNT", "KyutaiSpeechToTextForConditionalGeneration"])
+def test_a_look_ahead_changes_nothing(name):
+    """What would follow if the audio ended now is heard on a copy; a policy for words that stay suits such models."""
+    found = recognizer(name, policy=AppendOnly(hold=0))
+    samples, audio = sound(2.0), GrowingAudio(found.adapter)
+    for end in range(3000, len(samples), 3000):
+        audio.encode(samples[:end])
+    assert torch.equal(audio.encode(samples).hidden_states, found.adapter.encode(samples).hidden_states)
+    events = streamed(found, recording(), 4000, 0.5)
+    assert any(isinstance(event, Partial) and event.stable for event in events)
+
+
+@pytest.mark.parametrize("name", ["NemotronAsrStreamingForRNNT", "VoxtralRealtimeForConditionalGeneration"])
+def test_an_error_in_the_middle_of_a_frame_loses_no_audio(name, monkeypatch):
+    found, samples = recognizer(name), recording()
+    expected = [event for event in streamed(found, samples, 8000, None) if isinstance(event, Final)]
+    part = found.adapter.target.joint if name.startswith("Nemotron") else found.adapter.target.lm_head
+    forward, calls, events = part.forward, [], []
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 5:
+            raise RuntimeError("out of memory")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(part, "forward", failing)
+    with found.stream() as stream:
+        for piece in samples.split(8000):
+            try:
+                events += stream.push(piece)
+            except RuntimeError:
+                events.append("failed")
+        events += stream.finish()
+    assert "failed" in events and [event for event in events if isinstance(event, Final)] == expected
+
+
+def test_drafts_save_passes_of_a_language_model():
+    found = recognizer("Qwen2AudioForConditionalGeneration").adapter
+    encoded, prompt = found.encode(sound(1.5)), found.prompt()
+    plain = found.decode(encoded, prompt)
+    wrong = [5, *plain.tokens[2:9], 7, *plain.tokens[9:]]
+    drafted = found.decode(encoded, prompt, wrong)
+    assert drafted.tokens == plain.tokens and drafted.forwards < plain.forwards / 2
+
+
+def test_instructions_of_a_language_model():
+    """A language and hotwords go to the processor where it takes them, and are refused where it does not."""
+    model, processor = build("Qwen3ASRForConditionalGeneration")
+    asked = []
+    request = processor.apply_transcription_request
+    processor.apply_transcription_request = lambda audio, **told: asked.append(told) or request(audio)
+    told = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="de", prompt="Ada, Grace")
+    told.adapter.prompt()
+    assert asked[-1] == {"language": "de", "prompt": "Ada, Grace"}
+    processor.apply_transcription_request = request
+    with pytest.raises(SettingError, match="language='xx', prompt='': "):
+        StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="xx")
+    with pytest.raises(SettingError, match="prompt='Ada': VoxtralForConditionalGeneration takes none"):
+        recognizer("VoxtralForConditionalGeneration", prompt="Ada")
+    with pytest.raises(SettingError, match="language='de': HubertForCTC takes none"):
+        recognizer("HubertForCTC", language="de")
+    with pytest.raises(SettingError, match="task='translate'"):
+        recognizer("GlmAsrForConditionalGeneration", task="translate")
+    with pytest.raises(SettingError, match=r"rejoin=14.0: HubertForCTC goes on from no text"):
+        recognizer("HubertForCTC", rejoin=14.0)
+
+
+def test_languages_of_a_transducer():
+    model, processor = build("Nemotron3_5AsrForRNNT")
+    processor.prompt_dictionary = {"en": 0, "de": 1, "auto": 3}
+    said = [
+        StreamingRecognizer(model, processor, endpoint=ENDPOINT, language=language).adapter.encode(sound(1.0))
+        for language in (None, "auto", "de")
+    ]
+    assert torch.equal(said[0].hidden_states, said[1].hidden_states)
+    assert not torch.equal(said[0].hidden_states, said[2].hidden_states)
+    with pytest.raises(UnknownNameError, match="language 'xx'"):
+        StreamingRecognizer(model, processor, language="xx")
+
+
+def test_three_samples_for_each_two():
+    """However they come, and so that tones stay what they are."""
+    low = torch.sin(torch.arange(RATE) / RATE * 2 * torch.pi * 1000)
+    whole = Upsampler().push(low)
+    stream = Upsampler()
+    assert torch.equal(torch.cat([stream.push(piece) for piece in low.split(333)]), whole)
+    high = torch.sin(torch.arange(len(whole)) / 24_000 * 2 * torch.pi * 1000)
+    assert float((whole - high)[200:].abs().max()) < 1e-3
+
+
+def test_words_without_times_are_spread():
+    assert spread("", 2.0) == []
+    assert [(word.text, word.start, word.end) for word in spread("so long", 7.0)] == [
+        ("so", 0.0, 2.0),
+        ("long", 3.0, 7.0),
+    ]
+
+
+def test_nothing_said():
+    """Noise that is no speech, less than a frame, and an empty stream."""
+    for name in ("ParakeetForTDT", "Wav2Vec2ForCTC", "KyutaiSpeechToTextForConditionalGeneration"):
+        found = recognizer(name)
+        assert found.adapter.encode(torch.zeros(1)).seconds == 1 / RATE
+        with found.stream() as stream:
+            assert [
+                event for event in stream.push(torch.zeros(100)) + stream.finish() if isinstance(event, Final)
+            ] == []
