@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
+    from .context.stored_context import StoredContext
     from .decoder.compress_kv import CompressKV
     from .decoder.document_draft import DocumentDraft
     from .decoder.fused_draft import FusedDraft
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from .decoder.prefill_drop import PrefillDrop
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
-    from .decoder.stored_context import StoredContext
     from .decoder.suffix_decoding import SuffixDecoding
     from .decoder.text_draft import TextDraft
     from .decoder.token_recycling import TokenRecycling

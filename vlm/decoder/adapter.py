@@ -20,14 +20,14 @@ from mmaccel.patching import attention_layers, intercept_attention, wrap_generat
 from mmaccel.report import Report
 from mmaccel.session import Session
 
+from ..context.prompt import why_unstorable
+from ..context.stored_context import StoredContext
 from ..families.rows import why_refused
 from ..input.prompt import Prompt
 from .attention import SessionAttention
 from .call import GenerateRun
-from .context_prompt import why_unstorable
 from .generation import bring_cache, fill, tokens_made
 from .method import DecoderMethod
-from .stored_context import StoredContext
 
 
 @register_adapter

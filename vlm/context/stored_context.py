@@ -21,8 +21,8 @@ from mmaccel.registry import register
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from .context_prompt import ContextPrompt, unfit_for_context
-from .generation import copies, tokens_made
+from ..decoder.generation import copies, tokens_made
+from .prompt import ContextPrompt, unfit_for_context
 
 EXAMPLE = """import mmaccel
 from mmaccel import vlm, zoo

@@ -12,8 +12,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 
-from .generation import setting
-from .placeholders import placeholders
+from ..decoder.generation import setting
+from ..decoder.placeholders import placeholders
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
 COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token

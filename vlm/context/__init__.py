@@ -1,0 +1,1 @@
+"""Prompts that are kept on disk, and begun with again."""
