@@ -41,9 +41,9 @@ SPEECH_RUNS = ROOT / "docs" / "speech_families.json"
 SPEECH_RAN = """Every class that `StreamingRecognizer` and `speech.load` take, built small and untrained, and streamed
 by `python -m mmaccel.demos.families.speech_table`. On {equal} of {all} classes the finals are the tokens of the model's
 own call on the same samples, they and their times do not depend on chunks and looks, words follow each other inside
-their segment, and nothing is left behind. Word errors were only measured for Moonshine and Whisper: we know of no package
-with weights of the others. Where the processor needs torchaudio or mistral-common (Fun-ASR, all of Granite Speech,
-both Voxtral), the audio came from a feature extractor that does not, and the prompt from a small one."""
+their segment, and nothing is left behind. Word errors were only measured for Moonshine and Whisper: we know of no
+package with weights of the others. Where the processor needs torchaudio or mistral-common (Fun-ASR, all of Granite
+Speech, both Voxtral), the audio came from a feature extractor that does not, and the prompt from a small one."""
 VISUAL_RAN = """Every class of transformers that puts pictures or videos at placeholders of a prompt, built small and
 run by `python -m mmaccel.demos.families.visual_table`. On {served} of {all} classes at least six methods leave tokens
 out. On all of them keeping all tokens gives the plain tokens and logits bit for bit, in a padded batch of three, with
