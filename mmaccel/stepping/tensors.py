@@ -29,8 +29,9 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
     """The same structure with `function` of every tensor, which is called in the order of :func:`tensors`."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, Mapping):  # diffusers' outputs are ordered dictionaries
-        return type(value)(**{key: map_tensors(function, item) for key, item in value.items()})
+    if isinstance(value, Mapping):  # diffusers' outputs are ordered dictionaries, whose fields take no other names
+        mapped = {key: map_tensors(function, item) for key, item in value.items()}
+        return mapped if type(value) is dict else type(value)(**mapped)
     if isinstance(value, list | tuple):
         return type(value)(map_tensors(function, item) for item in value)
     return value

@@ -128,3 +128,11 @@ def test_other_pipelines_are_refused(made):
     with pytest.raises(SettingError, match=r"BlockRouter\(latents=True\)"):
         mmaccel.plan(made[0], video.BlockRouter())
     assert mmaccel.plan(made[0], video.HeterogeneousSteps(fraction=0)).family == "diffusion in blocks"
+
+
+def test_methods_of_other_pipelines_work_on_blocks_too(made):
+    """Whose passes also return the keys and values of the blocks before."""
+    pipe, call = made[0], {key: value for key, value in made[1].items() if key not in ("draft", "score")}
+    with mmaccel.accelerate(pipe, video.EasyCache(threshold=1e6, warmup=1)) as fast:
+        fast(**call | {"num_inference_steps": 6})
+        assert fast.report.forwards < fast.report.plain_forwards == 18
