@@ -11,10 +11,9 @@ from mmaccel.demos.app import Frame, Limits
 from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.tabs import canvas_tab
-from mmaccel.demos.app.tabs.canvas_run import CanvasRequest, Filled
+from mmaccel.demos.app.tabs.canvas_run import CanvasRequest
 from mmaccel.demos.app.tabs.choice import Choice
 from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError
-from mmaccel.report import Report
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def ask(frame, results, path, question="list all things", preset="balanced", com
 def test_a_text_is_filled_plainly_and_accelerated(frame, results, picture):
     run = Run()
     board, text, committed, details, report, *_ = ask(frame, results, picture, run=run)
-    assert "The same text" in board and "<p>row" in text and "Plain" not in text
+    assert "The same text" in board and "word for word: <b>row" in text and "Plain" not in text
     assert committed["visible"] and committed["value"].width == 900 and details["visible"]
     assert "both measured" in report and {"read", "plain", "accelerated", "draw"} <= set(run.stages)
     pipe, _ = frame.models._shared["canvas", "tiny-canvas"].loaded
@@ -62,14 +61,8 @@ def test_the_shown_code_fills_the_same_text(frame, results, picture, monkeypatch
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, {})
-    assert printed.getvalue().splitlines()[0] == text.removeprefix("<p>").removesuffix("</p>")
+    assert printed.getvalue().splitlines()[0] == text.partition("<b>")[2].removesuffix("</b></p>")
     assert "both measured" in printed.getvalue()
-
-
-def test_texts_stand_beside_each_other_where_they_differ():
-    report = Report([], False)
-    both = canvas_tab._both(Filled("row two <b>", "row one <b>", report, "", None))
-    assert both == ("<p>Plain: row <del>one</del> &lt;b&gt;</p><p>Accelerated: row <ins>two</ins> &lt;b&gt;</p>")
 
 
 def test_fields_reach_the_request_within_their_bounds():

@@ -28,7 +28,7 @@ from mmaccel.demos.app.tabs import (
 )
 from mmaccel.demos.app.tabs.choice import MOST_SEED, Choice
 from mmaccel.demos.app.tabs.image_run import ImageRequest
-from mmaccel.demos.app.tabs.question_run import Answered, QuestionRequest
+from mmaccel.demos.app.tabs.question_run import QuestionRequest
 from mmaccel.demos.app.tabs.speech_run import COSTS, Saved, SpeechRequest
 from mmaccel.demos.app.tabs.video_run import VideoRequest
 from mmaccel.errors import SettingError
@@ -58,6 +58,7 @@ FIELDS = {
     speech_tab: [
         *("Or a recording", "Policy", "Model", "Seconds between looks", "What finds pauses"),
         *("Seconds of silence that end a segment", "Seconds after which a segment is cut"),
+        *("Language", "Names and rare words"),
     ],
 }
 SEEDLESS = (question_tab, canvas_tab)
@@ -395,11 +396,10 @@ def test_a_map_is_shown_only_where_there_is_one(computed, monkeypatch):
 
 
 def test_answers_stand_beside_each_other_where_they_differ():
-    report = Report([], False)
-    assert question_tab._both(Answered("a", None, report, "", "", None)) == ""
-    assert question_tab._both(Answered("<a>", "<a>", report, "", "", None)).count("&lt;a&gt;") == 1
-    both = question_tab._both(Answered("three b", "two b", report, "", "", None))
-    assert both == "<p>Plain: <del>two</del> b</p><p>Accelerated: <ins>three</ins> b</p>"
+    assert panels.both_texts(None, "a") == "" and panels.both_texts(None, "a", alone="<p>a</p>") == "<p>a</p>"
+    assert panels.both_texts("<a>", "<a>").count("&lt;a&gt;") == 1
+    both = panels.both_texts("two <b>", "three <b>")
+    assert both == "<p>Plain: <del>two</del> &lt;b&gt;</p><p>Accelerated: <ins>three</ins> &lt;b&gt;</p>"
 
 
 def test_the_board_of_speech():

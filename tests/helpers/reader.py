@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 _load = cache(zoo.load)  # commands share no model with Python, as processes of their own
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LAUNCHERS = ("accelerate", "torchrun")
 HUB_ID = re.compile(r"""(?:from_pretrained\(\s*["']|--model )[\w.-]+/""")
 SHELL = ("bash", "console")
 # The same code, and the same command, with less work.
@@ -135,6 +136,8 @@ def run_words(words):
         _mmaccel(words[1:])
     elif words[:3] == ["python", "-m", "mmaccel.demos.comfyui"]:
         _comfyui()
+    elif words[0] in LAUNCHERS:  # on several GPUs, which are not at hand
+        understood(words[words.index("mmaccel") + 1 :])
     elif words[0] == "make":
         _make(words[1])
     elif words[:2] == ["pip", "install"]:
@@ -247,6 +250,8 @@ def resolve(code, names):
         if isinstance(node, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([node], []), "page", "exec"), known)
     stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stored |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    stored |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in stored:
             assert node.id in known or hasattr(builtins, node.id), f"{node.id} comes from nowhere"

@@ -68,7 +68,7 @@ def refusal():
 def work(rank, world, port, folder):
     """All commands in one process of so many, and what each said."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     told = {}
     for name, command in COMMANDS.items():
         said = folder / f"{name}{rank}.txt"

@@ -211,8 +211,8 @@ def test_streams_are_compared_as_asked_unless_a_method_is_named(monkeypatch):
     run_commands.SpeechCommand().compare(SimpleNamespace(**plain, **given))
     run_commands.SpeechCommand().compare(SimpleNamespace(**{**plain, **given, "rounds": None, "no_simple": False}))
     audio = {"audio": ["a.wav", "b.wav"], "reference": ["one", "two"], "processor": "letters"}
-    assert asked[0] == (("model",), {**audio, "rounds": 7, "simple": False})
-    assert asked[1] == (("model",), {**audio, "rounds": None, "simple": True})
+    assert asked[0] == (("model",), {**audio, "rounds": 7, "simple": False, "ranks": True})
+    assert asked[1] == (("model",), {**audio, "rounds": None, "simple": True, "ranks": True})
     for named in ({"method": ["speech.SuffixDraft"]}, {"preset": "exact"}, {"plan": "plan.json"}):
         assert run_commands.SpeechCommand().compare(SimpleNamespace(**{**plain, **given, **named})) == "of methods"
 

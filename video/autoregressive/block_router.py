@@ -23,6 +23,24 @@ from .routing import Routing
 
 GIVEN = "block router"  # of a session's memory: the routing of the call that runs
 
+EXAMPLE = """import mmaccel
+from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel
+from mmaccel import video
+
+pipe = AnyFlowFARPipeline.from_pretrained("nvidia/AnyFlow-FAR-Wan2.1-14B-Diffusers")
+small = AnyFlowFARTransformer3DModel.from_pretrained(
+    "nvidia/AnyFlow-FAR-Wan2.1-1.3B-Diffusers", subfolder="transformer"
+)
+
+
+def sharpness(frames):
+    return (frames[..., 1:] - frames[..., :-1]).abs().mean((2, 3, 4))
+
+
+with mmaccel.accelerate(pipe, video.BlockRouter(tau=0.02)) as fast:
+    frames = fast("a cat walks", draft=small, score=sharpness).frames[0]
+    print(fast.report)"""
+
 
 @register("video")
 @dataclass(frozen=True)
@@ -66,12 +84,7 @@ class BlockRouter(DiffusionMethod):
     advice: ClassVar[Advice] = Advice(
         "Pipelines that draw videos in blocks, with a small sister of the same latents and text encoder.",
         "What the score does not see; the memory of the small model and of its keys and values.",
-        example="""import mmaccel
-from mmaccel import video
-
-with mmaccel.accelerate(pipe, video.BlockRouter(tau=0.7)) as fast:  # an AnyFlowFARPipeline
-    frames = fast("a cat walks", draft=small.transformer, score=score).frames[0]
-    print(fast.report)""",
+        example=EXAMPLE,
     )
     neutral = {"tau": 1e9, "latents": True}
     engaging = {"tau": -1e9, "latents": True}

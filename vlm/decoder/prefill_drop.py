@@ -19,6 +19,20 @@ from .method import DecoderMethod, is_share
 
 DEPTH = 0.5  # of the layers compute the whole prompt
 
+EXAMPLE = """from pathlib import Path
+
+import mmaccel
+from mmaccel import vlm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
+tokenizer = AutoTokenizer.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
+inputs = tokenizer(Path("long.txt").read_text() + "\\nIn short:", return_tensors="pt")
+with mmaccel.accelerate(model, {method}) as fast:
+    tokens = fast.generate(**inputs, max_new_tokens=64)
+    print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :]))
+    print(fast.report)"""
+
 
 @register("vlm")
 @dataclass(frozen=True)
@@ -69,6 +83,7 @@ class PrefillDrop(DecoderMethod):
     advice: ClassVar[Advice] = Advice(
         "Prompts of many thousand tokens: at 8,000 the first token took two thirds of the time.",
         "What the end of the prompt does not attend to is hardly known in later turns.",
+        example=EXAMPLE,
     )
     role: ClassVar[str] = "prompt tokens"
     excludes: ClassVar[frozenset[str]] = frozenset({"decoding cache"})
