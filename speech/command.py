@@ -215,7 +215,7 @@ def _recognizer(arguments: argparse.Namespace, batched: bool = False) -> Streami
 
     endpoint = find_endpoint(arguments.endpoint)
     changes = {"silence": arguments.silence, "longest": arguments.longest}
-    endpoint = dataclasses.replace(endpoint, **changes, padding=min(endpoint.padding, arguments.silence))
+    endpoint = dataclasses.replace(endpoint, **changes, tail=min(endpoint.tail, arguments.silence))
     policy = getattr(speech, POLICIES[arguments.policy])()
     began = time.perf_counter()
     model, processor = opened(arguments)

@@ -44,7 +44,10 @@ class EndpointPolicy(ABC):
         Likelihood from which a frame is speech; speech ends 0.15 below it, so that it does not flicker. Default 0.5, as
         in Silero.
     padding
-        Seconds of audio around the speech that belong to the segment, 0.3 by default; no longer than `silence`.
+        Seconds of audio before the speech that belong to the segment; default 0.3.
+    tail
+        Seconds of audio behind the speech that belong to the segment; no longer than `silence`. The text of a sentence
+        is told early when they are over. Default 0.2, by error rates of ten recordings, clean and in noise.
 
     Raises
     ------
@@ -56,6 +59,7 @@ class EndpointPolicy(ABC):
     longest: float = 15.0
     threshold: float = 0.5
     padding: float = 0.3
+    tail: float = 0.2
 
     HYSTERESIS: ClassVar[float] = 0.15
 
@@ -63,8 +67,9 @@ class EndpointPolicy(ABC):
         self._require(is_number(self.silence, 0.1, 10), "silence", "between 0.1 and 10 seconds, such as 0.5")
         self._require(is_number(self.longest, 2, 60), "longest", "between 2 and 60 seconds, such as 15.0")
         self._require(is_number(self.threshold, 0.05, 0.95), "threshold", "between 0.05 and 0.95, such as 0.5")
-        allowed = f"between 0 and silence={self.silence} seconds, such as {min(0.3, self.silence)}"
-        self._require(is_number(self.padding, 0, self.silence), "padding", allowed)
+        self._require(is_number(self.padding, 0, 2), "padding", "between 0 and 2 seconds, such as 0.3")
+        allowed = f"between 0 and silence={self.silence} seconds, such as {min(0.2, self.silence)}"
+        self._require(is_number(self.tail, 0, self.silence), "tail", allowed)
 
     def _require(self, holds: bool, setting: str, allowed: str) -> None:
         if not holds:

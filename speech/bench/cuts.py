@@ -1,4 +1,4 @@
-"""How many words cuts cost: finals for each silence that ends a segment and each padding around it.
+"""How many words cuts cost: finals for each silence that ends a segment and each tail of it that is heard.
 
     python -m mmaccel.speech.bench.cuts --output docs/benchmarks/long/speech_cuts
 
@@ -28,15 +28,15 @@ from ..families.weights import load
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.transcribe import Transcript, transcribe_samples
 
-SILENCES, PADDINGS = (0.3, 0.5, 0.8), (0.1, 0.3)  # seconds; no padding is longer than its silence
-REJOIN = 14.0  # seconds that are decoded together, at the default silence and padding
+SILENCES, TAILS = (0.3, 0.5, 0.8), (0.1, 0.2, 0.3)  # seconds; no tail is longer than its silence
+REJOIN = 14.0  # seconds that are decoded together, at the default silence and tail
 SETS = {
     "others": "The recordings to choose by",
     "benchmark": "The recordings of the benchmark",
 }
 INTRO = """
-Word error rates of Moonshine tiny's finals when other silences end a segment, and other paddings belong to it (the
-defaults are {silence:g} s and {padding:g} s), by `python -m mmaccel.speech.bench.cuts`. In brackets how many segments
+Word error rates of Moonshine tiny's finals when other silences end a segment, and more or less of them belongs to it
+(the defaults are {silence:g} s and {tail:g} s), by `python -m mmaccel.speech.bench.cuts`. In brackets how many segments
 there were, and processor seconds for each second of audio, on one thread of a machine that others used too. *Rejoined*
 segments are decoded again with those before them up to {rejoin:g} s, where only a breath is between
 (`StreamingRecognizer(rejoin={rejoin:g})`). *The recordings to choose by*: {others:.0f} s, {others_words} words,
@@ -52,9 +52,9 @@ def sets() -> dict[str, list[Recording]]:
 
 
 def settings() -> list[dict[str, float]]:
-    """All silences with all paddings that fit, and the defaults with segments rejoined."""
-    cuts = [{"silence": s, "padding": p, "rejoin": 0.0} for s in SILENCES for p in PADDINGS if p <= s]
-    return [*cuts, {"silence": EnergyEndpoint.silence, "padding": EnergyEndpoint.padding, "rejoin": REJOIN}]
+    """All silences with all tails that fit, and the defaults with segments rejoined."""
+    cuts = [{"silence": s, "tail": t, "rejoin": 0.0} for s in SILENCES for t in TAILS if t <= s]
+    return [*cuts, {"silence": EnergyEndpoint.silence, "tail": EnergyEndpoint.tail, "rejoin": REJOIN}]
 
 
 def rows(
@@ -62,7 +62,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """A row for each setting and set."""
     for setting in settings():
-        cut = {name: setting[name] for name in ("silence", "padding")}
+        cut = {name: setting[name] for name in ("silence", "tail")}
         asr = StreamingRecognizer(
             model, processor, endpoint=replace(endpoint, **cut), rejoin=setting["rejoin"], timer=time.process_time
         )
@@ -99,7 +99,7 @@ def page(result: dict[str, Any]) -> str:
         "benchmark_word": 100 / first["benchmark"]["words"],
         "rejoin": REJOIN,
         "silence": policy.silence,
-        "padding": policy.padding,
+        "tail": policy.tail,
     }
     return pages.page(
         result,
@@ -110,11 +110,11 @@ def page(result: dict[str, Any]) -> str:
 
 
 def _table(group: list[dict[str, Any]]) -> str:
-    cells = {(row["silence"], row["padding"], row["rejoin"]): _cell(row) for row in group}
-    lines = [[f"{s:g} s", *(cells.get((s, p, 0.0), "") for p in PADDINGS)] for s in SILENCES]
+    cells = {(row["silence"], row["tail"], row["rejoin"]): _cell(row) for row in group}
+    lines = [[f"{s:g} s", *(cells.get((s, t, 0.0), "") for t in TAILS)] for s in SILENCES]
     silence = EnergyEndpoint.silence
-    lines.append([f"{silence:g} s, rejoined", *(cells.get((silence, p, REJOIN), "") for p in PADDINGS)])
-    return pages.markdown(("silence", *(f"padding {padding:g} s" for padding in PADDINGS)), lines)
+    lines.append([f"{silence:g} s, rejoined", *(cells.get((silence, t, REJOIN), "") for t in TAILS)])
+    return pages.markdown(("silence", *(f"{tail:g} s heard" for tail in TAILS)), lines)
 
 
 def _cell(row: dict[str, Any]) -> str:

@@ -72,8 +72,8 @@ class Endpoint:
 class Eager:
     """The speaker seems to have ended: the text that the final will have, unless speech goes on.
 
-    Comes once the silence has lasted for the `padding` of the endpoint and the text ends like a sentence, `silence -
-    padding` seconds before the final. What comes next of this segment is :class:`Resumed`, or a final of this text.
+    Comes once the silence has lasted for the `tail` of the endpoint and the text ends like a sentence, `silence -
+    tail` seconds before the final. What comes next of this segment is :class:`Resumed`, or a final of this text.
 
     Attributes
     ----------

@@ -159,8 +159,7 @@ class StreamingRecognizer:
         other.adapter = copy.copy(self.adapter)
         other.adapter.instruct(language, task, prompt)
         if silence is not None:
-            padding = min(self.endpoint.padding, silence)
-            other.endpoint = replace(self.endpoint, silence=silence, padding=padding)
+            other.endpoint = replace(self.endpoint, silence=silence, tail=min(self.endpoint.tail, silence))
         other._check()
         return other
 

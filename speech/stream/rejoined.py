@@ -14,8 +14,8 @@ from .units import units
 if TYPE_CHECKING:
     from .recognizer import StreamingRecognizer
 
-# Seconds from one segment to the next, each with its padding, that are still one speech: a breath, no new sentence.
-BREATH = 0.3
+# Seconds from a segment's tail to the padding of the next that are still one speech: a breath, no new sentence.
+BREATH = 0.4
 # A second pass with fewer of the words than this share has left some out, as a decoder does that takes them for said;
 # one with as many times more says them again.
 LEAST = 0.7

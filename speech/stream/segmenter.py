@@ -45,7 +45,7 @@ Task = Look | Resume | Cut
 class Segmenter:
     """Follows one stream frame by frame; what it decides depends on the audio alone, not on how it was pushed.
 
-    A segment starts `padding` before the first of 3 frames of speech. It ends `padding` behind the last speech once
+    A segment starts `padding` before the first of 3 frames of speech. It ends `tail` behind the last speech once
     `silence` has gone by. Speech that is longer than `longest` is cut in the middle of the quietest 160 ms of the
     last third of that time, and what is behind the cut begins the next segment: no sample of speech is left out, and
     none is in two segments.
@@ -64,7 +64,7 @@ class Segmenter:
     def __init__(self, policy: EndpointPolicy, update_interval: float | None) -> None:
         self.policy = policy
         self.interval = None if update_interval is None else round(update_interval * RATE)
-        self.padding = round(policy.padding * RATE)
+        self.padding, self.tail = round(policy.padding * RATE), round(policy.tail * RATE)
         self.silence = round(policy.silence * RATE)
         self.longest = round(policy.longest * RATE)
         self.position = 0  # behind the last frame
@@ -101,7 +101,7 @@ class Segmenter:
         if self.start is None:
             return []
         start, self.start = self.start, None
-        end = min(self.speech_end + self.padding, total)
+        end = min(self.speech_end + self.tail, total)
         return [Cut(start, end, min(self.speech_end, total), False)]
 
     def _wait(self, likelihood: float) -> list[Task]:
@@ -119,7 +119,7 @@ class Segmenter:
     def _end(self) -> list[Task]:
         assert self.start is not None
         if self.position - self.speech_end >= self.silence:
-            cut = Cut(self.start, self.speech_end + self.padding, self.speech_end, True)
+            cut = Cut(self.start, self.speech_end + self.tail, self.speech_end, True)
             self.start, self._taken = None, cut.end
             return [cut]
         if self.position - self.start >= self.longest:
@@ -135,7 +135,7 @@ class Segmenter:
         """A look where new audio was heard, at its time, and when the audio of a pause suffices for a final."""
         if self.interval is None or self.start is None:
             return []
-        settled = self.speech_end + self.padding
+        settled = self.speech_end + self.tail
         end = min(self.position, settled)
         self._settled = self.position > self.speech_end and self.position >= settled
         if end <= self._seen or not (self._settled or self.position >= self._next_look):

@@ -236,9 +236,8 @@ def test_fields_have_their_bounds():
 
 
 def test_pauses_of_speech_are_as_asked():
-    made = speech_tab.asked(LIMITS, True, "/x/talk.wav", "align-att", "m", "0.7", "energy", "0.2", "20")
-    padding = min(speech.EnergyEndpoint().padding, 0.2)
-    endpoint = speech.EnergyEndpoint(silence=0.2, longest=20, padding=padding)
+    made = speech_tab.asked(LIMITS, True, "/x/talk.wav", "align-att", "m", "0.7", "energy", "0.1", "20")
+    endpoint = speech.EnergyEndpoint(silence=0.1, longest=20, tail=0.1)
     assert made == SpeechRequest("m", speech.AlignAtt(), endpoint, 0.7, "talk.wav", True)
     empty = speech_tab.asked(LIMITS, False, None, "local-agreement", "m", "", "energy", "", "")
     assert (empty.update_interval, empty.endpoint.silence, empty.endpoint.longest) == (0.5, 0.5, 15.0)

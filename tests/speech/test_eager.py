@@ -49,7 +49,7 @@ def test_the_text_is_there_before_the_final_and_equal():
     assert eager.text == final.text == "w0 w1 w2 w3 w4." and eager.time == pause.time
     assert stats.eagers == len(stats.eager.heard) == 2
     early = [late - soon for late, soon in zip(stats.finalisation.heard, stats.eager.heard, strict=True)]
-    assert all(0.1 <= seconds <= 0.3 for seconds in early), "silence less padding is 0.2 s, in chunks of 0.1 s"
+    assert all(0.2 <= seconds <= 0.4 for seconds in early), "silence less tail is 0.3 s, in chunks of 0.1 s"
     assert "told early" in str(stats) and "2 of 2 final" in str(stats)
 
 
@@ -88,7 +88,7 @@ def test_a_stream_that_ends_in_the_pause():
 def test_a_cut_in_the_pause_takes_it_back_before_its_final():
     """Speech as long as a segment, then a pause that does not end it: the cut leaves part of the text behind it."""
     samples = torch.cat([silence(0.5), spoken(range(8)), silence(0.2), spoken(range(8, 10)), silence(1.2)])
-    events = ends(heard(samples, silence=1.0, longest=4.1, padding=0.3)[0])
+    events = ends(heard(samples, silence=1.0, longest=4.1, padding=0.3, tail=0.3)[0])
     assert [type(event) for event in events] == [Eager, Resumed, Final, Eager, Endpoint, Final]
     assert events[0].text.rstrip(".").split() == (events[2].text.rstrip(".") + " " + events[5].text[:-1]).split()
     assert events[3].text == events[5].text

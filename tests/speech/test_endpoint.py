@@ -140,7 +140,7 @@ def feed(segmenter, likelihoods, levels=None):
 
 def test_segments_by_hand():
     """Two frames are no speech, three are; the segment has its padding; 16 silent frames (512 ms) end it."""
-    policy = EnergyEndpoint(silence=0.5, padding=0.1)
+    policy = EnergyEndpoint(silence=0.5, padding=0.1, tail=0.1)
     segmenter = Segmenter(policy, None)
     assert feed(segmenter, [0, 0, 1, 1, 0] + [0] * 20 + [1] * 10 + [0] * 15) == []
     (cut,) = feed(segmenter, [0])
@@ -150,7 +150,7 @@ def test_segments_by_hand():
 
 def test_a_flicker_between_the_thresholds_goes_on():
     """The lower threshold counts only directly behind a frame of speech."""
-    policy = EnergyEndpoint(silence=0.1, padding=0.0)
+    policy = EnergyEndpoint(silence=0.1, padding=0.0, tail=0.0)
     segmenter = Segmenter(policy, None)
     assert feed(segmenter, [0.4] * 30) == [] and segmenter.start is None  # 0.4 does not begin speech
     assert feed(segmenter, [0.6] + [0.4] * 30) == [] and segmenter.start == 30 * FRAME  # it goes on with it
@@ -161,14 +161,14 @@ def test_a_flicker_between_the_thresholds_goes_on():
 
 def test_no_sample_is_in_two_segments():
     """Where the padding of the next speech reaches into what the segment before has already."""
-    segmenter = Segmenter(EnergyEndpoint(silence=0.5, padding=0.5), None)
+    segmenter = Segmenter(EnergyEndpoint(silence=0.5, padding=0.5, tail=0.5), None)
     cuts = feed(segmenter, [1] * 10 + [0] * 16 + [1] * 10 + [0] * 16)
     assert [cut.start for cut in cuts] == [0, cuts[0].end] and cuts[0].end == 10 * FRAME + 8000
 
 
 def test_what_a_segment_may_still_want_is_held():
     """Until speech begins: all that its padding reaches back to, whatever came of the frames before."""
-    segmenter = Segmenter(EnergyEndpoint(padding=0.2), None)
+    segmenter = Segmenter(EnergyEndpoint(padding=0.2, tail=0.2), None)
     for likelihood in (0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1):
         feed(segmenter, [likelihood])
     held = segmenter.needed_from
@@ -178,7 +178,9 @@ def test_what_a_segment_may_still_want_is_held():
 
 def test_limits_are_inclusive():
     """Silence of just 16 frames ends a segment, speech of just 64 is cut."""
-    segmenter = Segmenter(EnergyEndpoint(silence=16 * FRAME / RATE, longest=64 * FRAME / RATE, padding=0.0), None)
+    segmenter = Segmenter(
+        EnergyEndpoint(silence=16 * FRAME / RATE, longest=64 * FRAME / RATE, padding=0.0, tail=0.0), None
+    )
     assert feed(segmenter, [1] * 3 + [0] * 15) == []
     assert [cut.paused for cut in feed(segmenter, [0])] == [True]
     assert feed(segmenter, [1] * 63) == []
@@ -187,21 +189,21 @@ def test_limits_are_inclusive():
 
 def test_a_stream_that_ends_within_a_frame():
     """The frame is filled up with silence, which is no part of the speech."""
-    segmenter = Segmenter(EnergyEndpoint(padding=0.1), None)
+    segmenter = Segmenter(EnergyEndpoint(padding=0.1, tail=0.1), None)
     feed(segmenter, [1] * 5)
     assert segmenter.flush(5 * FRAME - 100) == [Cut(0, 5 * FRAME - 100, 5 * FRAME - 100, False)]
 
 
 def test_the_stream_ends_in_a_pause():
     """The last segment has its padding, and no more of a silence that was too short to end it."""
-    segmenter = Segmenter(EnergyEndpoint(silence=1.0, padding=0.1), None)
+    segmenter = Segmenter(EnergyEndpoint(silence=1.0, padding=0.1, tail=0.1), None)
     feed(segmenter, [1] * 5 + [0] * 20)
     assert segmenter.flush(25 * FRAME) == [Cut(0, 5 * FRAME + 1600, 5 * FRAME, False)]
 
 
 def test_looks_by_hand():
     """Every interval while there is new speech, once when a pause suffices for the final, and not in silence."""
-    policy = EnergyEndpoint(silence=0.5, padding=0.2)
+    policy = EnergyEndpoint(silence=0.5, padding=0.2, tail=0.2)
     segmenter = Segmenter(policy, 16 * FRAME / RATE)
     looks = feed(segmenter, [1] * 3 + [1] * 40 + [0] * 30)
     start = 0
@@ -212,7 +214,7 @@ def test_looks_by_hand():
 
 def test_looks_after_a_pause():
     """The interval is counted from the look that speech behind a pause gets at once, not from the plan before it."""
-    segmenter = Segmenter(EnergyEndpoint(silence=2.0, padding=0.1), 16 * FRAME / RATE)
+    segmenter = Segmenter(EnergyEndpoint(silence=2.0, padding=0.1, tail=0.1), 16 * FRAME / RATE)
     looks = feed(segmenter, [1] * 20 + [0] * 33 + [1] * 18)
     settled = Look(0, 20 * FRAME + 1600, settled=True)
     assert looks == [Look(0, 19 * FRAME), settled, Resume(), Look(0, 54 * FRAME), Look(0, 70 * FRAME)]
@@ -220,7 +222,7 @@ def test_looks_after_a_pause():
 
 def test_what_is_behind_a_cut_is_looked_at_anew():
     """A pause was looked at, and then the segment is cut before it: the words in between belong to a new one."""
-    segmenter = Segmenter(EnergyEndpoint(silence=1.0, longest=2.0, padding=0.1), 1.0)
+    segmenter = Segmenter(EnergyEndpoint(silence=1.0, longest=2.0, padding=0.1, tail=0.1), 1.0)
     levels = [-20.0] * 45 + [-70.0] * 5 + [-20.0] * 5 + [-60.0] * 9
     tasks = feed(segmenter, [1] * 55 + [0] * 9, levels)
     settled, at = 55 * FRAME + 1600, 47 * FRAME + FRAME // 2
@@ -228,13 +230,13 @@ def test_what_is_behind_a_cut_is_looked_at_anew():
 
 
 def test_without_padding_a_pause_is_settled_once_and_speech_is_not_looked_at_in_every_frame():
-    segmenter = Segmenter(EnergyEndpoint(silence=2.0, padding=0.0), 16 * FRAME / RATE)
+    segmenter = Segmenter(EnergyEndpoint(silence=2.0, padding=0.0, tail=0.0), 16 * FRAME / RATE)
     looks = feed(segmenter, [1] * 25 + [0] * 9 + [1] * 8)
     assert looks == [Look(0, 19 * FRAME), Look(0, 25 * FRAME, True), Resume(), Look(0, 42 * FRAME)]
 
 
 def test_long_speech_is_cut_where_it_is_quietest():
-    policy = EnergyEndpoint(longest=3.0, padding=0.0)
+    policy = EnergyEndpoint(longest=3.0, padding=0.0, tail=0.0)
     segmenter = Segmenter(policy, None)
     levels = [-20.0] * 200
     levels[50:55], levels[73:78] = [-60.0] * 5, [-40.0] * 5  # before the last third nothing is quiet enough
@@ -247,7 +249,7 @@ def test_long_speech_is_cut_where_it_is_quietest():
 
 def test_a_pause_that_is_on_is_waited_for():
     """At the length cap in the middle of a pause: what ends the segment is the pause."""
-    policy = EnergyEndpoint(longest=3.0, padding=0.1)
+    policy = EnergyEndpoint(longest=3.0, padding=0.1, tail=0.1)
     segmenter = Segmenter(policy, None)
     likelihoods = [1.0] * 90 + [0.0] * 30
     (cut,) = feed(segmenter, likelihoods, [-20.0 if likelihood else -60.0 for likelihood in likelihoods])
@@ -287,7 +289,8 @@ def test_auto_is_silero():
         {"silence": 0.0},
         {"longest": 1},
         {"threshold": 1.0},
-        {"padding": 0.6},
+        {"padding": 2.1},
+        {"tail": 0.6},
         {"silence": float("nan")},
         {"margin": 0},
         {"reach": 61},
@@ -302,5 +305,5 @@ def test_bad_settings(setting):
 
 
 def test_the_advice_fits_a_short_silence():
-    with pytest.raises(SettingError, match=r"between 0 and silence=0.2 seconds, such as 0.2"):
-        EnergyEndpoint(silence=0.2)
+    with pytest.raises(SettingError, match=r"between 0 and silence=0.1 seconds, such as 0.1"):
+        EnergyEndpoint(silence=0.1)

@@ -118,12 +118,12 @@ def test_rows_and_their_page(tmp_path, monkeypatch):
 def test_every_cut_that_fits_is_measured_on_both_sets():
     chosen = {"others": [talk()], "benchmark": [talk(), talk()]}
     made = list(cuts.rows(scripted.ScriptedAdapter(), None, chosen, EnergyEndpoint()))
-    assert len(made) == 2 * len(cuts.settings()) and all(s["padding"] <= s["silence"] for s in cuts.settings())
-    usual = [row for row in made if (row["silence"], row["padding"], row["rejoin"]) == (0.5, 0.3, 0)]
+    assert len(made) == 2 * len(cuts.settings()) and all(s["tail"] <= s["silence"] for s in cuts.settings())
+    usual = [row for row in made if (row["silence"], row["tail"], row["rejoin"]) == (0.5, 0.2, 0)]
     assert [(row["set"], row["segments"], row["word_error_rate"]) for row in usual] == [
         ("others", 2, 0),
         ("benchmark", 4, 0),
     ]
     text = cuts.page(json.loads(json.dumps(results.result(made))))
-    assert "defaults are 0.5 s and 0.3 s" in text and "| 0.3 s | " in text and "0.0% (2, " in text
+    assert "defaults are 0.5 s and 0.2 s" in text and "| 0.3 s | " in text and "0.0% (2, " in text
     assert "14 words" in text and "28 words" in text

@@ -88,15 +88,15 @@ def test_a_server_s_streams_share_passes(model, monkeypatch, batch, is_batched):
 
 
 @pytest.mark.parametrize(
-    ("options", "silence", "longest", "padding"),
+    ("options", "silence", "longest", "tail"),
     (
-        ((), 0.5, 15.0, 0.3),
-        (("--silence", "2"), 2.0, 15.0, 0.3),
-        (("--silence", "0.2"), 0.2, 15.0, 0.2),  # a segment cannot hold more silence than ends it
-        (("--longest", "4"), 0.5, 4.0, 0.3),
+        ((), 0.5, 15.0, 0.2),
+        (("--silence", "2"), 2.0, 15.0, 0.2),
+        (("--silence", "0.1"), 0.1, 15.0, 0.1),  # a segment cannot hold more silence than ends it
+        (("--longest", "4"), 0.5, 4.0, 0.2),
     ),
 )
-def test_options_of_the_endpoint_leave_each_other_alone(model, wav, monkeypatch, options, silence, longest, padding):
+def test_options_of_the_endpoint_leave_each_other_alone(model, wav, monkeypatch, options, silence, longest, tail):
     made = []
 
     class Recognizer(speech.StreamingRecognizer):
@@ -106,7 +106,7 @@ def test_options_of_the_endpoint_leave_each_other_alone(model, wav, monkeypatch,
 
     monkeypatch.setattr("mmaccel.speech.stream.recognizer.StreamingRecognizer", Recognizer)
     assert cli.main(["run", "speech", str(wav), "--endpoint", "energy", *options]) == 0
-    assert made == [speech.EnergyEndpoint(silence=silence, longest=longest, padding=padding)]
+    assert made == [speech.EnergyEndpoint(silence=silence, longest=longest, tail=tail)]
 
 
 def test_the_update_interval_says_how_often_it_is_decoded(model, wav, capsys):

@@ -97,7 +97,7 @@ def test_other_rates(rate):
 
 def test_committed_text_only_grows():
     """Also across the cuts of speech that is longer than a segment."""
-    events, stats = run(recognizer(), talk())
+    events, stats = run(recognizer(endpoint=EnergyEndpoint(tail=0.3)), talk())
     stable, before = "", ""
     for event, following in zip(events, [*events[1:], None], strict=True):
         if isinstance(event, Partial):
@@ -505,7 +505,7 @@ def test_times_of_events_are_those_of_the_stream():
     partials = [(event.time, at) for event, at in zip(events, came, strict=True) if isinstance(event, Partial)]
     assert partials and all(told == at for told, at in partials)
     final, end = finals(events)[0], 1.5 + 6 * 0.32 - 0.08
-    assert final.start == pytest.approx(1.2, abs=0.04) and final.end == pytest.approx(end + 0.3, abs=0.04)
+    assert final.start == pytest.approx(1.2, abs=0.04) and final.end == pytest.approx(end + 0.2, abs=0.04)
     assert final.words[0].start == pytest.approx(1.5, abs=0.02) and final.words[-1].end == pytest.approx(end, abs=0.02)
 
 

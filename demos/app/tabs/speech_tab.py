@@ -119,7 +119,7 @@ def asked(
     return SpeechRequest(
         model=model,
         policy=getattr(speech, POLICIES[policy])(),
-        endpoint=dataclasses.replace(pauses, silence=seconds, longest=most, padding=min(pauses.padding, seconds)),
+        endpoint=dataclasses.replace(pauses, silence=seconds, longest=most, tail=min(pauses.tail, seconds)),
         update_interval=number("seconds between looks", update, 0.1, 60, whole=False) or UPDATE,
         file=Path(file or "").name,
         compare=compare,
