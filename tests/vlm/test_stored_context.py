@@ -111,6 +111,20 @@ def test_a_second_question_about_a_clip_needs_no_tower(stored, name):
         handle.remove()
 
 
+def test_a_text_after_a_clip_has_positions_of_its_own(stored):
+    """Models with positions in three axes remember where the last prompt's pictures ended."""
+    model, call = visual_models.build("Qwen2_5_VLForConditionalGeneration")
+    told = {"do_sample": False, "max_new_tokens": 3, "output_logits": True, "return_dict_in_generate": True}
+    ids = torch.randint(3, 12, (1, LENGTH), generator=torch.Generator().manual_seed(2))
+    plain = model.generate(input_ids=ids, **told).logits
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(input_ids=ids, **told)
+        fast.generate(**call(1))
+        again = fast.generate(input_ids=ids, **told).logits
+        assert context(fast)["from_store"] == 64
+    torch.testing.assert_close(again, plain)
+
+
 def test_windows_are_kept_whole(stored):
     config = Gemma3TextConfig(**{**examples.TEXT, "head_dim": 8, "sliding_window": 24, "num_hidden_layers": 6})
     torch.manual_seed(0)

@@ -102,6 +102,9 @@ class ContextPrompt:
     def go_on(self, kwargs: dict[str, Any], adapter: Any) -> None:
         """Change the arguments of a call into those of one whose cache holds a prefix with all pictures."""
         positions = adapter.positions(kwargs) if self.content and hasattr(adapter, "positions") else None
+        for part in (adapter.target, adapter.target.base_model):
+            if not self.content and getattr(part, "rope_deltas", None) is not None:
+                part.rope_deltas = None  # of an earlier prompt, which a model forgets only where it has no cache
         for name in self.content:
             del kwargs[name]
         if positions is not None:
