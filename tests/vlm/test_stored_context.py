@@ -88,6 +88,19 @@ def test_a_longer_prompt_takes_the_place_of_the_one_it_contains(llama, stored):
     assert len(list(stored.path.glob("*"))) == 1
 
 
+def test_a_prompt_that_is_kept_already_stays(llama, tmp_path):
+    """Also where fewer new tokens suffice to keep a prompt than lie between two places to cut it."""
+    model, arguments = llama
+    ids = arguments()["input_ids"]
+    for length in (70, LENGTH):
+        with mmaccel.accelerate(model, StoredContext(folder=str(tmp_path / str(length)), least=2)) as fast:
+            found = []
+            for _ in range(3):
+                fast.generate(input_ids=ids[:, :length], max_new_tokens=2, do_sample=False)
+                found.append((context(fast)["from_store"], bool(context(fast)["bytes_written"])))
+        assert found == [(0, True), (64, False), (64, False)]
+
+
 @pytest.mark.parametrize("name", ["LlavaOnevisionForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"])
 def test_a_second_question_about_a_clip_needs_no_tower(stored, name):
     model, call = visual_models.build(name)
