@@ -138,6 +138,21 @@ def test_a_text_after_a_clip_has_positions_of_its_own(stored):
     torch.testing.assert_close(again, plain)
 
 
+def test_marks_around_a_picture_belong_to_it(stored):
+    """Ovis2 takes their embeddings from the picture's, and a question without pixels would leave them as words."""
+    model, call = visual_models.build("Ovis2ForConditionalGeneration")
+    told = {"max_new_tokens": 2, "output_logits": True, "return_dict_in_generate": True}
+    first, second = call(1, **told), call(1, **told)
+    for arguments, last in ((first, 7), (second, 9)):
+        arguments["input_ids"][0, -3:] = torch.tensor([model.config.visual_indicator_token_ids[1], 6, last])
+    plain = model.generate(**second).logits
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**first)
+        again = fast.generate(**second).logits
+        assert context(fast)["from_store"]
+    torch.testing.assert_close(again, plain)
+
+
 def test_windows_are_kept_whole(stored):
     config = Gemma3TextConfig(**{**examples.TEXT, "head_dim": 8, "sliding_window": 24, "num_hidden_layers": 6})
     torch.manual_seed(0)

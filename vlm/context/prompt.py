@@ -120,7 +120,9 @@ def _of_model(adapter: Any) -> set[str]:
 
 def _shown(adapter: Any, ids: torch.Tensor) -> tuple[int, int] | None:
     """First and last placeholder of a prompt, the last one exclusive."""
-    known = set(placeholders(adapter.target.config))
+    config = adapter.target.config
+    marks = getattr(config, "visual_indicator_token_ids", None) or ()  # of Ovis2, whose embeddings pictures bring
+    known = {*placeholders(config), *marks}
     if hasattr(adapter, "token_id"):
         known |= {adapter.token_id(kind) for kind in ("image", "video")}
     places = torch.isin(ids, torch.tensor(sorted(known), device=ids.device)).nonzero()
