@@ -4,7 +4,14 @@ import copy
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import mmaccel
 from mmaccel.demos.families import visual_models
@@ -217,6 +224,10 @@ def test_what_does_not_fit_is_refused(llama):
     hybrid = Lfm2ForCausalLM(Lfm2Config(**{**examples.TEXT, "layer_types": ["conv", "full_attention", "conv"]}))
     with pytest.raises(UnsupportedTargetError, match="states of their own"):
         mmaccel.plan(hybrid, StoredContext())
+    turned = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    moving = LlamaForCausalLM(LlamaConfig(**{**examples.TEXT, "rope_parameters": turned}))
+    with pytest.raises(UnsupportedTargetError, match="keys by the length of the whole prompt .rope_type 'dynamic'"):
+        mmaccel.plan(moving, StoredContext())
     for bad in ({"gigabytes": -1}, {"least": 0}, {"folder": 3}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             StoredContext(**bad)

@@ -14,6 +14,7 @@ from mmaccel.cache.model_hash import content_hash, prefix_hashes
 
 from ..decoder.generation import setting
 from ..decoder.placeholders import placeholders
+from ..stream.stream_cache import MOVING
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
 COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token
@@ -23,9 +24,18 @@ OTHERS = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits
 
 def why_unstorable(text_config: Any, name: str) -> str | None:
     """Why a model's caches cannot be cut to a part of the prompt; None if they can."""
+    moving = sorted(_rotary_kinds(text_config) & {*MOVING})
+    if moving:
+        return f"{name} turns its keys by the length of the whole prompt (rope_type {moving[0]!r})"
     layers = {type(layer) for layer in DynamicCache(config=text_config).layers}
     other = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
     return f"{name} has layers with states of their own ({', '.join(other)}), which cannot be cut" if other else None
+
+
+def _rotary_kinds(text_config: Any) -> set[str]:
+    """The kinds of rotary embedding, which some configurations name for each kind of layer."""
+    told = getattr(text_config, "rope_parameters", None) or {}
+    return {str(one["rope_type"]) for one in (told, *told.values()) if isinstance(one, dict) and "rope_type" in one}
 
 
 def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
