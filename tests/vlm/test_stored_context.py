@@ -204,6 +204,7 @@ def test_a_broken_entry_is_computed_again(llama, stored):
         ({"use_cache": False}, "use_cache=False"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions was given"),
         ({"attention_mask": torch.tensor([[0] * 5 + [1] * 75])}, "padded"),
+        ({"attention_mask": None, "input_ids": torch.tensor([[0] * 5 + [6] * 75])}, "padding tokens"),
     ],
 )
 def test_calls_that_run_plainly_say_why(llama, stored, more, word):

@@ -47,6 +47,9 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
         return f"{len(ids)} prompts in a batch: one is looked up at a time"
     if mask is not None and not (mask.shape == ids.shape and bool(mask.all())):
         return "the prompt is padded, or has a mask of its own"
+    padding = setting(model, kwargs, "pad_token_id")
+    if mask is None and padding is not None and bool((ids == padding).any()):
+        return "the prompt holds padding tokens, and no attention_mask says whether they count"
     for name in ("past_key_values", "position_ids", "assistant_model"):
         if kwargs.get(name) is not None:
             return f"{name} was given"
