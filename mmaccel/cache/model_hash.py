@@ -11,11 +11,12 @@ import torch
 
 SAMPLES = 256  # values that are looked at of each weight
 SIZE = 16  # bytes of a hash
+ADAPTERS = ("active_adapter", "disable_adapters", "scaling")  # of a layer of peft: which of its weights count
 PLACE = ("_name_or_path", "transformers_version")  # of a configuration: where it came from, not what it is
 
 
 def model_hash(model: Any) -> str:
-    """The hash of a transformers model: its class, configuration, weights' names and values of each weight.
+    """The hash of a transformers model: its class, configuration, weights' names, values of each, and peft's adapters.
 
     The values are 256 of each weight at even distances, so that this takes milliseconds: training changes nearly all.
 
@@ -33,6 +34,9 @@ def model_hash(model: Any) -> str:
         total.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         flat = weight.detach().reshape(-1)
         total.update(tensor_bytes_of(flat[:: max(1, len(flat) // SAMPLES)]))
+    for name, module in model.named_modules():
+        if hasattr(module, ADAPTERS[0]):
+            total.update(f"{name} {[getattr(module, key, None) for key in ADAPTERS]}".encode())
     return total.hexdigest()
 
 
@@ -48,10 +52,8 @@ def content_hash(values: Iterable[tuple[str, Any]]) -> bytes:
     """
     total = hashlib.blake2b(digest_size=SIZE)
     for name, value in values:
-        total.update(
-            f"{name} {type(value).__name__} {getattr(value, 'shape', '')} {getattr(value, 'dtype', '')}".encode()
-        )
-        total.update(_content(value))
+        told = name, type(value).__name__, getattr(value, "shape", ""), getattr(value, "dtype", "")
+        total.update(f"{told}".encode() + _content(value))
     return total.digest()
 
 

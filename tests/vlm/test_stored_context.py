@@ -17,6 +17,7 @@ import mmaccel
 from mmaccel.demos.families import visual_models
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import CompressKV, HoliTom, SparsePrefill, StoredContext, SuffixDecoding, examples
+from mmaccel.vlm.context.prompt import unfit_for_context
 
 LENGTH = 80
 
@@ -181,6 +182,19 @@ def test_other_weights_are_another_model(stored):
         assert context(fast)["from_store"] == 0 and "are of other models" in fast.report.warnings[0]
 
 
+def test_an_adapter_that_is_switched_off_makes_another_model(stored):
+    model, arguments = examples.llama()
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.active_adapter, layer.disable_adapters = ["default"], False  # as peft's layers have them
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**arguments())
+        layer.disable_adapters = True
+        fast.generate(**arguments())
+        assert context(fast)["from_store"] == 0
+        fast.generate(**arguments())
+        assert context(fast)["from_store"] == 64
+
+
 def test_a_broken_entry_is_computed_again(llama, stored):
     model, arguments = llama
     with mmaccel.accelerate(model, stored) as fast:
@@ -214,6 +228,14 @@ def test_calls_that_run_plainly_say_why(llama, stored, more, word):
         assert word in fast.report.warnings[0] and not stored.path.exists()
         fast.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=2)
         assert "fewer than least=20 tokens" in fast.report.warnings[0]
+
+
+def test_weights_that_lie_elsewhere_are_left_to_the_model(llama):
+    model, arguments = copy.deepcopy(llama[0]), llama[1]
+    assert unfit_for_context(model, arguments()) is None
+    model.lm_head.to("meta")
+    assert "on several devices" in unfit_for_context(model, arguments())
+    assert "not in memory" in unfit_for_context(model.to("meta"), arguments())
 
 
 def test_what_does_not_fit_is_refused(llama):

@@ -40,6 +40,8 @@ def _rotary_kinds(text_config: Any) -> set[str]:
 
 def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     """Why a call of `generate` is left to the model; None if what is stored can stand for its prompt."""
+    if len({weight.device for weight in model.parameters()}) > 1 or model.device.type == "meta":
+        return "the model's weights are on several devices, or not in memory"
     ids, mask = _ids(kwargs), kwargs.get("attention_mask")
     if ids is None or kwargs.get("inputs_embeds") is not None:
         return "it needs input_ids"
