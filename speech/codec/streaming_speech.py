@@ -103,14 +103,15 @@ class StreamingSpeech:
         thread = threading.Thread(target=run.generate, args=(inputs,), name="mmaccel speech out", daemon=True)
         try:
             self.meter.restart()
-            thread.start()
+            thread.start()  # which raises where there are too many
             while (audio := run.ready.get()) is not None:
                 yield audio
             if run.error is not None:
                 raise run.error
         finally:
             run.left.set()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
             self._turn.release()
 
 

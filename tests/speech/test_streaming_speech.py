@@ -124,6 +124,18 @@ def test_who_leaves_ends_the_work(csm):
     assert len(list(voice.stream(**arguments(**SETTINGS["greedy"])))) == 3
 
 
+def test_a_thread_that_cannot_start_leaves_the_next_its_turn(csm, monkeypatch):
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    voice = StreamingSpeech(csm)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start"):
+            next(voice.stream(**arguments()))
+    assert len(list(voice.stream(**arguments(**SETTINGS["greedy"])))) == 3
+
+
 def test_an_error_within_is_raised_and_leaves_nothing(csm):
     voice, before = StreamingSpeech(csm), snapshot(csm)
     with pytest.raises(ValueError, match="nonsense"):
