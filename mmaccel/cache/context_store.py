@@ -61,7 +61,7 @@ class ContextStore:
     Parameters
     ----------
     folder
-        Where; it is made when something is first written.
+        Where; it is made when something is first written, for this user alone.
     gigabytes
         Most gigabytes of all files together, above 0.
 
@@ -179,7 +179,7 @@ class ContextStore:
             return 0
         path = self.folder / f"context-{model[:8]}-{whole}.safetensors"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what is kept tells what was asked
             self._make_room(size)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             told = {

@@ -40,6 +40,12 @@ def test_the_longest_shared_prefix_is_found_and_read(store):
     assert not again.troubles
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no modes of files")
+def test_the_folder_is_this_users_alone(store):
+    store.write("m", {"a": 8}, states())
+    assert store.folder.stat().st_mode & 0o077 == 0
+
+
 def test_half_precision_comes_back_as_it_was(store):
     odd = [(torch.randn(1, 3, 1).bfloat16(), torch.randn(1, 3, 1).bfloat16())]
     store.write("m", {"a": 3}, odd)
