@@ -156,7 +156,6 @@ class Load:
     server: Served
     questions: list[Any]
     wanted: list[Any] = field(default_factory=list)
-    refused: int = 0
 
     def get(self, place: int) -> Any:
         address = self.server.address

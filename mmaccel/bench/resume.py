@@ -96,8 +96,8 @@ def measure(
     if ranks.count > 1:
         header["processes"] = ranks.count
     kept = Unfinished(page.with_suffix(SUFFIX) if page and ranks.rank == 0 else None, header, full)
+    kept.parts = ranks.of_first(lambda: kept.parts)  # the others have read no file
     missing = [name for name in parts if name not in kept.parts]
-    missing = ranks.of_first(lambda: missing)
     # in rounds, so that a launch that is stopped goes on after the last whole one
     rounds = [missing[first : first + ranks.count] for first in range(0, len(missing), ranks.count)]
     for names in tqdm(rounds, desc=benchmark.name, disable=len(parts) == 1 or ranks.rank > 0):

@@ -61,7 +61,7 @@ class ContextStore:
     Parameters
     ----------
     folder
-        Where; it is made when something is first written.
+        Where; it is made when something is first written, for this user alone.
     gigabytes
         Most gigabytes of all files together, above 0.
 
@@ -109,7 +109,7 @@ class ContextStore:
         """All entries that can be read."""
         known = {}
         for path in sorted(self.folder.glob(NAMES)):
-            with contextlib.suppress(FileNotFoundError):  # deleted by another process
+            with contextlib.suppress(OSError):  # deleted by another process, or not ours to read
                 key = path.name, path.stat().st_size
                 known[key] = self._known[key] if key in self._known else self._entry(path)
         self._known = known
@@ -128,7 +128,7 @@ class ContextStore:
             if sums.keys() != names:
                 raise ValueError("tensors are missing")
             return Entry(path, told["model"], stops, max(stops.values()), sums)
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
+        except (SafetensorError, ValueError, KeyError) as error:
             self._broken(path, error)
             return None
 
@@ -140,12 +140,13 @@ class ContextStore:
             for name, tensor in found.items():
                 if bit_sum(tensor) != entry.sums[name] or tensor.ndim != 3 or tensor.shape[1] != entry.tokens:
                     raise ValueError(f"{name} is not what was written")
-            os.utime(entry.path)  # used: deleted last
-        except FileNotFoundError:
+        except OSError:  # deleted by another process, or not ours to read
             return None
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, ValueError) as error:
             self._broken(entry.path, error)
             return None
+        with contextlib.suppress(OSError):  # a file of another user
+            os.utime(entry.path)  # used: deleted last
         layers = range(len(found) // 2)
         return [(found[f"keys.{i}"].to(device), found[f"values.{i}"].to(device)) for i in layers]
 
@@ -178,7 +179,7 @@ class ContextStore:
             return 0
         path = self.folder / f"context-{model[:8]}-{whole}.safetensors"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what is kept tells what was asked
             self._make_room(size)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             told = {

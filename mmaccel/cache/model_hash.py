@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 SAMPLES = 256  # values that are looked at of each weight
 SIZE = 16  # bytes of a hash
+ADAPTERS = ("active_adapter", "disable_adapters", "scaling")  # of a layer of peft: which of its weights count
 PLACE = ("_name_or_path", "transformers_version")  # of a configuration: where it came from, not what it is
 
 
 def model_hash(model: Any) -> str:
-    """The hash of a transformers model: its class, configuration, weights' names and values of each weight.
+    """The hash of a transformers model: its class, configuration, weights' names, values of each, and peft's adapters.
 
     The values are 256 of each weight at even distances, so that this takes milliseconds: training changes nearly all.
 
@@ -33,16 +34,37 @@ def model_hash(model: Any) -> str:
         total.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         flat = weight.detach().reshape(-1)
         total.update(tensor_bytes_of(flat[:: max(1, len(flat) // SAMPLES)]))
+    for name, module in model.named_modules():
+        if hasattr(module, ADAPTERS[0]):
+            total.update(f"{name} {[getattr(module, key, None) for key in ADAPTERS]}".encode())
     return total.hexdigest()
 
 
 def content_hash(values: Iterable[tuple[str, Any]]) -> bytes:
-    """The hash of named arguments of a call, tensors by what they hold."""
+    """The hash of named arguments of a call; tensors, arrays and lists of them by what they hold.
+
+    Examples
+    --------
+    >>> some, others = torch.zeros(2000), torch.zeros(2000)
+    >>> others[999] = 1  # which its text leaves out
+    >>> content_hash([("pixels", [some])]) == content_hash([("pixels", [others])])
+    False
+    """
     total = hashlib.blake2b(digest_size=SIZE)
     for name, value in values:
-        total.update(f"{name} {getattr(value, 'shape', '')} {getattr(value, 'dtype', '')}".encode())
-        total.update(tensor_bytes_of(value) if isinstance(value, torch.Tensor) else repr(value).encode())
+        told = name, type(value).__name__, getattr(value, "shape", ""), getattr(value, "dtype", "")
+        total.update(f"{told}".encode() + _content(value))
     return total.digest()
+
+
+def _content(value: Any) -> bytes:
+    if isinstance(value, torch.Tensor):
+        return tensor_bytes_of(value)
+    if isinstance(value, list | tuple):
+        return content_hash((str(place), item) for place, item in enumerate(value))
+    if isinstance(value, Mapping):
+        return content_hash((str(key), item) for key, item in value.items())
+    return value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
 
 
 def prefix_hashes(start: bytes, columns: torch.Tensor, stops: Sequence[int]) -> dict[str, int]:

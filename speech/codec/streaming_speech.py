@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -16,6 +17,9 @@ from .first_byte_meter import FirstByteMeter
 from .growing_blocks import growing_blocks
 from .speakers import speaker_of
 from .streaming_codec_decoder import CodecStream, StreamingCodecDecoder
+
+# One stream at a time for each model, also where several objects speak with it: its methods are wrapped meanwhile.
+_TURNS: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
 
 
 class StreamingSpeech:
@@ -60,7 +64,7 @@ class StreamingSpeech:
         self.decoder = StreamingCodecDecoder(self.speaker.codec)
         self.meter = FirstByteMeter(self.sample_rate)
         self.generated: Any = None
-        self._turn = threading.Lock()
+        self._turn = _TURNS.setdefault(model, threading.Lock())
 
     @property
     def sample_rate(self) -> int:
@@ -99,14 +103,15 @@ class StreamingSpeech:
         thread = threading.Thread(target=run.generate, args=(inputs,), name="mmaccel speech out", daemon=True)
         try:
             self.meter.restart()
-            thread.start()
+            thread.start()  # which raises where there are too many
             while (audio := run.ready.get()) is not None:
                 yield audio
             if run.error is not None:
                 raise run.error
         finally:
             run.left.set()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
             self._turn.release()
 
 

@@ -46,6 +46,7 @@ class ChatAdapter(WrittenAdapter):
 
     def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
         asked, prompt = self._asked, prompt.strip()
+        language = self._told.get("language") if language is None else language
         language = None if language == AUTO else language
         super().instruct(None if asked.language else language, task, "" if asked.hotwords else prompt)
         before = self._told, self._last

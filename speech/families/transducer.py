@@ -11,7 +11,7 @@ from mmaccel.adapter import register_adapter
 from mmaccel.errors import unknown_name
 
 from ..decoding.transducer_greedy import Emission, TransducerGreedy
-from .adapter import Encoded
+from .adapter import AUTO, Encoded
 from .nemotron import NemotronStream
 from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
 from .timed import StreamedAdapter, TimedToken, WholeAdapter, as_states
@@ -72,9 +72,10 @@ class StreamingTransducerAdapter(StreamedAdapter):
             super().instruct(language, task, prompt)
             return
         super().instruct(None, task, prompt)
-        if language and language not in known:
+        if language and language != AUTO and language not in known:
             raise unknown_name("language", language, known)
-        self.language = language or ""
+        if language:
+            self.language = "" if language == AUTO else language
 
     def language_of(self, encoded: Encoded) -> str:
         return self.language

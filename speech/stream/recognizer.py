@@ -274,8 +274,11 @@ class StreamingRecognizer:
 
 @torch.no_grad()
 def _encode_all(items: list[tuple[SpeechAdapter, torch.Tensor]]) -> list[Encoded]:
-    """Pieces of audio of several streams, whose adapters differ in nothing that the encoder knows."""
-    return items[0][0].encode_all([samples for _, samples in items])
+    """Pieces of audio of several streams, at once where what each was told stays out of the encoder."""
+    first, _ = items[0]
+    if type(first).encode_all is SpeechAdapter.encode_all:  # each by the adapter that knows what it was told
+        return [adapter.encode(samples) for adapter, samples in items]
+    return first.encode_all([samples for _, samples in items])
 
 
 def check_update_interval(seconds: float | None) -> None:

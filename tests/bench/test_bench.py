@@ -19,6 +19,7 @@ from mmaccel.cli import bench as bench_commands
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, place
+from mmaccel.comparison.ranks import Ranks
 from mmaccel.demos import (
     batch_kills,
     hour_of_speech,
@@ -392,6 +393,21 @@ def test_a_benchmark_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
     resume.measure(benchmark, True, None)
     assert made[4:] == ["a", "b", "c"] and not list(tmp_path.iterdir()), "without a page nothing is kept"
+
+
+def test_every_process_goes_on_after_the_parts_that_the_first_has_read():
+    class Second(Ranks):
+        """Of two, beside a first one that has read part `a`, and then makes `b`."""
+
+        told = [{"a": [row("a")]}, [[row("b")]]]  # noqa: RUF012
+
+        def gathered(self, make):
+            return [self.told.pop(0), make()]
+
+    parts = {name: lambda name=name: [row(name)] for name in "abc"}
+    benchmark = dataclasses.replace(BENCHMARK, parts=lambda full: parts)
+    found, _ = resume.measure(benchmark, True, None, Second(1, 2))
+    assert [each["method"] for each in found["rows"]] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("change", ({"commit": "another"}, {"clean": False}))

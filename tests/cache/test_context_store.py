@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mmaccel.cache import ContextStore
+from mmaccel.cache import ContextStore, context_store
 from mmaccel.cache.context_store import ABANDONED
 
 SIZE = 2 * 2 * 2 * 8 * 4 * 4  # two layers of keys and values, `[2, 8, 4]` in float32
@@ -38,6 +38,12 @@ def test_the_longest_shared_prefix_is_found_and_read(store):
     for (key, value), (wanted_key, wanted_value) in zip(again.read(entry), states(5.0), strict=True):
         assert torch.equal(key, wanted_key) and torch.equal(value, wanted_value)
     assert not again.troubles
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no modes of files")
+def test_the_folder_is_this_users_alone(store):
+    store.write("m", {"a": 8}, states())
+    assert store.folder.stat().st_mode & 0o077 == 0
 
 
 def test_half_precision_comes_back_as_it_was(store):
@@ -129,6 +135,27 @@ def test_an_entry_that_goes_meanwhile_is_no_fault(store):
     store.remove(entry)
     store.remove(entry)
     assert store.read(entry) is None and not store.troubles
+
+
+def test_an_entry_of_another_user_is_read_and_stays(store, monkeypatch):
+    def refused(path):
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    store.write("m", {"a": 8}, states())
+    monkeypatch.setattr(os, "utime", refused)
+    assert store.read(store.find("m", {"a": 8})[0]) and not store.troubles and only_file(store).exists()
+
+
+def test_a_file_that_cannot_be_opened_is_no_broken_one(store, monkeypatch):
+    def refused(*_):
+        raise FileNotFoundError("as safetensors says, also where too many files are open")
+
+    store.write("m", {"a": 8}, states())
+    entry, _ = store.find("m", {"a": 8})
+    monkeypatch.setattr(context_store, "safe_open", refused)
+    again = ContextStore(store.folder, 1)
+    assert again.find("m", {"a": 8}) is None and again.read(entry) is None
+    assert not again.troubles and only_file(store).exists()
 
 
 def test_no_room_at_all_is_refused(tmp_path):

@@ -19,7 +19,7 @@ from mmaccel.speech.families.rows import REFUSED
 from mmaccel.speech.families.spelled import spread
 from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.stream.events import Final, Partial
-from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.recognizer import StreamingRecognizer, _encode_all
 
 TABLE = json.loads(TARGET.read_text(encoding="utf-8"))
 # One for each kind, with what differs inside of it.
@@ -166,9 +166,24 @@ def test_instructions_of_a_language_model():
         recognizer("HubertForCTC", rejoin=14.0)
 
 
+def test_each_of_many_streams_is_heard_as_it_was_told():
+    """Where the prompt of a language model says so, though pieces of audio are encoded together."""
+    model, processor = build("Qwen3ASRForConditionalGeneration")
+    asked = []
+    request = processor.apply_transcription_request
+    processor.apply_transcription_request = lambda audio, **told: asked.append(told.get("language")) or request(audio)
+    base = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="de", batched=True)
+    adapters = [base.told(language).adapter for language in (None, "en", "auto")]
+    asked.clear()
+    _encode_all([(adapter, sound(0.5)) for adapter in adapters])
+    assert asked == ["de", "en", None]
+
+
 def test_languages_of_a_transducer():
     model, processor = build("Nemotron3_5AsrForRNNT")
-    processor.prompt_dictionary = {"en": 0, "de": 1, "auto": 3}
+    processor.prompt_dictionary = {"en": 0, "de": 1}
+    base = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="de")
+    assert [base.told(language).adapter.language for language in (None, "en", "auto")] == ["de", "en", ""]
     said = [
         StreamingRecognizer(model, processor, endpoint=ENDPOINT, language=language).adapter.encode(sound(1.0))
         for language in (None, "auto", "de")

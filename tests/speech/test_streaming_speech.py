@@ -115,11 +115,24 @@ def test_who_leaves_ends_the_work(csm):
     voice, before = StreamingSpeech(csm), snapshot(csm)
     stream = voice.stream(**arguments(max_new_tokens=200, **SETTINGS["greedy"]))
     next(stream)
-    with pytest.raises(MmaccelError, match="speaks already"):
-        next(voice.stream(**arguments()))
+    for one in (voice, StreamingSpeech(csm)):
+        with pytest.raises(MmaccelError, match="speaks already"):
+            next(one.stream(**arguments()))
     stream.close()
     assert snapshot(csm) == before
     assert not any(thread.name == "mmaccel speech out" for thread in threading.enumerate())
+    assert len(list(voice.stream(**arguments(**SETTINGS["greedy"])))) == 3
+
+
+def test_a_thread_that_cannot_start_leaves_the_next_its_turn(csm, monkeypatch):
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    voice = StreamingSpeech(csm)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start"):
+            next(voice.stream(**arguments()))
     assert len(list(voice.stream(**arguments(**SETTINGS["greedy"])))) == 3
 
 

@@ -4,12 +4,20 @@ import copy
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import mmaccel
 from mmaccel.demos.families import visual_models
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import CompressKV, HoliTom, SparsePrefill, StoredContext, SuffixDecoding, examples
+from mmaccel.vlm.context.prompt import unfit_for_context
 
 LENGTH = 80
 
@@ -88,6 +96,19 @@ def test_a_longer_prompt_takes_the_place_of_the_one_it_contains(llama, stored):
     assert len(list(stored.path.glob("*"))) == 1
 
 
+def test_a_prompt_that_is_kept_already_stays(llama, tmp_path):
+    """Also where fewer new tokens suffice to keep a prompt than lie between two places to cut it."""
+    model, arguments = llama
+    ids = arguments()["input_ids"]
+    for length in (70, LENGTH):
+        with mmaccel.accelerate(model, StoredContext(folder=str(tmp_path / str(length)), least=2)) as fast:
+            found = []
+            for _ in range(3):
+                fast.generate(input_ids=ids[:, :length], max_new_tokens=2, do_sample=False)
+                found.append((context(fast)["from_store"], bool(context(fast)["bytes_written"])))
+        assert found == [(0, True), (64, False), (64, False)]
+
+
 @pytest.mark.parametrize("name", ["LlavaOnevisionForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"])
 def test_a_second_question_about_a_clip_needs_no_tower(stored, name):
     model, call = visual_models.build(name)
@@ -111,6 +132,35 @@ def test_a_second_question_about_a_clip_needs_no_tower(stored, name):
         handle.remove()
 
 
+def test_a_text_after_a_clip_has_positions_of_its_own(stored):
+    """Models with positions in three axes remember where the last prompt's pictures ended."""
+    model, call = visual_models.build("Qwen2_5_VLForConditionalGeneration")
+    told = {"do_sample": False, "max_new_tokens": 3, "output_logits": True, "return_dict_in_generate": True}
+    ids = torch.randint(3, 12, (1, LENGTH), generator=torch.Generator().manual_seed(2))
+    plain = model.generate(input_ids=ids, **told).logits
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(input_ids=ids, **told)
+        fast.generate(**call(1))
+        again = fast.generate(input_ids=ids, **told).logits
+        assert context(fast)["from_store"] == 64
+    torch.testing.assert_close(again, plain)
+
+
+def test_marks_around_a_picture_belong_to_it(stored):
+    """Ovis2 takes their embeddings from the picture's, and a question without pixels would leave them as words."""
+    model, call = visual_models.build("Ovis2ForConditionalGeneration")
+    told = {"max_new_tokens": 2, "output_logits": True, "return_dict_in_generate": True}
+    first, second = call(1, **told), call(1, **told)
+    for arguments, last in ((first, 7), (second, 9)):
+        arguments["input_ids"][0, -3:] = torch.tensor([model.config.visual_indicator_token_ids[1], 6, last])
+    plain = model.generate(**second).logits
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**first)
+        again = fast.generate(**second).logits
+        assert context(fast)["from_store"]
+    torch.testing.assert_close(again, plain)
+
+
 def test_windows_are_kept_whole(stored):
     config = Gemma3TextConfig(**{**examples.TEXT, "head_dim": 8, "sliding_window": 24, "num_hidden_layers": 6})
     torch.manual_seed(0)
@@ -130,6 +180,19 @@ def test_other_weights_are_another_model(stored):
             model.lm_head.weight.mul_(1.5)
         fast.generate(**arguments())
         assert context(fast)["from_store"] == 0 and "are of other models" in fast.report.warnings[0]
+
+
+def test_an_adapter_that_is_switched_off_makes_another_model(stored):
+    model, arguments = examples.llama()
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.active_adapter, layer.disable_adapters = ["default"], False  # as peft's layers have them
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**arguments())
+        layer.disable_adapters = True
+        fast.generate(**arguments())
+        assert context(fast)["from_store"] == 0
+        fast.generate(**arguments())
+        assert context(fast)["from_store"] == 64
 
 
 def test_a_broken_entry_is_computed_again(llama, stored):
@@ -155,6 +218,7 @@ def test_a_broken_entry_is_computed_again(llama, stored):
         ({"use_cache": False}, "use_cache=False"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions was given"),
         ({"attention_mask": torch.tensor([[0] * 5 + [1] * 75])}, "padded"),
+        ({"attention_mask": None, "input_ids": torch.tensor([[0] * 5 + [6] * 75])}, "padding tokens"),
     ],
 )
 def test_calls_that_run_plainly_say_why(llama, stored, more, word):
@@ -166,6 +230,14 @@ def test_calls_that_run_plainly_say_why(llama, stored, more, word):
         assert "fewer than least=20 tokens" in fast.report.warnings[0]
 
 
+def test_weights_that_lie_elsewhere_are_left_to_the_model(llama):
+    model, arguments = copy.deepcopy(llama[0]), llama[1]
+    assert unfit_for_context(model, arguments()) is None
+    model.lm_head.to("meta")
+    assert "on several devices" in unfit_for_context(model, arguments())
+    assert "not in memory" in unfit_for_context(model.to("meta"), arguments())
+
+
 def test_what_does_not_fit_is_refused(llama):
     model, _ = llama
     for other in (CompressKV(), SparsePrefill()):
@@ -175,6 +247,10 @@ def test_what_does_not_fit_is_refused(llama):
     hybrid = Lfm2ForCausalLM(Lfm2Config(**{**examples.TEXT, "layer_types": ["conv", "full_attention", "conv"]}))
     with pytest.raises(UnsupportedTargetError, match="states of their own"):
         mmaccel.plan(hybrid, StoredContext())
+    turned = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    moving = LlamaForCausalLM(LlamaConfig(**{**examples.TEXT, "rope_parameters": turned}))
+    with pytest.raises(UnsupportedTargetError, match="keys by the length of the whole prompt .rope_type 'dynamic'"):
+        mmaccel.plan(moving, StoredContext())
     for bad in ({"gigabytes": -1}, {"least": 0}, {"folder": 3}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             StoredContext(**bad)

@@ -117,7 +117,7 @@ def test_what_a_file_or_a_user_can_have_wrong_is_one_line(parts, tmp_path, file)
     stream = vlm.VideoStream(*parts, METHOD)
     for more, error, told in (
         ({"path": tmp_path / "no.mp4"}, VideoFileError, "does not exist"),
-        ({"path": file, "still": 300}, SettingError, "least=300"),
+        ({"path": file, "still": 300}, SettingError, "still=300"),
         ({"path": file, "fps": 0}, SettingError, "fps=0"),
         ({"path": file, "backend": "ffmpeg"}, ValueError, "backend"),
     ):

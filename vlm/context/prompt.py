@@ -14,6 +14,7 @@ from mmaccel.cache.model_hash import content_hash, prefix_hashes
 
 from ..decoder.generation import setting
 from ..decoder.placeholders import placeholders
+from ..stream.stream_cache import MOVING
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
 COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token
@@ -23,13 +24,24 @@ OTHERS = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits
 
 def why_unstorable(text_config: Any, name: str) -> str | None:
     """Why a model's caches cannot be cut to a part of the prompt; None if they can."""
+    moving = sorted(_rotary_kinds(text_config) & {*MOVING})
+    if moving:
+        return f"{name} turns its keys by the length of the whole prompt (rope_type {moving[0]!r})"
     layers = {type(layer) for layer in DynamicCache(config=text_config).layers}
     other = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
     return f"{name} has layers with states of their own ({', '.join(other)}), which cannot be cut" if other else None
 
 
+def _rotary_kinds(text_config: Any) -> set[str]:
+    """The kinds of rotary embedding, which some configurations name for each kind of layer."""
+    told = getattr(text_config, "rope_parameters", None) or {}
+    return {str(one["rope_type"]) for one in (told, *told.values()) if isinstance(one, dict) and "rope_type" in one}
+
+
 def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     """Why a call of `generate` is left to the model; None if what is stored can stand for its prompt."""
+    if len({weight.device for weight in model.parameters()}) > 1 or model.device.type == "meta":
+        return "the model's weights are on several devices, or not in memory"
     ids, mask = _ids(kwargs), kwargs.get("attention_mask")
     if ids is None or kwargs.get("inputs_embeds") is not None:
         return "it needs input_ids"
@@ -37,6 +49,9 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
         return f"{len(ids)} prompts in a batch: one is looked up at a time"
     if mask is not None and not (mask.shape == ids.shape and bool(mask.all())):
         return "the prompt is padded, or has a mask of its own"
+    padding = setting(model, kwargs, "pad_token_id")
+    if mask is None and padding is not None and bool((ids == padding).any()):
+        return "the prompt holds padding tokens, and no attention_mask says whether they count"
     for name in ("past_key_values", "position_ids", "assistant_model"):
         if kwargs.get(name) is not None:
             return f"{name} was given"
@@ -102,6 +117,9 @@ class ContextPrompt:
     def go_on(self, kwargs: dict[str, Any], adapter: Any) -> None:
         """Change the arguments of a call into those of one whose cache holds a prefix with all pictures."""
         positions = adapter.positions(kwargs) if self.content and hasattr(adapter, "positions") else None
+        for part in (adapter.target, adapter.target.base_model):
+            if not self.content and getattr(part, "rope_deltas", None) is not None:
+                part.rope_deltas = None  # of an earlier prompt, which a model forgets only where it has no cache
         for name in self.content:
             del kwargs[name]
         if positions is not None:
@@ -117,7 +135,9 @@ def _of_model(adapter: Any) -> set[str]:
 
 def _shown(adapter: Any, ids: torch.Tensor) -> tuple[int, int] | None:
     """First and last placeholder of a prompt, the last one exclusive."""
-    known = set(placeholders(adapter.target.config))
+    config = adapter.target.config
+    marks = getattr(config, "visual_indicator_token_ids", None) or ()  # of Ovis2, whose embeddings pictures bring
+    known = {*placeholders(config), *marks}
     if hasattr(adapter, "token_id"):
         known |= {adapter.token_id(kind) for kind in ("image", "video")}
     places = torch.isin(ids, torch.tensor(sorted(known), device=ids.device)).nonzero()

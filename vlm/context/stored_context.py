@@ -120,23 +120,24 @@ class StoredContext(Method[Session]):
             return result
         prompt = ContextPrompt.of(session.adapter, kwargs)
         model = model_hash(session.target)
-        cache, seen, within = self._begun(store, model, prompt, session.target.device)
+        cache, seen, entry = self._begun(store, model, prompt, session.target.device)
         if seen:
             prompt.go_on(kwargs, session.adapter)
             cache.batch_repeat_interleave(copies(session.target, kwargs))
         result = original(**{**kwargs, "past_key_values": cache})
         written = 0
-        if prompt.length - seen >= self.least and prompt.stops:
+        is_new = prompt.stops and (entry is None or not entry.stops.keys() >= prompt.stops.keys())
+        if is_new and prompt.length - seen >= self.least:
             written = store.write(model, prompt.stops, _states(cache, max(prompt.stops.values())))
-            if written and within is not None:
-                store.remove(within)  # the new one holds all of it
+            if written and entry is not None and seen == entry.tokens:
+                store.remove(entry)  # the new one holds all of it
         warnings.extend(store.troubles)
         store.troubles.clear()
         self._fill(session.report, tokens_made(result, kwargs), prompt.length, seen, written)
         return result
 
     def _begun(self, store: ContextStore, model: str, prompt: ContextPrompt, device: Any) -> tuple[Any, int, Any]:
-        """A cache with what is stored of a prompt, how many tokens that is, and the entry if it was used whole."""
+        """A cache with what is stored of a prompt, how many tokens that is, and their entry."""
         cache, known = DynamicCache(), prompt.reusable()
         found = store.find(model, known) if known else None
         states = None if found is None else store.read(found[0], device)
@@ -145,7 +146,7 @@ class StoredContext(Method[Session]):
         entry, seen = found
         for layer, (key, value) in enumerate(states):
             cache.update(key[None, :, :seen], value[None, :, :seen], layer)
-        return cache, seen, entry if seen == entry.tokens else None
+        return cache, seen, entry
 
     def _fill(self, report: Report, tokens: int, length: int, seen: int, written: int) -> None:
         """Say what came from the store; a pass over the rest of a prompt counts as that part of a pass."""

@@ -23,7 +23,7 @@ class Changes:
 
     Parameters
     ----------
-    least
+    still
         Levels of 255 by which a part must differ; 0 takes all frames.
 
     Raises
@@ -33,24 +33,24 @@ class Changes:
 
     Examples
     --------
-    >>> changes = Changes(least=8)
+    >>> changes = Changes(still=8)
     >>> black, white = np.zeros((32, 32, 3), np.uint8), np.full((32, 32, 3), 255, np.uint8)
     >>> [changes.new(frame) for frame in (black, black, white, white)]
     [True, False, True, False]
     """
 
-    least: float
+    still: float
     _last: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not is_number(self.least, 0, 255):
-            raise SettingError(f"least={self.least!r}: pass levels from 0 (all frames) to 255, such as 12")
+        if not is_number(self.still, 0, 255):
+            raise SettingError(f"still={self.still!r}: pass levels from 0 (all frames) to 255, such as 12")
 
     def new(self, frame: np.ndarray) -> bool:
         """Whether to take this frame uint8 `[H, W, 3]`, which later ones are compared with then."""
         parts = _parts(frame)
         last = self._last
-        if last is not None and last.shape == parts.shape and np.abs(parts - last).max() < self.least:
+        if last is not None and last.shape == parts.shape and np.abs(parts - last).max() < self.still:
             return False
         self._last = parts
         return True
