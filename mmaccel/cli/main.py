@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NO_READER
     except (MmaccelError, OSError) as error:
         # of several processes that share a measurement all raise what was wrong with the request
-        if isinstance(error, OSError) or os.environ.get("RANK", "0") == "0":
+        if isinstance(error, OSError) or os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1":
             print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -67,7 +67,7 @@ class EndpointPolicy(ABC):
         self._require(is_number(self.silence, 0.1, 10), "silence", "between 0.1 and 10 seconds, such as 0.5")
         self._require(is_number(self.longest, 2, 60), "longest", "between 2 and 60 seconds, such as 15.0")
         self._require(is_number(self.threshold, 0.05, 0.95), "threshold", "between 0.05 and 0.95, such as 0.5")
-        self._require(is_number(self.padding, 0, 2), "padding", "between 0 and 2 seconds, such as 0.3")
+        self._require(is_number(self.padding, 0, 1), "padding", "between 0 and 1 second, such as 0.3")
         allowed = f"between 0 and silence={self.silence} seconds, such as {min(0.2, self.silence)}"
         self._require(is_number(self.tail, 0, self.silence), "tail", allowed)
 

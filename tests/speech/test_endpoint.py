@@ -289,7 +289,7 @@ def test_auto_is_silero():
         {"silence": 0.0},
         {"longest": 1},
         {"threshold": 1.0},
-        {"padding": 2.1},
+        {"padding": 1.1},
         {"tail": 0.6},
         {"silence": float("nan")},
         {"margin": 0},

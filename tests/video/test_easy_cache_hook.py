@@ -42,6 +42,21 @@ def test_noise_is_reused_as_it_is():
     assert calls == [4, 3] and [float(output[0, 0]) for output in outputs] == [2, 4, 4, 4]
 
 
+def test_runs_of_one_step_are_runs_of_their_own():
+    hook, calls = EasyCacheHook(1), []
+
+    class Denoiser(torch.nn.Module):
+        def forward(self, x, timestep):
+            calls.append(timestep)
+            return 2 * x
+
+    model = Denoiser()
+    HookRegistry.check_if_exists_or_initialize(model).register_hook(hook, "easy_cache")
+    for _ in range(3):
+        model(torch.ones(1, 2), 999)
+    assert calls == [999] * 3 and hook.computed == [True]
+
+
 def test_what_cannot_be_is_said():
     with pytest.raises(SettingError, match=r"steps=0: it must be an integer"):
         EasyCacheHook(0)

@@ -96,6 +96,7 @@ class BlockRouter(DiffusionMethod):
     def __post_init__(self) -> None:
         self._require(is_number(self.tau, -math.inf), "tau", "a finite number")
         self._require(self.steps is None or is_count(self.steps), "steps", "an integer of at least 1, or None")
+        self._require(isinstance(self.latents, bool), "latents", "True or False")
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         if not self.latents and getattr(adapter.target, "vae", None) is None:

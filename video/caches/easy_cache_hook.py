@@ -91,7 +91,7 @@ class EasyCacheHook(ModelHook):
         if timestep is None:
             raise SettingError(f"{name} is not told the timestep: use mmaccel.accelerate(pipe, video.EasyCache())")
         level = float(torch.as_tensor(timestep).flatten()[0])
-        if level > self.level or self.run.step < 0:
+        if level > self.level or self.run.step < 0 or self.steps == 1:  # a run of one step has one level
             self._begin()
             self.computed.clear()
         if level != self.level:

@@ -79,7 +79,7 @@ class StoredContext(Method[Session]):
     paper: ClassVar[str] = "Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023"
     advice: ClassVar[Advice] = Advice(
         "Several questions about a long text, a clip or pictures, also on another day.",
-        "Disk: a token of a model with 7B weights takes about 128 KB. The first question pays for writing it.",
+        "Disk, for the keys and values of every token. The first question pays for writing them.",
         example=EXAMPLE,
     )
     lossless: ClassVar[bool] = True

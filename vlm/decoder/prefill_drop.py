@@ -81,7 +81,7 @@ class PrefillDrop(DecoderMethod):
 
     paper: ClassVar[str] = "FastKV: Decoupling of Context Reduction and KV Cache Compression for Prefill-Decoding, 2025"
     advice: ClassVar[Advice] = Advice(
-        "Prompts of many thousand tokens: at 8,000 the first token took two thirds of the time.",
+        "Prompts of many thousand tokens, whose reading is most of the wait.",
         "What the end of the prompt does not attend to is hardly known in later turns.",
         example=EXAMPLE,
     )
