@@ -56,7 +56,10 @@ class GrownMethod(DraftMethod):
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""
         acceptance: Acceptance = self._kept(call, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT}))
         cost = self.width(call)
-        return [GrownDrafter(self.sources(call, row), acceptance, cost, call.branches) for row in range(call.rows)]
+        return [
+            GrownDrafter(self.sources(call, row), acceptance, cost, call.branches, call.reads_again)
+            for row in range(call.rows)
+        ]
 
     def width(self, call: Call) -> PassCost:
         """What passes over so many rows cost."""
