@@ -92,6 +92,9 @@ class Drafting(Protocol):
     def tell(self, report: Report, given: Any) -> None:
         """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
 
+    def learned(self, memory: dict[str, Any]) -> int:
+        """Bytes of what a session has learned, at most."""
+
     def drafters(self, call: Call) -> Sequence[TextDrafter]:
         """What drafts the next text of each row."""
 
@@ -208,6 +211,7 @@ def fill(report: Report, run: DraftedRun) -> None:
     stats = run.stats
     report.tokens, report.forwards, report.plain_forwards = run.tokens, stats.forwards, stats.emitted
     report.engaged |= stats.accepted > 0  # a method beside it may have
+    report.peak_extra_bytes += run.method.learned(run.session.memory)
     report.warnings.extend(run.warnings)
     report.details.update(drafted=stats.drafted, accepted=stats.accepted)
     if stats.forwards and not stats.accepted:

@@ -59,6 +59,10 @@ class DraftMethod(Method[Session]):
     def tell(self, report: Report, given: Any) -> None:
         """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
 
+    def learned(self, memory: dict[str, Any]) -> int:
+        """Bytes of what a session has learned, at most."""
+        return 0
+
     def drafters(self, call: Call) -> Sequence[TextDrafter]:
         """What drafts the next text of each row of a batch."""
         return [self.drafter(call, row) for row in range(call.rows)]
