@@ -297,7 +297,7 @@ def test_texts_that_are_left_to_the_model(encoder, more, reason):
 
 
 def report_of(accepted, drafted, engaged=False, reasons=()):
-    run = generation.DraftedRun(None, SuffixMethod())
+    run = generation.DraftedRun(SimpleNamespace(memory={}), SuffixMethod())
     run.tokens = 9
     for count in accepted:
         run.stats.observe([count], drafted)

@@ -127,7 +127,10 @@ def successors_bytes(likely: int, longest: int, remember: int = REMEMBER) -> int
     shares = array("i", range(likely)), array("d", range(likely))
     row = getsizeof(shares) + sum(map(getsizeof, shares))
     key = getsizeof(tuple(range(longest))) + longest * getsizeof(REMEMBER)
-    return remember * (row + key) + getsizeof(dict.fromkeys(range(remember + 1)))
+    table = getsizeof(
+        dict.fromkeys(range(2 * remember + 1))
+    )  # one that forgets as much as it learns has twice the room
+    return remember * (row + key) + table
 
 
 class Repeats:
