@@ -29,7 +29,7 @@ from mmaccel.vlm.bench.language_texts import KINDS, text_of
 from .hour_of_speech import resident_bytes
 
 ASKED = "Continue this text:\n\n"
-LETTERS = 160
+LETTERS = 80
 
 
 def prompts(tokenizer: Any, count: int) -> Iterator[torch.Tensor]:
@@ -88,7 +88,7 @@ def _line(number: int, some: list[dict[str, Any]]) -> tuple[str, ...]:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=1000)
-    parser.add_argument("--new", type=int, default=16, help="tokens of an answer at most (default 16)")
+    parser.add_argument("--new", type=int, default=6, help="tokens of an answer at most (default 6)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
