@@ -81,8 +81,6 @@ class CustomGenerate:
             raise SettingError(f"drafts do not go with {reason}: call generate without custom_generate=")
         given = {} if prediction is None else {"prediction": prediction}
         run = DraftedRun(self, self.method, self.method.take(model, given))
-        if given:
-            raise SettingError(f"{type(self.method).__name__} takes no prediction; vlm.TextDraft does")
         self.report.start()
         began = time.perf_counter()
         result = decode(run, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)

@@ -63,7 +63,7 @@ class ModelDraft(FusedDraft):
     paper: ClassVar[str] = "Fast Inference from Transformers via Speculative Decoding by Leviathan et al., 2023"
     advice: ClassVar[Advice] = Advice(
         "Large models with a small sister of the same tokenizer, at a tenth of its size or less.",
-        "Nothing in quality; the memory of the smaller model and its cache, and up to 25 MB for what is learned.",
+        "Nothing in quality; the memory of the smaller model and its cache, and up to 35 MB for what is learned.",
     )
 
     def held(self) -> tuple[Held, ...]:
@@ -73,6 +73,7 @@ class ModelDraft(FusedDraft):
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take the assistant out of the arguments of a call."""
+        super().take(model, kwargs)
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None:
             _check(assistant, model)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mmaccel.errors import SettingError
 from mmaccel.method import Method, is_count
 from mmaccel.report import Report
 from mmaccel.session import Session
@@ -38,6 +39,7 @@ class DraftMethod(Method[Session]):
 
     lossless: ClassVar[bool] = True
     role: ClassVar[str] = "text drafts"
+    excludes: ClassVar[frozenset[str]] = frozenset({"decoding cache"})  # from which nothing can be taken back
     neutral: ClassVar[dict[str, Any]] = {"block": 0}
     branches: ClassVar[bool] = False  # whether drafts are trees
     silent: ClassVar[str] = "there was nothing to guess from"  # why a text has no draft at all
@@ -55,6 +57,8 @@ class DraftMethod(Method[Session]):
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take what is meant for the drafts out of the arguments of a call of `generate`."""
+        if kwargs.get("prediction") is not None:
+            raise SettingError(f"{type(self).__name__} takes no prediction; vlm.TextDraft does")
 
     def tell(self, report: Report, given: Any) -> None:
         """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
