@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.errors import SettingError
 from mmaccel.report import Report
 
-from .generation import Call, DraftedRun, TextDrafter, decode, fill
+from .generation import Call, DraftedRun, decode, fill
+from .row_drafters import TextDrafter
 from .unfit import reason_to_leave
 
 if TYPE_CHECKING:

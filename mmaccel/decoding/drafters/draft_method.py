@@ -13,8 +13,9 @@ from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..custom_generate import CustomGenerate
-from ..generation import Call, Holder, TextDrafter, verify_drafts
+from ..generation import Call, Holder, verify_drafts
 from ..loop import FixedWidth, Width
+from ..row_drafters import TextDrafter
 
 
 @dataclass(frozen=True)
