@@ -36,6 +36,36 @@ class Advice:
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """Memory that a session comes to hold for a method, told before the run.
+
+    Attributes
+    ----------
+    what
+        Is held, and what sets the bound.
+    bytes
+        At most; None where the call decides.
+
+    Examples
+    --------
+    >>> print(Held("a table of 65536 rows", 3 << 20))
+    up to 3.0 MiB for a table of 65536 rows
+    >>> print(Held("the smaller model of the call"))
+    the smaller model of the call
+    """
+
+    what: str
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        if self.bytes is None:
+            return self.what
+        small = self.bytes < 1 << 17
+        size = f"{self.bytes / 2**10:.1f} KiB" if small else f"{self.bytes / 2**20:.1f} MiB"
+        return f"up to {size} for {self.what}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Method(Generic[S]):
     """Base of all methods; subclasses are frozen dataclasses registered with :func:`mmaccel.registry.register`.
 
@@ -87,6 +117,10 @@ class Method(Generic[S]):
     def exact(self) -> bool:
         """Whether this instance keeps the target's output: equal tokens, or the same distribution."""
         return self.lossless
+
+    def held(self) -> tuple[Held, ...]:
+        """What a session comes to hold for it beside the model and its cache, before any run."""
+        return ()
 
     def attach(self, session: S, stack: ExitStack) -> None:
         """Apply the method to the session's target, and push onto `stack` what removes it again."""

@@ -49,7 +49,8 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"plan for {self.family} ({_kind(self.exact)})"]
-        lines += [f"  {method}: {_kind(method.exact)}" for method in self.methods]
+        for method in self.methods:
+            lines += [f"  {method}: {_kind(method.exact)}", *(f"    holds {held}" for held in method.held())]
         lines += [f"    {self.why}"] if self.why else []
         for point in self.measured:
             lines.append(f"    measured {saved_method(point)}: {describe(point)}")

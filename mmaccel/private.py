@@ -53,6 +53,9 @@ def kwargs_after(model: Any, kwargs: dict[str, Any], count: int) -> dict[str, An
     if count:
         encoded: bool = model.config.is_encoder_decoder
         grown = model._update_model_kwargs_for_generation({}, grown, is_encoder_decoder=encoded, num_new_tokens=count)
+        kinds = kwargs.get("token_type_ids")
+        if kinds is not None:  # transformers repeats the last `count`, of which some may be of pictures
+            grown["token_type_ids"] = torch.cat([kinds, kinds[:, -1:].expand(-1, count)], -1)
     return grown
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from mmaccel.decoding.drafters.draft_method import DraftMethod
-from mmaccel.decoding.generation import TextDrafter
 from mmaccel.decoding.matching import Draft, Verdict
+from mmaccel.decoding.row_drafters import TextDrafter
 
 from .decoder.suffix_decoding import SuffixDecoding
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.errors import SettingError
 from mmaccel.report import Report
 
-from .generation import Call, DraftedRun, TextDrafter, decode, fill
+from .generation import Call, DraftedRun, decode, fill
+from .row_drafters import TextDrafter
 from .unfit import reason_to_leave
 
 if TYPE_CHECKING:
@@ -81,8 +82,6 @@ class CustomGenerate:
             raise SettingError(f"drafts do not go with {reason}: call generate without custom_generate=")
         given = {} if prediction is None else {"prediction": prediction}
         run = DraftedRun(self, self.method, self.method.take(model, given))
-        if given:
-            raise SettingError(f"{type(self.method).__name__} takes no prediction; vlm.TextDraft does")
         self.report.start()
         began = time.perf_counter()
         result = decode(run, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)

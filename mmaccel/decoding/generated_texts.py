@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,71 +13,15 @@ from transformers import EncoderDecoderCache
 
 from mmaccel import private
 
+from .generated_text import Drafts, GeneratedText, Verdicts
 from .matching import Draft, Likely, Verdict, match
 from .pass_attention import PassAttention
 from .rollback import Rollback
 from .slots import Slots
 
-
-@dataclass(frozen=True)
-class Drafts:
-    """A draft for each row of a batch; those of texts that have ended are empty."""
-
-    rows: tuple[Draft, ...]
-    again: int = 0  # tokens that are read again with it
-
-    @property
-    def size(self) -> int:
-        return max(draft.size for draft in self.rows)
-
-    @property
-    def width(self) -> int:
-        return self.again + 1 + self.size
-
-    @property
-    def depth(self) -> int:
-        return max(draft.depth for draft in self.rows)
-
-
-Verdicts = tuple[Verdict | None, ...]  # None for a text that had ended
-
-
-class GeneratedText:
-    """One text, whose tokens are chosen as `generate` chooses them.
-
-    Attributes
-    ----------
-    ids
-        `[1, N]`, prompt and committed tokens.
-    finished
-        Whether a stopping criterion ended it.
-    unread
-        Committed tokens before the last that the cache does not hold any more.
-    scores, logits
-        `[1, V]` of each new token, after and before the processors; None where they are not asked for.
-    """
-
-    def __init__(self, ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any = None) -> None:
-        self.ids, self.processors, self.criteria, self.streamer = ids, processors, criteria, streamer
-        self.do_sample, self.finished, self.unread = config.do_sample, False, 0
-        returned = config.return_dict_in_generate
-        self.scores: list[torch.Tensor] | None = [] if returned and config.output_scores else None
-        self.logits: list[torch.Tensor] | None = [] if returned and config.output_logits else None
-
-    def choose(self, row: torch.Tensor) -> tuple[int, bool]:
-        """Append what the model chooses by its logits `[1, V]`; that token, and whether the text ends."""
-        logits = row.to(copy=True, dtype=torch.float32, device=self.ids.device)
-        scores = self.processors(self.ids, logits)
-        token = torch.multinomial(scores.softmax(-1), 1) if self.do_sample else scores.argmax(-1, keepdim=True)
-        for kept, values in ((self.scores, scores), (self.logits, logits)):
-            if kept is not None:
-                kept.append(values)
-        self.ids = torch.cat([self.ids, token], 1)
-        if self.streamer is not None:
-            self.streamer.put(token[0].cpu())
-        told = None if self.scores is None else tuple(self.scores)
-        self.finished = bool(self.criteria(self.ids, told).all())
-        return int(token), self.finished
+# Committed tokens of every text that are read again with each draft, at most, before they are read without one: where
+# layers have a state, only such a pass is sure to be kept.
+UNREAD = 6
 
 
 class GeneratedTexts:
@@ -92,7 +34,7 @@ class GeneratedTexts:
     model, ids, processors, criteria, config, kwargs
         As `generate` gives them to its loop; `ids [B, N]`.
     spreads
-        Whether rows have places of their own, as several texts, padded ones and trees need.
+        Whether rows have places of their own, as trees need; else several texts are read in step.
     likely
         How many of the likeliest tokens after each node a verdict tells.
     streamer
@@ -103,10 +45,10 @@ class GeneratedTexts:
     texts
         One per row.
     slots
-        Places of the rows in the cache, once the prompt is read; None where one text grows by chains, for which the
-        model's own masks and positions do.
+        Places of the rows in the cache, once the prompt is read; None where texts are read in step and grow by chains,
+        for which the model's own masks and positions do.
     past
-        The cache of such a text, once the prompt is read.
+        The cache of such texts, once the prompt is read.
     """
 
     def __init__(
@@ -126,7 +68,8 @@ class GeneratedTexts:
         self.device, self.start = ids.device, ids.shape[1]
         self.texts = [GeneratedText(row[None], processors, criteria, config, streamer) for row in ids]
         self.is_decoder = not model.config.is_encoder_decoder
-        self.first, self.drafted, self._fed = True, 0, 0  # tokens of the drafts, and all, that the last pass was given
+        self.pad = private.pad_token(config)
+        self.first, self._fed, self._end = True, 0, 0  # tokens that the last pass was given, and the place behind them
         self.slots: Slots | None = None
         self.past: Rollback | None = None
         self._stack = ExitStack()
@@ -135,42 +78,59 @@ class GeneratedTexts:
         self._next = ids.new_zeros(1)  # position of the last token of each row
         found = kwargs["past_key_values"]
         self.cache = found.self_attention_cache if isinstance(found, EncoderDecoderCache) else found
+        for text in self.texts:
+            text.unread = max(0, self.start - 1 - self.cache.get_seq_length())
         prefix = "" if self.is_decoder else "decoder_"
         self._mask, self._places = f"{prefix}attention_mask", f"{prefix}position_ids"
 
     @property
     def room(self) -> int:
         """Tokens that the shortest text may still get."""
-        left = [text.ids.shape[1] for text in self.texts if not text.finished]
-        if not left:
+        if not self._growing():
             return 0
-        if self.first and (self.is_decoder or self.spreads):
-            return 1  # the prompt may hold pictures: what prepares it knows nothing of drafts
-        if self.texts[0].unread:
-            return 1  # which are read without a draft, so that nothing has to be read a third time
-        longest = self.criteria.max_length
-        return sys.maxsize if longest is None else max(1, longest - max(left))
+        if self.first:  # the prompt may hold pictures: what prepares it knows nothing of drafts
+            waits = self.is_decoder or self.spreads or len(self.texts) > 1
+        else:
+            waits = min(text.unread for text in self._growing()) >= UNREAD
+        if waits:
+            return 1
+        return max(text.room for text in self._growing())
+
+    def _growing(self) -> list[GeneratedText]:
+        return [text for text in self.texts if not text.finished]
 
     def forward(self, drafts: Drafts) -> torch.Tensor:
         """Logits `[B, K + 1, V]` after the texts, and after each node of the drafts."""
         was_prompt = self.first
         if self.past is not None:
-            self.past.mark(drafts.size)
-        inputs = self._one(drafts.rows[0]) if self.slots is None else self._several(drafts)
+            self.past.mark(drafts.size > 0)
+        inputs = self._together(drafts) if self.slots is None else self._several(drafts)
         logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
         if was_prompt:
             self._begin(inputs)
-        self.drafted, self._fed = drafts.size, 0 if was_prompt else drafts.size + 1
-        return logits[:, -drafts.size - 1 :]
+        self._fed = 0 if was_prompt else drafts.size + 1
+        return logits[:, -drafts.size - 1 :] if self.past is None else self._aligned(logits, drafts.size + 1)
 
-    def _one(self, draft: Draft) -> dict[str, Any]:
-        """Inputs of a prompt, or of one text and a chain."""
-        ids = torch.cat([text.ids for text in self.texts]) if self.first else self.texts[0].ids
-        fed = torch.cat([ids, ids.new_tensor([draft.tokens])], 1) if draft.size else ids
-        kwargs = private.kwargs_after(self.model, self.kwargs, draft.size)
-        embedded = self.first and kwargs.get("inputs_embeds") is not None
-        held = self.cache.get_seq_length() if self.first else ids.shape[1] - 1 - self.texts[0].unread
-        return self._prepared(fed, None if embedded else fed.shape[1] - held, draft.size + 1, kwargs)
+    def _together(self, drafts: Drafts) -> dict[str, Any]:
+        """Inputs of prompts, or of texts that are read in step, each with a chain behind it."""
+        if self.past is None:
+            held, self._end = self.cache.get_seq_length(), self.start + drafts.size
+        else:
+            held, self._end = self.past.held, self.past.held + drafts.width
+        fed = torch.cat(
+            [
+                self._cut(torch.cat([text.ids, text.ids.new_tensor([draft.tokens])], 1))
+                for text, draft in zip(self.texts, drafts.rows, strict=True)
+            ]
+        )
+        embedded = self.first and self.kwargs.get("inputs_embeds") is not None
+        first = min(text.ids.shape[1] for text in self._growing()) - 1  # token after which logits are asked for
+        kwargs = private.kwargs_after(self.model, self.kwargs, self._end - self.start)
+        return self._prepared(fed, None if embedded else self._end - held, self._end - first, kwargs)
+
+    def _cut(self, ids: torch.Tensor) -> torch.Tensor:
+        """A text up to the end of the pass; what a shorter one is padded with no other token sees."""
+        return functional.pad(ids, (0, self._end - ids.shape[1]), value=self.pad)
 
     def _several(self, drafts: Drafts) -> dict[str, Any]:
         """Inputs of several texts, or of a tree."""
@@ -221,14 +181,29 @@ class GeneratedTexts:
         self.slots = Slots(self.cache, seen)
         last = torch.full((len(self.texts), 1), held - 1, device=self.device) if places is None else places[..., -1:]
         self._next = last + 1
+        for text in self.texts:
+            text.unread = 0
+
+    def _aligned(self, logits: torch.Tensor, count: int) -> torch.Tensor:
+        """Of a pass `[B, M, V]` what belongs to the last token of each text and to its draft, `count` in all."""
+        before = logits.shape[1] - self._end - 1
+        firsts = logits.new_tensor([before + text.ids.shape[1] for text in self.texts], dtype=torch.long)
+        if len(self.texts) == 1:
+            return logits[:, int(firsts) :]
+        places = (firsts[:, None] + torch.arange(count, device=logits.device)).clamp(0, logits.shape[1] - 1)
+        return logits.gather(1, places[..., None].expand(-1, -1, logits.shape[2]))
 
     def judge(self, output: torch.Tensor, drafts: Drafts) -> Verdicts:
         """Follow each text through its draft."""
         likely = self._likely(output)
         return tuple(
-            None if text.finished else self._judged(text, rows, draft, likely[row])
+            None if text.finished or self._waits(text) else self._judged(text, rows, draft, likely[row])
             for row, (text, rows, draft) in enumerate(zip(self.texts, output, drafts.rows, strict=True))
         )
+
+    def _waits(self, text: GeneratedText) -> bool:
+        """Whether a text is ahead of the pass, which said nothing new of it."""
+        return self.slots is None and text.ids.shape[1] > self._end
 
     def _likely(self, output: torch.Tensor) -> Sequence[Sequence[Likely]]:
         """Of each row and node."""
@@ -246,26 +221,37 @@ class GeneratedTexts:
 
     def commit(self, verdicts: Verdicts) -> list[int]:
         """Take the rejected drafts back from the cache."""
-        if self.slots is None:
-            found = verdicts[0]
-            assert found is not None and self.past is not None
-            self.past.keep(len(found.path), self.drafted)
-            if self.texts[0].finished and self.past.unread:
-                self._read_again(len(found.path))
-            self.texts[0].unread = self.past.unread
-            self.kwargs = private.kwargs_after(self.model, self.kwargs, len(found.tokens))
-        elif self._fed:
+        waiting = [-1 for text, found in zip(self.texts, verdicts, strict=True) if found is None and not text.finished]
+        if self.past is not None:
+            self._keep(self.past, verdicts)
+        elif self.slots is not None and self._fed:
             self.slots.keep([self._path(row, found) for row, found in enumerate(verdicts)], self._fed)
             grown = [0 if found is None else len(found.tokens) for found in verdicts]
             self._next = self._next + torch.tensor(grown, device=self.device)[:, None]
-        return [len(found.path) for found in verdicts if found is not None]
+        return [len(found.path) for found in verdicts if found is not None] + waiting
 
-    def _read_again(self, accepted: int) -> None:
-        """Leave the cache of a text that ended as the model's own loop does, with all but the last token."""
-        assert self.past is not None
-        ids, kwargs = self.texts[0].ids[:, :-1], private.kwargs_after(self.model, self.kwargs, accepted)
-        self.model(**self._prepared(ids, self.past.unread, 1, kwargs), return_dict=True)
-        self.past.unread = 0
+    def _keep(self, past: Rollback, verdicts: Verdicts) -> None:
+        """Keep what all texts have; one that ended before goes on with padding, which the pass was given."""
+        ends = [
+            text.ids.shape[1] - 1
+            for text, found in zip(self.texts, verdicts, strict=True)
+            if found is not None or not text.finished
+        ]
+        past.keep(min(self._end, *ends), self._end)
+        if not self._growing():
+            self._read_rest(past)
+        unread = [text.ids.shape[1] - 1 - past.held for text in self._growing()]
+        for text, count in zip(self._growing(), unread, strict=True):
+            text.unread, text.ahead = count, count - min(unread)
+
+    def _read_rest(self, past: Rollback) -> None:
+        """Leave the cache of texts that ended as the model's own loop does, with all but the last token."""
+        end = max(text.ids.shape[1] for text in self.texts) - 1
+        if past.held < end:
+            kwargs = private.kwargs_after(self.model, self.kwargs, end - self.start)
+            fed = self.sequences()[:, :end]
+            self.model(**self._prepared(fed, end - past.held, 1, kwargs), return_dict=True)
+            past.keep(end, end)
 
     def _path(self, row: int, found: Verdict | None) -> tuple[int, ...] | None:
         """What to keep of a row beside its last token; None once the last token of an ended text is kept."""
@@ -283,12 +269,12 @@ class GeneratedTexts:
         if self.slots is not None:
             self.slots.close(max(text.ids.shape[1] for text in self.texts) - self.start - 1)
 
-    def sequences(self, pad: int) -> torch.Tensor:
+    def sequences(self) -> torch.Tensor:
         """All texts `[B, N]`, shorter ones padded at their end."""
         longest = max(text.ids.shape[1] for text in self.texts)
         ends = (longest - text.ids.shape[1] for text in self.texts)
         return torch.cat(
-            [functional.pad(text.ids, (0, end), value=pad) for text, end in zip(self.texts, ends, strict=True)]
+            [functional.pad(text.ids, (0, end), value=self.pad) for text, end in zip(self.texts, ends, strict=True)]
         )
 
     def steps(self, name: str) -> tuple[torch.Tensor, ...] | None:

@@ -22,19 +22,12 @@ from mmaccel.report import Report
 from mmaccel.session import Session
 
 from .dice import DEVICES, Dice
-from .generated_texts import Drafts, GeneratedText, GeneratedTexts, Verdicts
-from .loop import Drafter, Width, draft_and_verify
-from .matching import Draft, Verdict
+from .generated_texts import GeneratedTexts
+from .loop import Width, draft_and_verify
+from .row_drafters import RowDrafters, TextDrafter
 from .slots import unfit_for_rows
 from .stats import Stats
-from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch
-
-
-class TextDrafter(Drafter[Draft, Verdict], Protocol):
-    """A drafter that is told the text as it grows."""
-
-    def begin(self, tokens: Sequence[int] = ()) -> None:
-        """A text begins with these tokens."""
+from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_states
 
 
 class Holder(Protocol):
@@ -76,6 +69,11 @@ class Call:
             return None
         return Dice(text, self.session.target.config.get_text_config(decoder=True).vocab_size)
 
+    def reads_again(self) -> bool:
+        """Whether accepted drafts have to be read once more, as where layers have a state."""
+        past = None if self.texts is None else self.texts.past
+        return past is not None and past.has_states
+
 
 class Drafting(Protocol):
     """What a method says of its drafts."""
@@ -94,45 +92,14 @@ class Drafting(Protocol):
     def tell(self, report: Report, given: Any) -> None:
         """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
 
+    def learned(self, memory: dict[str, Any]) -> int:
+        """Bytes of what a session has learned, at most."""
+
     def drafters(self, call: Call) -> Sequence[TextDrafter]:
         """What drafts the next text of each row."""
 
     def width(self, call: Call) -> Width:
         """How many tokens a pass verifies."""
-
-
-class RowDrafters:
-    """A drafter for each row of a batch.
-
-    Parameters
-    ----------
-    drafters, texts
-        One each per row; nothing is drafted for a text that has ended.
-    branches
-        Whether trees can be verified; of a tree its first path is taken otherwise.
-    """
-
-    def __init__(self, drafters: Sequence[TextDrafter], texts: Sequence[GeneratedText], branches: bool) -> None:
-        self.drafters, self.texts, self.branches = drafters, texts, branches
-
-    def propose(self, most: int) -> Drafts:
-        """A draft of at most `most` tokens for each text that goes on."""
-        return Drafts(
-            tuple(
-                Draft(()) if text.finished else self._shaped(drafter.propose(most))
-                for drafter, text in zip(self.drafters, self.texts, strict=True)
-            ),
-            again=max(text.unread for text in self.texts),
-        )
-
-    def _shaped(self, draft: Draft) -> Draft:
-        return draft if self.branches else draft.chain()
-
-    def observe(self, verdicts: Verdicts) -> None:
-        """Show each drafter what became of its draft."""
-        for drafter, verdict in zip(self.drafters, verdicts, strict=True):
-            if verdict is not None:
-                drafter.observe(verdict)
 
 
 @dataclass
@@ -182,7 +149,9 @@ def decode(
     **model_kwargs: Any,
 ) -> Any:
     """The loop of `generate`, with drafts."""
-    reason = unfit(model, input_ids, generation_config, model_kwargs)
+    reason = unfit(model, generation_config, model_kwargs)
+    if reason is None:
+        reason = unfit_states(model, model_kwargs["past_key_values"], run.session.memory)
     if reason is None and input_ids.shape[0] > 1:
         reason = unfit_for_batch(logits_processor, stopping_criteria)
     if run.streamer is not None:
@@ -195,8 +164,9 @@ def decode(
         run.tokens += ids.shape[0] * (ids.shape[1] - input_ids.shape[1])
         return result
     method = run.method
-    branches = method.branches and unfit_for_rows(model) is None
-    spreads = branches or is_spread(model, input_ids, model_kwargs)
+    fits = unfit_for_rows(model) is None
+    branches = method.branches and fits
+    spreads = branches or (fits and is_spread(model, input_ids, model_kwargs))
     texts = GeneratedTexts(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
         spreads=spreads, likely=method.likely, streamer=run.streamer,
@@ -206,7 +176,9 @@ def decode(
     for drafter, tokens in zip(drafters, _prompts(model, input_ids, model_kwargs), strict=True):
         drafter.begin(tokens)
     try:
-        draft_and_verify(RowDrafters(drafters, texts.texts, branches), texts, texts, width, run.stats)
+        draft_and_verify(
+            RowDrafters(drafters, texts.texts, branches, in_step=not spreads), texts, texts, width, run.stats
+        )
     finally:
         texts.close()
     if run.streamer is not None:
@@ -226,7 +198,7 @@ def _prompts(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> lis
 
 def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
     """What `generate` returns."""
-    ids = texts.sequences(private.pad_token(config))
+    ids = texts.sequences()
     if not config.return_dict_in_generate:
         return ids
     output: Any = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
@@ -239,6 +211,7 @@ def fill(report: Report, run: DraftedRun) -> None:
     stats = run.stats
     report.tokens, report.forwards, report.plain_forwards = run.tokens, stats.forwards, stats.emitted
     report.engaged |= stats.accepted > 0  # a method beside it may have
+    report.peak_extra_bytes += run.method.learned(run.session.memory)
     report.warnings.extend(run.warnings)
     report.details.update(drafted=stats.drafted, accepted=stats.accepted)
     if stats.forwards and not stats.accepted:

@@ -64,7 +64,10 @@ class Target(Protocol[D_in, V_in]):
         """One pass over the last committed token and the draft: logits or probabilities after each of them."""
 
     def commit(self, verdict: V_in) -> list[int]:
-        """Keep what was accepted and forget the rest; draft tokens accepted in each sequence that had not ended."""
+        """Keep what was accepted and forget the rest; draft tokens accepted in each sequence that had not ended.
+
+        -1 for one that waited for others and got no token.
+        """
 
 
 class Rule(Protocol[D_in, V_out]):

@@ -1,4 +1,4 @@
-"""Take drafts back from the cache of one text, whatever its layers keep of the past."""
+"""Take drafts back from the cache of texts that are read in step, whatever its layers keep of the past."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def can_go_back(cache: DynamicCache) -> bool:
 
 
 class Rollback:
-    """The cache of one text that grows by chains.
+    """The cache of texts that are read in step: it holds equally many tokens of each, and grows by chains.
 
-    Keys and values are cropped. A state is put back as it was before the draft, and with it the whole cache; what was
-    accepted is then read again with the next token.
+    Keys and values are cropped to what all texts have accepted. A state is put back as it was before the drafts, and
+    with it the whole cache, so that all of the pass has to be read again.
 
     Parameters
     ----------
@@ -38,33 +38,42 @@ class Rollback:
 
     Attributes
     ----------
-    unread
-        Committed tokens before the last that it does not hold any more.
+    held
+        Tokens of each text that it holds, those of a prompt without ids not counted.
     """
 
     def __init__(self, cache: DynamicCache) -> None:
-        self.unread = 0
+        self.held = 0
         self._layers: list[Any] = cache.layers
         self._stateful = [
             layer
             for layer in self._layers
             if isinstance(layer, LinearAttentionCacheLayerMixin) and not layer.is_croppable
         ]
-        self._states: list[tuple[Any, States]] = []  # before the last draft
+        self._states: list[tuple[Any, States]] = []  # before the last drafts
         self._record(True)
 
-    def mark(self, drafted: int) -> None:
-        """A pass over a draft of so many tokens follows."""
-        self._states = [(layer, _copied(layer)) for layer in self._stateful] if drafted else []
+    @property
+    def has_states(self) -> bool:
+        """Whether drafts that are not all accepted have to be read again."""
+        return bool(self._stateful)
 
-    def keep(self, accepted: int, drafted: int) -> None:
-        """Take back from the last pass what was not accepted."""
-        is_put_back = accepted < drafted and bool(self._states)
-        if is_put_back:
+    def recurrent_states(self) -> list[torch.Tensor | None]:
+        """Of all layers that have them."""
+        return [state for layer in self._stateful for state in layer.recurrent_states.values()]
+
+    def mark(self, has_drafts: bool) -> None:
+        """A pass follows, of which some tokens may have to be taken back."""
+        self._states = [(layer, _copied(layer)) for layer in self._stateful] if has_drafts else []
+
+    def keep(self, common: int, end: int) -> None:
+        """Of the last pass, which reached up to `end`, keep what is right in all texts, up to `common`."""
+        if common < end and self._states:
             for layer, states in self._states:
                 layer.conv_states, layer.recurrent_states = states
-        self._crop(self.unread + 1 + drafted if is_put_back else drafted - accepted)
-        self.unread = self.unread + 1 + accepted if is_put_back else 0
+            common = self.held
+        self._crop(end - common)
+        self.held = common
 
     def _crop(self, count: int) -> None:
         for layer in self._layers:
@@ -82,6 +91,25 @@ class Rollback:
         for layer in self._layers:
             if layer not in self._stateful and hasattr(layer, "record_past"):
                 layer.record_past = on
+
+
+def reads_on(model: Any) -> bool:
+    """Whether a pass over several tokens begins at the states that the cache holds.
+
+    That of Jamba begins at none, and RecurrentGemma keeps its own in its modules: there drafts would change the text.
+    So two short passes are compared, one of them behind states of zeros.
+    """
+    decoder, cache = model.get_decoder(), DynamicCache(config=model.config.get_text_config(decoder=True))
+    ids = torch.arange(1, 5, device=model.device)[None]
+    decoder(ids[:, :2], past_key_values=cache, use_cache=True)
+    past = Rollback(cache)
+    past.keep(2, 2)
+    past.mark(True)
+    found = decoder(ids[:, 2:], past_key_values=cache, use_cache=True)[0]
+    past.keep(2, 4)
+    cleared = [state.zero_() for state in past.recurrent_states() if state is not None]
+    other = decoder(ids[:, 2:], past_key_values=cache, use_cache=True)[0]
+    return not past.has_states or (bool(cleared) and not torch.equal(found, other))
 
 
 def _copied(layer: Any) -> States:

@@ -59,7 +59,7 @@ class Stats:
         Parameters
         ----------
         accepted
-            `[B]` accepted draft tokens per sequence.
+            `[B]` accepted draft tokens per sequence; -1 for one that waited for others and got no token at all.
         drafted
             Draft tokens per sequence (all nodes of a tree).
         depth
@@ -74,7 +74,7 @@ class Stats:
         depth = drafted if depth is None else depth
         if not 0 <= depth <= drafted:
             raise ValueError(f"depth must be between 0 and drafted={drafted}, got {depth}")
-        if any(not 0 <= n <= depth for n in counts):
+        if any(not -1 <= n <= depth for n in counts):
             raise ValueError(f"accepted must be between 0 and the draft depth {depth}, got {counts}")
         self.rounds += 1
         self.forwards += 1

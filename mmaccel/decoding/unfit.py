@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
-from .rollback import can_go_back
-from .slots import unfit_for_rows
+from .rollback import WITH_STATE, can_go_back, reads_on
 
 # Processors of transformers that look at more than the row they are given.
 OF_A_BATCH = (
@@ -19,6 +18,8 @@ OF_A_BATCH = (
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
     "WhisperNoSpeechDetection",
 )
+
+READS_ON = "layers read on"  # in the memory of a session
 
 # Settings that ask for another loop of `generate`, or for another cache, and what they are where they do not.
 OTHER_LOOPS: dict[str, Any] = {
@@ -49,7 +50,7 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
     return None
 
 
-def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
+def unfit(model: Any, config: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as what `generate` made of its arguments tells."""
     cache = kwargs.get("past_key_values")
     if config.output_attentions or config.output_hidden_states:
@@ -66,9 +67,17 @@ def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, An
         return "the prompt is padded"
     if mask is not None and (mask.ndim != 2 or not bool(mask[:, -1].all())):
         return "the prompt is padded at its end, or has a mask of its own"
-    if is_spread(model, input_ids, kwargs):
-        return unfit_for_rows(model)
     return None
+
+
+def unfit_states(model: Any, cache: Any, memory: dict[str, Any]) -> str | None:
+    """Why drafts cannot be taken back from layers with a state; looked at once, and kept in the memory of a session."""
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if not any(type(layer) in WITH_STATE for layer in own.layers):
+        return None
+    if READS_ON not in memory:
+        memory[READS_ON] = reads_on(model)
+    return None if memory[READS_ON] else f"the layers of {type(model).__name__} read several tokens without their state"
 
 
 def prompt_mask(model: Any, kwargs: dict[str, Any]) -> Any:

@@ -25,6 +25,8 @@ from mmaccel.demos import (
     hour_of_speech,
     hours_of_video,
     long_prompts,
+    many_prompts,
+    pruned_drafts,
     replica_kills,
     stored_contexts,
     watched_video,
@@ -284,6 +286,8 @@ def test_every_committed_page_is_that_of_its_rows(name):
 LONG = {
     "batch_kills": batch_kills.page,
     "long_prompts": long_prompts.page,
+    "many_prompts": many_prompts.page,
+    "pruned_drafts": pruned_drafts.page,
     "replica_kills": replica_kills.page,
     "speech_cuts": cuts.page,
     "speech_first_sound": first_sound.page,

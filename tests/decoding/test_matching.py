@@ -289,15 +289,15 @@ OWN_MASK = "the prompt is padded at its end, or has a mask of its own"
 )
 def test_texts_that_are_left_to_the_model(encoder, more, reason):
     model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=encoder))
-    config, ids = SimpleNamespace(output_attentions=False, output_hidden_states=False), torch.ones(1, 3)
-    assert unfit.unfit(model, ids, config, more) == reason
+    config = SimpleNamespace(output_attentions=False, output_hidden_states=False)
+    assert unfit.unfit(model, config, more) == reason
     for name in ("output_attentions", "output_hidden_states"):
         asked = SimpleNamespace(**{**vars(config), name: True})
-        assert unfit.unfit(model, ids, asked, more) == "attentions or hidden states are asked for"
+        assert unfit.unfit(model, asked, more) == "attentions or hidden states are asked for"
 
 
 def report_of(accepted, drafted, engaged=False, reasons=()):
-    run = generation.DraftedRun(None, SuffixMethod())
+    run = generation.DraftedRun(SimpleNamespace(memory={}), SuffixMethod())
     run.tokens = 9
     for count in accepted:
         run.stats.observe([count], drafted)

@@ -33,7 +33,7 @@ def test_stats_of_a_tree_count_depth_apart_from_nodes():
     ("accepted", "drafted", "depth", "message"),
     [
         ([3], 2, None, "accepted must be between 0 and the draft depth 2"),
-        ([-1], 2, None, "accepted must be between"),
+        ([-2], 2, None, "accepted must be between"),
         ([0], 2, 3, "depth must be between 0 and drafted=2"),
     ],
 )

@@ -12,6 +12,8 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -20,6 +22,8 @@ from transformers import (
     MistralForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
 )
 
 from mmaccel.vlm import examples, visual_examples
@@ -94,3 +98,16 @@ def mistral():
 
 def eager():
     return sharp(LlamaForCausalLM, LlamaConfig, attn_implementation="eager")
+
+
+def jamba():
+    """Layers with a state at which no pass of several tokens begins."""
+    every = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "num_experts": 2}
+    return sharp(JambaForCausalLM, JambaConfig, use_mamba_kernels=False, mamba_d_state=8, mamba_dt_rank=4, **every)
+
+
+def recurrent_gemma():
+    """Layers whose state is kept in their modules."""
+    return sharp(
+        RecurrentGemmaForCausalLM, RecurrentGemmaConfig, lru_width=32, attention_window_size=16, num_attention_heads=4
+    )

@@ -9,7 +9,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 import mmaccel
 from mmaccel import vlm
 from mmaccel.decoding.drafters.draft_method import DraftMethod
-from mmaccel.errors import ConflictError
+from mmaccel.errors import ConflictError, SettingError
 from mmaccel.vlm import SuffixDecoding, examples, visual_examples
 
 NEW = 40
@@ -167,16 +167,6 @@ def test_what_is_left_to_the_model(case, more, reason):
     assert report.warnings[0].startswith("the model's own loop ran: ") and reason in report.warnings[0]
 
 
-def test_a_cache_of_another_method_is_left_alone(case):
-    model, arguments = case
-    method = vlm.CompressKV(budget=0.5)
-    with mmaccel.accelerate(model, method) as session:
-        plain = session.generate(**arguments())
-    with mmaccel.accelerate(model, method, SuffixDecoding(shortest=1)) as session:
-        assert torch.equal(session.generate(**arguments()), plain)
-        assert any("no cache to take drafts back from" in text for text in session.report.warnings)
-
-
 def test_a_text_in_which_nothing_comes_back_says_so(case):
     """Of a prompt of different tokens and one new token there is nothing to draft, and so nothing that was wrong."""
     model, arguments = case
@@ -208,3 +198,17 @@ def test_one_session_has_one_drafter(case):
 
     with pytest.raises(ConflictError, match="vlm.SuffixDecoding"):
         mmaccel.plan(case[0], SuffixDecoding(), Other())
+
+
+@pytest.mark.parametrize("cache", (vlm.SelectKV(), vlm.CompressKV()), ids=str)
+def test_no_plan_has_drafts_beside_a_cache_that_takes_none_back(case, cache):
+    with pytest.raises(ConflictError, match="cannot be combined: keep one of them"):
+        mmaccel.plan(case[0], vlm.FusedDraft(), cache)
+
+
+def test_a_prediction_for_drafts_that_take_none(case):
+    model, arguments = case
+    with mmaccel.accelerate(model, SuffixDecoding()) as session:
+        with pytest.raises(SettingError, match=r"SuffixDecoding takes no prediction; vlm\.TextDraft does"):
+            session.generate(**arguments(prediction=[5]))
+        assert torch.equal(session.generate(**arguments()), model.generate(**arguments()))

@@ -81,7 +81,7 @@ class DocumentDraft(TextDraft):
     )
     advice: ClassVar[Advice] = Advice(
         "Readers of pages, with a light pipeline beside them that reads most words right.",
-        "Nothing in quality; the time of the pipeline, and up to 25 MB for what is learned.",
+        "Nothing in quality; the time of the pipeline, and up to 35 MB for what is learned.",
     )
 
     def __post_init__(self) -> None:

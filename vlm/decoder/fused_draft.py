@@ -9,7 +9,7 @@ from mmaccel.decoding.drafters.grown_method import GrownMethod
 from mmaccel.decoding.drafters.sources import Repeats, Source
 from mmaccel.decoding.drafters.suffix_method import SuffixMethod
 from mmaccel.decoding.generation import Call, Holder
-from mmaccel.method import Advice
+from mmaccel.method import Advice, Held
 from mmaccel.registry import register
 
 from .placeholders import placeholders
@@ -26,9 +26,9 @@ class FusedDraft(GrownMethod, SuffixMethod):
     the nodes that are worth their cost, and where none is, the text is decoded plainly. `generate` of one text or a
     batch, greedy or sampled; all arguments that act on logits or on stopping keep working. Exact in float32: the tokens
     of the model itself, and with sampling those of the same random state, in a batch their distribution. With beams, an
-    assistant or another kind of cache (also those of `SelectKV` and `CompressKV`) the model's own loop runs, and the
-    report says so. Where layers have a state, or a window that is not attended to by SDPA, a chain is drafted instead
-    of a tree, for one text at a time.
+    assistant or another kind of cache the model's own loop runs, and the report says so; no plan has it beside
+    `SelectKV` or `CompressKV`. Where layers have a state, or a window that is not attended to by SDPA, a chain is
+    drafted instead of a tree, and the rows of a batch are read in step: the slowest sets the pace.
 
     Parameters
     ----------
@@ -62,14 +62,23 @@ class FusedDraft(GrownMethod, SuffixMethod):
     paper: ClassVar[str] = "RASD: Retrieval-Augmented Speculative Decoding by Quan et al., 2025"
     advice: ClassVar[Advice] = Advice(
         "Texts of any kind, most those that repeat the prompt or an earlier answer: rewriting, summaries, code.",
-        "Nothing in quality; up to 25 MB for what is learned, and 4 MB for each row of a batch.",
+        "Nothing in quality; up to 35 MB for what is learned, and 5 MB for each row of a batch.",
     )
     learns: ClassVar[bool] = True
+    equal_tokens: ClassVar[int] = 3
     engaging: ClassVar[dict[str, Any]] = {"always": True, "remember": 0}
+
+    def held(self) -> tuple[Held, ...]:
+        """The successors, and an index for each row."""
+        return (*GrownMethod.held(self), *SuffixMethod.held(self))
+
+    def learned(self, memory: dict[str, Any]) -> int:
+        """Bytes of the successors, and of the texts of all rows."""
+        return GrownMethod.learned(self, memory) + SuffixMethod.learned(self, memory)
 
     def sources(self, call: Call, row: int) -> list[Source]:
         """Repeats of this row's texts, and the successors that the session knows."""
-        return [Repeats(self.drafter(call, row)), self.successors(call, longest=3)]
+        return [Repeats(self.drafter(call, row)), self.successors(call)]
 
     def _forbidden(self, session: Holder) -> frozenset[int]:
         return placeholders(session.target.config)

@@ -12,7 +12,7 @@ from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
 from mmaccel.decoding.rollback import can_go_back
 from mmaccel.errors import SettingError, shown
-from mmaccel.method import Advice
+from mmaccel.method import Advice, Held
 from mmaccel.registry import register
 
 from .fused_draft import FusedDraft
@@ -63,11 +63,17 @@ class ModelDraft(FusedDraft):
     paper: ClassVar[str] = "Fast Inference from Transformers via Speculative Decoding by Leviathan et al., 2023"
     advice: ClassVar[Advice] = Advice(
         "Large models with a small sister of the same tokenizer, at a tenth of its size or less.",
-        "Nothing in quality; the memory of the smaller model and its cache, and up to 25 MB for what is learned.",
+        "Nothing in quality; the memory of the smaller model and its cache, and up to 35 MB for what is learned.",
     )
+
+    def held(self) -> tuple[Held, ...]:
+        """What :class:`FusedDraft` learns, and the assistant."""
+        given = "the assistant_model of the call, and for each row of a batch a cache of its whole text"
+        return (*super().held(), Held(given))
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take the assistant out of the arguments of a call."""
+        super().take(model, kwargs)
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None:
             _check(assistant, model)

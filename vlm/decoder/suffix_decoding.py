@@ -22,8 +22,8 @@ class SuffixDecoding(SuffixMethod):
     accelerates `generate` of one text or a batch, greedy or sampled, on any decoder of transformers whose cache can be
     taken back; all arguments that act on logits or on stopping keep working, and streamers are served. Exact in
     float32: the tokens of the model itself, and with sampling those of the same random state, in a batch their
-    distribution. With beams, an assistant or another kind of cache (also those of `SelectKV` and `CompressKV`) the
-    model's own loop runs, and the report says so. Placeholder tokens of pictures are never drafted.
+    distribution. With beams, an assistant or another kind of cache the model's own loop runs, and the report says so;
+    no plan has it beside `SelectKV` or `CompressKV`. Placeholder tokens of pictures are never drafted.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ class TextDraft(FusedDraft):
     paper: ClassVar[str] = "Lossless Acceleration for Seq2seq Generation with Aggressive Decoding by Ge et al., 2022"
     advice: ClassVar[Advice] = Advice(
         "Answers that are known in part before they are written: pages, corrections, translations that are revised.",
-        "Nothing in quality; up to 25 MB for what is learned, and 4 MB for each row of a batch.",
+        "Nothing in quality; up to 35 MB for what is learned, and 5 MB for each row of a batch.",
     )
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Prediction | None:

@@ -24,9 +24,10 @@ class TokenRecycling(GrownMethod):
     grows from the likeliest guess on and is as large as pays at the measured cost of a pass, so that where nothing can
     be guessed the text is decoded plainly. `generate` of one text or a batch, greedy or sampled; all arguments that
     act on logits or on stopping keep working. Exact in float32: the tokens of the model itself, and with sampling those
-    of the same random state, in a batch their distribution. With beams, an assistant or another kind of cache (also
-    those of `SelectKV` and `CompressKV`) the model's own loop runs, and the report says so. Where layers have a
-    state, or a window that is not attended to by SDPA, a chain is drafted instead of a tree, for one text at a time.
+    of the same random state, in a batch their distribution. With beams, an assistant or another kind of cache the
+    model's own loop runs, and the report says so; no plan has it beside `SelectKV` or `CompressKV`. Where layers have
+    a state, or a window that is not attended to by SDPA, a chain is drafted instead of a tree, and the rows of a batch
+    are read in step: the slowest sets the pace.
 
     Parameters
     ----------

@@ -7,13 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mmaccel.errors import SettingError
 from mmaccel.method import Method, is_count
 from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..custom_generate import CustomGenerate
-from ..generation import Call, Holder, TextDrafter, verify_drafts
+from ..generation import Call, Holder, verify_drafts
 from ..loop import FixedWidth, Width
+from ..row_drafters import TextDrafter
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class DraftMethod(Method[Session]):
 
     lossless: ClassVar[bool] = True
     role: ClassVar[str] = "text drafts"
+    excludes: ClassVar[frozenset[str]] = frozenset({"decoding cache"})  # from which nothing can be taken back
     neutral: ClassVar[dict[str, Any]] = {"block": 0}
     branches: ClassVar[bool] = False  # whether drafts are trees
     silent: ClassVar[str] = "there was nothing to guess from"  # why a text has no draft at all
@@ -55,9 +58,15 @@ class DraftMethod(Method[Session]):
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take what is meant for the drafts out of the arguments of a call of `generate`."""
+        if kwargs.get("prediction") is not None:
+            raise SettingError(f"{type(self).__name__} takes no prediction; vlm.TextDraft does")
 
     def tell(self, report: Report, given: Any) -> None:
         """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
+
+    def learned(self, memory: dict[str, Any]) -> int:
+        """Bytes of what a session has learned, at most."""
+        return 0
 
     def drafters(self, call: Call) -> Sequence[TextDrafter]:
         """What drafts the next text of each row of a batch."""

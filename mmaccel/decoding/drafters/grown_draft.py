@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ..matching import Draft, Verdict
@@ -59,11 +59,19 @@ class GrownDrafter:
         What is learned from one text for the next.
     branches
         Whether the draft may be a tree; otherwise it follows the likeliest guess only.
+    again
+        Says whether what was accepted has to be read once more; by default it has not.
     """
 
     def __init__(
-        self, sources: Sequence[Source], acceptance: Acceptance, cost: PassCost, branches: bool = True
+        self,
+        sources: Sequence[Source],
+        acceptance: Acceptance,
+        cost: PassCost,
+        branches: bool = True,
+        again: Callable[[], bool] = bool,
     ) -> None:
+        self.again = again
         self.sources, self.acceptance, self.cost, self.branches = sources, acceptance, cost, branches
         self._root, self._nodes, self._draft = Node(0, -1, 1.0, 0, []), list[Node](), Draft(())
         self._end: Context = ()
@@ -82,8 +90,10 @@ class GrownDrafter:
         self._root = Node(0, -1, 1.0, 0, [source.root() for source in self.sources])
         self._nodes = self._grown(most)
         trust = min(1.0, self._right / self._expected)
-        self._wanted = self.cost.nodes([node.share for node in self._nodes])
-        nodes = self._nodes[: self.cost.nodes([trust**node.depth * node.share for node in self._nodes])]
+        again, shares = self.again(), [node.share for node in self._nodes]
+        trusted = [trust**node.depth * node.share for node in self._nodes]
+        self._wanted = self.cost.nodes(shares, again)
+        nodes = self._nodes[: self.cost.nodes(trusted, again)]
         self._draft = Draft(tuple(n.token for n in nodes), tuple(n.parent for n in nodes))
         return self._draft
 

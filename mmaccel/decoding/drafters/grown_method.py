@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.method import Held
 from mmaccel.session import Session
 
 from ..generation import Call
@@ -17,7 +18,7 @@ from .draft_method import DraftMethod
 from .given_text import EXPECTED as GIVEN
 from .grown_draft import GrownDrafter
 from .pass_cost import PassCost
-from .sources import EXPECTED, Source, Successors
+from .sources import EXPECTED, REMEMBER, Source, Successors, successors_bytes
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class GrownMethod(DraftMethod):
     silent: ClassVar[str] = "no guess was worth what a wider pass costs"
     branches: ClassVar[bool] = True
     likely: ClassVar[int] = 8  # as in the paper of Token Recycling
+    equal_tokens: ClassVar[int] = 1  # most after which successors are kept
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,11 +54,24 @@ class GrownMethod(DraftMethod):
             )
         super().attach(session, stack)
 
+    def held(self) -> tuple[Held, ...]:
+        """The successors, shared by all rows."""
+        bound = successors_bytes(self.likely, self.equal_tokens)
+        return (Held(f"the likeliest {self.likely} tokens after {REMEMBER} contexts, the newest", bound),)
+
+    def learned(self, memory: dict[str, Any]) -> int:
+        """Bytes of the successors."""
+        known = memory.get(f"{self.name}, successors", {})
+        return successors_bytes(self.likely, self.equal_tokens, len(known))
+
     def drafters(self, call: Call) -> list[GrownDrafter]:
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""
         acceptance: Acceptance = self._kept(call, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT}))
         cost = self.width(call)
-        return [GrownDrafter(self.sources(call, row), acceptance, cost, call.branches) for row in range(call.rows)]
+        return [
+            GrownDrafter(self.sources(call, row), acceptance, cost, call.branches, call.reads_again)
+            for row in range(call.rows)
+        ]
 
     def width(self, call: Call) -> PassCost:
         """What passes over so many rows cost."""
@@ -67,10 +82,10 @@ class GrownMethod(DraftMethod):
         """Where the guesses for a row come from, as far as kept for the session."""
         raise TypeError(f"{type(self).__name__} does not say where guesses come from")  # pragma: no cover
 
-    def successors(self, call: Call, longest: int = 1) -> Successors:
-        """The successors that the session knows, after at most so many equal tokens."""
+    def successors(self, call: Call) -> Successors:
+        """The successors that the session knows."""
         known, forbidden = self._kept(call, "successors", {}), self._forbidden(call.session)
-        return Successors(known, forbidden, longest, dice=call.dice)
+        return Successors(known, forbidden, self.equal_tokens, dice=call.dice)
 
     def _kept(self, call: Call, what: str, new: Any) -> Any:
         return call.session.memory.setdefault(f"{self.name}, {what}", new)

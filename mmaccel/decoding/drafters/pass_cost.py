@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import log2
-from statistics import median
+from statistics import fmean, median
 
 from ..verify_cost import VerifyCost
 
@@ -16,6 +16,9 @@ MARGIN = 1.2  # what a node must save of what it costs, as neither is known well
 # Passes after which a plain one is timed again, where drafts save less than so many of them: what it cost may have
 # changed.
 STALE, CLEAR = 40, 1.0
+# Plain passes that drafts may lose before they are given up, where much has to be read again, and how much of that is
+# forgiven in each pass without them.
+PATIENCE, FORGIVEN = 4.0, 0.03
 
 
 class PassCost:
@@ -41,6 +44,7 @@ class PassCost:
         self._since = 0  # the last plain pass
         self._left_out = 0.0  # seconds since the last pass that are no part of the next one
         self._curve: VerifyCost | None = None
+        self._lost = 0.0  # plain passes
 
     def width(self) -> int:
         return self.most
@@ -50,9 +54,14 @@ class PassCost:
         self._left_out += seconds
 
     def observe(self, width: int, emitted: list[int], seconds: float) -> None:
-        """Learn the seconds of a pass."""
+        """Learn the seconds of a pass, unless it is that of a prompt."""
         self._since = 0 if width == 1 else self._since + 1
+        if width > 2 * self.most:
+            self._left_out = 0.0
+            return
         seconds, self._left_out = max(seconds - self._left_out, 1e-9), 0.0
+        lost = -FORGIVEN if width == 1 else seconds / self.curve.seconds(1) - fmean(emitted)
+        self._lost = max(-PATIENCE, self._lost + lost)
         self._seconds.setdefault(width, deque(maxlen=RECENT)).append(seconds)
         self._curve = None
 
@@ -67,18 +76,24 @@ class PassCost:
             self._curve = VerifyCost(*zip(*sorted({**known, **beyond}.items()), strict=True))
         return self._curve
 
-    def nodes(self, shares: Sequence[float]) -> int:
+    def nodes(self, shares: Sequence[float], again: bool = False) -> int:
         """How many nodes of a draft to verify that are accepted with these probabilities, the likeliest first.
 
-        As many as save the most time, if a token saves that of a plain pass.
+        As many as save the most time, if a token saves that of a plain pass, and if what was accepted has to be read
+        `again` costs another pass over it.
         """
         if self.always:
             return len(shares)
+        if again and (self._lost > PATIENCE or len(self._seconds.get(1, ())) < FEWEST):
+            return 0
         curve, best, most = self.curve, 0, 0.0
         for width in WIDTHS[1:]:
             if width > len(shares) + 1:
                 break
-            saved = sum(shares[: width - 1]) - MARGIN * (curve.seconds(width) / curve.seconds(1) - 1)
+            accepted = sum(shares[: width - 1])
+            saved = accepted - MARGIN * (curve.seconds(width) / curve.seconds(1) - 1)
+            if again:
+                saved -= curve.seconds(2 + round(accepted)) / curve.seconds(1) - 1
             if saved > most:
                 best, most = width - 1, saved
         return 0 if self._since >= STALE and most < CLEAR else best

@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect
 from collections.abc import Hashable, Iterator, Sequence
 from math import exp
+from sys import getsizeof
 from typing import Any, Protocol
 
 from ..dice import Dice
@@ -16,6 +17,7 @@ State = Any  # of a source, at a node of a draft
 Guess = tuple[int, Hashable, State]  # a token, its kind, and the state behind it
 Context = tuple[int, ...]  # the last tokens of a text, or of a path of a draft
 Known = dict[Context, "tuple[array[int], array[float]]"]  # tokens after it, and their probabilities
+REMEMBER = 65_536  # contexts of which successors are kept
 LEVELS = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of probability, the first is the least that counts
 KEEPS = {1: 0.5, 2: 0.7, 3: 0.8, 4: 0.8}  # of its probability, elsewhere, by equal tokens before
 PLACES = {0: 0.5, 1: 0.15, 2: 0.03}  # and of that of a token to win a draw, by those that are faster
@@ -56,7 +58,7 @@ class Successors:
     longest
         Most tokens that must be equal.
     remember
-        Contexts that are kept, the newest; eight successors each of 65,536 take 32 MB.
+        Contexts that are kept, the newest; default 65,536, of which :func:`successors_bytes` tells the bytes.
     dice
         Of a sampled text.
 
@@ -74,7 +76,7 @@ class Successors:
         known: Known,
         forbidden: frozenset[int],
         longest: int = 1,
-        remember: int = 65_536,
+        remember: int = REMEMBER,
         dice: Dice | None = None,
     ) -> None:
         self.known, self.forbidden, self.longest, self.remember = known, forbidden, longest, remember
@@ -118,6 +120,17 @@ class Successors:
         while len(self.known) > self.remember:
             del self.known[next(iter(self.known))]
         self._end = (*self._end, *tokens)[-self.longest :]
+
+
+def successors_bytes(likely: int, longest: int, remember: int = REMEMBER) -> int:
+    """Bytes of the successors of so many contexts at most, `likely` of each, none of them shared."""
+    shares = array("i", range(likely)), array("d", range(likely))
+    row = getsizeof(shares) + sum(map(getsizeof, shares))
+    key = getsizeof(tuple(range(longest))) + longest * getsizeof(REMEMBER)
+    table = getsizeof(
+        dict.fromkeys(range(2 * remember + 1))
+    )  # one that forgets as much as it learns has twice the room
+    return remember * (row + key) + table
 
 
 class Repeats:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from sys import getsizeof
 
 from ..matching import Draft, Verdict
 
 BREAK = -1  # between two texts; no token
+BIG = 65_536  # a number that is no constant of Python's
 
 
 class SuffixIndex:
@@ -101,3 +103,17 @@ class SuffixIndex:
                 break
             tokens.append(token)
         return tokens
+
+
+def index_bytes(longest: int, shortest: int, tokens: int) -> int:
+    """Bytes of an index of so many tokens at most, none of whose n-grams stands there twice.
+
+    Examples
+    --------
+    >>> 1000 < index_bytes(longest=8, shortest=1, tokens=1) < index_bytes(longest=8, shortest=1, tokens=2)
+    True
+    """
+    grams = range(shortest, longest + 1)
+    keys = sum(getsizeof(tuple(range(size))) + getsizeof(BIG) for size in grams)  # and the place that each leads to
+    table = getsizeof(dict.fromkeys(range(1 + tokens * len(grams))))
+    return tokens * (keys + 2 * getsizeof(BIG)) + table

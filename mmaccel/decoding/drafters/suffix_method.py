@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.method import is_count
+from mmaccel.method import Held, is_count
 
 from ..generation import Call
 from .draft_method import DraftMethod
-from .suffix_index import SuffixIndex
+from .suffix_index import SuffixIndex, index_bytes
+
+TEXT = 1000  # tokens of the text at hand for which memory is told
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,19 @@ class SuffixMethod(DraftMethod):
         self._require(is_count(self.longest, 1, 32), "longest", "between 1 and 32 tokens")
         self._require(is_count(self.shortest, 1, self.longest), "shortest", f"between 1 and longest={self.longest}")
         self._require(is_count(self.remember, 0), "remember", "a whole number of at least 0 tokens")
+
+    def held(self) -> tuple[Held, ...]:
+        """An index for each row of the largest batch, which grows with the text at hand."""
+        earlier, text = (index_bytes(self.longest, self.shortest, n) for n in (self.remember, TEXT))
+        return (
+            Held(f"{self.remember} tokens of earlier texts, for each row of the largest batch", earlier),
+            Held(f"every {TEXT} tokens of the text at hand, until the next one begins", text),
+        )
+
+    def learned(self, memory: dict[str, Any]) -> int:
+        """Bytes of the texts of all rows."""
+        sizes = [len(index) for index in memory.values() if isinstance(index, SuffixIndex)]
+        return sum(index_bytes(self.longest, self.shortest, size) for size in sizes)
 
     def drafter(self, call: Call, row: int) -> SuffixIndex:
         """The texts of this session that stood in this row of a batch."""

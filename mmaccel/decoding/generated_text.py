@@ -1,0 +1,94 @@
+"""One text of a batch as it grows, and the drafts for all of them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .matching import Draft, Verdict
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """A draft for each row of a batch; those of texts that have ended are empty.
+
+    Attributes
+    ----------
+    rows
+        One per text.
+    known
+        Tokens of each text that are read before its draft, the last one included; 0 of one that has ended.
+
+    Examples
+    --------
+    >>> Drafts((Draft((5, 6)), Draft(())), known=(1, 4)).width
+    3
+    """
+
+    rows: tuple[Draft, ...]
+    known: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return max(draft.size for draft in self.rows)
+
+    @property
+    def width(self) -> int:
+        """Tokens of the pass: as far as the longest draft goes, and without any what all texts have."""
+        drafted = [known + draft.size for known, draft in zip(self.known, self.rows, strict=True) if draft.size]
+        return max(drafted or [min(known for known in self.known if known)])
+
+    @property
+    def depth(self) -> int:
+        return max(draft.depth for draft in self.rows)
+
+
+Verdicts = tuple[Verdict | None, ...]  # None for a text that had ended, or waits for others
+
+
+class GeneratedText:
+    """One text, whose tokens are chosen as `generate` chooses them.
+
+    Attributes
+    ----------
+    ids
+        `[1, N]`, prompt and committed tokens.
+    finished
+        Whether a stopping criterion ended it.
+    unread, ahead
+        Committed tokens before the last that the cache does not hold, and how many more these are than of the slowest.
+    room
+        Tokens that it may still get, before a length is reached.
+    scores, logits
+        `[1, V]` of each new token, after and before the processors; None where they are not asked for.
+    """
+
+    def __init__(self, ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any = None) -> None:
+        self.ids, self.processors, self.criteria, self.streamer = ids, processors, criteria, streamer
+        self.do_sample, self.finished, self.unread, self.ahead = config.do_sample, False, 0, 0
+        returned = config.return_dict_in_generate
+        self.scores: list[torch.Tensor] | None = [] if returned and config.output_scores else None
+        self.logits: list[torch.Tensor] | None = [] if returned and config.output_logits else None
+
+    @property
+    def room(self) -> int:
+        longest: int | None = self.criteria.max_length
+        return sys.maxsize if longest is None else max(1, longest - self.ids.shape[1])
+
+    def choose(self, row: torch.Tensor) -> tuple[int, bool]:
+        """Append what the model chooses by its logits `[1, V]`; that token, and whether the text ends."""
+        logits = row.to(copy=True, dtype=torch.float32, device=self.ids.device)
+        scores = self.processors(self.ids, logits)
+        token = torch.multinomial(scores.softmax(-1), 1) if self.do_sample else scores.argmax(-1, keepdim=True)
+        for kept, values in ((self.scores, scores), (self.logits, logits)):
+            if kept is not None:
+                kept.append(values)
+        self.ids = torch.cat([self.ids, token], 1)
+        if self.streamer is not None:
+            self.streamer.put(token[0].cpu())
+        told = None if self.scores is None else tuple(self.scores)
+        self.finished = bool(self.criteria(self.ids, told).all())
+        return int(token), self.finished
