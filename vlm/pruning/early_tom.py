@@ -56,8 +56,8 @@ class EarlyTom(Compressor):
     -----
     Lossy: dropped tokens are gone. The number kept is exact and spread evenly over the frames; a remainder goes to the
     ends of segments first. The reference code rounds the ends up and the rest to the nearest. In a tower of few layers
-    a third of the depth is often: with the four of `tiny-onevision`, ``merge_after=2`` had more answers right about brief
-    events than the default.
+    a third of the depth is often: with the four of `tiny-onevision`, ``merge_after=2`` had more answers right about
+    brief events than the default.
 
     Raises
     ------
