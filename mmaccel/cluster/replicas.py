@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MmaccelError, SettingError
 from ..modality import get_modality
 from ..serve.app import PATIENCE, ServerLimits
-from ..serve.endpoint import Refused
+from ..serve.endpoint import Endpoint, Refused
 from ..serve.metrics import Metrics
 from ..serve.worker import Worker
 from .connection import connected, count_of, needs_of
 from .forwarding import RemoteEndpoint
+from .streams import FarLine, Inboxes
+from .streams import Said as Heard
 
 if TYPE_CHECKING:
     from ..cli.command import Command
@@ -86,6 +88,11 @@ class Replica:
         finally:
             request.left.set()
 
+    async def listen(self, path: str, query: dict[str, str], stream: str, inboxes: Any) -> AsyncIterator[Heard]:
+        """What is said in a live stream, whose messages come through the inboxes."""
+        async for said in FarLine(query, stream, inboxes).talked(self.endpoint.sockets()[path]):
+            yield said
+
     def _figures(self) -> dict[str, float]:
         """What the model did since they were told last."""
         now = {name: self.metrics.registry.get_sample_value(f"{name}_total") or 0.0 for name in FIGURES}
@@ -119,27 +126,26 @@ def replicated(
         needs = needs_of(arguments.device)
         count_of(ray, most, needs, "--replicas")
         running = 2 * limits.batch  # of a replica: one batch runs, and the next one gathers
+        answering: type[Endpoint[Any]] = import_module(get_modality(arguments.kind).serving).ENDPOINT
+        streams = limits.sockets if answering.sockets is not Endpoint.sockets else 0  # all may be at one replica
         deployment: Any = serve.deployment(
             **_scaled(least, most, limits.batch),
-            max_ongoing_requests=running,
+            max_ongoing_requests=running + streams,
             graceful_shutdown_timeout_s=limits.deadline,
             ray_actor_options=needs,
         )(Replica)
         name = f"mmaccel-{socket.gethostname()}-{os.getpid()}"
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-        app = deployment.bind(command, arguments, running, limits.batch)
+        app = deployment.bind(command, arguments, running + streams, limits.batch)
         try:
             handle = serve.run(app, name=name, route_prefix=None)
-            if problem := handle.problem.remote().result():
+            if problem := next(filter(None, handle.broadcast("problem").results()), ""):
                 raise SettingError(problem)
-            yield _endpoint(arguments, handle.options(stream=True), ray.exceptions.RayActorError, running * most)
+            inboxes = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4 * (1 + streams))(Inboxes).remote
+            given = handle.options(stream=True), ray.exceptions.RayActorError, running * most, inboxes
+            yield RemoteEndpoint(arguments.model, answering, *given)
         finally:
             serve.delete(name)
-
-
-def _endpoint(arguments: argparse.Namespace, handle: Any, lost: type[Exception], running: int) -> RemoteEndpoint:
-    answering = import_module(get_modality(arguments.kind).serving).ENDPOINT
-    return RemoteEndpoint(arguments.model, answering, handle, lost, running)
 
 
 def _scaled(least: int, most: int, batch: int) -> dict[str, Any]:

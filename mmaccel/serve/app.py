@@ -85,7 +85,7 @@ class Server:
         self, endpoint: Endpoint[Any], limits: ServerLimits | None = None, key: str = "", hosts: Iterable[str] = ()
     ) -> None:
         self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), Key(key)
-        self.metrics, self.began = Metrics(), int(time.time())
+        self.metrics, self.began, self.parsing = Metrics(), int(time.time()), 0
         self.worker = endpoint.worker(self.metrics, self.limits.waiting, self.limits.batch)
         most, idle = self.limits.sockets, self.limits.idle_seconds
         self.promises = Promises(endpoint, self.key)
@@ -126,7 +126,7 @@ class Server:
             self.key.check(http)
             body = await self._body(http)
             began = time.monotonic()
-            request = await run_in_threadpool(self.endpoint.parse, body)
+            request = await self._parsed(body)
             until = began + self.limits.deadline
             future = self.worker.submit(request, until)
             if self.endpoint.later:
@@ -148,6 +148,16 @@ class Server:
             return Response(status_code=GONE)
         finally:
             self.metrics.requests.labels(str(status)).inc()
+
+    async def _parsed(self, body: dict[str, Any]) -> Request:
+        """The request, checked; to decode its files takes long, so that there must be a place for it before."""
+        self.worker.check(self.parsing)
+        self.parsing += 1
+        try:
+            request: Request = await run_in_threadpool(self.endpoint.parse, body)
+            return request
+        finally:
+            self.parsing -= 1
 
     async def _body(self, request: HttpRequest) -> dict[str, Any]:
         """The fields of a request, which may neither be too large nor too slow."""
