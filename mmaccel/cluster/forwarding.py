@@ -68,7 +68,8 @@ class RemoteEndpoint(Endpoint[Forwarded]):
         inboxes: Callable[[], Any],
     ) -> None:
         super().__init__(name, None, None)
-        self.answering, self.streams = answering, Streams(handle, lost, inboxes)
+        self.streams, self.bare = Streams(handle, lost, inboxes), answering.__new__(answering)
+        Endpoint.__init__(self.bare, name, None, None)  # it has no model: it is asked for addresses and pages
         self.path, self.takes_forms = answering.path, answering.takes_forms  # type: ignore[misc]
         self.later, self.media = answering.later, answering.media  # type: ignore[misc]
         self.handle, self.lost, self.most = handle, lost, running
@@ -89,10 +90,10 @@ class RemoteEndpoint(Endpoint[Forwarded]):
         return {name: value for name, value in request.body.items() if isinstance(value, str)}
 
     def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
-        return {path: partial(self.streams.relay, path) for path in self.answering.sockets(self)}
+        return {path: partial(self.streams.relay, path) for path in self.bare.sockets()}
 
     def pages(self) -> Mapping[str, str]:
-        return self.answering.pages(self)
+        return self.bare.pages()
 
     def piece(self, request: Forwarded, text: Any) -> dict[str, Any]:
         """Events come as they are."""

@@ -149,10 +149,11 @@ class Streams:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             await done.pop()
         finally:
+            said.cancel()
             for way in ways:
                 way.cancel()
-            said.cancel()
             self.inboxes.close.remote(stream)
+            await asyncio.gather(*ways, return_exceptions=True)
 
     async def _sent(self, stream: str, line: Line, opened: asyncio.Event) -> None:
         """What the client says, one message after the other, until it leaves."""

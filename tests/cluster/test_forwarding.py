@@ -92,7 +92,7 @@ class Said:
 
 
 def remote(handle, running=2):
-    return RemoteEndpoint("echo", Echo, handle, Lost, running)
+    return RemoteEndpoint("echo", Echo, handle, Lost, running, None)
 
 
 def post(address, **body):
@@ -115,7 +115,7 @@ class Clip(Echo):
 
 def test_promises_are_kept_by_replicas_too():
     handle = Handle("before")
-    with listening(RemoteEndpoint("echo", Clip, handle, Lost, 2)) as (_, address):
+    with listening(RemoteEndpoint("echo", Clip, handle, Lost, 2, None)) as (_, address):
         promise = post(address, text="hi").json()
         assert (promise["object"], promise["text"]) == ("video", "hi")
         for _ in range(300):
