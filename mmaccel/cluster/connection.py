@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,8 @@ FOUND = ("auto", HERE)  # addresses that are none
 PATIENCE = 5.0  # seconds for a head to take a connection
 OBJECTS = 200 * 2**20  # bytes for what passes between processes; outputs are files
 START = "start one with `ray start --head`, or say --ray alone for this machine"
+WRONG = "give its port (6379), its token if it has one (RAY_AUTH_TOKEN_PATH), and the same versions of Ray and Python"
+TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # where a token may be, beside its usual place
 # What Ray itself prints is no part of a command's output; it sends nothing about its use.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -39,7 +42,7 @@ def connected(address: str) -> Iterator[Any]:
     SettingError
         If there is no cluster at that address.
     """
-    for name, value in QUIET.items():
+    for name, value in {**QUIET, **_token(address)}.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -52,13 +55,20 @@ def connected(address: str) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise SettingError(f"--ray {address}: there is no Ray to be reached ({reason}): {START}") from error
+        advice = START if address in FOUND else f"{WRONG}, or {START}"
+        raise SettingError(f"--ray {address}: there is no Ray to be reached ({reason}): {advice}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ends)  # Ray's own ends the process at once, with pages of addresses
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _token(address: str) -> dict[str, str]:
+    """A cluster that `ray start` starts where there is a token asks for it, and a process only sends it if told to."""
+    has_token = any(map(os.environ.get, TOKEN)) or Path("~/.ray/auth_token").expanduser().is_file()
+    return {"RAY_AUTH_MODE": "token"} if has_token and address != HERE else {}
 
 
 def _check(address: str) -> None:
@@ -76,6 +86,12 @@ def _check(address: str) -> None:
         socket.create_connection((host, port), timeout=PATIENCE).close()
     except OSError as error:
         raise SettingError(f"--ray {address}: nobody answers there ({error.strerror or error}): {START}") from error
+
+
+def work_in(folder: str) -> None:
+    """Go to the folder in which a command was said, if this machine has it: its paths may be relative."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
 
 
 CALLED = {"num_cpus": "CPU", "num_gpus": "GPU"}  # needs of a process, as a cluster counts them

@@ -23,7 +23,7 @@ from ..serve.app import PATIENCE, ServerLimits
 from ..serve.endpoint import Endpoint, Refused
 from ..serve.metrics import Metrics
 from ..serve.worker import Worker
-from .connection import connected, count_of, needs_of
+from .connection import connected, count_of, needs_of, work_in
 from .forwarding import RemoteEndpoint
 from .streams import FarLine, Inboxes
 from .streams import Said as Heard
@@ -46,16 +46,21 @@ class Replica:
         Of the command line; what they serve is loaded here.
     waiting, batch
         As for :class:`Worker`.
+    place
+        The folder in which the command was said.
     """
 
-    def __init__(self, command: Command, arguments: argparse.Namespace, waiting: int, batch: int) -> None:
+    def __init__(
+        self, command: Command, arguments: argparse.Namespace, waiting: int, batch: int, place: str = ""
+    ) -> None:
+        work_in(place)
         self.stack, self.metrics = ExitStack(), Metrics()
         self.told, self.refusal = dict.fromkeys(FIGURES, 0.0), ""
         try:
             self.endpoint = self.stack.enter_context(command.served(arguments))
             self.worker = Worker(self.endpoint, self.metrics, waiting, batch)
         except (MmaccelError, OSError) as error:  # Ray would start it again and again
-            self.refusal = str(error)
+            self.refusal = f"{socket.gethostname()}: {error}"
 
     def problem(self) -> str:
         """Why it cannot answer; empty where it can."""
@@ -64,6 +69,9 @@ class Replica:
     async def ask(self, body: dict[str, Any], seconds: float) -> AsyncIterator[Said]:
         """What is answered within some seconds: pieces while it is made, if they are asked for, and the end of it."""
         until = time.monotonic() + seconds
+        if self.refusal:  # it came later than those that were asked for their problems
+            yield "error", (503, self.refusal)
+            return
         try:
             request = await asyncio.to_thread(self.endpoint.parse, body)
         except MmaccelError as error:
@@ -90,6 +98,9 @@ class Replica:
 
     async def listen(self, path: str, query: dict[str, str], stream: str, inboxes: Any) -> AsyncIterator[Heard]:
         """What is said in a live stream, whose messages come through the inboxes."""
+        if self.refusal:
+            yield "error", (503, self.refusal)
+            return
         async for said in FarLine(query, stream, inboxes).talked(self.endpoint.sockets()[path]):
             yield said
 
@@ -136,7 +147,7 @@ def replicated(
         )(Replica)
         name = f"mmaccel-{socket.gethostname()}-{os.getpid()}"
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-        app = deployment.bind(command, arguments, running + streams, limits.batch)
+        app = deployment.bind(command, arguments, running + streams, limits.batch, os.getcwd())
         try:
             handle = serve.run(app, name=name, route_prefix=None)
             if problem := next(filter(None, handle.broadcast("problem").results()), ""):

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from listening import listening
 
+from mmaccel.batch.items import Item
+from mmaccel.batch.work import Task
 from mmaccel.cluster.forwarding import Forwarder, RemoteEndpoint
 from mmaccel.cluster.replicas import Replica
 from mmaccel.cluster.spread import Worker
@@ -193,8 +195,14 @@ def test_a_worker_says_why_it_cannot_work(tmp_path):
     from toy_batch import EchoCommand
 
     given = argparse.Namespace(model="toy")
-    assert "does not see" in Worker(EchoCommand(), given, tmp_path).ready()
+    assert "does not see" in Worker(EchoCommand(), given, tmp_path, "mark", "").ready()
     (tmp_path / ".mmaccel").mkdir()
-    assert Worker(EchoCommand(), given, tmp_path).ready() == ""
+    assert "does not see" in Worker(EchoCommand(), given, tmp_path, "mark", "").ready(), "another folder of that name"
+    (tmp_path / ".mmaccel/mark").touch()
+    worker = Worker(EchoCommand(), given, tmp_path, "mark", "")
+    assert worker.ready() == ""
+    worker.batching.files = ("reference",)
+    made = worker.make(Task(Item("a", {"text": "a", "reference": str(tmp_path / "none.wav")}), tmp_path / "a.txt"))
+    assert "does not see" in made.error and "none.wav" in made.error
     given.model = "none"
-    assert Worker(EchoCommand(), given, tmp_path).ready() == "there is no such model"
+    assert Worker(EchoCommand(), given, tmp_path, "mark", "").ready() == "there is no such model"
