@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import queue
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -85,7 +86,8 @@ class Server:
         self, endpoint: Endpoint[Any], limits: ServerLimits | None = None, key: str = "", hosts: Iterable[str] = ()
     ) -> None:
         self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), Key(key)
-        self.metrics, self.began, self.parsing = Metrics(), int(time.time()), 0
+        self.metrics, self.began = Metrics(), int(time.time())
+        self.parsing, self.cores = 0, asyncio.Semaphore(os.cpu_count() or 1)
         self.worker = endpoint.worker(self.metrics, self.limits.waiting, self.limits.batch)
         most, idle = self.limits.sockets, self.limits.idle_seconds
         self.promises = Promises(endpoint, self.key)
@@ -150,11 +152,12 @@ class Server:
             self.metrics.requests.labels(str(status)).inc()
 
     async def _parsed(self, body: dict[str, Any]) -> Request:
-        """The request, checked; to decode its files takes long, so that there must be a place for it before."""
+        """The request, checked; to decode its files takes a core, so that there must be a place for it before."""
         self.worker.check(self.parsing)
         self.parsing += 1
         try:
-            request: Request = await run_in_threadpool(self.endpoint.parse, body)
+            async with self.cores:  # more at once would take them from those that are refused
+                request: Request = await run_in_threadpool(self.endpoint.parse, body)
             return request
         finally:
             self.parsing -= 1
