@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,8 +19,7 @@ FOUND = ("auto", HERE)  # addresses that are none
 PATIENCE = 5.0  # seconds for a head to take a connection
 OBJECTS = 200 * 2**20  # bytes for what passes between processes; outputs are files
 START = "start one with `ray start --head`, or say --ray alone for this machine"
-WRONG = "give its port (6379), its token if it has one (RAY_AUTH_TOKEN_PATH), and the same versions of Ray and Python"
-TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # where a token may be, beside its usual place
+WRONG = "give its port (6379), use its versions of Ray and Python, and say RAY_AUTH_MODE=token first if it has a token"
 # What Ray itself prints is no part of a command's output; it sends nothing about its use.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -42,7 +40,7 @@ def connected(address: str) -> Iterator[Any]:
     SettingError
         If there is no cluster at that address.
     """
-    for name, value in {**QUIET, **_token(address)}.items():
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -63,12 +61,6 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _token(address: str) -> dict[str, str]:
-    """A cluster that `ray start` starts where there is a token asks for it, and a process only sends it if told to."""
-    has_token = any(map(os.environ.get, TOKEN)) or Path("~/.ray/auth_token").expanduser().is_file()
-    return {"RAY_AUTH_MODE": "token"} if has_token and address != HERE else {}
 
 
 def _check(address: str) -> None:
@@ -112,6 +104,12 @@ def count_of(ray: Any, wanted: int | None, needs: dict[str, float], option: str)
         advice = f"ask for {most} or fewer" if most else "choose another --device, or a cluster with more"
         raise SettingError(f"Ray has {held}, too few for {option} {wanted or 1}: {advice}")
     return wanted or most
+
+
+def ended_early(error: Exception) -> str:
+    """Why processes of a cluster did not even begin, in a line."""
+    said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"a process of Ray did not start ({said[-1][:200]}): its machines need the same mmaccel, Ray and Python"
 
 
 def needs_of(device: str) -> dict[str, float]:

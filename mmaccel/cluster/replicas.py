@@ -23,7 +23,7 @@ from ..serve.app import PATIENCE, ServerLimits
 from ..serve.endpoint import Endpoint, Refused
 from ..serve.metrics import Metrics
 from ..serve.worker import Worker
-from .connection import connected, count_of, needs_of, work_in
+from .connection import connected, count_of, ended_early, needs_of, work_in
 from .forwarding import RemoteEndpoint
 from .streams import FarLine, Inboxes
 from .streams import Said as Heard
@@ -149,7 +149,10 @@ def replicated(
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         app = deployment.bind(command, arguments, running + streams, limits.batch, os.getcwd())
         try:
-            handle = serve.run(app, name=name, route_prefix=None)
+            try:
+                handle = serve.run(app, name=name, route_prefix=None)
+            except RuntimeError as error:
+                raise SettingError(ended_early(error)) from error
             if problem := next(filter(None, handle.broadcast("problem").results()), ""):
                 raise SettingError(problem)
             inboxes = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4 * (1 + streams))(Inboxes).remote

@@ -15,7 +15,7 @@ from ..batch.folder import FOLDER
 from ..batch.run import Workers
 from ..batch.work import Made, Task, working
 from ..errors import MmaccelError, SettingError
-from .connection import connected, count_of, needs_of, work_in
+from .connection import connected, count_of, ended_early, needs_of, work_in
 
 if TYPE_CHECKING:
     from ..cli.command import Command
@@ -130,6 +130,9 @@ class Crew:
                     yield Made(task, error=f"its process ended {ATTEMPTS} times: it may need more memory than there is")
 
     def _wait_until_ready(self) -> None:
-        problems = self.ray.get([worker.ready.remote() for worker in self.started])
+        try:
+            problems = self.ray.get([worker.ready.remote() for worker in self.started])
+        except self.ray.exceptions.RayError as error:
+            raise SettingError(ended_early(error)) from error
         if any(problems):
             raise SettingError(next(filter(None, problems)))

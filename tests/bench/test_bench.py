@@ -25,6 +25,8 @@ from mmaccel.demos import (
     hours_of_video,
     long_prompts,
     replica_kills,
+    replica_scaling,
+    serve_loads,
     stored_contexts,
     watched_video,
 )
@@ -284,6 +286,9 @@ LONG = {
     "batch_kills": batch_kills.page,
     "long_prompts": long_prompts.page,
     "replica_kills": replica_kills.page,
+    "replica_scaling": replica_scaling.page,
+    "serve_speech": serve_loads.page,
+    "serve_video": serve_loads.page,
     "speech_cuts": cuts.page,
     "speech_first_sound": first_sound.page,
     "speech_hour": hour_of_speech.page,

@@ -12,7 +12,6 @@ from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
 from mmaccel.batch.items import Item
 from mmaccel.cli import main as cli
-from mmaccel.cluster import connection
 from mmaccel.cluster.replicas import replicated
 from mmaccel.cluster.spread import spread
 from mmaccel.errors import SettingError
@@ -69,13 +68,3 @@ def test_a_server_has_replicas_on_both_nodes(address):
         answers = [client(place).images.generate(prompt="red heart", extra_body={"seed": 7}) for _ in range(2)]
     assert answers[0].data[0].b64_json == answers[1].data[0].b64_json
     assert len(nodes) == 2, "each node starts its own processes"
-
-
-def test_a_cluster_with_a_token_is_asked_with_it(monkeypatch, tmp_path):
-    for name in connection.TOKEN:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert connection._token("10.0.0.5:6379") == {}
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray/auth_token").write_text("secret")
-    assert connection._token("10.0.0.5:6379") == {"RAY_AUTH_MODE": "token"} and connection._token("local") == {}
