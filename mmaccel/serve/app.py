@@ -176,6 +176,7 @@ class Server:
                         raise too_large
         except TimeoutError:
             raise Refused(408, "the request came too slowly: send it again") from None
+        self.worker.check(self.parsing)  # a form is long to read, too
         if self.endpoint.takes_forms:
             body = await fields_of(bytes(held), request.headers.get("content-type", ""))
         else:
