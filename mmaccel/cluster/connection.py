@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from ..errors import MissingExtraError, SettingError
 
 HERE = "local"  # as Ray calls a cluster of this machine alone
 FOUND = ("auto", HERE)  # addresses that are none
+STARTED = Path("/tmp/ray/ray_current_cluster")  # where `ray start` notes the address, for "auto"
 PATIENCE = 5.0  # seconds for a head to take a connection
 OBJECTS = 200 * 2**20  # bytes for what passes between processes; outputs are files
 START = "start one with `ray start --head`, or say --ray alone for this machine"
@@ -65,6 +67,8 @@ def connected(address: str) -> Iterator[Any]:
 
 def _check(address: str) -> None:
     """Raise in a few seconds where nobody listens; Ray itself would try for a minute."""
+    if address == "auto" and STARTED.is_file():  # one that has ended is still noted there
+        address = STARTED.read_text().strip() or address
     if address in FOUND:
         return
     try:

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import queue
+import socket
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from listening import listening
 
 from mmaccel.batch.items import Item
 from mmaccel.batch.work import Task
+from mmaccel.cluster import connection
 from mmaccel.cluster.forwarding import Forwarder, RemoteEndpoint
 from mmaccel.cluster.replicas import Replica
 from mmaccel.cluster.spread import Worker
@@ -189,6 +191,17 @@ def test_as_many_may_wait_as_behind_one_model():
 def test_what_cannot_be_loaded_is_kept_and_told():
     given = argparse.Namespace(model="none")
     assert "no such model" in Replica(Command(), given, 4, 1).problem() and not Handle().replica.problem()
+
+
+def test_a_cluster_that_was_here_and_has_ended_is_told(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setattr(connection, "STARTED", tmp_path / "started")
+    (tmp_path / "started").write_text(place)
+    with pytest.raises(SettingError, match=f"{place}: nobody answers there"):
+        connection._check("auto")
+    (tmp_path / "started").unlink()
+    assert connection._check("auto") is None
 
 
 def test_a_worker_says_why_it_cannot_work(tmp_path):
