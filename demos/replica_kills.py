@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,27 +43,48 @@ def _line(process: psutil.Process) -> str:
         return ""
 
 
+class Clients:
+    """Clients that ask for pictures with seeds, each as soon as it has the last one.
+
+    Attributes
+    ----------
+    counts
+        What they got.
+    finished
+        When, by `time.monotonic`, and after how many seconds.
+    """
+
+    def __init__(self, server: Served) -> None:
+        self.server, self.prompts = server, zoo.prompts(MODEL, 16, seed=5)
+        self.wanted = plain_pictures(self.prompts)
+        self.counts, self.finished, self.lock = Counter[str](), list[tuple[float, float]](), threading.Lock()
+
+    def ask(self, number: int, go_on: Callable[[], bool]) -> None:
+        """One client, while it is to go on."""
+        place = number
+        while go_on():
+            place = (place + 1) % len(self.prompts)
+            asked = time.monotonic()
+            what = self._got(place)
+            with self.lock:
+                self.counts[what] += 1
+                self.finished.append((time.monotonic(), time.monotonic() - asked))
+
+    def _got(self, place: int) -> str:
+        try:
+            answer = ask(self.server.address, self.prompts[place], place)
+            if answer.status_code != 200:
+                return f"status {answer.status_code}"
+            return "right" if np.array_equal(picture(answer), self.wanted[place]) else "wrong"
+        except httpx.HTTPError as error:
+            return type(error).__name__
+
+
 def load(server: Served, clients: int, minutes: float) -> dict[str, Any]:
     """Clients ask for some time, while replicas are killed."""
-    prompts = zoo.prompts(MODEL, 16, seed=5)
-    wanted = plain_pictures(prompts)
-    ends, counts, killed = time.monotonic() + 60 * minutes, Counter[str](), list[float]()
-    began, lock, latencies = time.monotonic(), threading.Lock(), list[float]()
-
-    def client(number: int) -> None:
-        place = number
-        while time.monotonic() < ends:
-            place = (place + 1) % len(prompts)
-            asked = time.monotonic()
-            try:
-                answer = ask(server.address, prompts[place], place)
-                right = answer.status_code == 200 and np.array_equal(picture(answer), wanted[place])
-                what = ("right" if right else "wrong") if answer.status_code == 200 else f"status {answer.status_code}"
-            except httpx.HTTPError as error:
-                what = type(error).__name__
-            with lock:
-                counts[what] += 1
-                latencies.append(time.monotonic() - asked)
+    asking = Clients(server)
+    began, killed = time.monotonic(), list[float]()
+    ends = began + 60 * minutes
 
     def kill() -> None:
         while time.monotonic() < ends - EVERY / 2:
@@ -74,11 +96,11 @@ def load(server: Served, clients: int, minutes: float) -> dict[str, Any]:
 
     with ThreadPoolExecutor(clients + 1) as pool:
         killing = pool.submit(kill)
-        list(pool.map(client, range(clients)))
+        list(pool.map(lambda number: asking.ask(number, lambda: time.monotonic() < ends), range(clients)))
         killing.result()
-    ordered = sorted(latencies)
+    ordered = sorted(seconds for _, seconds in asking.finished)
     times = {"p50": ordered[len(ordered) // 2], "p99": ordered[int(0.99 * (len(ordered) - 1))], "longest": ordered[-1]}
-    return {"counts": dict(counts), "killed": killed, "clients": clients, "minutes": minutes, **times}
+    return {"counts": dict(asking.counts), "killed": killed, "clients": clients, "minutes": minutes, **times}
 
 
 def measure(minutes: float, clients: int) -> dict[str, Any]:

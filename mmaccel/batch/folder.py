@@ -52,7 +52,8 @@ class OutputFolder:
         self.path, self.ending = path, ending
         self.manifest = {"format": FORMAT, **manifest, "ending": ending}
         self.inner = path / FOLDER
-        self.unfinished, self.list = self.inner / "unfinished", self.inner / "records.jsonl"
+        self.unfinished = (self.inner / "unfinished").absolute()  # other processes write to it
+        self.list = self.inner / "records.jsonl"
         self.records: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,9 +17,11 @@ from ..errors import MissingExtraError, SettingError
 
 HERE = "local"  # as Ray calls a cluster of this machine alone
 FOUND = ("auto", HERE)  # addresses that are none
+STARTED = Path("/tmp/ray/ray_current_cluster")  # where `ray start` notes the address, for "auto"
 PATIENCE = 5.0  # seconds for a head to take a connection
 OBJECTS = 200 * 2**20  # bytes for what passes between processes; outputs are files
 START = "start one with `ray start --head`, or say --ray alone for this machine"
+WRONG = "give its port (6379), use its versions of Ray and Python, and say RAY_AUTH_MODE=token first if it has a token"
 # What Ray itself prints is no part of a command's output; it sends nothing about its use.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -52,7 +55,8 @@ def connected(address: str) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise SettingError(f"--ray {address}: there is no Ray to be reached ({reason}): {START}") from error
+        advice = START if address in FOUND else f"{WRONG}, or {START}"
+        raise SettingError(f"--ray {address}: there is no Ray to be reached ({reason}): {advice}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ends)  # Ray's own ends the process at once, with pages of addresses
     try:
@@ -63,6 +67,8 @@ def connected(address: str) -> Iterator[Any]:
 
 def _check(address: str) -> None:
     """Raise in a few seconds where nobody listens; Ray itself would try for a minute."""
+    if address == "auto" and STARTED.is_file():  # one that has ended is still noted there
+        address = STARTED.read_text().strip() or address
     if address in FOUND:
         return
     try:
@@ -76,6 +82,12 @@ def _check(address: str) -> None:
         socket.create_connection((host, port), timeout=PATIENCE).close()
     except OSError as error:
         raise SettingError(f"--ray {address}: nobody answers there ({error.strerror or error}): {START}") from error
+
+
+def work_in(folder: str) -> None:
+    """Go to the folder in which a command was said, if this machine has it: its paths may be relative."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
 
 
 CALLED = {"num_cpus": "CPU", "num_gpus": "GPU"}  # needs of a process, as a cluster counts them
@@ -96,6 +108,12 @@ def count_of(ray: Any, wanted: int | None, needs: dict[str, float], option: str)
         advice = f"ask for {most} or fewer" if most else "choose another --device, or a cluster with more"
         raise SettingError(f"Ray has {held}, too few for {option} {wanted or 1}: {advice}")
     return wanted or most
+
+
+def ended_early(error: Exception) -> str:
+    """Why processes of a cluster did not even begin, in a line."""
+    said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"a process of Ray did not start ({said[-1][:200]}): its machines need the same mmaccel, Ray and Python"
 
 
 def needs_of(device: str) -> dict[str, float]:

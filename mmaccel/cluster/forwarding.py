@@ -6,13 +6,18 @@ import asyncio
 import logging
 import queue
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..serve.endpoint import Answer, Endpoint, Left, Refused, Request
 from ..serve.metrics import Metrics
+from .streams import Streams
+
+if TYPE_CHECKING:
+    from ..serve.sockets import Line
 
 log = logging.getLogger("mmaccel.serve")
 ATTEMPTS = 3  # of a request whose replica ends while it works on it; it may be the request that ends it
@@ -49,12 +54,22 @@ class RemoteEndpoint(Endpoint[Forwarded]):
         What it raises where a replica ends.
     running
         Requests that its replicas take together.
+    inboxes
+        Starts what :class:`Streams` needs.
     """
 
     def __init__(
-        self, name: str, answering: type[Endpoint[Any]], handle: Any, lost: type[Exception], running: int
+        self,
+        name: str,
+        answering: type[Endpoint[Any]],
+        handle: Any,
+        lost: type[Exception],
+        running: int,
+        inboxes: Callable[[], Any],
     ) -> None:
         super().__init__(name, None, None)
+        self.streams, self.bare = Streams(handle, lost, inboxes), answering.__new__(answering)
+        Endpoint.__init__(self.bare, name, None, None)  # it has no model: it is asked for addresses and pages
         self.path, self.takes_forms = answering.path, answering.takes_forms  # type: ignore[misc]
         self.later, self.media = answering.later, answering.media  # type: ignore[misc]
         self.handle, self.lost, self.most = handle, lost, running
@@ -73,6 +88,12 @@ class RemoteEndpoint(Endpoint[Forwarded]):
     def described(self, request: Forwarded) -> dict[str, Any]:
         """What was asked for, apart from files."""
         return {name: value for name, value in request.body.items() if isinstance(value, str)}
+
+    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+        return {path: partial(self.streams.relay, path) for path in self.bare.sockets()}
+
+    def pages(self) -> Mapping[str, str]:
+        return self.bare.pages()
 
     def piece(self, request: Forwarded, text: Any) -> dict[str, Any]:
         """Events come as they are."""
@@ -97,10 +118,14 @@ class Forwarder:
         self.handle, self.lost, self.metrics, self.most = handle, lost, metrics, most
         self.tasks: set[asyncio.Task[None]] = set()
 
+    def check(self, coming: int) -> None:
+        """Raise a `Refused` if too many are under way, or will be with those that are coming."""
+        if len(self.tasks) + coming >= self.most:
+            raise Refused(503, f"{len(self.tasks)} requests are under way already: try again in a few seconds")
+
     def submit(self, request: Forwarded, until: float) -> Future[Answer]:
         """Send a request on; raises `Refused` if too many are under way."""
-        if len(self.tasks) >= self.most:
-            raise Refused(503, f"{len(self.tasks)} requests are under way already: try again in a few seconds")
+        self.check(0)
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
         task = asyncio.get_running_loop().create_task(self._watched(request, until, future))

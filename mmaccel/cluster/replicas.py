@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MmaccelError, SettingError
 from ..modality import get_modality
 from ..serve.app import PATIENCE, ServerLimits
-from ..serve.endpoint import Refused
+from ..serve.endpoint import Endpoint, Refused
 from ..serve.metrics import Metrics
 from ..serve.worker import Worker
-from .connection import connected, count_of, needs_of
+from .connection import connected, count_of, ended_early, needs_of, work_in
 from .forwarding import RemoteEndpoint
+from .streams import FarLine, Inboxes
+from .streams import Said as Heard
 
 if TYPE_CHECKING:
     from ..cli.command import Command
@@ -44,16 +46,21 @@ class Replica:
         Of the command line; what they serve is loaded here.
     waiting, batch
         As for :class:`Worker`.
+    place
+        The folder in which the command was said.
     """
 
-    def __init__(self, command: Command, arguments: argparse.Namespace, waiting: int, batch: int) -> None:
+    def __init__(
+        self, command: Command, arguments: argparse.Namespace, waiting: int, batch: int, place: str = ""
+    ) -> None:
+        work_in(place)
         self.stack, self.metrics = ExitStack(), Metrics()
         self.told, self.refusal = dict.fromkeys(FIGURES, 0.0), ""
         try:
             self.endpoint = self.stack.enter_context(command.served(arguments))
             self.worker = Worker(self.endpoint, self.metrics, waiting, batch)
         except (MmaccelError, OSError) as error:  # Ray would start it again and again
-            self.refusal = str(error)
+            self.refusal = f"{socket.gethostname()}: {error}"
 
     def problem(self) -> str:
         """Why it cannot answer; empty where it can."""
@@ -62,6 +69,9 @@ class Replica:
     async def ask(self, body: dict[str, Any], seconds: float) -> AsyncIterator[Said]:
         """What is answered within some seconds: pieces while it is made, if they are asked for, and the end of it."""
         until = time.monotonic() + seconds
+        if self.refusal:  # it came later than those that were asked for their problems
+            yield "error", (503, self.refusal)
+            return
         try:
             request = await asyncio.to_thread(self.endpoint.parse, body)
         except MmaccelError as error:
@@ -85,6 +95,14 @@ class Replica:
             yield "error", (error.status if isinstance(error, Refused) else 400, str(error))
         finally:
             request.left.set()
+
+    async def listen(self, path: str, query: dict[str, str], stream: str, inboxes: Any) -> AsyncIterator[Heard]:
+        """What is said in a live stream, whose messages come through the inboxes."""
+        if self.refusal:
+            yield "error", (503, self.refusal)
+            return
+        async for said in FarLine(query, stream, inboxes).talked(self.endpoint.sockets()[path]):
+            yield said
 
     def _figures(self) -> dict[str, float]:
         """What the model did since they were told last."""
@@ -119,27 +137,29 @@ def replicated(
         needs = needs_of(arguments.device)
         count_of(ray, most, needs, "--replicas")
         running = 2 * limits.batch  # of a replica: one batch runs, and the next one gathers
+        answering: type[Endpoint[Any]] = import_module(get_modality(arguments.kind).serving).ENDPOINT
+        streams = limits.sockets if answering.sockets is not Endpoint.sockets else 0  # all may be at one replica
         deployment: Any = serve.deployment(
             **_scaled(least, most, limits.batch),
-            max_ongoing_requests=running,
+            max_ongoing_requests=running + streams,
             graceful_shutdown_timeout_s=limits.deadline,
             ray_actor_options=needs,
         )(Replica)
         name = f"mmaccel-{socket.gethostname()}-{os.getpid()}"
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-        app = deployment.bind(command, arguments, running, limits.batch)
+        app = deployment.bind(command, arguments, running + streams, limits.batch, os.getcwd())
         try:
-            handle = serve.run(app, name=name, route_prefix=None)
-            if problem := handle.problem.remote().result():
+            try:
+                handle = serve.run(app, name=name, route_prefix=None)
+            except RuntimeError as error:
+                raise SettingError(ended_early(error)) from error
+            if problem := next(filter(None, handle.broadcast("problem").results()), ""):
                 raise SettingError(problem)
-            yield _endpoint(arguments, handle.options(stream=True), ray.exceptions.RayActorError, running * most)
+            inboxes = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4 * (1 + streams))(Inboxes).remote
+            given = handle.options(stream=True), ray.exceptions.RayActorError, running * most, inboxes
+            yield RemoteEndpoint(arguments.model, answering, *given)
         finally:
             serve.delete(name)
-
-
-def _endpoint(arguments: argparse.Namespace, handle: Any, lost: type[Exception], running: int) -> RemoteEndpoint:
-    answering = import_module(get_modality(arguments.kind).serving).ENDPOINT
-    return RemoteEndpoint(arguments.model, answering, handle, lost, running)
 
 
 def _scaled(least: int, most: int, batch: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from ..batch.folder import FOLDER
 from ..batch.run import Workers
 from ..batch.work import Made, Task, working
 from ..errors import MmaccelError, SettingError
-from .connection import connected, count_of, needs_of
+from .connection import connected, count_of, ended_early, needs_of, work_in
 
 if TYPE_CHECKING:
     from ..cli.command import Command
@@ -29,17 +30,18 @@ class Worker:
     ----------
     command, usual
         As for :func:`mmaccel.batch.work.working`.
-    output
-        The folder of outputs, which this machine must see.
+    output, mark
+        The folder of outputs, which this machine must see, and a file in it that shows that it is the same one.
+    place
+        The folder in which the command was said.
     """
 
-    def __init__(self, command: Command, usual: argparse.Namespace, output: Path) -> None:
-        self.stack, self.problem = ExitStack(), ""
+    def __init__(self, command: Command, usual: argparse.Namespace, output: Path, mark: str, place: str) -> None:
+        self.stack, self.problem, self.batching = ExitStack(), "", command.batching()
+        work_in(place)
         try:
-            if not (output / FOLDER).is_dir():
-                raise SettingError(
-                    f"{socket.gethostname()} does not see {output}: give a folder that all machines share"
-                )
+            if not (output / FOLDER / mark).is_file():
+                raise SettingError(_unseen(output, "a folder"))
             self.work = self.stack.enter_context(working(command, usual))
         except (MmaccelError, OSError) as error:
             self.problem = str(error)
@@ -50,7 +52,15 @@ class Worker:
 
     def make(self, task: Task) -> Made:
         """Make an item."""
-        return self.work.make(task)
+        assert self.batching is not None
+        names = (*((self.batching.field,) if self.batching.reads else ()), *self.batching.files)
+        files = [Path(task.item.fields[name]) for name in names if name in task.item.fields]
+        missing = next((file for file in files if not file.exists()), None)
+        return self.work.make(task) if missing is None else Made(task, error=_unseen(missing, "files"))
+
+
+def _unseen(path: Path, what: str) -> str:
+    return f"{socket.gethostname()} does not see {path}: give {what} that all machines share"
 
 
 def spread(command: Command, usual: argparse.Namespace, output: Path, address: str, count: int | None) -> Workers:
@@ -60,7 +70,9 @@ def spread(command: Command, usual: argparse.Namespace, output: Path, address: s
         with connected(address) as ray:
             needs = needs_of(usual.device)
             number = min(count_of(ray, count, needs, "--workers"), len(tasks))
-            yield from Crew(ray, needs, number, (command, usual, output.absolute())).make(tasks)
+            with tempfile.NamedTemporaryFile(dir=output / FOLDER, prefix="seen-") as mark:
+                given = command, usual, output.absolute(), Path(mark.name).name, str(Path.cwd())
+                yield from Crew(ray, needs, number, given).make(tasks)
 
     return work
 
@@ -118,6 +130,9 @@ class Crew:
                     yield Made(task, error=f"its process ended {ATTEMPTS} times: it may need more memory than there is")
 
     def _wait_until_ready(self) -> None:
-        problems = self.ray.get([worker.ready.remote() for worker in self.started])
+        try:
+            problems = self.ray.get([worker.ready.remote() for worker in self.started])
+        except self.ray.exceptions.RayError as error:
+            raise SettingError(ended_early(error)) from error
         if any(problems):
             raise SettingError(next(filter(None, problems)))

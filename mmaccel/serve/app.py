@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import queue
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -86,6 +87,7 @@ class Server:
     ) -> None:
         self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), Key(key)
         self.metrics, self.began = Metrics(), int(time.time())
+        self.parsing, self.cores = 0, asyncio.Semaphore(os.cpu_count() or 1)
         self.worker = endpoint.worker(self.metrics, self.limits.waiting, self.limits.batch)
         most, idle = self.limits.sockets, self.limits.idle_seconds
         self.promises = Promises(endpoint, self.key)
@@ -126,7 +128,7 @@ class Server:
             self.key.check(http)
             body = await self._body(http)
             began = time.monotonic()
-            request = await run_in_threadpool(self.endpoint.parse, body)
+            request = await self._parsed(body)
             until = began + self.limits.deadline
             future = self.worker.submit(request, until)
             if self.endpoint.later:
@@ -149,6 +151,17 @@ class Server:
         finally:
             self.metrics.requests.labels(str(status)).inc()
 
+    async def _parsed(self, body: dict[str, Any]) -> Request:
+        """The request, checked; to decode its files takes a core, so that there must be a place for it before."""
+        self.worker.check(self.parsing)
+        self.parsing += 1
+        try:
+            async with self.cores:  # more at once would take them from those that are refused
+                request: Request = await run_in_threadpool(self.endpoint.parse, body)
+            return request
+        finally:
+            self.parsing -= 1
+
     async def _body(self, request: HttpRequest) -> dict[str, Any]:
         """The fields of a request, which may neither be too large nor too slow."""
         most, held = self.limits.body_bytes, bytearray()
@@ -163,6 +176,7 @@ class Server:
                         raise too_large
         except TimeoutError:
             raise Refused(408, "the request came too slowly: send it again") from None
+        self.worker.check(self.parsing)  # a form is long to read, too
         if self.endpoint.takes_forms:
             body = await fields_of(bytes(held), request.headers.get("content-type", ""))
         else:

@@ -10,6 +10,7 @@ import uvicorn
 
 from .app import Server, ServerLimits
 from .endpoint import Endpoint
+from .patience import Patience
 
 LARGEST_MESSAGE = 2**20  # bytes, over a websocket
 GRACE = 5  # seconds for answers that are under way when the server is stopped
@@ -40,7 +41,7 @@ def serve(
     place = f"[{host}]" if ":" in host else host
     tell(f"mmaccel serves {endpoint.name} on http://{place}:{listening.getsockname()[1]}{endpoint.path}")
     looks: dict[str, Any] = {"log_level": "warning", "server_header": False, "ws_max_size": LARGEST_MESSAGE}
-    config = uvicorn.Config(server.app, timeout_graceful_shutdown=GRACE, **looks)
+    config = uvicorn.Config(server.app, http=Patience, timeout_graceful_shutdown=GRACE, **looks)
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, WebSocketRoute
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from ..errors import MmaccelError
 from .endpoint import Endpoint, Refused, told
@@ -41,6 +41,11 @@ class Line:
     def query(self) -> dict[str, str]:
         """What stands behind the address."""
         return dict(self.socket.query_params)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was accepted."""
+        return self.socket.client_state is not WebSocketState.CONNECTING
 
     async def open(self) -> None:
         """Accept it."""
@@ -114,10 +119,11 @@ class Sockets:
         except WebSocketDisconnect:
             pass
         except MmaccelError as error:
-            if line.socket.client_state.name == "CONNECTING":
-                await _deny(line.socket, error)
+            if line.is_open:
+                is_ours = isinstance(error, Refused) and error.status >= 500
+                await line.socket.close(FAILED if is_ours else UNWANTED, str(error)[:100])
             else:
-                await line.socket.close(UNWANTED, str(error)[:100])
+                await _deny(line.socket, error)
         except Exception:
             log.exception("a stream failed")
             await line.socket.close(FAILED, "the server failed: its log says why")

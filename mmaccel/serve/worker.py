@@ -63,6 +63,11 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="mmaccel serve", daemon=True)
         self._thread.start()
 
+    def check(self, coming: int) -> None:
+        """Raise a `Refused` if the queue is full, or would be with those that are coming."""
+        with self._changed:
+            self._check(coming)
+
     def submit(self, request: Request, until: float) -> Future[Answer]:
         """Put a request into the queue.
 
@@ -73,13 +78,17 @@ class Worker:
         """
         job = Job(request, until)
         with self._changed:
-            self._jobs = [waiting for waiting in self._jobs if not waiting.request.left.is_set()]
-            if self._closed or len(self._jobs) >= self.waiting:
-                raise Refused(503, f"{len(self._jobs)} requests are waiting already: try again in a few seconds")
+            self._check(0)
             self._jobs.append(job)
             self.metrics.waiting.set(len(self._jobs))
             self._changed.notify()
         return job.future
+
+    def _check(self, coming: int) -> None:
+        self._jobs = [job for job in self._jobs if not job.request.left.is_set()]
+        count = len(self._jobs)
+        if self._closed or count >= self.waiting or count + coming > self.waiting:
+            raise Refused(503, f"{count + coming} requests are waiting already: try again in a few seconds")
 
     def close(self) -> None:
         """Answer what runs, refuse what waits, and end the thread."""

@@ -28,6 +28,8 @@ from mmaccel.demos import (
     many_prompts,
     pruned_drafts,
     replica_kills,
+    replica_scaling,
+    serve_loads,
     stored_contexts,
     watched_video,
 )
@@ -289,6 +291,9 @@ LONG = {
     "many_prompts": many_prompts.page,
     "pruned_drafts": pruned_drafts.page,
     "replica_kills": replica_kills.page,
+    "replica_scaling": replica_scaling.page,
+    "serve_speech": serve_loads.page,
+    "serve_video": serve_loads.page,
     "speech_cuts": cuts.page,
     "speech_first_sound": first_sound.page,
     "speech_hour": hour_of_speech.page,

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import queue
+import socket
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,6 +12,9 @@ import httpx
 import pytest
 from listening import listening
 
+from mmaccel.batch.items import Item
+from mmaccel.batch.work import Task
+from mmaccel.cluster import connection
 from mmaccel.cluster.forwarding import Forwarder, RemoteEndpoint
 from mmaccel.cluster.replicas import Replica
 from mmaccel.cluster.spread import Worker
@@ -92,7 +96,7 @@ class Said:
 
 
 def remote(handle, running=2):
-    return RemoteEndpoint("echo", Echo, handle, Lost, running)
+    return RemoteEndpoint("echo", Echo, handle, Lost, running, None)
 
 
 def post(address, **body):
@@ -115,7 +119,7 @@ class Clip(Echo):
 
 def test_promises_are_kept_by_replicas_too():
     handle = Handle("before")
-    with listening(RemoteEndpoint("echo", Clip, handle, Lost, 2)) as (_, address):
+    with listening(RemoteEndpoint("echo", Clip, handle, Lost, 2, None)) as (_, address):
         promise = post(address, text="hi").json()
         assert (promise["object"], promise["text"]) == ("video", "hi")
         for _ in range(300):
@@ -189,12 +193,29 @@ def test_what_cannot_be_loaded_is_kept_and_told():
     assert "no such model" in Replica(Command(), given, 4, 1).problem() and not Handle().replica.problem()
 
 
+def test_a_cluster_that_was_here_and_has_ended_is_told(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setattr(connection, "STARTED", tmp_path / "started")
+    (tmp_path / "started").write_text(place)
+    with pytest.raises(SettingError, match=f"{place}: nobody answers there"):
+        connection._check("auto")
+    (tmp_path / "started").unlink()
+    assert connection._check("auto") is None
+
+
 def test_a_worker_says_why_it_cannot_work(tmp_path):
     from toy_batch import EchoCommand
 
     given = argparse.Namespace(model="toy")
-    assert "does not see" in Worker(EchoCommand(), given, tmp_path).ready()
+    assert "does not see" in Worker(EchoCommand(), given, tmp_path, "mark", "").ready()
     (tmp_path / ".mmaccel").mkdir()
-    assert Worker(EchoCommand(), given, tmp_path).ready() == ""
+    assert "does not see" in Worker(EchoCommand(), given, tmp_path, "mark", "").ready(), "another folder of that name"
+    (tmp_path / ".mmaccel/mark").touch()
+    worker = Worker(EchoCommand(), given, tmp_path, "mark", "")
+    assert worker.ready() == ""
+    worker.batching.files = ("reference",)
+    made = worker.make(Task(Item("a", {"text": "a", "reference": str(tmp_path / "none.wav")}), tmp_path / "a.txt"))
+    assert "does not see" in made.error and "none.wav" in made.error
     given.model = "none"
-    assert Worker(EchoCommand(), given, tmp_path).ready() == "there is no such model"
+    assert Worker(EchoCommand(), given, tmp_path, "mark", "").ready() == "there is no such model"

@@ -111,6 +111,28 @@ def test_a_full_queue_is_answered_at_once_while_the_model_runs(served, slow):
     assert sorted(answers[0].json()["text"] for _, answers in waiting) == ["0", "1", "first"]
 
 
+def test_what_has_no_place_is_not_even_read(slow):
+    reading, may = [], threading.Event()
+    with listening(slow, ServerLimits(waiting=2)) as (server, address):
+
+        def read(body, parse=slow.parse):
+            reading.append(body)
+            may.wait(30)
+            return parse(body)
+
+        slow.parse = read
+        threads = [later(address, {"text": str(number)}) for number in range(3)]
+        until(lambda: server.parsing == 2 + 1)
+        assert post(address, {"text": "one too many"}).status_code == 503
+        assert "one too many" not in str(reading)
+        may.set()
+        for _ in threads:
+            slow.may.release()
+        for thread, _ in threads:
+            thread.join()
+    assert server.parsing == 0 and {answers[0].status_code for _, answers in threads} <= {200, 503}
+
+
 def test_requests_that_fit_together_run_together(slow):
     with listening(slow, ServerLimits(waiting=8, batch=3)) as (server, address):
         threads = [later(address, {"text": "first"})]
