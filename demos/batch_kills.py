@@ -190,8 +190,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     result = measure(args.items)
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
+    pages.write(args.output, result, page)
     tqdm.write(page(result))
 
 

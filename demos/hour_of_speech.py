@@ -11,7 +11,6 @@ one time than at another.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,8 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"), timer=time.process_time)
     count = max(1, round(args.minutes * 60 * RATE / len(one_round())))
     result = results.result(rounds(recognizer, count))
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
+    pages.write(args.output, result, page)
     tqdm.write(page(result))
 
 

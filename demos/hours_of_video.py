@@ -10,7 +10,6 @@ good at the end as at the start. Streams that remember in different ways see eac
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from itertools import groupby
 from pathlib import Path
@@ -129,8 +128,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     result["stream"] = f"vlm.VideoStream({method}, memory={args.memory}, policy={args.policy!r})"
     result["plain_right"] = plain_right(model, processor, asked)
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
+    pages.write(args.output, result, page)
     tqdm.write(page(result))
 
 

@@ -9,7 +9,6 @@ each method by turns, and is asked for numbers planted in others.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -103,8 +102,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     for result in measure(args.length, args.texts, args.needles, args.needle_length):
-        args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        args.output.with_suffix(".md").write_text(page(result))
+        pages.write(args.output, result, page)
         tqdm.write(page(result))
 
 

@@ -10,7 +10,6 @@ the process and time of an answer that stay.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -101,8 +100,7 @@ def main(argv: list[str] | None = None) -> None:
         asked = tqdm(prompts(model, args.prompts), total=args.prompts, unit="prompt")
         result = results.result(answer(session, ids, args.new) for ids in asked)
     result["method"], result["held"] = str(method), [str(held) for held in method.held()]
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
+    pages.write(args.output, result, page)
     tqdm.write(page(result))
 
 

@@ -10,7 +10,6 @@ fewer tokens alone, in no more time.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     asked = zoo.questions(MODEL, args.questions, seed=0, brief=True)
     result = results.result(tqdm(measured(asked, args.keep), unit="answer"))
     result["clips"] = len({id(question.frames) for question in asked})
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
+    pages.write(args.output, result, page)
     tqdm.write(page(result))
 
 

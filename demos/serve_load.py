@@ -13,7 +13,6 @@ import argparse
 import base64
 import io
 import itertools
-import json
 import os
 import re
 import statistics
@@ -193,8 +192,7 @@ def measured(
     parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     result = measure(args.minutes, args.clients)
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
+    pages.write(args.output, result, page)
     tqdm.write(page(result))
 
 

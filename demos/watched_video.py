@@ -9,7 +9,6 @@ entry in turns. Timed is all of it: decoding, preparing, vision tower, prefill, 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -138,8 +137,7 @@ def main(argv: list[str] | None = None) -> None:
     asked = [one[n % len(one)] for n, one in enumerate(clips(args.clips, brief=True, seed=args.seed))]
     result = results.result(rows(model, processor, asked, args.size))
     result["size"] = args.size
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
+    pages.write(args.output, result, page)
     tqdm.write(page(result))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from ..comparison.results import called
@@ -28,6 +30,13 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
     parts = [f"# {title}", intro.strip(), "\n".join(facts)]
     parts += [f"## {heading}\n\n{body}" for heading, body in sections.items()]
     return "\n\n".join(parts) + "\n"
+
+
+def write(path: Path, result: dict[str, Any], page: Callable[[dict[str, Any]], str]) -> None:
+    """Write a result as JSON and its page as Markdown, both of that name; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(page(result), encoding="utf-8")
 
 
 def committed(header: dict[str, Any]) -> str:

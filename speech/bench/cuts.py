@@ -9,7 +9,6 @@ wheel `moonshine-voice`.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -129,8 +128,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     made = rows(*load("moonshine-tiny"), sets(), find_endpoint("auto"))
     result = results.result(tqdm(made, unit="row"))
-    output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    output.with_suffix(".md").write_text(page(result))
+    pages.write(output, result, page)
     tqdm.write(page(result))
 
 

@@ -9,7 +9,6 @@ the codec is Mimi at its full size. What is measured is time, and that codes and
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -142,8 +141,7 @@ def main(argv: list[str] | None = None) -> None:
     result = results.result(tqdm(rows(csm, FRAMES), unit="row"))
     result["frames"] = FRAMES
     result["millions"] = {name: sum(p.numel() for p in one.parameters()) / 1e6 for name, one in counts.items()}
-    output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    output.with_suffix(".md").write_text(page(result))
+    pages.write(output, result, page)
     tqdm.write(page(result))
 
 

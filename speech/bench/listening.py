@@ -9,7 +9,6 @@ Ours with both models, moonshine-voice, and whisper_streaming as published where
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -122,8 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     output: Path = arguments.output
     torch.set_num_threads(1)
     result = results.result(tqdm(rows(recordings(), arguments.models), unit="row"))
-    output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    output.with_suffix(".md").write_text(page(result))
+    pages.write(output, result, page)
     tqdm.write(page(result))
 
 

@@ -9,7 +9,6 @@ minutes in all, in which nothing may grow.
 from __future__ import annotations
 
 import argparse
-import json
 import operator
 import resource
 import time
@@ -183,8 +182,7 @@ def main(argv: list[str] | None = None) -> None:
     steady = [*tqdm(long(asr, LONG, MINUTES, args.seconds))]  # first, while memory is that of eight
     made = [*tqdm(curve(asr, COUNTS, args.seconds)), *steady]
     result = results.result(made)
-    args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(page(result))
+    pages.write(args.output, result, page)
     plot(result, args.output.with_suffix(".png"))
     tqdm.write(page(result))
 

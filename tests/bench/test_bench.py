@@ -35,7 +35,7 @@ from mmaccel.demos import (
 )
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
-from mmaccel.speech.bench import cuts, first_sound, many_streams
+from mmaccel.speech.bench import cuts, first_sound, listening, many_streams
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))
@@ -297,6 +297,7 @@ LONG = {
     "speech_cuts": cuts.page,
     "speech_first_sound": first_sound.page,
     "speech_hour": hour_of_speech.page,
+    "speech_listening": listening.page,
     "speech_streams": many_streams.page,
     "stored_contexts": stored_contexts.page,
     "video_stream": hours_of_video.page,

@@ -6,17 +6,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed
-from diffusers import ContextParallelConfig
-from diffusers.hooks.context_parallel import apply_context_parallel
-from diffusers.models._modeling_parallel import ParallelConfig
 from forked import WORLDS, fork
 from safetensors.torch import save_file
-from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.distributed import DistributedConfig
 
 import mmaccel
 from mmaccel import video, vlm, zoo
+from mmaccel.demos.context_parallel import split
 from mmaccel.errors import MmaccelError
 from mmaccel.testing.untrained import untrained
 
@@ -39,18 +36,6 @@ REFUSED = {
     "partial": video.HeterogeneousSteps(fraction=0.3),
     "auto": video.Auto(),
 }
-
-
-def split(transformer, rank, world):
-    """What `enable_parallelism` does, which asks for a GPU."""
-    mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("ring", "ulysses"))
-    config = ContextParallelConfig(ulysses_degree=world)
-    parallel = ParallelConfig(context_parallel_config=config)
-    parallel.setup(rank, world, torch.device("cpu"), mesh=mesh)
-    for part in (transformer, *(getattr(module, "processor", None) for module in transformer.modules())):
-        if hasattr(part, "_parallel_config"):
-            part._parallel_config = parallel
-    apply_context_parallel(transformer, config, transformer._cp_plan)
 
 
 def drawn(pipe, method=None):
