@@ -128,7 +128,7 @@ def _add_listening(parser: Any) -> None:
     parser.add_argument(
         "--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper, Qwen3-ASR, Fun-ASR)"
     )
-    packed = "keep a second copy of the weights in oneDNN's layout: faster on a CPU in float32"
+    packed = "keep a second copy of the weights in oneDNN's layout: in float32 faster on CPUs not made by Intel"
     parser.add_argument("--packed", action="store_true", help=packed)
 
 
