@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..dice import Dice
 from ..matching import Likely
-from .suffix_index import SuffixIndex
+from .suffix_index import SuffixIndex, dict_bytes, tuple_bytes
 
 State = Any  # of a source, at a node of a draft
 Guess = tuple[int, Hashable, State]  # a token, its kind, and the state behind it
@@ -124,12 +124,10 @@ class Successors:
 
 def successors_bytes(likely: int, longest: int, remember: int = REMEMBER) -> int:
     """Bytes of the successors of so many contexts at most, `likely` of each, none of them shared."""
-    shares = array("i", range(likely)), array("d", range(likely))
-    row = getsizeof(shares) + sum(map(getsizeof, shares))
-    key = getsizeof(tuple(range(longest))) + longest * getsizeof(REMEMBER)
-    table = getsizeof(
-        dict.fromkeys(range(2 * remember + 1))
-    )  # one that forgets as much as it learns has twice the room
+    tokens, shares = array("i"), array("d")
+    row = tuple_bytes(2) + sum(getsizeof(empty) + likely * empty.itemsize for empty in (tokens, shares))
+    key = tuple_bytes(longest) + longest * getsizeof(REMEMBER)
+    table = dict_bytes(2 * remember + 1)  # one that forgets as much as it learns has twice the room
     return remember * (row + key) + table
 
 

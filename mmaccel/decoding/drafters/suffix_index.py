@@ -9,6 +9,7 @@ from ..matching import Draft, Verdict
 
 BREAK = -1  # between two texts; no token
 BIG = 65_536  # a number that is no constant of Python's
+POINTER, ENTRY = 8, 24  # bytes of a reference, and of an entry of a dictionary: a hash, a key and a value
 
 
 class SuffixIndex:
@@ -113,7 +114,34 @@ def index_bytes(longest: int, shortest: int, tokens: int) -> int:
     >>> 1000 < index_bytes(longest=8, shortest=1, tokens=1) < index_bytes(longest=8, shortest=1, tokens=2)
     True
     """
-    grams = range(shortest, longest + 1)
-    keys = sum(getsizeof(tuple(range(size))) + getsizeof(BIG) for size in grams)  # and the place that each leads to
-    table = getsizeof(dict.fromkeys(range(1 + tokens * len(grams))))
-    return tokens * (keys + 2 * getsizeof(BIG)) + table
+    grams = longest - shortest + 1
+    keys = grams * (tuple_bytes(longest) + tuple_bytes(shortest)) // 2
+    places = grams * getsizeof(BIG)  # that keys lead to
+    return tokens * (keys + places + 2 * getsizeof(BIG)) + dict_bytes(1 + tokens * grams)
+
+
+def tuple_bytes(length: int) -> int:
+    """Bytes of a tuple, without what stands in it.
+
+    Examples
+    --------
+    >>> tuple_bytes(3) == getsizeof((1, 2, 3))
+    True
+    """
+    return getsizeof(()) + POINTER * length
+
+
+def dict_bytes(entries: int) -> int:
+    """Bytes of a dictionary that grew to so many entries, without those: its slots double when two thirds are used.
+
+    Examples
+    --------
+    >>> dict_bytes(1000) == getsizeof(dict.fromkeys(range(1000)))
+    True
+    """
+    slots = 8
+    while slots * 2 // 3 < entries:
+        slots *= 2
+    place = next((size for size in (1, 2, 4) if slots <= 2 ** (8 * size - 1)), 8)  # of an entry, in each slot
+    smallest = 8 + 5 * ENTRY
+    return getsizeof({0: 0}) - smallest + slots * place + slots * 2 // 3 * ENTRY
