@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MmaccelError, SettingError
 from ..modality import get_modality
 from ..serve.app import PATIENCE, ServerLimits
-from ..serve.endpoint import Endpoint, Refused
+from ..serve.endpoint import Endpoint, status_of
 from ..serve.metrics import Metrics
 from ..serve.worker import Worker
 from .connection import connected, count_of, ended_early, needs_of, work_in
@@ -75,7 +75,7 @@ class Replica:
         try:
             request = await asyncio.to_thread(self.endpoint.parse, body)
         except MmaccelError as error:
-            yield "error", (error.status if isinstance(error, Refused) else 400, str(error))
+            yield "error", (status_of(error), str(error))
             return
         try:
             future = self.worker.submit(request, until)
@@ -92,7 +92,7 @@ class Replica:
             yield "figures", self._figures()
             yield ("answer", answer) if request.pieces is None else ("end", self.endpoint.piece(request, None))
         except MmaccelError as error:
-            yield "error", (error.status if isinstance(error, Refused) else 400, str(error))
+            yield "error", (status_of(error), str(error))
         finally:
             request.left.set()
 

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.websockets import WebSocketDisconnect
 
 from ..errors import MmaccelError
-from ..serve.endpoint import Refused
+from ..serve.endpoint import Refused, status_of
 from ..serve.sockets import ENDED, Line
 
 log = logging.getLogger("mmaccel.serve")
@@ -101,7 +101,7 @@ class FarLine(Line):
         except WebSocketDisconnect:
             pass
         except MmaccelError as error:
-            last = "error", (error.status if isinstance(error, Refused) else 400, str(error))
+            last = "error", (status_of(error), str(error))
         except Exception:
             log.exception("a stream failed")
             last = "error", (500, "the server failed: its log says why")

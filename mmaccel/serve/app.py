@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from ..errors import MmaccelError, shown
 from .door import Door
-from .endpoint import Answer, Endpoint, Left, Refused, Request, told
+from .endpoint import Answer, Endpoint, Left, Refused, Request, status_of, told
 from .forms import fields_of
 from .keys import Key
 from .metrics import Metrics
@@ -143,7 +143,7 @@ class Server:
             status = 200
             return answer
         except MmaccelError as error:
-            status = _status(error)
+            status = status_of(error)
             raise
         except (Left, ClientDisconnect):
             status = GONE
@@ -200,7 +200,7 @@ class Server:
             error = future.exception()
             if error is not None:
                 log.info("a stream ended early: %s", error)
-                yield _event(told(_status(error), _message(error)))
+                yield _event(told(status_of(error), _message(error)))
             else:
                 yield _event(self.endpoint.piece(request, None))
             yield "data: [DONE]\n\n"
@@ -240,18 +240,12 @@ def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-def _status(error: BaseException) -> int:
-    if isinstance(error, Refused):
-        return error.status
-    return 400 if isinstance(error, MmaccelError) else 500
-
-
 def _message(error: BaseException) -> str:
     return str(error) if isinstance(error, MmaccelError) else "the server failed: its log says why"
 
 
 async def _told(_: HttpRequest, error: Exception) -> Response:
-    status = _status(error)
+    status = status_of(error)
     headers = {"Retry-After": "5"} if status == 503 else None
     return JSONResponse(told(status, _message(error)), status, headers)
 

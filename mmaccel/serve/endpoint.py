@@ -37,6 +37,13 @@ class Refused(MmaccelError):
         self.status = status
 
 
+def status_of(error: BaseException) -> int:
+    """Of the HTTP answer to an error: a request that cannot be carried out is the client's own."""
+    if isinstance(error, Refused):
+        return error.status
+    return 400 if isinstance(error, MmaccelError) else 500
+
+
 def told(status: int, message: str) -> dict[str, Any]:
     """An error in OpenAI's form."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from ..errors import MmaccelError
-from .endpoint import Endpoint, Refused, told
+from .endpoint import Endpoint, Refused, status_of, told
 from .keys import Key, offers
 from .metrics import Metrics
 
@@ -135,5 +135,5 @@ class Sockets:
 
 async def _deny(socket: WebSocket, error: MmaccelError) -> None:
     """Answer with an error in place of opening it."""
-    status = error.status if isinstance(error, Refused) else 400
+    status = status_of(error)
     await socket.send_denial_response(JSONResponse(told(status, str(error)), status))

@@ -47,7 +47,7 @@ class EndpointPolicy(ABC):
         Seconds of audio before the speech that belong to the segment; default 0.3.
     tail
         Seconds of audio behind the speech that belong to the segment; no longer than `silence`. The text of a sentence
-        is told early when they are over. Default 0.2, by error rates of ten recordings, clean and in noise.
+        is told early when they are over. Default 0.2: on eight recordings as many errors as with 0.3.
 
     Raises
     ------
