@@ -239,8 +239,8 @@ def page(result: dict[str, Any]) -> str:
         f" seconds, each server on one thread. An answer is wrong if it is not what the same server gave while nobody"
         f" else asked; {same} of {of} of those were the same for both servers. At the end {end['asked']} clients asked"
         f" at once: {end['refused']} were answered 503{soon}; the others left after {LEAVE:.0f} s, and the next one was"
-        f" answered after {end['after_they_left']:.1f} s. Other work ran on the machine at the same time, so that"
-        f" times are longer than its own. All is in [serve_{kind.name}.json](serve_{kind.name}.json)."
+        f" answered after {end['after_they_left']:.1f} s. Other work may have run on the machine at the same"
+        f" time, which makes times longer. All is in [serve_{kind.name}.json](serve_{kind.name}.json)."
     )
     lines = [
         (

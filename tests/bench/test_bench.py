@@ -22,6 +22,7 @@ from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, pla
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.demos import (
     batch_kills,
+    context_parallel,
     hour_of_speech,
     hours_of_video,
     long_prompts,
@@ -287,6 +288,7 @@ def test_every_committed_page_is_that_of_its_rows(name):
 
 LONG = {
     "batch_kills": batch_kills.page,
+    "context_parallel": context_parallel.page,
     "long_prompts": long_prompts.page,
     "many_prompts": many_prompts.page,
     "pruned_drafts": pruned_drafts.page,
