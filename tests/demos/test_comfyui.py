@@ -185,6 +185,22 @@ def test_both_ways_are_compared(comfy):
     assert len(found["outputs"]["picture"]["images"]) == 9  # latents of 17 frames
 
 
+def test_the_page_shows_what_was_computed(comfy):
+    client = pytest.importorskip("websockets.sync.client", reason="needs websockets")
+    made = graph(comfy, 0.5)
+    made["sample"]["inputs"]["cfg"] = 3.1  # so that ComfyUI does not answer from its memory
+    told = {}
+    with client.connect(f"ws{comfy.address.removeprefix('http')}/ws") as socket:
+        comfy.run(made)
+        while "told" not in told:
+            message = socket.recv(timeout=10)
+            if isinstance(message, bytes) and int.from_bytes(message[:4], "big") == 3:  # text below a node
+                end = 8 + int.from_bytes(message[4:8], "big")
+                told[message[8:end].decode()] = message[end:].decode()
+    assert told["fast"].startswith("20 instead of 40 passes, ")
+    assert "passes      20 instead of 40" in told["told"]
+
+
 def test_a_model_is_accelerated_once(comfy):
     made = graph(comfy, 0.5)
     made["again"] = {"class_type": "MmaccelAccelerate", "inputs": {"model": ["fast", 0], "budget": 0.25}}

@@ -51,11 +51,12 @@ class Acceleration:
         finally:
             sampler.sampler_function = function
 
-    def tell(self) -> None:
-        """Show the report below the node."""
-        from server import PromptServer
-
-        PromptServer.instance.send_progress_text(self.told(), self.node)
+    def brief(self) -> str:
+        """What fits into the node: what was computed, or why all was."""
+        found = self.report
+        if found.warnings or not found.forwards:
+            return "\n".join(found.warnings)
+        return f"{found.forwards:g} instead of {found.plain_forwards:g} passes, {found.wall_seconds:.1f} s"
 
     def told(self) -> str:
         """The report, which advises a node where it would advise a line of Python."""
@@ -73,8 +74,15 @@ def sample(
     with acceleration.in_charge(executor.class_obj, guider, sigmas):
         samples = executor(guider, sigmas, extra_args, *args, **more)
     acceleration.report.wall_seconds = time.perf_counter() - began
-    acceleration.tell()
+    show(acceleration.brief(), acceleration.node)
     return samples
+
+
+def show(text: str, node: str) -> None:
+    """Write a text into a node of the page; what nodes answer as `ui` is shown of core's own only."""
+    from server import PromptServer
+
+    PromptServer.instance.send_progress_text(text, node)
 
 
 class Accelerate(io.ComfyNode):
@@ -121,12 +129,14 @@ class ReportNode(io.ComfyNode):
                 io.Latent.Input("latent", tooltip="What the sampler made of it: the report waits for it."),
             ],
             outputs=[io.Latent.Output(display_name="latent"), io.String.Output(display_name="report")],
+            hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )
 
     @classmethod
     def execute(cls, model: Any, latent: dict[str, Any]) -> io.NodeOutput:
         text = acceleration_of(model).told()
+        show(text, str(cls.hidden.unique_id))
         return io.NodeOutput(latent, text, ui=ui.PreviewText(text))
 
 
@@ -158,6 +168,7 @@ class Compare(io.ComfyNode):
                 io.Image.Output(display_name="plain, accelerated, difference"),
                 io.String.Output(display_name="report"),
             ],
+            hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )
 
@@ -177,6 +188,7 @@ class Compare(io.ComfyNode):
         report.baseline_seconds = seconds[0]
         difference = (pictures[0] - pictures[1]).abs()
         text = f"{psnr(difference)} to the plain run\n{report}"
+        show(text, str(cls.hidden.unique_id))
         rows = torch.cat([*pictures, (4 * difference).clamp(max=1)], dim=2)  # beside each other, along the width
         return io.NodeOutput(pictures[1], rows, text, ui=ui.PreviewText(text))
 
