@@ -128,14 +128,19 @@ class _Run:
         self.left = threading.Event()
         self.error: Exception | None = None
         self._stream: CodecStream | None = None
+        kind = voice.speaker.model.device.type
+        # Autocast holds in the thread that entered it only: the one that generates enters that of who asked.
+        dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        self.autocast = torch.autocast(kind, dtype=dtype, enabled=is_on)
 
     def generate(self, inputs: dict[str, Any]) -> None:
         speaker = self.voice.speaker
         try:
-            with ExitStack() as stack:
-                self.voice.generated = speaker.model.generate(**inputs, **speaker.follow(stack, self._take))
-            if self._stream is not None:
-                self._give(self._stream.finish())
+            with self.autocast:
+                with ExitStack() as stack:
+                    self.voice.generated = speaker.model.generate(**inputs, **speaker.follow(stack, self._take))
+                if self._stream is not None:
+                    self._give(self._stream.finish())
         except _Left:
             pass
         except Exception as error:

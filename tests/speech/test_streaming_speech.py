@@ -107,6 +107,16 @@ def test_a_row_that_ends_is_silent_and_the_other_goes_on(csm, monkeypatch):
     assert same(heard[1:, :, : 2 * 1920], csm.codec_model.decode(codes[1:, :2].transpose(1, 2)).audio_values)
 
 
+def test_autocast_of_who_asks_holds(csm):
+    seen, voice = [], StreamingSpeech(csm)
+    handle = csm.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        list(voice.stream(**arguments(**SETTINGS["greedy"])))
+    list(voice.stream(**arguments(**SETTINGS["greedy"])))
+    handle.remove()
+    assert seen[:FRAMES] == [torch.bfloat16] * FRAMES and seen[FRAMES:] == [torch.float32] * FRAMES
+
+
 def told(inputs, codes):
     return [inputs["input_ids"], *codes.unbind(1)]
 
