@@ -112,6 +112,7 @@ class DraftedRun:
     streamer: Any = None
     stats: Stats = field(default_factory=Stats)
     tokens: int = 0
+    plain_forwards: int = 0  # a plain pass gives every row of a batch a token
     warnings: list[str] = field(default_factory=list)
 
     def warn(self, reason: str) -> None:
@@ -183,7 +184,9 @@ def decode(
         texts.close()
     if run.streamer is not None:
         run.streamer.end()
-    run.tokens += sum(text.ids.shape[1] - input_ids.shape[1] for text in texts.texts)
+    written = [text.ids.shape[1] - input_ids.shape[1] for text in texts.texts]
+    run.tokens += sum(written)
+    run.plain_forwards += max(written)
     return _output(model, texts, generation_config)
 
 
@@ -209,7 +212,7 @@ def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
 def fill(report: Report, run: DraftedRun) -> None:
     """Say in the report of a call what its drafts saved."""
     stats = run.stats
-    report.tokens, report.forwards, report.plain_forwards = run.tokens, stats.forwards, stats.emitted
+    report.tokens, report.forwards, report.plain_forwards = run.tokens, stats.forwards, run.plain_forwards
     report.engaged |= stats.accepted > 0  # a method beside it may have
     report.peak_extra_bytes += run.method.learned(run.session.memory)
     report.warnings.extend(run.warnings)

@@ -298,7 +298,7 @@ def test_texts_that_are_left_to_the_model(encoder, more, reason):
 
 def report_of(accepted, drafted, engaged=False, reasons=()):
     run = generation.DraftedRun(SimpleNamespace(memory={}), SuffixMethod())
-    run.tokens = 9
+    run.tokens, run.plain_forwards = 9, 4
     for count in accepted:
         run.stats.observe([count], drafted)
     for reason in reasons:

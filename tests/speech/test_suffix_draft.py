@@ -337,8 +337,8 @@ def test_recordings_of_a_batch_are_those_of_the_model(case, attention, request):
         for _ in range(2):
             assert torch.equal(session.generate(**arguments(batch=3)), plain)
         report = session.report
-    assert report.engaged and not report.warnings and report.tokens == report.plain_forwards == 3 * NEW
-    assert report.forwards < NEW
+    assert report.engaged and not report.warnings and report.tokens == 3 * NEW
+    assert report.forwards < report.plain_forwards == NEW
 
 
 def test_the_index():
