@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FOLDER = Path("docs/benchmarks")
 EXAMPLES = """examples:
   mmaccel bench image
-  mmaccel bench image --json --page results/image.md > results/image.json
+  mmaccel bench image --page results/image.md
   mmaccel bench all --full --page docs/benchmarks
   mmaccel bench difference before/image.json after/image.json --fail-below 0.9
   mmaccel bench index
@@ -62,7 +62,9 @@ def add_parser(commands: Any) -> None:
     for name in benchmarks():
         kind = kinds.add_parser(name, help=f"the benchmark of {name}", **looks)
         _add_common(kind, "up to an hour on 2 cores")
-        kind.add_argument("--page", type=Path, help=f"also write the Markdown page and its plots; {GOES_ON}")
+        kind.add_argument(
+            "--page", type=Path, help=f"also write the Markdown page, its plots and its rows as JSON; {GOES_ON}"
+        )
         kind.set_defaults(run=run_benchmark)
     every = kinds.add_parser("all", help="all benchmarks, one after the other", **looks)
     _add_common(every, "hours on 2 cores")
@@ -118,6 +120,7 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
     print(json.dumps(result, indent=1) if arguments.json else pages.table(result), flush=True)
     if arguments.page:  # last, so that an error in the page loses no figure
         benchmark.write_page(result, arguments.page)
+        _keep(result, arguments.page.with_suffix(".json"))
     kept.remove()
 
 
@@ -193,12 +196,19 @@ def _in_a_process(words: list[str]) -> tuple[dict[str, Any] | None, str]:
 def _tell(kind: str, result: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Write and print a result as soon as it is measured."""
     from ..bench import pages
-    from ..files.output import replacing
 
     if arguments.page:
-        with replacing(arguments.page / f"{kind}.json") as temporary:
-            temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        _keep(result, arguments.page / f"{kind}.json")
     print(json.dumps(result) if arguments.json else f"{kind}\n{pages.table(result)}\n", flush=True)
+
+
+def _keep(result: dict[str, Any], path: Path) -> None:
+    """Write the rows that a page names."""
+    from ..files.output import replacing
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def run_difference(arguments: argparse.Namespace) -> int:
