@@ -109,7 +109,7 @@ def test_the_canvas_tab_starts_from_a_card_or_an_upload(visit, tmp_path):
     panel = tab(page, "Canvas")
     panel.locator(".gallery button").first.click()
     panel.get_by_text("both measured").wait_for()
-    assert panel.locator(".difference p").inner_text().startswith("row")
+    assert panel.locator(".difference p").inner_text().startswith("Same answer, word for word: row")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     (tmp_path / "broken.png").write_bytes(b"\x89PNG" + bytes(100))
     panel.get_by_label("Remove Image").first.click()
