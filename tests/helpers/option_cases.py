@@ -115,7 +115,7 @@ BENCH = {
     "--json": (["--json"], {"printed": ...}),
     "--full": (["--full"], {"full": True}),
     "--threads": (["--threads", "3"], {"threads": 3}),
-    "--page": (["--page", "{}/page.md"], {"files": ["page.md"]}),
+    "--page": (["--page", "{}/page.md"], {"files": ["page.json", "page.md"]}),
 }
 STREAM = {
     "--rate": (["-", "--rate", "8000"], {"rate": 8000}, ["-"]),
