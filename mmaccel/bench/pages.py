@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..comparison.results import called
+from ..files.output import replacing
 
 
 def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str]) -> str:
@@ -34,9 +35,15 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
 
 def write(path: Path, result: dict[str, Any], page: Callable[[dict[str, Any]], str]) -> None:
     """Write a result as JSON and its page as Markdown, both of that name; the folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_rows(path.with_suffix(".json"), result)
     path.with_suffix(".md").write_text(page(result), encoding="utf-8")
+
+
+def write_rows(path: Path, result: dict[str, Any]) -> None:
+    """Write a result as JSON, whole or not at all; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def committed(header: dict[str, Any]) -> str:

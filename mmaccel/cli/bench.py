@@ -120,7 +120,7 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
     print(json.dumps(result, indent=1) if arguments.json else pages.table(result), flush=True)
     if arguments.page:  # last, so that an error in the page loses no figure
         benchmark.write_page(result, arguments.page)
-        _keep(result, arguments.page.with_suffix(".json"))
+        pages.write_rows(arguments.page.with_suffix(".json"), result)
     kept.remove()
 
 
@@ -198,17 +198,8 @@ def _tell(kind: str, result: dict[str, Any], arguments: argparse.Namespace) -> N
     from ..bench import pages
 
     if arguments.page:
-        _keep(result, arguments.page / f"{kind}.json")
+        pages.write_rows(arguments.page / f"{kind}.json", result)
     print(json.dumps(result) if arguments.json else f"{kind}\n{pages.table(result)}\n", flush=True)
-
-
-def _keep(result: dict[str, Any], path: Path) -> None:
-    """Write the rows that a page names."""
-    from ..files.output import replacing
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def run_difference(arguments: argparse.Namespace) -> int:
