@@ -51,6 +51,10 @@ class Draft:
         """Tokens of the pass that verifies it, the last committed one included."""
         return 1 + self.size
 
+    def first(self, count: int) -> Draft:
+        """The draft without what comes after so many nodes."""
+        return self if count >= self.size else Draft(self.tokens[:count], self.parents[:count])
+
     @property
     def is_chain(self) -> bool:
         """Whether each node follows the one before it."""

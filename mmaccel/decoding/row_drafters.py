@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_low
 from typing import Protocol
 
 from .generated_text import Drafts, GeneratedText, Verdicts
 from .loop import Drafter
 from .matching import Draft, Verdict
 
-# Tokens that a text may be ahead of the slowest one that is read in step with it, and still get drafts.
+# Tokens that a text may be ahead of the slowest one, and still count as one of the slowest.
 AHEAD = 8
 
 
@@ -42,7 +43,7 @@ class RowDrafters:
         """A draft of at most `most` tokens for each text that goes on."""
         rows = [self._draft(row, most) for row in range(len(self.texts))]
         known = [0 if text.finished else text.unread + 1 for text in self.texts]
-        return Drafts(tuple(self._paced(rows, known) if self.in_step else rows), tuple(known))
+        return Drafts(tuple(self._paced(rows, known) if self.in_step else self._agreed(rows)), tuple(known))
 
     def _draft(self, row: int, most: int) -> Draft:
         text = self.texts[row]
@@ -51,13 +52,19 @@ class RowDrafters:
         draft = self.drafters[row].propose(min(most, text.room - 1))
         return draft if self.branches else draft.chain()
 
+    def _agreed(self, rows: Sequence[Draft]) -> list[Draft]:
+        """Drafts no larger than most of the slowest texts want: a batch ends with these, and pays for the largest."""
+        written = {row: text.ids.shape[1] for row, text in enumerate(self.texts) if not text.finished}
+        slowest = [rows[row].size for row, count in written.items() if count <= min(written.values()) + AHEAD]
+        return [draft.first(median_low(slowest)) for draft in rows]
+
     def _paced(self, rows: Sequence[Draft], known: Sequence[int]) -> list[Draft]:
         """Drafts that go no farther than the slowest texts may be left behind; none, if one of these has none."""
         slowest = [
             draft.size for draft, text in zip(rows, self.texts, strict=True) if not (text.finished or text.ahead)
         ]
         end = min(count for count in known if count) + min(slowest) + AHEAD if all(slowest) else 0
-        return [Draft(draft.tokens[: max(0, end - count)]) for draft, count in zip(rows, known, strict=True)]
+        return [draft.first(max(0, end - count)) for draft, count in zip(rows, known, strict=True)]
 
     def observe(self, verdicts: Verdicts) -> None:
         """Show each drafter what became of its draft."""
