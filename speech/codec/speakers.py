@@ -108,13 +108,62 @@ class PocketSpeaker(Speaker):
             )
 
 
+class MoshiSpeaker(Speaker):
+    """Moshi: codes of Mimi; all but the first of each frame are drawn a step later than it."""
+
+    name = "MoshiForConditionalGeneration"
+
+    def __init__(self, model: Any, codec: Any = None) -> None:
+        super().__init__(model, model.audio_encoder if codec is None else codec)
+
+    def follow(self, stack: ExitStack, take: Take) -> dict[str, Any]:
+        columns = _Columns(take, self.model.config.audio_vocab_size)
+
+        def prepare(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            inputs = original(*args, **kwargs)  # draws the codes of the step before
+            columns.look(self.model.generated_audio_codes)
+            return inputs
+
+        def end(kind: type[BaseException] | None, *_: Any) -> None:
+            if kind is None:
+                columns.look(self.model.generated_audio_codes)  # the last are drawn behind all steps
+
+        wrap_method(stack, self.model, "prepare_inputs_for_generation", prepare)
+        stack.push(end)
+        return {"return_audio_waveforms": False, "return_audio_codes": True}
+
+    def check(self, inputs: dict[str, Any]) -> None:
+        for name in ("return_audio_waveforms", "return_audio_codes"):
+            if name in inputs:
+                raise SettingError(f"{name}={inputs[name]!r}: the sound comes block by block; leave it out")
+        for name in ("num_beams", "num_return_sequences"):
+            if inputs.get(name, 1) != 1:
+                raise SettingError(f"{name}={inputs[name]!r}: one text sounds while it is drawn; leave it out")
+
+
+class _Columns:
+    """What Moshi drew up to now, `[B, Q, steps]`; a frame is the first code of one step, and the others of the next."""
+
+    def __init__(self, take: Take, blank: int) -> None:
+        self.take, self.blank = take, blank
+        self._taken = 0
+
+    def look(self, codes: torch.Tensor) -> None:
+        """Take the frames that are complete; a step whose first code is the mark before all codes is none."""
+        for step in range(self._taken, codes.shape[-1] - 1):
+            self._taken = step + 1
+            if (codes[:, 0, step] != self.blank).all():
+                self.take(torch.cat([codes[:, :1, step], codes[:, 1:, step + 1]], 1)[..., None])
+
+
 def speaker_of(model: Any, codec: Any = None) -> Speaker:
     """The generator that a model is."""
     names = {cls.__name__ for cls in type(model).__mro__}
-    for kind in (CsmSpeaker, PocketSpeaker):
+    for kind in (CsmSpeaker, MoshiSpeaker, PocketSpeaker):
         if kind.name in names:
             return kind(model, codec)
     raise UnsupportedTargetError(
-        f"no streaming speech for {type(model).__name__}: give a CsmForConditionalGeneration or a"
-        " PocketTTSForConditionalGeneration, such as CsmForConditionalGeneration.from_pretrained('sesame/csm-1b')"
+        f"no streaming speech for {type(model).__name__}: give a CsmForConditionalGeneration, a"
+        " MoshiForConditionalGeneration or a PocketTTSForConditionalGeneration, such as"
+        " CsmForConditionalGeneration.from_pretrained('sesame/csm-1b')"
     )

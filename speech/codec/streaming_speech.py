@@ -32,7 +32,8 @@ class StreamingSpeech:
     Parameters
     ----------
     model
-        A `CsmForConditionalGeneration` (Sesame CSM, 2025), or a `PocketTTSForConditionalGeneration` (Continuous Audio
+        A `CsmForConditionalGeneration` (Sesame CSM, 2025), a `MoshiForConditionalGeneration` (Moshi, 2024), which
+        hears its user's part as far as the prompt has it, or a `PocketTTSForConditionalGeneration` (Continuous Audio
         Language Models, 2025).
     codec
         The codec of a model that brings none: for Pocket TTS ``processor.audio_tokenizer``. Default the model's own.

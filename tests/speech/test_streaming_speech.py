@@ -9,6 +9,8 @@ from transformers import (
     CsmConfig,
     CsmForConditionalGeneration,
     MimiConfig,
+    MoshiConfig,
+    MoshiForConditionalGeneration,
     PocketTTSAudioTokenizerConfig,
     PocketTTSAudioTokenizerModel,
     PocketTTSConfig,
@@ -43,13 +45,19 @@ def build():
     )
     torch.manual_seed(0)
     model = CsmForConditionalGeneration(config).eval().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim >= 2 and "codec" not in name:
-            parameter.data.normal_(0, 0.3)  # sharp enough that codes differ
-    for module in model.codec_model.modules():
+    return sharpened(model, model.codec_model)
+
+
+def sharpened(model, codec):
+    """A model whose codes differ, and their sound."""
+    within = {id(parameter) for parameter in codec.parameters()}
+    for parameter in model.parameters():
+        if parameter.ndim >= 2 and id(parameter) not in within:
+            parameter.data.normal_(0, 0.3)
+    for module in codec.modules():
         if hasattr(module, "embed_sum"):
             module.embed_sum.normal_()
-    model.codec_model.decode(torch.zeros(1, CODEBOOKS, 1, dtype=torch.long))  # keeps its codebooks from now on
+    codec.decode(torch.zeros(1, CODEBOOKS, 1, dtype=torch.long))  # keeps its codebooks from now on
     return model
 
 
@@ -200,3 +208,43 @@ def test_latents_sound_as_they_come():
         StreamingSpeech(model)
     with pytest.raises(SettingError, match=r"int64 of shape \(1, 6, 1\): push floats"):
         voice.decoder.stream().push(torch.zeros(1, 6, 1, dtype=torch.long))
+
+
+def moshi():
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
+    config = MoshiConfig(
+        vocab_size=50,
+        hidden_size=32,
+        audio_vocab_size=CODES,
+        num_codebooks=CODEBOOKS,
+        audio_encoder_config=MimiConfig(**TINY).to_dict(),
+        depth_decoder_config={"hidden_size": 24, **heads},
+        **heads,
+    )
+    torch.manual_seed(0)
+    model = MoshiForConditionalGeneration(config).eval().requires_grad_(False)
+    return sharpened(model, model.audio_encoder)
+
+
+def test_moshi_sounds_as_its_codes_come():
+    model = moshi()
+    voice, heard = StreamingSpeech(model), torch.arange(24).view(2, CODEBOOKS, 3)
+    told = {
+        "input_ids": torch.tensor([[5, 6, 7], [9, 5, 7]]),
+        "user_audio_codes": heard,
+        "moshi_audio_codes": 63 - heard,
+    }
+    for inputs in ({}, told):
+        inputs = {"max_new_tokens": FRAMES, "do_sample": True, **inputs}
+        torch.manual_seed(3)
+        whole, state = model.generate(**inputs, return_audio_codes=True), torch.get_rng_state()
+        before, frames = snapshot(model), whole.audio_codes.shape[-1]
+        torch.manual_seed(3)
+        blocks = list(voice.stream(blocks=[1] * 9, **inputs))
+        assert torch.equal(voice.generated.audio_codes, whole.audio_codes) and torch.equal(torch.get_rng_state(), state)
+        assert len(blocks) == frames == FRAMES - 1 + ("input_ids" in inputs) * 3
+        assert len(whole.audio_codes.unique()) > 9
+        assert same(torch.cat(blocks, -1), whole.audio_sequences) and snapshot(model) == before
+    for setting in ({"return_audio_waveforms": True}, {"num_beams": 2}):
+        with pytest.raises(SettingError, match=f"{next(iter(setting))}=.*leave it out"):
+            voice.stream(max_new_tokens=FRAMES, **setting)
