@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -104,19 +105,40 @@ class SileroEndpoint(EndpointPolicy):
 
 
 class _SileroDetector:
-    # The network looks at the last 64 samples of the frame before.
-    CONTEXT = 64
+    # The network looks at the last 64 samples of the frame before, and has two states of 128.
+    CONTEXT, STATE = 64, (2, 1, 128)
 
     def __init__(self, network: Any) -> None:
         self.network = network
-        self.state = torch.zeros(0)
+        self.state = torch.zeros(self.STATE)
         self.context = torch.zeros(self.CONTEXT)
 
-    @torch.no_grad()
     def __call__(self, frame: torch.Tensor) -> float:
-        likelihood, self.state = self.network(torch.cat([self.context, frame])[None], self.state)
-        self.context = frame[-self.CONTEXT :].clone()
-        return float(likelihood)
+        return self.judge([(self, frame)])[0]
+
+    @classmethod
+    @torch.no_grad()
+    def judge(cls, asked: Sequence[tuple[_SileroDetector, torch.Tensor]]) -> list[float]:
+        """The next frame of each of several streams, in one pass of the network."""
+        heard = torch.stack([torch.cat([detector.context, frame]) for detector, frame in asked])
+        states = torch.cat([detector.state for detector, _ in asked], 1)
+        found, states = asked[0][0].network(heard, states)
+        for (detector, frame), state in zip(asked, states.split(1, 1), strict=True):
+            detector.state, detector.context = state, frame[-cls.CONTEXT :].clone()
+        return [float(one) for one in found]
+
+
+def judge_all(asked: Sequence[tuple[VoiceActivityDetector, Sequence[torch.Tensor]]]) -> list[list[float]]:
+    """How likely the next frames of each of several streams hold speech; Silero's network judges theirs in step."""
+    if not all(isinstance(detector, _SileroDetector) for detector, _ in asked):
+        return [[detector(frame) for frame in frames] for detector, frames in asked]
+    found: list[list[float]] = [[] for _ in asked]
+    for place in range(max((len(frames) for _, frames in asked), default=0)):
+        due = [number for number, (_, frames) in enumerate(asked) if place < len(frames)]
+        step: Any = [(asked[number][0], asked[number][1][place]) for number in due]
+        for number, likelihood in zip(due, _SileroDetector.judge(step), strict=True):
+            found[number].append(likelihood)
+    return found
 
 
 def _silero_file() -> Path | None:

@@ -14,7 +14,7 @@ import torch
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
 
-from ..audio.endpoint import RATE, EndpointPolicy, find_endpoint
+from ..audio.endpoint import RATE, EndpointPolicy, VoiceActivityDetector, find_endpoint, judge_all
 from ..audio.growing_audio import GrowingAudio, Incremental
 from ..decoding.cross_cache import CrossCache
 from ..decoding.gathering import Gathering
@@ -260,6 +260,13 @@ class StreamingRecognizer:
         self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None
     ) -> Hypothesis:
         return self.adapter.decode(encoded, prompt, draft, cache, self.gathering)
+
+    def judge(self, detector: VoiceActivityDetector, frames: Sequence[torch.Tensor]) -> list[float]:
+        """How likely the next frames of a stream hold speech."""
+        if self.gathering is None:
+            return [detector(frame) for frame in frames]
+        found: list[float] = self.gathering.ask(judge_all, (detector, frames))
+        return found
 
     def growing(self) -> GrowingAudio | None:
         """What encodes a segment as it grows, for encoders that only append; None for the others."""

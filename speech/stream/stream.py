@@ -57,6 +57,7 @@ class SpeechStream:
         self._listener = recognizer.endpoint.listen()
         self._segmenter = Segmenter(recognizer.endpoint, update_interval)
         self._buffer = SampleBuffer()
+        self._judged: deque[tuple[float, float]] = deque()  # frames that the segmenter has not had
         self._work: deque[Task] = deque()
         self._events: list[Event] = []
         self._segment: Segment | None = None
@@ -132,16 +133,16 @@ class SpeechStream:
         self._finished = True
         self._buffer, self._segment = SampleBuffer(), None
         self._work.clear()
+        self._judged.clear()
 
     def _advance(self, partials: bool, deliver: bool = True) -> list[Event]:
         """Judge the frames that are complete, and do what they ask for."""
         self._mark = self.recognizer.timer()
         try:
             self._do_all(partials)
-            while self._segmenter.position + FRAME <= self._buffer.end:
-                position = self._segmenter.position
-                frame = self._buffer.read(position, position + FRAME)
-                self._work.extend(self._segmenter.feed(self._listener(frame), decibels(frame)))
+            self._judge()
+            while self._judged:
+                self._work.extend(self._segmenter.feed(*self._judged.popleft()))
                 self._do_all(partials)
             needed = self._rejoined.needed_from(self._segmenter.needed_from)
             self._buffer.drop_before(min(needed, self._segmenter.position))
@@ -149,6 +150,15 @@ class SpeechStream:
             self._spend()
         events, self._events = self._events, ([] if deliver else self._events)
         return events if deliver else []
+
+    def _judge(self) -> None:
+        """Likelihood of speech and level of the frames that are complete."""
+        start = self._segmenter.position + FRAME * len(self._judged)
+        whole = (self._buffer.end - start) // FRAME
+        frames = [self._buffer.read(at, at + FRAME) for at in range(start, start + whole * FRAME, FRAME)]
+        if frames:
+            likelihoods = self.recognizer.judge(self._listener, frames)
+            self._judged.extend(zip(likelihoods, map(decibels, frames), strict=True))
 
     def _do_all(self, partials: bool) -> None:
         """Work leaves the queue once it is done, so that an error in the model loses none."""
