@@ -67,10 +67,11 @@ def rows(
         )
         for name, recordings in chosen.items():
             found = [transcribe_samples(one.samples, asr) for one in recordings]
-            yield {"set": name, **setting, **_figures(recordings, found)}
+            yield {"set": name, **setting, **figures(recordings, found)}
 
 
-def _figures(recordings: list[Recording], found: list[Transcript]) -> dict[str, Any]:
+def figures(recordings: list[Recording], found: list[Transcript]) -> dict[str, Any]:
+    """Errors of whole transcripts, and what they cost."""
     said, heard = [one.text for one in recordings], [one.text for one in found]
     audio = sum(len(one.samples) for one in recordings) / RATE
     return {

@@ -36,7 +36,7 @@ from mmaccel.demos import (
 )
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
-from mmaccel.speech.bench import cuts, first_sound, listening, many_streams
+from mmaccel.speech.bench import cuts, first_sound, heard_again, listening, many_streams
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))
@@ -298,6 +298,7 @@ LONG = {
     "serve_video": serve_loads.page,
     "speech_cuts": cuts.page,
     "speech_first_sound": first_sound.page,
+    "speech_heard_again": heard_again.page,
     "speech_hour": hour_of_speech.page,
     "speech_listening": listening.page,
     "speech_streams": many_streams.page,

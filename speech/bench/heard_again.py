@@ -1,0 +1,91 @@
+"""What a second hearing changes: texts that look like a loop, and short segments with what is before them.
+
+    python -m mmaccel.speech.bench.heard_again --output docs/benchmarks/long/speech_heard_again
+
+Whole transcripts of the recordings of `mmaccel bench speech --full`, clean and in noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from tqdm import tqdm
+
+from mmaccel.bench import pages
+from mmaccel.comparison import results
+
+from ..audio.recordings import TEXTS, Recording, in_noise, load_recordings, own_recordings
+from ..decoding import loops
+from ..families.weights import load
+from ..stream.recognizer import StreamingRecognizer
+from ..stream.transcribe import transcribe_samples
+from .cuts import REJOIN, figures
+from .listening import LOUD, SEED
+
+MODELS = ("moonshine-tiny", "whisper-tiny.en")
+# By their names: how often a text may say the same, and seconds that are decoded together.
+WAYS = {"once": (math.inf, 0.0), "loops again": (loops.HIGHEST_RATIO, 0.0), "rejoined": (loops.HIGHEST_RATIO, REJOIN)}
+INTRO = """
+Word error rates of whole transcripts where nothing is heard again (*once*), where texts that compress more than
+{ratio:g} times are, with all that the encoder can be given (*loops again*, the default), and where short segments are
+decoded with those before them up to {rejoin:g} s as well (*rejoined*, `StreamingRecognizer(rejoin={rejoin:g})`). By
+`python -m mmaccel.speech.bench.heard_again` on {seconds:.0f} s of human speech, {words} words: {names}; those that are
+no file of the wheel `moonshine-voice` are of a folder that is not shipped. *Noise* is pink, {loud} dB quieter than the
+speech. In brackets processor seconds for each second of audio, on one thread of a machine that others used too. What
+Moonshine's encoder is given is always all, so that a loop of it stays. The rows, with the errors of each recording, are
+in [speech_heard_again.json](speech_heard_again.json).
+"""
+
+
+def conditions() -> dict[str, list[Recording]]:
+    """All recordings, clean and in noise."""
+    clean = [*load_recordings(list(TEXTS)), *own_recordings()]
+    return {"clean": clean, "noise": [in_noise(one, LOUD, SEED) for one in clean]}
+
+
+def rows(names: tuple[str, ...], heard: dict[str, list[Recording]]) -> Iterator[dict[str, Any]]:
+    """A row for each model, way and condition."""
+    for name in names:
+        model, processor = load(name)
+        for condition, recordings in heard.items():
+            for way, (ratio, rejoin) in WAYS.items():
+                asr = StreamingRecognizer(model, processor, rejoin=rejoin, timer=time.process_time)
+                with patch.object(loops, "HIGHEST_RATIO", ratio):
+                    found = [transcribe_samples(one.samples, asr) for one in recordings]
+                yield {"model": name, "condition": condition, "way": way, **figures(recordings, found)}
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page of a result: a line for each model and condition."""
+    first = result["rows"][0]
+    facts = {"seconds": first["audio_seconds"], "words": first["words"]}
+    names = ", ".join(f"`{name}`" for name in first["errors"])
+    intro = INTRO.format(ratio=loops.HIGHEST_RATIO, rejoin=REJOIN, names=names, loud=LOUD, **facts)
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in result["rows"]:
+        cell = f"{row['word_error_rate']:.1%} ({row['real_time_factor']:.2f})"
+        cells.setdefault((row["model"], row["condition"]), []).append(cell)
+    table = pages.markdown(("model", "speech", *WAYS), [[*key, *found] for key, found in cells.items()])
+    return pages.page(result, "What hearing again changes", intro, {"Word errors": table})
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, and write the result and its page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    output: Path = parser.parse_args(argv).output
+    torch.set_num_threads(1)
+    result = results.result(tqdm(rows(MODELS, conditions()), unit="row"))
+    pages.write(output, result, page)
+    tqdm.write(page(result))
+
+
+if __name__ == "__main__":
+    main()
