@@ -21,7 +21,7 @@ def _filters() -> torch.Tensor:
 
 
 class Upsampler:
-    """Three samples for each two; the output does not depend on how the sound was cut.
+    """Three samples for each two; the output does not depend on how the sound was cut, up to rounding.
 
     The last 2 ms are held back until more sound follows. Bounded memory; :func:`copy.copy` makes another stream.
 

@@ -199,7 +199,8 @@ def test_three_samples_for_each_two():
     low = torch.sin(torch.arange(RATE) / RATE * 2 * torch.pi * 1000)
     whole = Upsampler().push(low)
     stream = Upsampler()
-    assert torch.equal(torch.cat([stream.push(piece) for piece in low.split(333)]), whole)
+    # some processors round a convolution by where its output lies
+    torch.testing.assert_close(torch.cat([stream.push(piece) for piece in low.split(333)]), whole, atol=1e-6, rtol=0)
     high = torch.sin(torch.arange(len(whole)) / 24_000 * 2 * torch.pi * 1000)
     assert float((whole - high)[200:].abs().max()) < 1e-3
 
