@@ -10,7 +10,8 @@ from .generated_text import Drafts, GeneratedText, Verdicts
 from .loop import Drafter
 from .matching import Draft, Verdict
 
-# Tokens that a text may be ahead of the slowest one, and still count as one of the slowest.
+# Tokens that a text may be ahead of the slowest one, and still get drafts where they are read in step, or else say how
+# large drafts are.
 AHEAD = 8
 
 

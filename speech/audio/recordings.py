@@ -109,6 +109,11 @@ def own_recordings() -> list[Recording]:
     return load_folder(Path(folder)) if folder else []
 
 
+def all_recordings() -> list[Recording]:
+    """Those of the wheel `moonshine-voice`, and one's own."""
+    return [*load_recordings(list(TEXTS)), *own_recordings()]
+
+
 def in_noise(recording: Recording, decibels: float, seed: int) -> Recording:
     """A recording under pink noise, `decibels` quieter than its speech on the mean; always the same for a seed."""
     generator = torch.Generator().manual_seed(seed)

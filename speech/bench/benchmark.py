@@ -22,7 +22,7 @@ from mmaccel.bench.benchmark import Benchmark, Section, in_one
 from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE
-from ..audio.recordings import TEXTS, Recording, load_recordings, own_recordings, word_errors
+from ..audio.recordings import Recording, all_recordings, load_recordings, word_errors
 from ..families.adapter import SpeechAdapter
 from ..families.weights import load
 from ..families.whisper import WhisperAdapter
@@ -46,7 +46,7 @@ POLICIES = (LocalAgreement(2), AlignAtt())  # the default first
 
 def rows(full: bool = False) -> Iterator[dict[str, Any]]:
     """One row for each way to listen and each part; `full` takes all recordings and more rounds."""
-    recordings = [*load_recordings(list(TEXTS)), *own_recordings()] if full else load_recordings(["beckett.wav"])
+    recordings = all_recordings() if full else load_recordings(["beckett.wav"])
     for made in _all(recordings, full):
         _tell(made)
         yield made

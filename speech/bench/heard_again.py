@@ -21,7 +21,7 @@ from tqdm import tqdm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 
-from ..audio.recordings import TEXTS, Recording, in_noise, load_recordings, own_recordings
+from ..audio.recordings import Recording, all_recordings, in_noise
 from ..decoding import loops
 from ..families.weights import load
 from ..stream.recognizer import StreamingRecognizer
@@ -46,7 +46,7 @@ in [speech_heard_again.json](speech_heard_again.json).
 
 def conditions() -> dict[str, list[Recording]]:
     """All recordings, clean and in noise."""
-    clean = [*load_recordings(list(TEXTS)), *own_recordings()]
+    clean = all_recordings()
     return {"clean": clean, "noise": [in_noise(one, LOUD, SEED) for one in clean]}
 
 

@@ -21,15 +21,7 @@ from mmaccel.bench import pages
 from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE, find_endpoint
-from ..audio.recordings import (
-    TEXTS,
-    Recording,
-    in_noise,
-    load_recordings,
-    own_recordings,
-    without_pauses,
-    word_errors,
-)
+from ..audio.recordings import Recording, all_recordings, in_noise, without_pauses, word_errors
 from ..families.weights import load
 from ..stream.transcribe import transcribe_samples
 from .benchmark import moonshine_voice_row, offline_row, stream_row, streamed
@@ -59,7 +51,7 @@ segments are sentences here; *moonshine-voice* is the package with its own engin
 
 def recordings() -> dict[str, list[Recording]]:
     """The recordings of each condition."""
-    clean = [*load_recordings(list(TEXTS)), *own_recordings()]
+    clean = all_recordings()
     loud = [in_noise(one, LOUD, SEED) for one in clean if len(one.samples) >= LONG * RATE]
     shortened = [(one, without_pauses(one, find_endpoint("auto"))) for one in clean]
     quick = [short for one, short in shortened if len(short.samples) <= SHORTER * len(one.samples)]

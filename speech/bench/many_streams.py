@@ -23,7 +23,7 @@ from mmaccel.bench import pages
 from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE
-from ..audio.recordings import TEXTS, load_recordings, own_recordings
+from ..audio.recordings import all_recordings
 from ..families.weights import load
 from ..stream.events import Event, Final
 from ..stream.recognizer import StreamingRecognizer
@@ -46,7 +46,7 @@ the encoder. *Equal* are streams with the same events as alone: words, times, pr
 
 def inputs(count: int, seconds: float) -> list[torch.Tensor]:
     """Samples `[n]` for each stream: the recordings, each from another place on."""
-    whole = torch.cat([one.samples for one in [*load_recordings(list(TEXTS)), *own_recordings()]])
+    whole = torch.cat([one.samples for one in all_recordings()])
     size = round(seconds * RATE)
     return [whole.roll(-len(whole) * number // count).repeat(1 + size // len(whole))[:size] for number in range(count)]
 

@@ -264,7 +264,7 @@ class StreamingRecognizer:
     def judge(self, detector: VoiceActivityDetector, frames: Sequence[torch.Tensor]) -> list[float]:
         """How likely the next frames of a stream hold speech."""
         if self.gathering is None:
-            return [detector(frame) for frame in frames]
+            return judge_all([(detector, frames)])[0]
         found: list[float] = self.gathering.ask(judge_all, (detector, frames))
         return found
 
