@@ -3,6 +3,7 @@
 import pytest
 import torch
 from expected_skips import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401  (hooks)
+from work_clock import work_clock  # noqa: F401  (a fixture)
 
 from mmaccel.files import kept_choices
 

@@ -216,7 +216,7 @@ def test_settings_out_of_range(make):
         make()
 
 
-def test_compare_has_fewer_steps_beside_it(made):
+def test_compare_has_fewer_steps_beside_it(work_clock, made):
     pipe, arguments = made
     found = mmaccel.compare(pipe, canvas.HaltonOrder(steps=3), **arguments(), rounds=1, seeds=range(2))
     assert [row["kind"] for row in found.rows][:2] == ["plain", "method"]

@@ -99,7 +99,7 @@ def test_the_command_lists_a_file(loaded, asked, tmp_path, capsys):
     assert "speed-up" in printed
 
 
-def test_compare_shows_texts_and_fewer_steps(loaded, asked):
+def test_compare_shows_texts_and_fewer_steps(work_clock, loaded, asked):
     pipe, processor = loaded
     inputs = inputs_of(processor, Image.fromarray(asked[0].frames[0]), asked[0].question)
     found = mmaccel.compare(pipe, canvas.FactorCommit(), **inputs, **PLAIN, rounds=1)

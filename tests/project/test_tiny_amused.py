@@ -136,7 +136,7 @@ def test_run_takes_a_folder_and_the_preset_of_its_family(tmp_path, capsys):
     assert "lossy" in capsys.readouterr().out
 
 
-def test_compare_has_fewer_steps(capsys):
+def test_compare_has_fewer_steps(work_clock, capsys):
     words = ["compare", "image", "pizza", "--model", NAME, "--seeds", "1", "--rounds", "1"]
     assert cli.main([*words, "--method", "canvas.HaltonOrder"]) == 0
     assert "fewer steps" in capsys.readouterr().out
