@@ -69,7 +69,7 @@ class PackedMatrix:
         wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         if wants_gradient or torch.is_autocast_enabled("cpu") or packs != private.can_pack(x):
             return F.linear(x, self.view(weight), bias)
-        return (private.packed_linear if packs else F.linear)(x, self.prepared(), bias)
+        return (private.onednn_linear if packs else F.linear)(x, self.prepared(), bias)
 
     def _prepare(self, weight: torch.Tensor) -> torch.Tensor:
         matrix = self.view(weight).contiguous()
@@ -111,11 +111,16 @@ def with_packed_linears(module: nn.Module) -> nn.Module:
     ...     torch.allclose(with_packed_linears(layer)(torch.ones(2, 64)), layer(torch.ones(2, 64)), atol=1e-6)
     True
     """
+    return with_linears(module, PackedLinear)
+
+
+def with_linears(module: nn.Module, replace: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+    """A twin of a module that shares everything with it but has others in place of its linear layers."""
     if type(module) is nn.Linear:
-        return PackedLinear(module)
+        return replace(module)
     if private.is_compiled(module):
         return module
     twin = copy.copy(module)
-    children = {name: child and with_packed_linears(child) for name, child in module._modules.items()}
+    children = {name: child and with_linears(child, replace) for name, child in module._modules.items()}
     twin.__dict__["_modules"] = children
     return twin

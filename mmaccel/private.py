@@ -76,7 +76,7 @@ _REORDER, _LINEAR = _onednn("_reorder_linear_weight"), _onednn("_linear_pointwis
 
 
 def can_pack(tensor: torch.Tensor) -> bool:
-    """Whether oneDNN is available and accepts this as a weight or input of :func:`packed_linear`."""
+    """Whether oneDNN is available and accepts this as a weight or input of :func:`onednn_linear`."""
     return _LINEAR is not None and tensor.is_cpu and tensor.dtype == torch.float32 and tensor.numel() > 0
 
 
@@ -86,9 +86,9 @@ def pack_weight(matrix: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x [..., I]` times the transpose of what :func:`pack_weight` packed, plus `bias`."""
-    result: torch.Tensor = _LINEAR(x, packed, bias, "none", [], "")
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`x [..., I]` times the transpose of a weight `[O, I]`, plain or from :func:`pack_weight`, plus `bias`."""
+    result: torch.Tensor = _LINEAR(x, weight, bias, "none", [], "")
     return result
 
 

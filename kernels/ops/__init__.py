@@ -21,6 +21,7 @@ from .merge_states import merge_states
 from .plan import BlockPlan
 from .residual_sample import residual_sample
 from .segment_mean import segment_mean
+from .skinny_linear import skinny_linear
 from .verify_attention import verify_attention
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "residual_sample",
     "segment_mean",
     "should_use_sparse",
+    "skinny_linear",
     "verify_attention",
 ]

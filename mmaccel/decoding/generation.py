@@ -20,6 +20,7 @@ from mmaccel import private
 from mmaccel.patching import wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
+from mmaccel.skinny_linears import skinny_linears
 
 from .dice import DEVICES, Dice
 from .generated_texts import GeneratedTexts
@@ -122,7 +123,10 @@ class DraftedRun:
 
 
 def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
-    """Let `generate` of the session's target verify the drafts of a method until the stack is closed."""
+    """Let `generate` of the session's target verify the drafts of a method until the stack is closed.
+
+    Passes of a few tokens go through :func:`~mmaccel.skinny_linears.skinny_linears`.
+    """
     model = session.target
 
     def generate(original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
@@ -137,6 +141,8 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
         fill(session.report, run)
         return result
 
+    if method.block:
+        skinny_linears(stack, model)
     wrap_generate(stack, session, generate)
 
 

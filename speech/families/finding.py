@@ -10,16 +10,22 @@ from mmaccel.adapter import adapters
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.packed_linear import with_packed_linears
 from mmaccel.session import Session
+from mmaccel.skinny_linears import with_skinny_linears
 
 from .adapter import SpeechAdapter
 from .rows import REFUSED
 
 
-def packed_copy(model: Any) -> Any:
-    """A model with a second copy of its matrix weights, in oneDNN's layout."""
-    if isinstance(model, Session | SpeechAdapter):
+def recognising(model: Any, packed: bool) -> Any:
+    """What recognises in place of a model: a twin for passes of a few tokens, and with its weights laid out if packed.
+
+    A session or an adapter stays what it is.
+    """
+    if packed and isinstance(model, Session | SpeechAdapter):
         raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
-    return with_packed_linears(model) if isinstance(model, torch.nn.Module) else model
+    if not isinstance(model, torch.nn.Module):
+        return model
+    return with_packed_linears(model) if packed else with_skinny_linears(model)
 
 
 def adapter_of(model: Any, processor: Any) -> SpeechAdapter:

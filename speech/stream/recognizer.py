@@ -22,7 +22,7 @@ from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, SpeechAdapter, Word
-from ..families.finding import adapter_of, packed_copy
+from ..families.finding import adapter_of, recognising
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .stream import SpeechStream
@@ -105,7 +105,7 @@ class StreamingRecognizer:
         batched: bool = False,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.adapter = adapter_of(packed_copy(model) if packed else model, processor)
+        self.adapter = adapter_of(recognising(model, packed), processor)
         self.adapter.instruct(language, task, prompt)
         self.policy = LocalAgreement(2) if policy is None else policy
         self.endpoint = find_endpoint(endpoint)

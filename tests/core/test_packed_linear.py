@@ -96,7 +96,7 @@ def test_a_packed_weight_is_packed_once_until_it_changes(monkeypatch):
     packed = []
     monkeypatch.setattr(packed_linear.private, "can_pack", lambda tensor: tensor.dtype == torch.float32)
     monkeypatch.setattr(packed_linear.private, "pack_weight", lambda matrix: packed.append(1) or matrix)
-    monkeypatch.setattr(packed_linear.private, "packed_linear", torch.nn.functional.linear)
+    monkeypatch.setattr(packed_linear.private, "onednn_linear", torch.nn.functional.linear)
     linear, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
     matrix = PackedMatrix(linear)
     assert len(packed) == 1, "before the first product, which is timed"

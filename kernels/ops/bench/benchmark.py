@@ -88,11 +88,12 @@ def entry(label: str, run: Run) -> Entry:
 INTRO = """
 Measured by `mmaccel bench kernels` on {place}: every op against torch's own way, in one alternating
 run of medians.
-Other processors have other ratios, so that two choices are made by measuring, in a quiet moment, and kept for each
-processor (`mmaccel env` shows them): from which density on dense attention is faster than block-sparse, and in which
-of four ways a step of decoding reads a long cache. An op whose result is off from float64 by more than its tolerance is
-not timed at all. Block-sparse attention is asked for random blocks, as many in every row, with `cutover=True`: above
-the break-even density it attends to everything. The raw rows are in [{json}]({json}).
+Other processors have other ratios, so that three choices are made by measuring, in a quiet moment, and kept for each
+processor (`mmaccel env` shows them): from which density on dense attention is faster than block-sparse, in which of
+four ways a step of decoding reads a long cache, and in which of three ways linear layers compute a few rows. An op
+whose result is off from float64 by more than its tolerance is not timed at all. Block-sparse attention is asked for
+random blocks, as many in every row, with `cutover=True`: above the break-even density it attends to everything. The
+raw rows are in [{json}]({json}).
 """
 LIMITS = """
 - **Decoding** is bound by memory: all keys and values are read once, which is as fast as the threads of this machine
@@ -101,6 +102,8 @@ LIMITS = """
   each time, and a single call starts with neither data nor code at hand; on warm caches it takes a fraction of that.
   Layers in turn are nearer to a model: the data is cold, the code is not.
 - **Drafts** of 16 tokens have 64 rows to a key head: there torch's own attention is efficient too.
+- **Linear layers of a few rows**, as passes of a few tokens have, are bound by memory as well; torch's own product
+  reads a weight again for a second and a third row, or copies it.
 - **Merging, writing and token means** move memory, as torch's own operations do.
 """
 HEADINGS = ("op", "case", "against", "ms", "ms, torch", "speed-up", "error")

@@ -17,6 +17,7 @@ from .. import (
     merge_states,
     residual_sample,
     segment_mean,
+    skinny_linear,
     verify_attention,
 )
 
@@ -64,6 +65,8 @@ def cases(dtype: torch.dtype, device: str, lengths: tuple[int, ...]) -> Iterator
         yield window_case(q, k, v, 256)
     yield from decode_cases(draw(1, 16, 1, 128), draw(1, 4, 16384, 128), draw(1, 4, 16384, 128), draw)
     yield from small_cases(draw)
+    if dtype == torch.float32 and device == "cpu":
+        yield from linear_cases(draw)
 
 
 class Draw:
@@ -182,6 +185,30 @@ def decode_cases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, draw: Draw) 
         yield KernelCase(
             "verify_attention", _shape(query, k), q.dtype, settings, name, run, dense, error, bytes=float(read)
         )
+
+
+def linear_cases(draw: Draw) -> Iterator[KernelCase]:
+    """A few rows through the linear layers of a small model in turn, and through its head, which come from memory."""
+    for shape, layers in (((1536, 576), 24), ((49152, 576), 1)):
+        weights = [draw(*shape) for _ in range(layers)]
+        for count in (2, 4, 8, 16, 32):
+            yield _linear_case(draw(count, shape[1]), weights)
+
+
+def _linear_case(x: torch.Tensor, weights: list[torch.Tensor]) -> KernelCase:
+    def ours() -> list[torch.Tensor]:
+        return [skinny_linear(x, weight) for weight in weights]
+
+    def plain() -> list[torch.Tensor]:
+        return [F.linear(x, weight) for weight in weights]
+
+    def error() -> float:
+        return _error(ours()[0], F.linear(x.double(), weights[0].double()))
+
+    settings = {"rows": len(x), "weight": "x".join(map(str, weights[0].shape)), "layers": len(weights)}
+    read = float(sum(weight.nbytes for weight in weights))
+    shape = f"{list(x.shape)} by {list(weights[0].shape)}"
+    return KernelCase("skinny_linear", shape, x.dtype, settings, "linear", ours, plain, error, bytes=read)
 
 
 def small_cases(draw: Draw) -> Iterator[KernelCase]:

@@ -1,0 +1,124 @@
+"""Linear layers of a few rows on a CPU, as passes of a few tokens or texts have: skinny matrix products.
+
+torch hands float32 products to MKL, which reads the whole weight once more for a second and a third row, or copies it
+for more. For these, the product turned round (weights times inputs) and oneDNN are up to twice as fast; the figures are
+in docs/benchmarks/kernels. Which one is depends on the processor, so it is measured at first use and kept for this CPU,
+see :mod:`mmaccel.kernels.choosing`. A process never changes its choice: two runs with equal inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from mmaccel import private
+
+from .choosing import kept_or_measured
+from .timing import fastest
+
+ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # that are measured; more are left to torch
+LEAST_BYTES = 1 << 19  # of a weight: below, there is little to gain
+LARGE_BYTES = 8 << 20  # of a weight, from which it never stays in a cache
+SMALL, LARGE = (1536, 576), (16384, 576)  # weights that are measured: of a layer of a small model, and of its head
+MEASURED_BYTES = 40 << 20  # of weights in turn, so that they come from main memory, as those of a model do
+TIE = 1.05  # the plain product stays where nothing is clearly faster
+_LOCK = threading.Lock()
+
+Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Weights times inputs, which streams the weight once."""
+    columns = x.reshape(-1, x.shape[-1]).t()
+    product = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
+    return product.t().contiguous().view(*x.shape[:-1], len(weight))
+
+
+WAYS: dict[str, Way] = {"plain": F.linear, "turned": turned, "onednn": private.onednn_linear}
+
+
+def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`F.linear`, by the way that is fastest for so few rows on this CPU; equal up to rounding.
+
+    Anything but 2 to 64 rows of float32 on a CPU, without gradients, goes to `F.linear`.
+
+    Parameters
+    ----------
+    x
+        Inputs `[..., I]`.
+    weight, bias
+        `[O, I]` and `[O]` or None.
+
+    Examples
+    --------
+    >>> x, weight = torch.ones(3, 512), torch.ones(512, 512)
+    >>> torch.allclose(skinny_linear(x, weight), torch.nn.functional.linear(x, weight))
+    True
+    """
+    rows = x.numel() // max(1, x.shape[-1])
+    if not 2 <= rows <= ROWS[-1] or not suits(weight) or not _is_plain(x, weight):
+        return F.linear(x, weight, bias)
+    with _LOCK:  # two threads must not measure against each other, nor find two ways
+        name = way(_rounded(rows), weight.nbytes >= LARGE_BYTES, torch.get_num_threads())
+    return WAYS[name](x, weight, bias)
+
+
+def suits(weight: torch.Tensor) -> bool:
+    """Whether a weight can have a faster way."""
+    is_plain = type(weight) in (torch.Tensor, torch.nn.Parameter) and weight.layout == torch.strided
+    return is_plain and weight.is_cpu and weight.dtype == torch.float32 and weight.nbytes >= LEAST_BYTES
+
+
+def _is_plain(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether nothing but the product is wanted: no gradient, no other type, no graph."""
+    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    is_other = x.dtype != weight.dtype or not x.is_cpu or torch.is_autocast_enabled("cpu")
+    return not wants_gradient and not is_other and not torch.compiler.is_compiling()
+
+
+def _rounded(rows: int) -> int:
+    """Up to one of the numbers that are measured."""
+    return next(count for count in ROWS if count >= rows)
+
+
+@functools.cache
+def way(rows: int, is_large: bool, threads: int) -> str:
+    """Name of the fastest way for so many rows; `threads` is part of what it holds for."""
+    shape = LARGE if is_large else SMALL
+    name = f"linear layers of {rows} rows, {'large' if is_large else 'small'} weights"
+    measure = functools.partial(_measured, rows, shape)
+    found = kept_or_measured(name, measure, lambda kept: isinstance(kept, str) and kept in WAYS)
+    return "plain" if found is None else str(found)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _measured(rows: int, shape: tuple[int, int]) -> str | None:
+    """The fastest of the ways that give what the plain one gives; None where the machine is too busy to tell."""
+    generator = torch.Generator().manual_seed(0)
+    x, tile = torch.randn(rows, shape[1], generator=generator), torch.randn(64, shape[1], generator=generator)
+    first = tile.repeat(shape[0] // 64, 1)
+    weights = [first.clone() for _ in range(-(-MEASURED_BYTES // first.nbytes))]
+    names = [name for name in WAYS if _agrees(name, x, first)]
+
+    def run(name: str) -> None:
+        for weight in weights:
+            WAYS[name](x, weight, None)
+
+    timing = fastest([functools.partial(run, name) for name in names], x.device)
+    if not timing.quiet:
+        return None
+    # the plain way is the first one, and wins where nothing is clearly faster
+    return next(name for name, taken in zip(names, timing.seconds, strict=True) if taken <= TIE * min(timing.seconds))
+
+
+def _agrees(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether this torch can compute it so: its call of oneDNN is private."""
+    try:
+        return torch.allclose(WAYS[name](x, weight, None), F.linear(x, weight), rtol=1e-4, atol=1e-4)
+    except (RuntimeError, TypeError):
+        return False

@@ -1,0 +1,63 @@
+"""A model whose linear layers compute few rows by the fastest way of this CPU, in its own place or as a twin."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+
+from . import private
+from .kernels.skinny_linear import skinny_linear, suits
+from .packed_linear import with_linears
+from .patching import wrap_forward
+
+
+class SkinnyLinear(nn.Linear):
+    """A linear layer by :func:`~mmaccel.kernels.skinny_linear.skinny_linear`; it shares its weight with another."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.__dict__.update(vars(linear))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return skinny_linear(input, self.weight, self.bias)
+
+
+def with_skinny_linears(module: nn.Module) -> nn.Module:
+    """A twin of a module that shares everything with it, weights too; equal up to rounding.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU())
+    >>> with torch.no_grad():
+    ...     torch.allclose(with_skinny_linears(layer)(torch.ones(2, 512)), layer(torch.ones(2, 512)), atol=1e-6)
+    True
+    """
+    if not _layers(module):
+        return module
+    return with_linears(module, lambda layer: SkinnyLinear(layer) if _has_choice(layer) else layer)
+
+
+def skinny_linears(stack: ExitStack, module: nn.Module) -> None:
+    """Let the linear layers of a module do so themselves, until `stack` closes."""
+    for layer in _layers(module):
+        wrap_forward(stack, layer, functools.partial(_forward, layer))
+
+
+def _forward(layer: nn.Linear, original: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor) -> torch.Tensor:
+    if input.numel() == input.shape[-1]:  # a single row, as most passes have where nothing is drafted
+        return original(input)
+    return skinny_linear(input, layer.weight, layer.bias)
+
+
+def _layers(module: nn.Module) -> list[nn.Linear]:
+    if private.is_compiled(module):
+        return []
+    return [layer for layer in module.modules() if type(layer) is nn.Linear and _has_choice(layer)]
+
+
+def _has_choice(layer: nn.Linear) -> bool:
+    """Whether nothing else has taken hold of a layer, and its weight can have a faster way."""
+    return "forward" not in vars(layer) and suits(layer.weight)
