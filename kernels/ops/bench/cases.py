@@ -190,7 +190,7 @@ def decode_cases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, draw: Draw) 
 def linear_cases(draw: Draw) -> Iterator[KernelCase]:
     """A few rows through the linear layers of a small model in turn, and through its head, which come from memory."""
     for shape, layers in (((1536, 576), 24), ((49152, 576), 1)):
-        weights = [draw(*shape) for _ in range(layers)]
+        weights = [draw(*shape).mul_(0.02) for _ in range(layers)]  # as models begin with
         for count in (2, 4, 8, 16, 32):
             yield _linear_case(draw(count, shape[1]), weights)
 
