@@ -15,6 +15,9 @@ help: ## this list
 run: $(INSTALLED) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
 	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
 
+# One thread for each process, as several run at once, and nothing from the network.
+test: export OMP_NUM_THREADS := 1
+test: export HF_HUB_OFFLINE := 1
 test: $(INSTALLED) ## lint and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

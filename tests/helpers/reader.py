@@ -168,10 +168,10 @@ def _mmaccel(words):
     if words[0] == "serve":
         _server(words[:2], get_modality(words[1]).model)
         return
-    printed, threads = io.StringIO(), torch.get_num_threads()
-    with contextlib.redirect_stdout(printed), mock.patch.object(zoo, "load", _load):
+    printed = io.StringIO()
+    one_thread = mock.patch.object(torch, "set_num_threads")  # other tests run beside this one
+    with contextlib.redirect_stdout(printed), mock.patch.object(zoo, "load", _load), one_thread:
         code = cli.main([*words, *_fewer(words)])
-    torch.set_num_threads(threads)
     assert code == 0, f"{shlex.join(words)} ends with {code}"
     assert printed.getvalue().strip(), f"{shlex.join(words)} says nothing"
     if target:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from functools import partialmethod
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ def result():
     few = [benchmark.ImageCase(1, 3.0, 1, methods), benchmark.ImageCase(2, 1.0, 1, methods)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "cases", lambda full: few)
+        patch.setattr(benchmark.Runner, "run", partialmethod(benchmark.Runner.run, warm_up=False))
         return results.result(benchmark.rows())
 
 

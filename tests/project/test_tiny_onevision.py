@@ -674,7 +674,7 @@ def test_it_answers_held_out_questions():
 
     measured = json.loads((FOLDER / "training.json").read_text())["accuracy"]
     assert measured["all"] > 0.9
-    assert accuracy(FOLDER, 40, seed=7)["all"] > measured["all"] - 0.15
+    assert accuracy(FOLDER, 20, seed=7)["all"] > measured["all"] - 0.15
 
 
 @trained
