@@ -34,9 +34,10 @@ class Gathering:
     """Threads that ask for the same kind of work at about the same time, and get it done in one batch.
 
     Work begins as soon as every thread that is within :meth:`joined` has asked for some: nobody waits for time to go
-    by, and a thread that is alone is served at once. Where they ask for different work, that which most ask for comes
-    first, and they ask again or leave before the next, which is larger for it. This is iteration-level scheduling
-    (Orca, 2022): a thread asks for one pass at a time, so that texts of any length begin and end between passes.
+    by, and a thread that is alone is served at once. Where they ask for different work, the kind that came first at the
+    beginning comes first: who still has to encode then joins the passes of those who decode. This is iteration-level
+    scheduling (Orca, 2022): a thread asks for one pass at a time, so that texts of any length begin and end between
+    passes.
 
     Parameters
     ----------
@@ -59,6 +60,7 @@ class Gathering:
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self.lock = lock
         self.sizes: Counter[tuple[str, int]] = Counter()
+        self._kinds: list[Work] = []  # as they were asked for first
         # One thread for all of it: each thread that computes keeps buffers of its own.
         self._worker = ThreadPoolExecutor(1, "mmaccel batch")
         self._changed = threading.Condition()
@@ -112,8 +114,10 @@ class Gathering:
                 self._changed.wait()
 
     def _do_some(self) -> None:
-        """Do the work that most have asked for; others may ask for more meanwhile."""
-        (work, _), *_ = Counter(asked.work for asked in self._asked).most_common(1)
+        """Do the first kind of work that there is; others may ask for more meanwhile."""
+        waiting = [asked.work for asked in self._asked]
+        self._kinds += [work for work in dict.fromkeys(waiting) if work not in self._kinds]
+        work = min(waiting, key=self._kinds.index)
         batch = [asked for asked in self._asked if asked.work == work]
         self._asked = [asked for asked in self._asked if asked.work != work]
         self._is_busy = True

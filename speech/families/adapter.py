@@ -117,8 +117,15 @@ class SpeechAdapter(Adapter):
     def encode(self, samples: torch.Tensor) -> Encoded:
         """What the decoder attends to, of audio `[samples]` in float32 at `sample_rate`."""
 
-    def encode_all(self, samples: Sequence[torch.Tensor]) -> list[Encoded]:
-        """The same of several pieces of audio, equal up to rounding; here one after the other."""
+    def growing(self) -> Any:
+        """What keeps the first steps of a piece of audio that grows, for :meth:`encode_all`; None where none can be."""
+        return None
+
+    def encode_all(self, samples: Sequence[torch.Tensor], growing: Sequence[Any] | None = None) -> list[Encoded]:
+        """The same of several pieces of audio, equal up to rounding; here one after the other.
+
+        `growing` has for each piece what :meth:`growing` made for it when it began, or None.
+        """
         return [self.encode(one) for one in samples]
 
     def encode_in_full(self, samples: torch.Tensor) -> Encoded | None:

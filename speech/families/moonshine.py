@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from mmaccel.adapter import register_adapter
 
+from ..decoding.growing_convolutions import GrowingConvolutions
 from ..decoding.packed import packed_attention
 from .adapter import Encoded
 from .encoder_decoder import EncoderDecoderAdapter
@@ -38,17 +39,25 @@ class MoonshineAdapter(EncoderDecoderAdapter):
         encoder = self.target.get_encoder()
         return [encoder.conv1, encoder.conv2, encoder.conv3]
 
-    def encode_all(self, samples: Sequence[torch.Tensor]) -> list[Encoded]:
+    def growing(self) -> GrowingConvolutions | None:
+        encoder, extractor = self.target.get_encoder(), self._processor().feature_extractor
+        is_kept = encoder.dtype == torch.float32 and not extractor.do_normalize
+        return GrowingConvolutions(encoder) if is_kept else None
+
+    def encode_all(self, samples: Sequence[torch.Tensor], growing: Sequence[Any] | None = None) -> list[Encoded]:
         """Convolutions, which normalise over a whole piece, one after the other, then each layer once for all."""
-        if len(samples) < 2:
+        kept = [None] * len(samples) if growing is None else growing
+        if len(samples) == 1 and kept[0] is None:
             return super().encode_all(samples)
-        heard = [self._convolved(self._checked(one)) for one in samples]
+        heard = [self._convolved(self._checked(one), own) for one, own in zip(samples, kept, strict=True)]
         lengths = [states.shape[1] for states in heard]
         states = self._layers(torch.cat(heard, 1), lengths).split(lengths, 1)
         return [Encoded(found, len(one) / self.sample_rate) for found, one in zip(states, samples, strict=True)]
 
-    def _convolved(self, samples: torch.Tensor) -> torch.Tensor:
+    def _convolved(self, samples: torch.Tensor, kept: GrowingConvolutions | None) -> torch.Tensor:
         """What the first layer gets, `[1, T, D]`: the encoder's own forward without layers."""
+        if kept is not None and len(samples) >= self._shortest():
+            return kept.states(samples)
         encoder = copy.copy(self.target.get_encoder())
         encoder._modules = {**encoder._modules, "layers": torch.nn.ModuleList(), "layer_norm": torch.nn.Identity()}
         states: torch.Tensor = encoder(self._features(self._padded(samples))).last_hidden_state
@@ -71,11 +80,14 @@ class MoonshineAdapter(EncoderDecoderAdapter):
 
     def _padded(self, samples: torch.Tensor) -> torch.Tensor:
         """Samples that are enough for the convolutions."""
+        return torch.nn.functional.pad(samples, (0, max(0, self._shortest() - samples.numel())))
+
+    def _shortest(self) -> int:
+        """Samples of one position, 0.06 s: the convolutions have no output for fewer."""
         shortest = 1
         for convolution in reversed(self._convolutions()):
             shortest = (shortest - 1) * convolution.stride[0] + convolution.kernel_size[0]
-        # 0.06 s, for which the convolutions have no output
-        return torch.nn.functional.pad(samples, (0, max(0, shortest - samples.numel())))
+        return shortest
 
     def heads(self) -> dict[int, list[int]]:
         """All heads of the last third of the layers.

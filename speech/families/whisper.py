@@ -90,7 +90,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         whole.processor = self.processor
         return whole.encode(samples)
 
-    def encode_all(self, samples: Sequence[torch.Tensor]) -> list[Encoded]:
+    def encode_all(self, samples: Sequence[torch.Tensor], growing: Sequence[Any] | None = None) -> list[Encoded]:
         """Pieces that have the same number of positions at once; those of up to 6 s have, with a short context."""
         positions = [self._positions(self._checked(one)) for one in samples]
         found: dict[int, Encoded] = {}

@@ -59,22 +59,23 @@ def warp(scores: np.ndarray) -> np.ndarray:
     """First frame of each row on the best monotone path through `[L, T]`, by dynamic time warping: `[L]`.
 
     Paths go from the first to the last corner by steps of one row, one frame or both, and collect the scores of where
-    they pass. Cells of one anti-diagonal do not depend on each other and are filled at once.
+    they pass. A row is filled at once: where a path has entered it, the rest of what it collects there is a sum.
     """
     rows, frames = scores.shape
-    total = np.full((rows + 1, frames + 1), -np.inf)
-    total[0, 0] = 0.0
-    step = np.zeros((rows + 1, frames + 1), np.int8)
-    for diagonal in range(2, rows + frames + 1):
-        row = np.arange(max(1, diagonal - frames), min(rows, diagonal - 1) + 1)
-        frame = diagonal - row
-        before = np.stack([total[row - 1, frame - 1], total[row - 1, frame], total[row, frame - 1]])
-        step[row, frame] = choice = before.argmax(0)
-        total[row, frame] = before[choice, np.arange(len(row))] + scores[row - 1, frame - 1]
+    above = np.full(frames + 1, -np.inf)  # the best that a path to each frame of the row before collects
+    above[0] = 0.0
+    step = np.zeros((rows, frames), np.int8)  # 0 by one of both, 1 by one row, 2 by one frame
+    for row in range(rows):
+        entered = np.maximum(above[:-1], above[1:])
+        sums = np.cumsum(scores[row], dtype=np.float64)
+        here = np.full(frames + 1, -np.inf)
+        here[1:] = sums + np.maximum.accumulate(entered - (sums - scores[row]))
+        step[row] = np.where(here[:-1] > entered, 2, above[:-1] < above[1:])
+        above = here
     first = np.zeros(rows, np.int64)
-    row, frame = rows, frames
-    while row > 0:
-        first[row - 1] = frame - 1
+    row, frame = rows - 1, frames - 1
+    while row >= 0:
+        first[row] = frame
         moved = step[row, frame]
         row, frame = row - int(moved < 2), frame - int(moved != 1)
     return first

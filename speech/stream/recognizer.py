@@ -222,11 +222,12 @@ class StreamingRecognizer:
         samples: torch.Tensor,
         prompt: Sequence[int],
         draft: Sequence[int] = (),
-        audio: GrowingAudio | None = None,
+        audio: Any = None,
     ) -> tuple[Encoded, Hypothesis]:
         """Encode and decode samples `[n]` at the adapter's rate.
 
-        `draft` is verified, and changes nothing but the work; `audio` knows what was made of their beginning. What is
+        `draft` is verified, and changes nothing but the work; `audio`, by :meth:`growing`, knows what was made of
+        their beginning. What is
         in a loop, because it does not end or because it compresses more than 2.4 times, is heard again with all that
         the encoder can be given, if it had less.
         """
@@ -236,7 +237,7 @@ class StreamingRecognizer:
             with self.lock:
                 language = self.adapter.language_of(encoded)
             prompt = self.adapter.in_language(prompt, language)
-            hypothesis = self._decode(encoded, prompt, draft, None if audio is None else audio.cache)
+            hypothesis = self._decode(encoded, prompt, draft, audio.cache if isinstance(audio, GrowingAudio) else None)
             hypothesis = replace(hypothesis, language=language) if language else hypothesis
             looping = not hypothesis.ended or repeats(self.adapter.text(hypothesis.tokens))
             whole = self._encode_in_full(samples) if looping else None
@@ -245,12 +246,15 @@ class StreamingRecognizer:
             again = self._decode(whole, prompt, (), None)
             return whole, replace(again, forwards=hypothesis.forwards + again.forwards, language=language)
 
-    def _encode(self, samples: torch.Tensor, audio: GrowingAudio | None) -> Encoded:
-        if audio is None and self.gathering is not None:
-            found: Encoded = self.gathering.ask(_encode_all, (self.adapter, samples))
-            return found
-        with self.lock:
-            return self.adapter.encode(samples) if audio is None else audio.encode(samples)
+    def _encode(self, samples: torch.Tensor, audio: Any) -> Encoded:
+        if isinstance(audio, GrowingAudio):
+            with self.lock:
+                return audio.encode(samples)
+        if self.gathering is None:
+            with self.lock:
+                return self.adapter.encode(samples)
+        found: Encoded = self.gathering.ask(_encode_all, (self.adapter, samples, audio))
+        return found
 
     def _encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
         with self.lock:
@@ -268,9 +272,14 @@ class StreamingRecognizer:
         found: list[float] = self.gathering.ask(judge_all, (detector, frames))
         return found
 
-    def growing(self) -> GrowingAudio | None:
-        """What encodes a segment as it grows, for encoders that only append; None for the others."""
-        return GrowingAudio(self.adapter) if self.adapter.appends and isinstance(self.adapter, Incremental) else None
+    def growing(self) -> Any:
+        """What encodes a segment as it grows, where the model's encoder lets some of it stay; None for the others.
+
+        Where only sums change by it, as in Moonshine, it is for streams in batches, which are equal up to rounding.
+        """
+        if self.adapter.appends and isinstance(self.adapter, Incremental):
+            return GrowingAudio(self.adapter)
+        return None if self.gathering is None else self.adapter.growing()
 
     @torch.no_grad()
     def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
@@ -280,12 +289,12 @@ class StreamingRecognizer:
 
 
 @torch.no_grad()
-def _encode_all(items: list[tuple[SpeechAdapter, torch.Tensor]]) -> list[Encoded]:
+def _encode_all(items: list[tuple[SpeechAdapter, torch.Tensor, Any]]) -> list[Encoded]:
     """Pieces of audio of several streams, at once where what each was told stays out of the encoder."""
-    first, _ = items[0]
+    first, *_ = items[0]
     if type(first).encode_all is SpeechAdapter.encode_all:  # each by the adapter that knows what it was told
-        return [adapter.encode(samples) for adapter, samples in items]
-    return first.encode_all([samples for _, samples in items])
+        return [adapter.encode(samples) for adapter, samples, _ in items]
+    return first.encode_all([samples for _, samples, _ in items], [growing for *_, growing in items])
 
 
 def check_update_interval(seconds: float | None) -> None:

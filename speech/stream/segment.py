@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from typing import Any
 
-from ..audio.growing_audio import GrowingAudio
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded
 from ..policies.policy import Commitment
@@ -24,7 +24,7 @@ class Segment:
     commitment
         The committed words.
     audio
-        The encoder's output so far, if it stays.
+        What was made of its beginning, if that stays.
     draft
         Tokens of the last hypothesis.
     final
@@ -41,7 +41,7 @@ class Segment:
         When its text was told early, on both clocks; None if it was not, or speech went on.
     """
 
-    def __init__(self, prompt: tuple[int, ...], commitment: Commitment, audio: GrowingAudio | None = None) -> None:
+    def __init__(self, prompt: tuple[int, ...], commitment: Commitment, audio: Any = None) -> None:
         self.prompt, self.commitment, self.audio = prompt, commitment, audio
         self.draft: tuple[int, ...] = ()
         self.span = (0, 0)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate
 
+import numpy as np
+
 # Chinese, Japanese and Thai, Lao, Khmer, Burmese; Korean puts spaces.
 _NO_SPACES = "\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 # Behind a character comes what belongs to it: marks, and closing punctuation.
@@ -101,12 +103,13 @@ def covered(known: Sequence[str], heard: Sequence[str]) -> int:
 
 def _edits(known: str, heard: str) -> list[int]:
     """Least edits that make `known` each of the beginnings of `heard` (Levenshtein, 1965)."""
-    row = list(range(len(heard) + 1))
+    places = np.arange(len(heard) + 1)
+    letters, row = np.array([*heard]), places
     for count, character in enumerate(known, 1):
-        before, row = row, [count]
-        for place, target in enumerate(heard):
-            row.append(min(before[place] + (character != target), before[place + 1] + 1, row[place] + 1))
-    return row
+        changed = np.minimum(row[:-1] + (letters != character), row[1:] + 1)
+        # a letter more than at the place before, wherever that is less
+        row = places + np.minimum.accumulate(np.concatenate([[count], changed]) - places)
+    return [int(edits) for edits in row]
 
 
 def blocks(known: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int, int]]:

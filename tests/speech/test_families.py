@@ -175,7 +175,7 @@ def test_each_of_many_streams_is_heard_as_it_was_told():
     base = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="de", batched=True)
     adapters = [base.told(language).adapter for language in (None, "en", "auto")]
     asked.clear()
-    _encode_all([(adapter, sound(0.5)) for adapter in adapters])
+    _encode_all([(adapter, sound(0.5), None) for adapter in adapters])
     assert asked == ["de", "en", None]
 
 

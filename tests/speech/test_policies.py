@@ -14,7 +14,7 @@ from mmaccel.speech.policies.local_agreement import LocalAgreement, agreed
 from mmaccel.speech.policies.policy import SegmentHypothesis
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.speech.stream.segment import remainder
-from mmaccel.speech.stream.units import covered, matches, plain, units
+from mmaccel.speech.stream.units import _edits, covered, matches, plain, units
 
 
 class Spelling:
@@ -153,6 +153,8 @@ def test_covered_by_the_least_edits():
     assert covered(["it", "was", "the", "best"], ["it", "was", "a", "best", "of"]) == 4
     assert covered(["try", "again", "fail"], ["try", "fail", "again"]) == 2
     assert covered(["try", "again", "better"], ["try", "again", "much", "better", "than"]) == 4
+    assert _edits("kitten", "sitting") == [6, 6, 5, 4, 3, 3, 2, 3]
+    assert _edits("", "ab") == [0, 1, 2] and _edits("ab", "") == [2]
 
 
 def test_matches_and_remainder():

@@ -90,6 +90,33 @@ def test_many_pieces_are_encoded_as_each_alone(tiny):
         torch.testing.assert_close(found.hidden_states, expected.hidden_states, rtol=1e-4, atol=1e-4)
 
 
+def test_a_piece_that_grows_is_encoded_as_the_whole():
+    """Each sample is convolved once; a piece that is too short for a position, or shorter than before, is no other."""
+    model, processor = examples.moonshine()[0], examples.moonshine_processor()
+    adapter = StreamingRecognizer(model, processor, endpoint=ENDPOINT).adapter
+    samples, convolved = examples.sound(1, 20_000)[0], []
+    torch.nn.init.normal_(model.get_encoder().groupnorm.bias)  # zero in a new model
+    growing = adapter.growing()
+    hook = model.get_encoder().conv1.register_forward_hook(lambda _, given, __: convolved.append(given[0].shape[-1]))
+    for size in (100, 5_000, 5_001, 13_000, 9_000, 20_000):
+        (expected,) = adapter.encode_all([samples[:size]])
+        convolved.clear()
+        (found,) = adapter.encode_all([samples[:size]], [growing])
+        assert found.seconds == expected.seconds and sum(convolved) < 9_000
+        torch.testing.assert_close(found.hidden_states, expected.hidden_states, rtol=1e-4, atol=1e-4)
+    hook.remove()
+
+
+def test_what_cannot_grow():
+    """In half precision sums of what is not normalised would be too coarse."""
+    asr = StreamingRecognizer(examples.moonshine()[0], examples.moonshine_processor(), endpoint=ENDPOINT)
+    assert asr.growing() is None and asr.streams(1).streams[0].recognizer.growing() is not None
+    asr.adapter.processor.feature_extractor.do_normalize = True
+    assert asr.adapter.growing() is None
+    half = StreamingRecognizer(asr.adapter.target.half(), examples.moonshine_processor(), endpoint=ENDPOINT)
+    assert half.adapter.growing() is None
+
+
 def test_one_text_that_meets_no_other_is_decoded_as_without(asr):
     adapter, gathering = asr.adapter, Gathering(threading.Lock())
     encoded = adapter.encode(examples.sound(1, 9_000)[0])
@@ -177,8 +204,40 @@ def test_an_error_is_everybody_s_whose_item_it_met():
     assert gathering.ask(lambda items: items, 2) == 2
 
 
-def test_most_asked_first_and_nobody_is_forgotten():
-    """Work of another kind that comes while a batch runs is done behind it."""
+def test_the_first_kind_of_work_comes_first():
+    """Two threads encode, and then all three decode in one batch, though one of them could begin earlier."""
+    gathering, order = Gathering(threading.Lock()), []
+
+    def encode(items):
+        order.append(f"encode {len(items)}")
+        return items
+
+    def decode(items):
+        order.append(f"decode {len(items)}")
+        return items
+
+    def stream(works):
+        with gathering.joined():
+            start.wait(20)
+            for work in works:
+                gathering.ask(work, 1)
+
+    for work in (encode, decode):
+        gathering.ask(work, 1)
+    order.clear()
+    start = threading.Barrier(3)
+    threads = [
+        threading.Thread(target=stream, args=(works,)) for works in ([decode], [encode, decode], [encode, decode])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert order == ["encode 2", "decode 3"]
+
+
+def test_work_of_another_kind_is_not_forgotten():
+    """It comes while a batch runs, and is done behind it."""
     gathering, order = Gathering(threading.Lock()), []
 
     def slow(items):
