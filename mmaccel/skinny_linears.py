@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -13,6 +14,8 @@ from . import private
 from .kernels.skinny_linear import skinny_linear, suits
 from .packed_linear import with_linears
 from .patching import wrap_forward
+
+_LOCK = threading.Lock()
 
 
 class SkinnyLinear(nn.Linear):
@@ -42,8 +45,9 @@ def with_skinny_linears(module: nn.Module) -> nn.Module:
 
 def skinny_linears(stack: ExitStack, module: nn.Module) -> None:
     """Let the linear layers of a module do so themselves, until `stack` closes."""
-    for layer in _layers(module):
-        wrap_forward(stack, layer, functools.partial(_forward, layer))
+    with _LOCK:  # calls in two threads must not both take hold of a layer
+        for layer in _layers(module):
+            wrap_forward(stack, layer, functools.partial(_forward, layer))
 
 
 def _forward(layer: nn.Linear, original: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor) -> torch.Tensor:

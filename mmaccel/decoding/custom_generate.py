@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.errors import SettingError
 from mmaccel.report import Report
+from mmaccel.skinny_linears import skinny_linears
 
 from .generation import Call, DraftedRun, decode, fill
 from .row_drafters import TextDrafter
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 class CustomGenerate:
     """The drafts of a method for `generate` of an untouched model; made by `DraftMethod.custom_generate`.
 
-    What is learned is kept from one call to the next, for one model. transformers hands no streamer to a
+    What is learned is kept from one call to the next, for one model, whose passes of a few tokens go through
+    :func:`~mmaccel.skinny_linears.skinny_linears` while it is called. transformers hands no streamer to a
     `custom_generate`: with one, use a session.
 
     Parameters
@@ -80,11 +83,16 @@ class CustomGenerate:
         reason = reason_to_leave(model, {"generation_config": generation_config})
         if reason is not None:
             raise SettingError(f"drafts do not go with {reason}: call generate without custom_generate=")
-        given = {} if prediction is None else {"prediction": prediction}
-        run = DraftedRun(self, self.method, self.method.take(model, given))
+        told = {} if prediction is None else {"prediction": prediction}
+        run = DraftedRun(self, self.method, self.method.take(model, told))
         self.report.start()
         began = time.perf_counter()
-        result = decode(run, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        with ExitStack() as stack:
+            if self.method.block:
+                skinny_linears(stack, model)
+            result = decode(
+                run, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+            )
         self.report.wall_seconds = time.perf_counter() - began
         fill(self.report, run)
         return result

@@ -17,6 +17,7 @@ from mmaccel.image.bench import benchmark as image_benchmark
 from mmaccel.video import EasyCache
 from mmaccel.video.bench import benchmark as video_benchmark
 from mmaccel.video.bench.cases import VideoCase
+from mmaccel.video.bench.sampling import Sampling
 from mmaccel.vlm import HoliTom
 from mmaccel.vlm.bench import benchmark as vlm_benchmark
 
@@ -54,7 +55,11 @@ def test_image():
 def test_video():
     method = EasyCache(threshold=1e6, warmup=2)
     judged = video_benchmark.scenes(2)
-    filming, scene = video_benchmark.Filming([scene.prompt for scene in judged], steps=4), judged[1]
+    prompts, few = (
+        [scene.prompt for scene in judged],
+        Sampling(4),
+    )  # converged with no more steps, as it is not compared
+    filming, scene = video_benchmark.Filming(prompts, sampling=few, reference=few), judged[1]
     rival = VideoCase("video.EasyCache", "rival", lambda _: method).entry(filming.target, 1.0)
     (theirs,) = video_benchmark.judge(filming, 0.5, [rival], [scene])
     call = {"prompt": scene.prompt, "num_inference_steps": filming.steps, "output_type": "pil"}

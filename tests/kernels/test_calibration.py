@@ -1,5 +1,6 @@
 """The break-even density, cutting over to dense attention, and a benchmark that refuses wrong results."""
 
+import functools
 import json
 import sys
 import threading
@@ -238,9 +239,16 @@ def few(dtype, device, lengths):
     yield from benchmark_cases.decode_cases(draw(1, 4, 1, 16), draw(1, 2, 2048, 16), draw(1, 2, 2048, 16), draw)
 
 
-def test_benchmark_rows(monkeypatch):
-    monkeypatch.setattr(benchmark, "cases", few)
-    result = results.result(benchmark.rows())
+@functools.cache
+def measured():
+    """A short benchmark."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "cases", few)
+        return results.result(benchmark.rows())
+
+
+def test_benchmark_rows():
+    result = measured()
     assert json.loads(json.dumps(result)) == result and len(result["rows"]) == 14
     assert sum(row["settings"].get("layers", 1) == benchmark_cases.LAYERS for row in result["rows"]) == 4
     for row in result["rows"]:
@@ -307,9 +315,8 @@ def test_the_index_has_the_best_and_the_worst_case_of_an_op():
     assert benchmark.SECTION.name(two) == "`kernels.a`, tokens 4"
 
 
-def test_benchmark_page(monkeypatch, tmp_path):
-    monkeypatch.setattr(benchmark, "cases", few)
-    result = results.result(benchmark.rows())
+def test_benchmark_page(tmp_path):
+    result = measured()
     benchmark.BENCHMARK.write_page(result, tmp_path / "kernels.md")
     text = (tmp_path / "kernels.md").read_text()
     assert "## float32" in text and "## bfloat16" in text and text.count("verify_attention") == 10

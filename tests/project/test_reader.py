@@ -1,5 +1,6 @@
 """Every command and every Python block of README and site runs, in a reader's order and in one folder."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import reader
 from mmaccel import image, session, zoo
 from mmaccel.errors import MmaccelError
 from mmaccel.image.bench import benchmark
+from mmaccel.speech.audio import recordings
+from mmaccel.speech.audio.recordings import SAMPLE_RATE
 
 TRIED = [name for name, text in reader.all_pages().items() if reader.blocks(text, "python", *reader.SHELL)]
 
@@ -24,8 +27,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def workplace(folder, monkeypatch):
-    """That folder, models that are loaded once, and a short benchmark; no session is left on a model."""
+    """That folder, models that are loaded once, a short example of speech and a short benchmark.
+
+    No session is left on a model.
+    """
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(recordings, "example", _first_words)
     monkeypatch.setattr(zoo, "load", _loaded)
     monkeypatch.setattr(benchmark, "cases", lambda full: [benchmark.ImageCase(1, 3.0, 1, (image.ZipAR(window=2),))])
     monkeypatch.setattr(benchmark, "QUALITY_PICTURES", 2)
@@ -34,6 +41,11 @@ def workplace(folder, monkeypatch):
         live = holder()
         if live is not None:
             live.remove()
+
+
+def _first_words(example=recordings.example):
+    whole = example()
+    return replace(whole, samples=whole.samples[: 3 * SAMPLE_RATE], text=whole.text[:25])
 
 
 @cache

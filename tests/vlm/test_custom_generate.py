@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import mmaccel
+from mmaccel import skinny_linears
 from mmaccel.decoding import Draft, Verdict, match
 from mmaccel.decoding.drafters.sources import Successors
 from mmaccel.errors import SettingError
@@ -42,6 +43,19 @@ def test_plain_transformers_takes_them(llama, method, batch):
     assert report.engaged and report.exact and report.forwards < report.plain_forwards and report.wall_seconds > 0
     assert report.details["accepted"] > 0 and report.tokens == batch * NEW
     assert dict(vars(llama)) == attributes, "the model is untouched"
+
+
+def test_passes_of_a_few_tokens_are_skinny_products(monkeypatch):
+    """While it is called, and with the plain loop's own layers afterwards."""
+    model, rows = examples.llama(hidden_size=384, intermediate_size=512)[0], []
+    compute = skinny_linears.skinny_linear
+    monkeypatch.setattr(skinny_linears, "skinny_linear", lambda x, *more: rows.append(x.shape[1]) or compute(x, *more))
+    plain, drafts = model.generate(**call()), FusedDraft(always=True).custom_generate()
+    assert not rows and torch.equal(model.generate(**call(), custom_generate=drafts), plain)
+    assert min(rows) > 1
+    with pytest.raises(AttributeError):  # in the middle of it
+        model.generate(**call(), custom_generate=drafts, logits_processor=[lambda ids, scores: scores.nothing])
+    assert not any("forward" in vars(layer) for layer in model.modules())
 
 
 def test_the_same_as_in_a_session(llama):
