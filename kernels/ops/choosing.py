@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from mmaccel.files import kept_choices
 
+from .timing import fastest
+
+TIE = 1.05  # times of the fastest way; the usual one stays where nothing is clearly faster
 TRIES = 5  # processes that measure in vain before none tries any more
 
 
@@ -43,6 +47,43 @@ def kept_or_measured(name: str, measure: Callable[[], Any], fits: Callable[[Any]
             return kept
     kept_choices.keep(at, name, {"tried": _tried(kept) + 1} if found is None else found)
     return found
+
+
+def fastest_way(
+    ways: Mapping[str, Callable[..., Any]], calls: Sequence[tuple[Any, ...]], rounding: float
+) -> str | None:
+    """Name of the fastest of the ways that give what the first one gives; None where the machine is too busy to tell.
+
+    Parameters
+    ----------
+    ways
+        Functions of equal arguments and results, by name; the usual one first.
+    calls
+        Arguments, a tensor first, that each way is called with in turn.
+    rounding
+        By how much results may differ, relative and absolute.
+    """
+    expected = next(iter(ways.values()))(*calls[0])
+    names = [name for name, way in ways.items() if _agrees(way, calls[0], expected, rounding)]
+    timing = fastest([functools.partial(_call_all, ways[name], calls) for name in names], calls[0][0].device)
+    if not timing.quiet:
+        return None
+    return next(name for name, taken in zip(names, timing.seconds, strict=True) if taken <= TIE * min(timing.seconds))
+
+
+def _call_all(way: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
+    for arguments in calls:
+        way(*arguments)
+
+
+def _agrees(way: Callable[..., Any], arguments: tuple[Any, ...], expected: Any, rounding: float) -> bool:
+    """Whether this torch can compute it so: some ways are private to it, and do not promise to stay."""
+    try:
+        found = way(*arguments)
+    except (RuntimeError, TypeError):
+        return False
+    pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else zip(found, expected, strict=True)
+    return all(torch.allclose(one, other, rtol=rounding, atol=rounding) for one, other in pairs)
 
 
 def _tried(kept: Any) -> int:

@@ -17,15 +17,14 @@ import torch.nn.functional as F
 
 from mmaccel import private
 
-from .choosing import kept_or_measured
-from .timing import fastest
+from .choosing import fastest_way, kept_or_measured
 
 ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # that are measured; more are left to torch
 LEAST_BYTES = 1 << 19  # of a weight: below, there is little to gain
 LARGE_BYTES = 8 << 20  # of a weight, from which it never stays in a cache
 SMALL, LARGE = (1536, 576), (16384, 576)  # weights that are measured: of a layer of a small model, and of its head
 MEASURED_BYTES = 40 << 20  # of weights in turn, so that they come from main memory, as those of a model do
-TIE = 1.05  # the plain product stays where nothing is clearly faster
+ROUNDING = 1e-4
 _LOCK = threading.Lock()
 
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -103,22 +102,4 @@ def _measured(rows: int, shape: tuple[int, int]) -> str | None:
     x, tile = torch.randn(rows, shape[1], generator=generator), torch.randn(64, shape[1], generator=generator)
     first = tile.repeat(shape[0] // 64, 1)
     weights = [first.clone() for _ in range(-(-MEASURED_BYTES // first.nbytes))]
-    names = [name for name in WAYS if _agrees(name, x, first)]
-
-    def run(name: str) -> None:
-        for weight in weights:
-            WAYS[name](x, weight, None)
-
-    timing = fastest([functools.partial(run, name) for name in names], x.device)
-    if not timing.quiet:
-        return None
-    # the plain way is the first one, and wins where nothing is clearly faster
-    return next(name for name, taken in zip(names, timing.seconds, strict=True) if taken <= TIE * min(timing.seconds))
-
-
-def _agrees(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether this torch can compute it so: its call of oneDNN is private."""
-    try:
-        return torch.allclose(WAYS[name](x, weight, None), F.linear(x, weight), rtol=1e-4, atol=1e-4)
-    except (RuntimeError, TypeError):
-        return False
+    return fastest_way(WAYS, [(x, weight, None) for weight in weights], ROUNDING)

@@ -216,7 +216,7 @@ def times(monkeypatch, seconds, quiet=True):
     """As if these had been measured; gives the numbers of ways that were compared."""
     counts = []
     monkeypatch.setattr(
-        long_cache,
+        choosing,
         "fastest",
         lambda runs, device: counts.append(len(runs)) or timing.Timing(tuple(seconds)[: len(runs)], quiet),
     )
@@ -343,7 +343,7 @@ def test_what_is_measured_of_a_way(monkeypatch, small):
             decode_ways.WAYS, name, lambda *args, name=name, way=way: calls.append((name, args)) or way(*args)
         )
     monkeypatch.setattr(
-        long_cache, "fastest", lambda found, device: runs.extend(found) or timing.Timing((1, 2, 3, 4), True)
+        choosing, "fastest", lambda found, device: runs.extend(found) or timing.Timing((1, 2, 3, 4), True)
     )
     assert long_cache.way(*KIND, threads=1) == "matrix_products"
     calls.clear()

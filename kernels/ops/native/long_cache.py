@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from ..choosing import kept_or_measured
-from ..timing import fastest
+from ..choosing import fastest_way, kept_or_measured
 from .decode_ways import WAYS, Pair
 
 MOST_QUERIES = 8  # of one head
@@ -24,7 +21,6 @@ LEAST_BYTES = 8 << 20  # of keys and values: below, there is nothing to gain eve
 LAYERS, LAYER_BYTES = 2, 32 << 20  # measured in turn, so that they come from main memory, as those of a model do
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-TIE = 1.05
 _LOCK = threading.Lock()
 
 
@@ -63,20 +59,8 @@ def way(dtype: torch.dtype, rows: int, heads: int, width: int, threads: int) -> 
 def _measured(names: list[str], dtype: torch.dtype, rows: int, heads: int, width: int) -> str | None:
     """The fastest of the ways that give what the usual one gives; None where the machine is too busy to tell."""
     q, caches = _example(dtype, rows, heads, width)
-    scale = width**-0.5
-    expected = WAYS[names[0]](q, *caches[0], scale)
-    names = [name for name in names if _agrees(name, expected, (q, *caches[0], scale))]
-
-    def run(name: str) -> None:
-        for k, v in caches:
-            WAYS[name](q, k, v, scale)
-
-    runs: list[Callable[[], object]] = [functools.partial(run, name) for name in names]
-    timing = fastest(runs, q.device)
-    if not timing.quiet:
-        return None
-    # the usual way is the first one, and wins where nothing is clearly faster
-    return next(name for name, taken in zip(names, timing.seconds, strict=True) if taken <= TIE * min(timing.seconds))
+    calls = [(q, k, v, width**-0.5) for k, v in caches]
+    return fastest_way({name: WAYS[name] for name in names}, calls, ROUNDING[dtype])
 
 
 def _example(
@@ -88,13 +72,3 @@ def _example(
     count = max(1, LAYER_BYTES // (2 * tile.nbytes))
     q = torch.randn(1, heads, rows, width, generator=generator).to(dtype)
     return q, [(tile.repeat(1, 1, count, 1), tile.repeat(1, 1, count, 1)) for _ in range(LAYERS)]
-
-
-def _agrees(name: str, expected: Pair, arguments: tuple[Any, ...]) -> bool:
-    """Whether this torch can compute it so: its private flash attention does not promise unequal numbers of heads."""
-    try:
-        found = WAYS[name](*arguments)
-    except RuntimeError:
-        return False
-    error = ROUNDING[arguments[0].dtype]
-    return all(torch.allclose(x, y, rtol=error, atol=error) for x, y in zip(found, expected, strict=True))
