@@ -185,13 +185,11 @@ def page(result: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--items", type=int, default=500)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     result = measure(args.items)
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

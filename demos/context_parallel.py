@@ -9,7 +9,6 @@ process. Where there are fewer cores than processes these wait for each other, p
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 import tempfile
@@ -147,14 +146,12 @@ def _saved(rows: list[dict[str, Any]], world: int, way: str) -> float:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, and write the result and its page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     result = results.result(measured(args.rounds))
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

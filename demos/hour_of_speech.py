@@ -10,7 +10,6 @@ one time than at another.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,16 +106,14 @@ def page(result: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"), timer=time.process_time)
     count = max(1, round(args.minutes * 60 * RATE / len(one_round())))
     result = results.result(rounds(recognizer, count))
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

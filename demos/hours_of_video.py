@@ -9,10 +9,8 @@ good at the end as at the start. Streams that remember in different ways see eac
 
 from __future__ import annotations
 
-import argparse
 import time
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,14 +106,13 @@ def plain_right(model: Any, processor: Any, asked: list[list[Any]]) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--frames", type=int, default=1800, help="frames, one every two seconds (default 1800)")
     parser.add_argument("--memory", type=int, default=512, help="visual tokens that are remembered (default 512)")
     parser.add_argument("--policy", default="window", help="which frames are forgotten (default window)")
     parser.add_argument("--keep", type=float, default=0.25, help="share of a frame's tokens (default 0.25)")
     parser.add_argument("--slow", action="store_true", help="clips of slow things instead of brief events")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     model, processor = zoo.load(MODEL)
@@ -129,7 +126,6 @@ def main(argv: list[str] | None = None) -> None:
     result["stream"] = f"vlm.VideoStream({method}, memory={args.memory}, policy={args.policy!r})"
     result["plain_right"] = plain_right(model, processor, asked)
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ each method by turns, and is asked for numbers planted in others.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,16 +92,14 @@ def _line(samples: list[dict[str, Any]], name: str) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--length", type=int, default=8000, help="tokens of a prompt")
     parser.add_argument("--texts", type=int, nargs="*", default=list(range(8)), help="seeds of texts, each of a kind")
     parser.add_argument("--needles", type=int, nargs="*", default=list(range(8)), help="seeds of planted numbers")
     parser.add_argument("--needle-length", type=int, default=8000, help="tokens of a prompt with a planted number")
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     for result in measure(args.length, args.texts, args.needles, args.needle_length):
         pages.write(args.output, result, page)
-        tqdm.write(page(result))
 
 
 if __name__ == "__main__":

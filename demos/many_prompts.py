@@ -9,11 +9,9 @@ the process and time of an answer that stay.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,11 +85,10 @@ def _line(number: int, some: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--new", type=int, default=24, help="tokens of an answer (default 24)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     model, _ = zoo.load(MODEL)
@@ -101,7 +98,6 @@ def main(argv: list[str] | None = None) -> None:
         result = results.result(answer(session, ids, args.new) for ids in asked)
     result["method"], result["held"] = str(method), [str(held) for held in method.held()]
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

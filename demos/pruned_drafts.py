@@ -9,9 +9,7 @@ fewer tokens alone, in no more time.
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,18 +87,16 @@ def _median(rows: list[dict[str, Any]], way: str, name: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--questions", type=int, default=40)
     parser.add_argument("--keep", type=float, default=0.15, help="share of the visual tokens (default 0.15)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     asked = zoo.questions(MODEL, args.questions, seed=0, brief=True)
     result = results.result(tqdm(measured(asked, args.keep), unit="answer"))
     result["clips"] = len({id(question.frames) for question in asked})
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 def measured(asked: list[Any], keep: float) -> Any:

@@ -9,7 +9,6 @@ At the end, many more clients than the queue takes ask at once.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import io
 import itertools
@@ -24,7 +23,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -186,14 +184,12 @@ def measured(
     argv: list[str] | None, about: str | None, measure: Callable[..., Any], page: Callable[..., str], minutes: float
 ) -> None:
     """Measure for the minutes and with the clients of a command line, and write the result and its page."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(about)
     parser.add_argument("--minutes", type=float, default=minutes)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     result = measure(args.minutes, args.clients)
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

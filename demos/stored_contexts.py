@@ -9,7 +9,6 @@ of 1,000 contexts is made, whose writer is killed in the middle of a write, agai
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -181,17 +180,15 @@ def _line(row: dict[str, Any]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--lengths", type=int, nargs="*", default=[2000, 7900], help="tokens of the texts")
     parser.add_argument("--texts", type=int, default=2, help="texts of each length")
     parser.add_argument("--clips", type=int, default=10)
     parser.add_argument("--contexts", type=int, default=1000, help="of the store whose writer is killed")
     parser.add_argument("--kills", type=int, default=4)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     result = measure(args.lengths, args.texts, args.clips, args.contexts, args.kills)
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ entry in turns. Timed is all of it: decoding, preparing, vision tower, prefill, 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -125,12 +124,11 @@ def _line(name: str, some: list[dict[str, Any]], plain: list[dict[str, Any]]) ->
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--clips", type=int, default=30, help="clips, with a question each (default 30)")
     parser.add_argument("--size", type=int, default=256, help="pixels of a side (default 256)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     model, processor = zoo.load(MODEL)
@@ -138,7 +136,6 @@ def main(argv: list[str] | None = None) -> None:
     result = results.result(rows(model, processor, asked, args.size))
     result["size"] = args.size
     pages.write(args.output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from ..comparison.results import called
 from ..files.output import replacing
@@ -33,10 +36,19 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
     return "\n\n".join(parts) + "\n"
 
 
+def output_parser(about: str | None) -> argparse.ArgumentParser:
+    """Options of a script that measures something and writes a page: `--output`; the script adds its own."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    return parser
+
+
 def write(path: Path, result: dict[str, Any], page: Callable[[dict[str, Any]], str]) -> None:
-    """Write a result as JSON and its page as Markdown, both of that name; the folder is made."""
+    """Write a result as JSON and its page as Markdown, both of that name, and show the page; the folder is made."""
+    text = page(result)
     write_rows(path.with_suffix(".json"), result)
-    path.with_suffix(".md").write_text(page(result), encoding="utf-8")
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    tqdm.write(text)
 
 
 def write_rows(path: Path, result: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ wheel `moonshine-voice`.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,14 +122,12 @@ def _cell(row: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, and write the result and its page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    parser = pages.output_parser(__doc__)
     output: Path = parser.parse_args(argv).output
     torch.set_num_threads(1)
     made = rows(*load("moonshine-tiny"), sets(), find_endpoint("auto"))
     result = results.result(tqdm(made, unit="row"))
     pages.write(output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ the codec is Mimi at its full size. What is measured is time, and that codes and
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -132,8 +131,7 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, and write the result and its page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    parser = pages.output_parser(__doc__)
     output: Path = parser.parse_args(argv).output
     torch.set_num_threads(1)
     csm = model()
@@ -142,7 +140,6 @@ def main(argv: list[str] | None = None) -> None:
     result["frames"] = FRAMES
     result["millions"] = {name: sum(p.numel() for p in one.parameters()) / 1e6 for name, one in counts.items()}
     pages.write(output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Whole transcripts of the recordings of `mmaccel bench speech --full`, clean and 
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Iterator
@@ -78,13 +77,11 @@ def page(result: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, and write the result and its page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    parser = pages.output_parser(__doc__)
     output: Path = parser.parse_args(argv).output
     torch.set_num_threads(1)
     result = results.result(tqdm(rows(MODELS, conditions()), unit="row"))
     pages.write(output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Ours with both models, moonshine-voice, and whisper_streaming as published where
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -106,15 +105,13 @@ def page(result: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, and write the result and its page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="names for `mmaccel.speech.load`")
     arguments = parser.parse_args(argv)
     output: Path = arguments.output
     torch.set_num_threads(1)
     result = results.result(tqdm(rows(recordings(), arguments.models), unit="row"))
     pages.write(output, result, page)
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ minutes in all, in which nothing may grow.
 
 from __future__ import annotations
 
-import argparse
 import operator
 import resource
 import time
@@ -173,8 +172,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, and write the result, its page and its picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="path of the result without .json, .md and .png")
+    parser = pages.output_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20, help="of audio for each stream (default 20)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -184,7 +182,6 @@ def main(argv: list[str] | None = None) -> None:
     result = results.result(made)
     pages.write(args.output, result, page)
     plot(result, args.output.with_suffix(".png"))
-    tqdm.write(page(result))
 
 
 if __name__ == "__main__":
