@@ -89,11 +89,21 @@ class StreamGroup:
         wait(futures)
         for held, future in zip(self._held, futures, strict=True):
             held += [] if future.exception() else future.result()
-        for future in futures:
-            future.result()  # raises
+        _raise_first([future.exception() for future in futures])
         found, self._held = self._held, [[] for _ in self.streams]
         return found
 
     def _joined(self, step: Callable[..., list[Event]], arguments: tuple[Any, ...]) -> list[Event]:
         with self.gathering.joined():
             return step(*arguments)
+
+
+def _raise_first(errors: Sequence[BaseException | None]) -> None:
+    """Raise the first error of the streams, if there is one, with a note of each other."""
+    first = next((error for error in errors if error is not None), None)
+    if first is None:
+        return
+    for number, error in enumerate(errors):
+        if error is not None and error is not first:  # one error may be that of a pass of several
+            first.add_note(f"stream {number} failed too: {error}")
+    raise first

@@ -137,6 +137,15 @@ def test_a_stream_that_fails_takes_nothing_from_the_others(asr):
         group.push([None, None])
 
 
+def test_the_error_of_one_tells_of_the_others(asr):
+    with asr.streams(3) as group:
+        with pytest.raises(AudioError, match="a chunk of str") as caught:
+            group.push(["no audio", None, torch.zeros(2, 3, 4)])
+        (note,) = caught.value.__notes__
+        assert note.startswith("stream 2 failed too: ") and "(2, 3, 4)" in note
+        assert group.push([None, None, None]) == [[], [], []]
+
+
 def test_what_no_group_takes(asr):
     with pytest.raises(SettingError, match="count=0: pass between 1 and 1000"):
         asr.streams(0)
