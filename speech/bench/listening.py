@@ -22,7 +22,7 @@ from mmaccel.comparison import results
 from ..audio.endpoint import RATE, find_endpoint
 from ..audio.recordings import Recording, all_recordings, in_noise, without_pauses, word_errors
 from ..families.weights import load
-from ..stream.transcribe import transcribe_samples
+from ..stream.transcribe import Transcript, transcribe_samples
 from .benchmark import moonshine_voice_row, offline_row, stream_row, streamed
 from .judged import table as each_recording
 from .listeners import UPDATE, Listener, MeasuredRecognizer, StreamListener
@@ -68,9 +68,7 @@ def rows(conditions: dict[str, list[Recording]], models: Sequence[str]) -> Itera
 
 
 def _model_rows(name: str, recognizer: MeasuredRecognizer, chosen: list[Recording]) -> Iterator[dict[str, Any]]:
-    offline = [transcribe_samples(one.samples, recognizer) for one in chosen]
-    for one, found in zip(chosen, offline, strict=True):
-        one.words = one.words or found.words  # the first model's
+    offline = heard_offline(recognizer, chosen)
     baseline = word_errors([one.text for one in chosen], [found.text for found in offline])
     yield offline_row(name, chosen, offline, baseline)
     ways: dict[str, Callable[[], Listener]] = {
@@ -87,6 +85,14 @@ def _model_rows(name: str, recognizer: MeasuredRecognizer, chosen: list[Recordin
         theirs = played["whisper_streaming"]
         more = {"decoder_calls": theirs.decoder_calls, "retracted_share": 0.0}
         yield stream_row(name, "whisper_streaming", chosen, theirs, baseline, {}, **more)
+
+
+def heard_offline(recognizer: MeasuredRecognizer, chosen: list[Recording]) -> list[Transcript]:
+    """Transcripts of whole recordings; the words of those that know none are from them."""
+    offline = [transcribe_samples(one.samples, recognizer) for one in chosen]
+    for one, found in zip(chosen, offline, strict=True):
+        one.words = one.words or found.words
+    return offline
 
 
 def page(result: dict[str, Any]) -> str:

@@ -78,16 +78,16 @@ class Playback:
         return next((step[clock] for step in self.history if step[3]), None)
 
 
-def play(listener: Listener, samples: torch.Tensor) -> Playback:
-    """Push samples `[n]` in chunks of 0.1 s, and note what is shown after each, on both clocks."""
+def play(listener: Listener, samples: torch.Tensor, chunk: int = CHUNK) -> Playback:
+    """Push samples `[n]`, `chunk` at a time, and note what is shown after each push, on both clocks."""
     playback, clock, heard = Playback(len(samples) / RATE), RealTimeClock(), 0
-    for chunk in [*samples.split(CHUNK), None]:
+    for pushed in [*samples.split(chunk), None]:
         began, wall = time.process_time(), time.perf_counter()
-        listener.finish() if chunk is None else listener.push(chunk)
+        listener.finish() if pushed is None else listener.push(pushed)
         seconds = time.process_time() - began
         playback.cpu_seconds += seconds
         playback.wall_seconds += time.perf_counter() - wall
-        heard += 0 if chunk is None else len(chunk)
+        heard += 0 if pushed is None else len(pushed)
         _note(playback, listener, heard / RATE, clock.spend(heard / RATE, seconds))
     return playback
 
@@ -127,22 +127,24 @@ class Playing(Workload):
 
     timer = staticmethod(time.process_time)
 
-    def __init__(self, recordings: list[Recording]) -> None:
-        self.recordings = recordings
+    def __init__(self, recordings: list[Recording], chunk: int) -> None:
+        self.recordings, self.chunk = recordings, chunk
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> tuple[Playback, Listener]:
         listener = target()
-        return play(listener, self.recordings[seed].samples), listener
+        return play(listener, self.recordings[seed].samples, self.chunk), listener
 
     def judge(self, plain: Any, other: tuple[Playback, Listener]) -> dict[str, Any]:
         return dict(zip(("playback", "listener"), other, strict=True))
 
 
-def listen(ways: Mapping[str, Callable[[], Listener]], recordings: list[Recording]) -> dict[str, Played]:
-    """Play every recording to a listener of each way, in turns."""
+def listen(
+    ways: Mapping[str, Callable[[], Listener]], recordings: list[Recording], chunk: int = CHUNK
+) -> dict[str, Played]:
+    """Play every recording to a listener of each way, in turns, `chunk` samples at a time."""
     entries = [Entry(label, "method", setup=_making(make)) for label, make in ways.items()]
     entries[0].kind = PLAIN  # which is judged first; each is judged by itself
-    Runner(Playing(recordings), entries, range(len(recordings))).run(warm_up=False)
+    Runner(Playing(recordings, chunk), entries, range(len(recordings))).run(warm_up=False)
     return {entry.label: Played(*(_all(entry, key) for key in ("playback", "listener"))) for entry in entries}
 
 

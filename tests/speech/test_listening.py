@@ -10,7 +10,7 @@ from mmaccel.comparison import results
 from mmaccel.errors import MissingExtraError, SettingError
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.audio.recordings import Recording, in_noise, without_pauses
-from mmaccel.speech.bench import cuts, listening, whisper_streaming
+from mmaccel.speech.bench import cuts, listening, pushes, whisper_streaming
 from mmaccel.speech.bench.listeners import MeasuredRecognizer
 from mmaccel.speech.bench.playback import play
 from mmaccel.speech.families.adapter import Word
@@ -127,3 +127,13 @@ def test_every_cut_that_fits_is_measured_on_both_sets():
     text = cuts.page(json.loads(json.dumps(results.result(made))))
     assert "defaults are 0.5 s and 0.2 s" in text and "| 0.3 s | " in text and "0.0% (2, " in text
     assert "14 words" in text and "28 words" in text
+
+
+def test_lags_by_the_length_of_a_push():
+    """The same is heard, and later by up to a push."""
+    made = [*pushes.rows(recognizer(), [talk()])]
+    assert [row["push"] for row in made] == [*pushes.PUSHES] and len({row["quality"] for row in made}) == 1
+    final = [row["finalisation"]["heard_p90"] for row in made]
+    assert final == sorted(final) and final[0] < final[-1] <= final[0] + max(pushes.PUSHES)
+    text = pushes.page(json.loads(json.dumps(results.result(made))))
+    assert "| 0.032 s | 0.0% | +0.0 |" in text and "**" not in text

@@ -1,0 +1,87 @@
+"""How soon words come by the length of what is pushed, such as the blocks of a sound card or of a socket.
+
+    python -m mmaccel.speech.bench.pushes --output docs/benchmarks/long/speech_pushes
+
+Streams of Moonshine tiny on the recordings of `mmaccel bench speech --full`, as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from mmaccel.bench import pages
+from mmaccel.comparison import results
+
+from ..audio.endpoint import RATE
+from ..audio.recordings import Recording, all_recordings, word_errors
+from ..families.weights import load
+from .benchmark import stream_row, streamed
+from .judged import described
+from .listeners import UPDATE, MeasuredRecognizer, StreamListener
+from .listening import heard_offline
+from .page import heard
+from .playback import listen
+from .targets import both, points
+
+MODEL = "moonshine-tiny"
+PUSHES = (0.02, 0.032, 0.1, 0.5)  # seconds: of a call, of a voice detector, of a page that listens, of a file
+INTRO = """
+Streams of Moonshine tiny with a look every {update:g} s, fed in pushes of other lengths: {seconds:.0f} s of human
+speech, {heard}. By `python -m mmaccel.speech.bench.pushes`, on one thread and in CPU seconds, on a machine that others
+used too. What is heard does not depend on the pushes, but nothing is known before a push ends. Lags are in seconds of
+audio that had to come, and in brackets with the computing on top: *final* and *eager* from the end of speech to its
+text and to the same text told early, *right* where it was the final one, and *promised* from the end of a word until it
+is shown as one that stays. The rows are in [speech_pushes.json](speech_pushes.json).
+"""
+
+
+def rows(recognizer: MeasuredRecognizer, recordings: list[Recording]) -> Iterator[dict[str, Any]]:
+    """A row for each length."""
+    texts = [found.text for found in heard_offline(recognizer, recordings)]
+    baseline = word_errors([one.text for one in recordings], texts)
+    for seconds in PUSHES:
+        ways = {"LocalAgreement": lambda: StreamListener(recognizer.stream(update_interval=UPDATE))}
+        recognizer.decoding = 0.0
+        played = listen(ways, recordings, round(seconds * RATE))["LocalAgreement"]
+        row = stream_row(
+            MODEL, "LocalAgreement", recordings, played, baseline, {"n": 2}, **streamed(played, recognizer)
+        )
+        yield {**row, **described(recordings), "push": seconds}
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page of a result: a line for each length."""
+    first = result["rows"][0]
+    intro = INTRO.format(update=UPDATE, seconds=first["audio_seconds"], heard=heard(first))
+    lags = [f"{name} {percentile}" for name in ("final", "eager", "promised") for percentile in ("p50", "p90")]
+    headings = ("push", "WER", "to offline", "RTF", *lags, "right")
+    return pages.page(
+        result,
+        "What the length of a push changes",
+        intro,
+        {"Lags": pages.markdown(headings, [_line(row) for row in result["rows"]])},
+    )
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    lags = [row[name] for name in ("finalisation", "eager", "promised_alone_lag")]
+    cells = [both(lag[f"heard_{p}"], lag[f"ready_{p}"]) for lag in lags for p in ("p50", "p90")]
+    right = f"{row['eager']['early']} of {row['eager']['tellings']}"
+    first = [f"{row['push']:g} s", f"{row['quality']:.1%}", f"{points(row):+.1f}", f"{row['real_time_factor']:.3f}"]
+    return [*first, *cells, right]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, and write the result and its page."""
+    arguments = pages.output_parser(__doc__).parse_args(argv)
+    torch.set_num_threads(1)
+    made = rows(MeasuredRecognizer(*load(MODEL)), all_recordings())
+    pages.write(arguments.output, results.result(tqdm(made, total=len(PUSHES), unit="row")), page)
+
+
+if __name__ == "__main__":
+    main()
