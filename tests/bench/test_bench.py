@@ -36,7 +36,7 @@ from mmaccel.demos import (
 )
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
-from mmaccel.speech.bench import cuts, first_sound, heard_again, listening, many_streams
+from mmaccel.speech.bench import cuts, first_sound, heard_again, listening, many_streams, pushes
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))
@@ -301,6 +301,7 @@ LONG = {
     "speech_heard_again": heard_again.page,
     "speech_hour": hour_of_speech.page,
     "speech_listening": listening.page,
+    "speech_pushes": pushes.page,
     "speech_streams": many_streams.page,
     "stored_contexts": stored_contexts.page,
     "video_stream": hours_of_video.page,
