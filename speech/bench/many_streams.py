@@ -30,7 +30,7 @@ from ..stream.recognizer import StreamingRecognizer
 COUNTS = (1, 2, 4, 8, 16, 32)
 CHUNK = RATE // 2  # samples of a push: what comes between two looks
 LONG, MINUTES = 8, 10  # streams, and minutes of audio of all of them
-KINDS = {"passes": "_passes", "encodings": "_encode_all"}  # and what the gathering calls them
+KINDS = {"passes": "_passes", "encodings": "encode_together"}  # and what the gathering calls them
 INTRO = """
 What a stream of Moonshine tiny costs where several share one model, by `python -m mmaccel.speech.bench.many_streams`:
 {seconds:g} s of human speech for each, from another place on, pushed to `asr.streams(n)` half a second at a time.

@@ -27,6 +27,7 @@ class GrowingConvolutions:
     >>> states = [growing.states(samples[:end]) for end in (8000, 16_000, 24_000)]  # doctest: +SKIP
     """
 
+    @torch.no_grad()
     def __init__(self, encoder: Any) -> None:
         self.encoder = encoder
         norm, second = encoder.groupnorm, encoder.conv2

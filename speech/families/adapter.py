@@ -193,6 +193,18 @@ class SpeechAdapter(Adapter):
         """The words of new tokens with times."""
 
 
+@torch.no_grad()
+def encode_together(items: list[tuple[SpeechAdapter, torch.Tensor, Any]]) -> list[Encoded]:
+    """Pieces of audio of several streams, at once where what each was told stays out of the encoder.
+
+    Each with its adapter, and with what that made by :meth:`SpeechAdapter.growing` or None.
+    """
+    first, *_ = items[0]
+    if type(first).encode_all is SpeechAdapter.encode_all:  # each by the adapter that knows what it was told
+        return [adapter.encode(samples) for adapter, samples, _ in items]
+    return first.encode_all([samples for _, samples, _ in items], [growing for *_, growing in items])
+
+
 class WrittenAdapter(SpeechAdapter):
     """Base of the adapters of models that `generate` their text.
 

@@ -21,7 +21,7 @@ from ..decoding.gathering import Gathering
 from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
-from ..families.adapter import Encoded, SpeechAdapter, Word
+from ..families.adapter import Encoded, Word, encode_together
 from ..families.finding import adapter_of, recognising
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
@@ -226,10 +226,9 @@ class StreamingRecognizer:
     ) -> tuple[Encoded, Hypothesis]:
         """Encode and decode samples `[n]` at the adapter's rate.
 
-        `draft` is verified, and changes nothing but the work; `audio`, by :meth:`growing`, knows what was made of
-        their beginning. What is
-        in a loop, because it does not end or because it compresses more than 2.4 times, is heard again with all that
-        the encoder can be given, if it had less.
+        `draft` is verified, and changes nothing but the work; `audio`, by :meth:`growing`, knows what was made of their
+        beginning. What is in a loop, because it does not end or because it compresses more than 2.4 times, is heard
+        again with all that the encoder can be given, if it had less.
         """
         with self.lock if self.gathering is None else self.gathering.joined():
             refuse_merged(self.adapter.target)
@@ -253,7 +252,7 @@ class StreamingRecognizer:
         if self.gathering is None:
             with self.lock:
                 return self.adapter.encode(samples)
-        found: Encoded = self.gathering.ask(_encode_all, (self.adapter, samples, audio))
+        found: Encoded = self.gathering.ask(encode_together, (self.adapter, samples, audio))
         return found
 
     def _encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
@@ -286,15 +285,6 @@ class StreamingRecognizer:
         """The words of a hypothesis with times from the start of its audio."""
         with self.lock:
             return self.adapter.words(encoded, tokens, prompt) if tokens else []
-
-
-@torch.no_grad()
-def _encode_all(items: list[tuple[SpeechAdapter, torch.Tensor, Any]]) -> list[Encoded]:
-    """Pieces of audio of several streams, at once where what each was told stays out of the encoder."""
-    first, *_ = items[0]
-    if type(first).encode_all is SpeechAdapter.encode_all:  # each by the adapter that knows what it was told
-        return [adapter.encode(samples) for adapter, samples, _ in items]
-    return first.encode_all([samples for _, samples, _ in items], [growing for *_, growing in items])
 
 
 def check_update_interval(seconds: float | None) -> None:

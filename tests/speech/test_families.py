@@ -14,12 +14,13 @@ from mmaccel.speech.audio.growing_audio import GrowingAudio
 from mmaccel.speech.audio.upsampled import Upsampler
 from mmaccel.speech.decoding.transducer_greedy import TransducerGreedy
 from mmaccel.speech.families import weights
+from mmaccel.speech.families.adapter import encode_together
 from mmaccel.speech.families.finding import adapter_class, served_classes
 from mmaccel.speech.families.rows import REFUSED
 from mmaccel.speech.families.spelled import spread
 from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.stream.events import Final, Partial
-from mmaccel.speech.stream.recognizer import StreamingRecognizer, _encode_all
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
 
 TABLE = json.loads(TARGET.read_text(encoding="utf-8"))
 # One for each kind, with what differs inside of it.
@@ -175,7 +176,7 @@ def test_each_of_many_streams_is_heard_as_it_was_told():
     base = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="de", batched=True)
     adapters = [base.told(language).adapter for language in (None, "en", "auto")]
     asked.clear()
-    _encode_all([(adapter, sound(0.5), None) for adapter in adapters])
+    encode_together([(adapter, sound(0.5), None) for adapter in adapters])
     assert asked == ["de", "en", None]
 
 
