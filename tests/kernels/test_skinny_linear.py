@@ -140,6 +140,16 @@ def test_large_weights_and_other_rows_are_measured_for_themselves(monkeypatch):
     assert timings.measured == 3
 
 
+def test_all_is_measured_before_something_is_timed(monkeypatch):
+    timings = Timings(monkeypatch, "turned")
+    module.measure_all()
+    assert timings.measured == 2 * len(module.ROWS)
+    x, weight = torch.randn(5, 576), torch.randn(1536, 576)
+    module.skinny_linear(x, weight)
+    module.measure_all()
+    assert timings.measured == 2 * len(module.ROWS)
+
+
 def test_a_tie_and_a_busy_machine_leave_the_plain_product(monkeypatch):
     Timings(monkeypatch, "nothing")
     assert module.way(4, False, 1) == "plain"
