@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -117,7 +116,7 @@ def _add_listening(parser: Any) -> None:
     parser.add_argument("--policy", choices=sorted(POLICIES), default="local-agreement", help=words)
     pauses = ["auto", "silero", "energy"]
     parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses")
-    parser.add_argument("--silence", type=positive, default=0.5, help="seconds of silence that end a segment")
+    parser.add_argument("--silence", type=positive, default=0.44, help="seconds of silence that end a segment")
     parser.add_argument("--longest", type=positive, default=15.0, help="seconds after which a segment is cut")
     seconds = number("between 0 and 20 seconds", lambda value: 0 <= value <= 20)
     again = "seconds that a final is decoded with, the speech before a breath included, such as 14 (default 0: alone)"
@@ -213,9 +212,7 @@ def _recognizer(arguments: argparse.Namespace, batched: bool = False) -> Streami
     from .audio.endpoint import find_endpoint
     from .stream.recognizer import StreamingRecognizer
 
-    endpoint = find_endpoint(arguments.endpoint)
-    changes = {"silence": arguments.silence, "longest": arguments.longest}
-    endpoint = dataclasses.replace(endpoint, **changes, tail=min(endpoint.tail, arguments.silence))
+    endpoint = find_endpoint(arguments.endpoint).cutting(arguments.silence, arguments.longest)
     policy = getattr(speech, POLICIES[arguments.policy])()
     began = time.perf_counter()
     model, processor = opened(arguments)

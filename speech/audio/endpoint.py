@@ -6,11 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
@@ -38,7 +38,8 @@ class EndpointPolicy(ABC):
     Parameters
     ----------
     silence
-        Seconds without speech that end a segment; default 0.5.
+        Seconds without speech that end a segment; default 0.44, 14 frames: as many errors as with 0.5 on the recordings
+        that it was chosen by.
     longest
         Seconds after which a segment is cut at its quietest place; default 15.
     threshold
@@ -48,7 +49,7 @@ class EndpointPolicy(ABC):
         Seconds of audio before the speech that belong to the segment; default 0.3.
     tail
         Seconds of audio behind the speech that belong to the segment; no longer than `silence`. The text of a sentence
-        is told early when they are over. Default 0.2: on eight recordings as many errors as with 0.3.
+        is told early when they are over. Default 0.19, 6 frames: as many errors as with 0.3 there.
 
     Raises
     ------
@@ -56,11 +57,11 @@ class EndpointPolicy(ABC):
         If a setting is out of range.
     """
 
-    silence: float = 0.5
+    silence: float = 0.44
     longest: float = 15.0
     threshold: float = 0.5
     padding: float = 0.3
-    tail: float = 0.2
+    tail: float = 0.19
 
     HYSTERESIS: ClassVar[float] = 0.15
 
@@ -76,6 +77,11 @@ class EndpointPolicy(ABC):
         if not holds:
             value = getattr(self, setting)
             raise SettingError(f"{type(self).__name__}({setting}={value!r}): {setting} must be {allowed}")
+
+    def cutting(self, silence: float, longest: float | None = None) -> Self:
+        """The same detector with segments that end elsewhere; the tail is no longer than the silence."""
+        most = self.longest if longest is None else longest
+        return replace(self, silence=silence, longest=most, tail=min(self.tail, silence))
 
     @abstractmethod
     def listen(self) -> VoiceActivityDetector:

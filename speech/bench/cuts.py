@@ -20,13 +20,14 @@ from tqdm import tqdm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 
-from ..audio.endpoint import RATE, EndpointPolicy, EnergyEndpoint, find_endpoint
+from ..audio.endpoint import RATE, EndpointPolicy, find_endpoint
 from ..audio.recordings import TEXTS, Recording, load_recordings, own_recordings, word_errors
 from ..families.weights import load
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.transcribe import Transcript, transcribe_samples
 
-SILENCES, TAILS = (0.3, 0.5, 0.8), (0.1, 0.2, 0.3)  # seconds; no tail is longer than its silence
+SILENCES = (0.3, EndpointPolicy.silence, 0.5, 0.8)  # seconds
+TAILS = (0.1, EndpointPolicy.tail, 0.3)  # seconds; none is longer than its silence
 REJOIN = 14.0  # seconds that are decoded together, at the default silence and tail
 SETS = {
     "others": "The recordings to choose by",
@@ -52,7 +53,7 @@ def sets() -> dict[str, list[Recording]]:
 def settings() -> list[dict[str, float]]:
     """All silences with all tails that fit, and the defaults with segments rejoined."""
     cuts = [{"silence": s, "tail": t, "rejoin": 0.0} for s in SILENCES for t in TAILS if t <= s]
-    return [*cuts, {"silence": EnergyEndpoint.silence, "tail": EnergyEndpoint.tail, "rejoin": REJOIN}]
+    return [*cuts, {"silence": EndpointPolicy.silence, "tail": EndpointPolicy.tail, "rejoin": REJOIN}]
 
 
 def rows(
@@ -87,7 +88,6 @@ def page(result: dict[str, Any]) -> str:
     """The page of a result: a table for each set."""
     groups = {name: [row for row in result["rows"] if row["set"] == name] for name in SETS}
     first = {name: group[0] for name, group in groups.items()}
-    policy = EnergyEndpoint()
     facts = {
         "others": first["others"]["audio_seconds"],
         "others_words": first["others"]["words"],
@@ -97,8 +97,8 @@ def page(result: dict[str, Any]) -> str:
         "word": 100 / first["others"]["words"],
         "benchmark_word": 100 / first["benchmark"]["words"],
         "rejoin": REJOIN,
-        "silence": policy.silence,
-        "tail": policy.tail,
+        "silence": EndpointPolicy.silence,
+        "tail": EndpointPolicy.tail,
     }
     return pages.page(
         result,
@@ -111,7 +111,7 @@ def page(result: dict[str, Any]) -> str:
 def _table(group: list[dict[str, Any]]) -> str:
     cells = {(row["silence"], row["tail"], row["rejoin"]): _cell(row) for row in group}
     lines = [[f"{s:g} s", *(cells.get((s, t, 0.0), "") for t in TAILS)] for s in SILENCES]
-    silence = EnergyEndpoint.silence
+    silence = EndpointPolicy.silence
     lines.append([f"{silence:g} s, rejoined", *(cells.get((silence, t, REJOIN), "") for t in TAILS)])
     return pages.markdown(("silence", *(f"{tail:g} s heard" for tail in TAILS)), lines)
 

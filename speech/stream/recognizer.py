@@ -159,7 +159,7 @@ class StreamingRecognizer:
         other.adapter = copy.copy(self.adapter)
         other.adapter.instruct(language, task, prompt)
         if silence is not None:
-            other.endpoint = replace(self.endpoint, silence=silence, tail=min(self.endpoint.tail, silence))
+            other.endpoint = self.endpoint.cutting(silence)
         other._check()
         return other
 

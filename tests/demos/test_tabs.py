@@ -240,7 +240,7 @@ def test_pauses_of_speech_are_as_asked():
     endpoint = speech.EnergyEndpoint(silence=0.1, longest=20, tail=0.1)
     assert made == SpeechRequest("m", speech.AlignAtt(), endpoint, 0.7, "talk.wav", True)
     empty = speech_tab.asked(LIMITS, False, None, "local-agreement", "m", "", "energy", "", "")
-    assert (empty.update_interval, empty.endpoint.silence, empty.endpoint.longest) == (0.5, 0.5, 15.0)
+    assert (empty.update_interval, empty.endpoint.silence, empty.endpoint.longest) == (0.5, 0.44, 15.0)
     assert empty.file == "" and isinstance(empty.policy, speech.LocalAgreement)
 
 

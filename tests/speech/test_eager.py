@@ -49,7 +49,7 @@ def test_the_text_is_there_before_the_final_and_equal():
     assert eager.text == final.text == "w0 w1 w2 w3 w4." and eager.time == pause.time
     assert stats.eagers == len(stats.eager.heard) == 2
     early = [late - soon for late, soon in zip(stats.finalisation.heard, stats.eager.heard, strict=True)]
-    assert all(0.2 <= seconds <= 0.4 for seconds in early), "silence less tail is 0.3 s, in chunks of 0.1 s"
+    assert all(0.15 <= seconds <= 0.35 for seconds in early), "silence less tail is 0.25 s, in chunks of 0.1 s"
     assert "told early" in str(stats) and "2 of 2 final" in str(stats)
 
 
@@ -59,7 +59,7 @@ def test_it_costs_no_pass_of_the_model():
 
 
 def test_speech_that_goes_on_is_told():
-    events, stats = heard(one(pause=0.4))
+    events, stats = heard(one(pause=0.35))
     first, resumed, second, pause, final = ends(events)
     assert (type(first), type(resumed), type(second)) == (Eager, Resumed, Eager)
     assert first.text == "w0 w1 w2 w3 w4." and second.text == final.text == "w0 w1 w2 w3 w4 w5 w6 w7 w8."
@@ -75,12 +75,12 @@ def test_what_does_not_end_like_a_sentence_waits():
 
 @pytest.mark.parametrize("size", (160, 10**9))
 def test_chunks_of_any_size(size):
-    samples = torch.cat([one(pause=0.4), one()])
+    samples = torch.cat([one(pause=0.35), one()])
     assert heard(samples, size)[0] == heard(samples)[0]
 
 
 def test_a_stream_that_ends_in_the_pause():
-    samples = torch.cat([silence(0.5), spoken(range(5)), silence(0.38)])
+    samples = torch.cat([silence(0.5), spoken(range(5)), silence(0.35)])
     eager, final = ends(heard(samples)[0])
     assert isinstance(eager, Eager) and isinstance(final, Final) and eager.text == final.text
 
@@ -96,7 +96,7 @@ def test_a_cut_in_the_pause_takes_it_back_before_its_final():
 
 def test_without_hypotheses_on_the_way_nothing_is_told_early():
     for settings in ({"partials": False}, {"update_interval": None}):
-        assert not any(isinstance(event, Eager | Resumed) for event in heard(one(pause=0.4), **settings)[0])
+        assert not any(isinstance(event, Eager | Resumed) for event in heard(one(pause=0.35), **settings)[0])
 
 
 def test_a_transcript_is_of_finals_alone():

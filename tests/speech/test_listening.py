@@ -119,13 +119,13 @@ def test_every_cut_that_fits_is_measured_on_both_sets():
     chosen = {"others": [talk()], "benchmark": [talk(), talk()]}
     made = list(cuts.rows(scripted.ScriptedAdapter(), None, chosen, EnergyEndpoint()))
     assert len(made) == 2 * len(cuts.settings()) and all(s["tail"] <= s["silence"] for s in cuts.settings())
-    usual = [row for row in made if (row["silence"], row["tail"], row["rejoin"]) == (0.5, 0.2, 0)]
+    usual = [row for row in made if (row["silence"], row["tail"], row["rejoin"]) == (0.44, 0.19, 0)]
     assert [(row["set"], row["segments"], row["word_error_rate"]) for row in usual] == [
         ("others", 2, 0),
         ("benchmark", 4, 0),
     ]
     text = cuts.page(json.loads(json.dumps(results.result(made))))
-    assert "defaults are 0.5 s and 0.2 s" in text and "| 0.3 s | " in text and "0.0% (2, " in text
+    assert "defaults are 0.44 s and 0.19 s" in text and "| 0.3 s | " in text and "0.0% (2, " in text
     assert "14 words" in text and "28 words" in text
 
 
@@ -134,6 +134,7 @@ def test_lags_by_the_length_of_a_push():
     made = [*pushes.rows(recognizer(), [talk()])]
     assert [row["push"] for row in made] == [*pushes.PUSHES] and len({row["quality"] for row in made}) == 1
     final = [row["finalisation"]["heard_p90"] for row in made]
-    assert final == sorted(final) and final[0] < final[-1] <= final[0] + max(pushes.PUSHES)
+    assert final[0] < final[-1] == max(final)
+    assert all(lag <= min(final) + push for lag, push in zip(final, pushes.PUSHES, strict=True))
     text = pushes.page(json.loads(json.dumps(results.result(made))))
     assert "| 0.032 s | 0.0% | +0.0 |" in text and "**" not in text

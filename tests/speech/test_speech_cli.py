@@ -90,10 +90,10 @@ def test_a_server_s_streams_share_passes(model, monkeypatch, batch, is_batched):
 @pytest.mark.parametrize(
     ("options", "silence", "longest", "tail"),
     (
-        ((), 0.5, 15.0, 0.2),
-        (("--silence", "2"), 2.0, 15.0, 0.2),
+        ((), 0.44, 15.0, 0.19),
+        (("--silence", "2"), 2.0, 15.0, 0.19),
         (("--silence", "0.1"), 0.1, 15.0, 0.1),  # a segment cannot hold more silence than ends it
-        (("--longest", "4"), 0.5, 4.0, 0.2),
+        (("--longest", "4"), 0.44, 4.0, 0.19),
     ),
 )
 def test_options_of_the_endpoint_leave_each_other_alone(model, wav, monkeypatch, options, silence, longest, tail):

@@ -118,7 +118,7 @@ def test_what_is_asked_for_is_what_is_measured(model, monkeypatch):
         "speech.StreamingRecognizer()",
         "speech.StreamingRecognizer(packed=True)",
     ]
-    assert trial.target.endpoint.silence == 0.5 and other.target.endpoint.silence == 0.7
+    assert trial.target.endpoint.silence == 0.44 and other.target.endpoint.silence == 0.7
     assert other.references == ["a b"] and [one.key for one in other.metrics] == ["lag", "errors", "changed", "same"]
     half = torch.nn.Linear(1, 1).bfloat16()
     assert _can_pack(torch.nn.Linear(1, 1)) and not _can_pack(half) and not _can_pack(torch.nn.Identity())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import gradio as gr
 
 from mmaccel import speech
 from mmaccel.errors import unknown_name
-from mmaccel.speech.audio.endpoint import find_endpoint
+from mmaccel.speech.audio.endpoint import EndpointPolicy, find_endpoint
 from mmaccel.speech.command import POLICIES
 from mmaccel.speech.stream.stats import StreamStats
 
@@ -34,7 +33,7 @@ from .speech_run import Saved, SpeechRequest, compared, transcribed
 PACKAGES = ("av", "soxr")  # a model whose weights are missing says so when it is asked for
 MISSING = 'Speech needs packages that are not installed: `pip install "mmaccel[speech]"`, then start the demo again.'
 ENDPOINTS = ("auto", "silero", "energy")
-UPDATE, SILENCE, LONGEST = 0.5, 0.5, 15.0
+UPDATE, SILENCE, LONGEST = 0.5, EndpointPolicy.silence, EndpointPolicy.longest
 OTHERS = 6  # outputs after the words
 POLICY_NOTE = "which words stay: those that two decodings agree on, or those far enough from the end of the sound"
 ONE_RUN_EACH = "One run of each on this machine, without drafts first; seconds of all cores, for the whole process."
@@ -113,13 +112,12 @@ def asked(
     """A checked request from the values of the tab; `file` is empty for a microphone."""
     if policy not in POLICIES:
         raise unknown_name("policy", str(policy)[:40], POLICIES)
-    pauses = find_endpoint(str(endpoint)[:40])
     seconds = number("seconds of silence", silence, 0.1, 10, whole=False) or SILENCE
     most = number("seconds of a segment", longest, 2, 60, whole=False) or LONGEST
     return SpeechRequest(
         model=model,
         policy=getattr(speech, POLICIES[policy])(),
-        endpoint=dataclasses.replace(pauses, silence=seconds, longest=most, tail=min(pauses.tail, seconds)),
+        endpoint=find_endpoint(str(endpoint)[:40]).cutting(seconds, most),
         update_interval=number("seconds between looks", update, 0.1, 60, whole=False) or UPDATE,
         file=Path(file or "").name,
         compare=compare,
