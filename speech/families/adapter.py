@@ -30,6 +30,11 @@ class Word:
     start: float
     end: float
 
+    def between(self, start: float, end: float) -> Word:
+        """This word of a segment, with times of the stream and inside the segment."""
+        begin = min(max(start + self.start, start), end)
+        return Word(self.text, begin, min(max(start + self.end, begin), end))
+
 
 @dataclass(frozen=True)
 class Encoded:

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from ..decoding.redecode import Hypothesis
-from ..families.adapter import Encoded
+from ..families.adapter import Encoded, Word
 from ..policies.policy import Commitment
 from .events import Partial
 from .stats import StreamStats
@@ -29,6 +29,8 @@ class Segment:
         Tokens of the last hypothesis.
     final
         The samples and the result of the last hypothesis that can be final.
+    words
+        A final hypothesis with its words.
     span, heard
         Samples of the last hypothesis, and its result.
     times
@@ -47,6 +49,7 @@ class Segment:
         self.span = (0, 0)
         self.heard: tuple[Encoded, Hypothesis] | None = None
         self.final: tuple[tuple[int, int], Hypothesis] | None = None
+        self.words: tuple[Hypothesis, list[Word]] | None = None
         self.times: list[tuple[float, float]] = []
         self.began: float | None = None
         self.shown = False

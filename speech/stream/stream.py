@@ -202,6 +202,7 @@ class SpeechStream:
             segment.eager = (self.time, self._spend())
             self.stats.eagers += 1
             self._events.append(Eager(text, self._segmenter.speech_end / RATE))
+            self._words(segment, look.start, look.end)  # in the pause, so that the final waits for nothing
 
     def _resume(self) -> None:
         """What was told early was not the whole."""
@@ -212,8 +213,8 @@ class SpeechStream:
     def _cut(self, cut: Cut) -> None:
         segment = self._open(cut.start)
         draft = segment.draft  # of what is behind the cut too
-        encoded, hypothesis = self._hear_finally(segment, cut.start, cut.end)
-        words = self._words(encoded, hypothesis, segment.prompt, cut)
+        _, hypothesis = self._hear_finally(segment, cut.start, cut.end)
+        words = self._words(segment, cut.start, cut.end)
         text = self.recognizer.adapter.text(hypothesis.tokens).strip()
         goes_on = self._segmenter.start is not None and not cut.paused
         if goes_on:
@@ -268,15 +269,14 @@ class SpeechStream:
             if segment.eager is not None:
                 stats.eager.add(cut.speech_end / RATE, *segment.eager)
 
-    def _words(self, encoded: Encoded, hypothesis: Hypothesis, prompt: tuple[int, ...], cut: Cut) -> list[Word]:
-        """Words with times of the stream, inside the segment and in order."""
-        start, end = cut.start / RATE, cut.end / RATE
-        words = []
-        told = self.recognizer.adapter.in_language(prompt, hypothesis.language)
-        for word in self.recognizer.words(encoded, hypothesis.tokens, told):
-            begin = min(max(start + word.start, start), end)
-            words.append(Word(word.text, begin, min(max(start + word.end, begin), end)))
-        return words
+    def _words(self, segment: Segment, start: int, end: int) -> list[Word]:
+        """Words of the final with times of the stream, inside the segment and in order; made once of a hypothesis."""
+        encoded, hypothesis = self._hear_finally(segment, start, end)
+        if segment.words is None or segment.words[0] is not hypothesis:
+            told = self.recognizer.adapter.in_language(segment.prompt, hypothesis.language)
+            found = self.recognizer.words(encoded, hypothesis.tokens, told)
+            segment.words = hypothesis, [word.between(start / RATE, end / RATE) for word in found]
+        return segment.words[1]
 
     def _hear(self, segment: Segment, start: int, end: int) -> tuple[Encoded, Hypothesis]:
         """A hypothesis of these samples; the last one where it was of the same."""

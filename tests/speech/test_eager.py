@@ -58,6 +58,22 @@ def test_it_costs_no_pass_of_the_model():
     assert heard(one())[1].decoder_calls == heard(one(), mark="")[1].decoder_calls
 
 
+def test_words_get_their_times_in_the_pause():
+    """The final of what was told early waits for nothing; of what was not, its words are found with it."""
+    for mark, is_early in ((".", True), ("", False)):
+        adapter, asked, found = Sentences(), [], {}
+        adapter.mark = mark
+        asr = StreamingRecognizer(adapter, endpoint=EnergyEndpoint())
+        words = asr.words
+        asr.words = lambda *of: asked.append(of) or words(*of)  # noqa: B023  (called in this round)
+        with asr.stream() as stream:
+            for chunk in one().split(160):
+                before = len(asked)
+                found |= {event: len(asked) - before for event in stream.push(chunk) if isinstance(event, Final)}
+        assert [*found.values()] == [0 if is_early else 1] * 2 and len(asked) == 2
+        assert [[word.text for word in final.words][:1] for final in found] == [["w0"], ["w5"]]
+
+
 def test_speech_that_goes_on_is_told():
     events, stats = heard(one(pause=0.35))
     first, resumed, second, pause, final = ends(events)
