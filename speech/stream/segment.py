@@ -72,6 +72,17 @@ class Segment:
             stats.first_partial.add(self.began, heard, ready)
             self.began = None
 
+    def last(self, carried: int) -> list[str]:
+        """The committed units that the next segment begins with."""
+        found = self.commitment.committed[len(self.commitment.committed) - carried :]
+        return [unit.lstrip() if place == 0 else unit for place, unit in enumerate(found)]
+
+    def follow(self, before: Segment, carried: int, draft: tuple[int, ...]) -> None:
+        """Go on from a segment that was cut in the middle of speech."""
+        self.times = before.times[len(before.times) - carried :]
+        self.commitment.tail = before.commitment.tail
+        self.draft = draft
+
     def carried(self, final: str) -> int:
         """How many committed units are behind the final of a segment that was cut in the middle of speech."""
         committed = self.commitment.committed

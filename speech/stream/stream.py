@@ -143,6 +143,7 @@ class SpeechStream:
             self._judge()
             while self._judged:
                 self._work.extend(self._segmenter.feed(*self._judged.popleft()))
+                self._use_pause()
                 self._do_all(partials)
             needed = self._rejoined.needed_from(self._segmenter.needed_from)
             self._buffer.drop_before(min(needed, self._segmenter.position))
@@ -202,7 +203,11 @@ class SpeechStream:
             segment.eager = (self.time, self._spend())
             self.stats.eagers += 1
             self._events.append(Eager(text, self._segmenter.speech_end / RATE))
-            self._words(segment, look.start, look.end)  # in the pause, so that the final waits for nothing
+
+    def _use_pause(self) -> None:
+        """Find the words of what was told early, a frame later, so that neither it nor the final waits for them."""
+        if not self._work and self._segment is not None and self._segment.eager and self._segment.final:
+            self._words(self._segment, *self._segment.final[0])
 
     def _resume(self) -> None:
         """What was told early was not the whole."""
@@ -242,14 +247,10 @@ class SpeechStream:
     def _begin(self, before: Segment | None = None, carried: int = 0, draft: tuple[int, ...] = ()) -> Segment:
         """A new segment, which keeps what was promised of it while it was part of the one before."""
         prompt = tuple(self.recognizer.adapter.prompt(self._history))
-        if before is None:
-            return Segment(prompt, self.recognizer.policy.begin(), self.recognizer.growing())
-        words = before.commitment.committed[len(before.commitment.committed) - carried :]
-        words = [word.lstrip() if place == 0 else word for place, word in enumerate(words)]
+        words = before.last(carried) if before else []
         segment = Segment(prompt, self.recognizer.policy.begin(words), self.recognizer.growing())
-        segment.times = before.times[len(before.times) - carried :]
-        segment.commitment.tail = before.commitment.tail
-        segment.draft = draft
+        if before is not None:
+            segment.follow(before, carried, draft)
         return segment
 
     def _count(self, segment: Segment, cut: Cut, words: list[Word], promised: int) -> None:
