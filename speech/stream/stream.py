@@ -155,8 +155,7 @@ class SpeechStream:
     def _judge(self) -> None:
         """Likelihood of speech and level of the frames that are complete."""
         start = self._segmenter.position + FRAME * len(self._judged)
-        whole = (self._buffer.end - start) // FRAME
-        frames = [self._buffer.read(at, at + FRAME) for at in range(start, start + whole * FRAME, FRAME)]
+        frames = [self._buffer.read(at, at + FRAME) for at in range(start, self._buffer.end - FRAME + 1, FRAME)]
         if frames:
             likelihoods = self.recognizer.judge(self._listener, frames)
             self._judged.extend(zip(likelihoods, map(decibels, frames), strict=True))
