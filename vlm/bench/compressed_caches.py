@@ -1,0 +1,144 @@
+"""What compressed caches cost in quality, beside the presses of NVIDIA's kvpress on equal prompts.
+
+    python -m mmaccel.vlm.bench.compressed_caches --output docs/benchmarks/long/compressed_caches
+
+`MMACCEL_KVPRESS` names the Python of an environment with kvpress (`pip install kvpress gguf`): its transformers is
+older than ours. Without it ours are measured alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import mmaccel
+from mmaccel.bench import pages
+from mmaccel.comparison import results
+from mmaccel.errors import SettingError
+
+from ..decoder.compress_kv import CompressKV
+from . import kvpress_rival, language_tasks
+
+PYTHON = "MMACCEL_KVPRESS"  # environment variable with the Python of an environment that has kvpress
+KEEP = 0.1
+ANSWER = 12  # tokens of an answer about a needle
+WAYS: dict[str, tuple[CompressKV, ...]] = {
+    "plain": (),
+    **{str(way): (way,) for way in (CompressKV(budget=KEEP), CompressKV(budget=KEEP, head_budgets=True))},
+    **{str(way): (way,) for way in (CompressKV("fast_kv", KEEP), CompressKV("streaming", KEEP))},
+}
+HEADINGS = ("by", "way", "loss", "added", "added, worst text", "found")
+INTRO = """
+By `python -m mmaccel.vlm.bench.compressed_caches`: {model} in float32 reads prompts of {length} tokens, of which
+{keep:.0%} are kept. *Loss* is nats per token over the next {new} tokens, on {texts} texts; *found* is of numbers
+planted in others. Ours, and the presses of *kvpress* with their own defaults, by that package and the transformers that
+it needs, on the same tokens: its plain row says what the other versions change. All is in
+[compressed_caches.json](compressed_caches.json).
+"""
+
+
+def ours(model: Any, tokenizer: Any, texts: list[Any], needles: list[Any]) -> Iterator[dict[str, Any]]:
+    """The loss of each text and what was found of each needle, by our methods."""
+    reading = language_tasks.Reading(model, texts)
+    for way, methods in WAYS.items():
+        with mmaccel.accelerate(model, *methods) if methods else nullcontext(model) as target:
+            for number in range(len(texts)):
+                yield {"by": "mmaccel", "way": way, "text": number, "loss": reading.run(target, number)}
+            for number, needle in enumerate(needles):
+                found = language_tasks.found(target, tokenizer, needle)
+                yield {"by": "mmaccel", "way": way, "needle": number, "found": found}
+
+
+def theirs(python: str, tokenizer: Any, texts: list[Any], needles: list[Any]) -> Iterator[dict[str, Any]]:
+    """The same by kvpress, in a process of the Python that has it.
+
+    Raises
+    ------
+    SettingError
+        If that process fails.
+    """
+    tasks = {
+        **language_tasks.weights(),
+        "keep": KEEP,
+        "answer": ANSWER,
+        "texts": [(prompt[0].tolist(), following.tolist()) for prompt, following in texts],
+        "needles": [needle.prompt[0].tolist() for needle in needles],
+    }
+    command = [python, str(Path(kvpress_rival.__file__))]
+    with tempfile.TemporaryFile("w+") as asked:
+        json.dump(tasks, asked)
+        asked.seek(0)
+        process = subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            row = {"by": "kvpress", **json.loads(line)}
+            if "tokens" in row:
+                answer = tokenizer.decode(row.pop("tokens")).strip()
+                row["found"] = answer.startswith(needles[row["needle"]].number)
+            yield row
+    if process.returncode:
+        raise SettingError(f"{PYTHON}={python} ended with {process.returncode}: it needs kvpress and gguf")
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page of a result: a line for each way."""
+    rows = result["rows"]
+    ways = list(dict.fromkeys((row["by"], row["way"]) for row in rows))
+    facts = {name: result[name] for name in ("model", "length", "keep", "new")}
+    texts = len({row["text"] for row in rows if "text" in row})
+    lines = [_line(rows, by, way) for by, way in ways]
+    return pages.page(
+        result,
+        "Compressed caches",
+        INTRO.format(**facts, texts=texts),
+        {"Loss and needles": pages.markdown(HEADINGS, lines)},
+    )
+
+
+def _line(rows: list[dict[str, Any]], by: str, way: str) -> list[str]:
+    rows = [row for row in rows if row["by"] == by]
+    plain, own = ({r["text"]: r["loss"] for r in rows if r["way"] == of and "text" in r} for of in ("plain", way))
+    found = [row["found"] for row in rows if row["way"] == way and "needle" in row]
+    added = {text: own[text] - plain[text] for text in own}
+    worst = max(added, key=lambda text: added[text])
+    return [
+        by,
+        way,
+        f"{statistics.mean(own.values()):.3f}",
+        f"{statistics.mean(added.values()):+.3f}",
+        f"{added[worst]:+.3f} ({language_tasks.kind_of(worst)})",
+        f"{sum(found)} of {len(found)}",
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, and write the result and its page."""
+    parser = pages.output_parser(__doc__)
+    parser.add_argument("--length", type=int, default=8000, help="tokens of a prompt")
+    parser.add_argument("--texts", type=int, default=8, help="number of texts and of planted numbers")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    model, tokenizer = language_tasks.load()
+    seeds = range(arguments.texts)
+    texts = [language_tasks.text_task(tokenizer, arguments.length, seed) for seed in seeds]
+    needles = [language_tasks.needle_task(tokenizer, arguments.length, seed) for seed in seeds]
+    made = [*tqdm(ours(model, tokenizer, texts, needles), desc="mmaccel", total=2 * len(WAYS) * len(seeds))]
+    if python := os.environ.get(PYTHON):
+        made += tqdm(theirs(python, tokenizer, texts, needles), desc="kvpress")
+    more = {"model": language_tasks.MODEL, "length": arguments.length, "keep": KEEP, "new": language_tasks.NEW}
+    pages.write(arguments.output, {**results.result(made), **more}, page)
+
+
+if __name__ == "__main__":
+    main()
