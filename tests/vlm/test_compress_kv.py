@@ -49,10 +49,12 @@ def positions(layer):
 @pytest.mark.parametrize(
     ("method", "chosen"),
     (
-        (CompressKV(budget=0.5), {"window": 32}),
-        (CompressKV(budget=0.5, window=64), {"window": 64}),
-        (CompressKV(budget=0.5, window=5, kernel=1), {"window": 5, "kernel": 1}),
-        (CompressKV(budget=0.5, kernel=31), {"window": 32, "kernel": 31}),
+        (CompressKV(budget=0.5), {"window": 32, "recent": 80, "kernel": 15}),
+        (CompressKV(budget=0.5, window=64), {"window": 64, "recent": 80, "kernel": 15}),
+        (CompressKV(budget=0.5, window=5, kernel=1), {"window": 5, "recent": 80, "kernel": 1}),
+        (CompressKV(budget=0.5, kernel=31), {"window": 32, "recent": 80, "kernel": 31}),
+        (CompressKV(budget=0.5, recent=0.25), {"window": 32, "recent": 40, "kernel": 15}),
+        (CompressKV(budget=0.5, recent=0, kernel=7), {"window": 32}),
     ),
     ids=str,
 )
@@ -105,7 +107,8 @@ def test_pairs_of_a_chunk_that_the_kernel_masks():
 
 
 def test_heads_share_the_budget_and_its_memory(llama):
-    cache, layer, attention = compressed(llama[0], CompressKV(budget=0.25, head_budgets=True), room=8)
+    method = CompressKV(budget=0.25, head_budgets=True, recent=0, kernel=7)  # as published
+    cache, layer, attention = compressed(llama[0], method, room=8)
     q, k, v = states()
     wanted = policies.snap_kv(q[:, :, -32:], k, count=80, head_budgets=True)[0]
     kept = [set(head[head >= 0].tolist()) for head in wanted]

@@ -103,7 +103,7 @@ def test_ours_and_theirs_are_on_one_page(model, tmp_path, monkeypatch):
     rows = [*compressed_caches.ours(model, tokenizer, texts(), [needle()])]
     assert [row["way"] for row in rows] == [way for way in compressed_caches.WAYS for _ in range(2)]
     rows += compressed_caches.theirs(sys.executable, tokenizer, texts(), [needle()])
-    more = {"model": "tiny", "length": LENGTH, "keep": 0.1, "new": NEW}
+    more = {"model": "tiny", "length": LENGTH, "needle_length": LENGTH, "keep": 0.1, "new": NEW}
     page = compressed_caches.page(json.loads(json.dumps({**results.result(rows), **more})))
     assert "| kvpress | plain | 1.000 | +0.000 | +0.000 (prose) | 1 of 1 |" in page
     assert "| kvpress | KnormPress | 1.500 | +0.500 | +0.500 (prose) | 0 of 1 |" in page

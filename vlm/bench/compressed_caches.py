@@ -32,18 +32,19 @@ from . import kvpress_rival, language_tasks
 PYTHON = "MMACCEL_KVPRESS"  # environment variable with the Python of an environment that has kvpress
 KEEP = 0.1
 ANSWER = 12  # tokens of an answer about a needle
-WAYS: dict[str, tuple[CompressKV, ...]] = {
-    "plain": (),
-    **{str(way): (way,) for way in (CompressKV(budget=KEEP), CompressKV(budget=KEEP, head_budgets=True))},
-    **{str(way): (way,) for way in (CompressKV("fast_kv", KEEP), CompressKV("streaming", KEEP))},
-}
+METHODS = (
+    CompressKV(budget=KEEP),
+    CompressKV(budget=KEEP, head_budgets=True),
+    CompressKV(budget=KEEP, recent=0.0, kernel=7),  # as SnapKV is published
+)
+WAYS: dict[str, tuple[CompressKV, ...]] = {"plain": (), **{str(method): (method,) for method in METHODS}}
 HEADINGS = ("by", "way", "loss", "added", "added, worst text", "found")
 INTRO = """
 By `python -m mmaccel.vlm.bench.compressed_caches`: {model} in float32 reads prompts of {length} tokens, of which
 {keep:.0%} are kept. *Loss* is nats per token over the next {new} tokens, on {texts} texts; *found* is of numbers
-planted in others. Ours, and the presses of *kvpress* with their own defaults, by that package and the transformers that
-it needs, on the same tokens: its plain row says what the other versions change. All is in
-[compressed_caches.json](compressed_caches.json).
+planted in others, of {needle_length} tokens, since the model itself misses some in longer ones. Ours, and presses of
+*kvpress* with their own defaults, by that package and the transformers that it needs, on the same tokens: its plain row
+says what the other versions change. All is in [compressed_caches.json](compressed_caches.json).
 """
 
 
@@ -95,7 +96,7 @@ def page(result: dict[str, Any]) -> str:
     """The page of a result: a line for each way."""
     rows = result["rows"]
     ways = list(dict.fromkeys((row["by"], row["way"]) for row in rows))
-    facts = {name: result[name] for name in ("model", "length", "keep", "new")}
+    facts = {name: result[name] for name in ("model", "length", "needle_length", "keep", "new")}
     texts = len({row["text"] for row in rows if "text" in row})
     lines = [_line(rows, by, way) for by, way in ways]
     return pages.page(
@@ -126,17 +127,19 @@ def main(argv: list[str] | None = None) -> None:
     """Measure, and write the result and its page."""
     parser = pages.output_parser(__doc__)
     parser.add_argument("--length", type=int, default=8000, help="tokens of a prompt")
+    parser.add_argument("--needle-length", type=int, default=4000, help="tokens of a prompt with a planted number")
     parser.add_argument("--texts", type=int, default=8, help="number of texts and of planted numbers")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     model, tokenizer = language_tasks.load()
     seeds = range(arguments.texts)
     texts = [language_tasks.text_task(tokenizer, arguments.length, seed) for seed in seeds]
-    needles = [language_tasks.needle_task(tokenizer, arguments.length, seed) for seed in seeds]
+    needles = [language_tasks.needle_task(tokenizer, arguments.needle_length, seed) for seed in seeds]
     made = [*tqdm(ours(model, tokenizer, texts, needles), desc="mmaccel", total=2 * len(WAYS) * len(seeds))]
     if python := os.environ.get(PYTHON):
         made += tqdm(theirs(python, tokenizer, texts, needles), desc="kvpress")
-    more = {"model": language_tasks.MODEL, "length": arguments.length, "keep": KEEP, "new": language_tasks.NEW}
+    lengths = {"length": arguments.length, "needle_length": arguments.needle_length}
+    more = {"model": language_tasks.MODEL, **lengths, "keep": KEEP, "new": language_tasks.NEW}
     pages.write(arguments.output, {**results.result(made), **more}, page)
 
 

@@ -19,6 +19,7 @@ def snap_kv(
     *,
     count: int,
     window: int = 32,
+    recent: int = 0,
     kernel: int = 7,
     pool: str = "avg",
     head_budgets: bool = False,
@@ -42,6 +43,8 @@ def snap_kv(
         Tokens to keep per key head, the window included; with `head_budgets` the mean over the key heads.
     window
         Last tokens whose attention is summed, and which are kept; default 32 as in the paper.
+    recent
+        Last tokens that are kept, if more than `window`; default 0 as in the paper.
     kernel
         Width of the pooling over neighbouring tokens, odd, default 7 as in the paper; 1 for none.
     pool
@@ -63,12 +66,14 @@ def snap_kv(
     Raises
     ------
     ValueError
-        If shapes do not fit, `count` is not above `window`, `kernel` is even, `safeguard` is not in (0, 1], or
-        there is no such `pool`.
+        If shapes do not fit, `count` is not above `window` and `recent`, `kernel` is even, `safeguard` is not in
+        (0, 1], or there is no such `pool`.
     """
-    score, forced, real = window_votes(q_window, k, window, kernel, pool, valid, scale)
+    check_count("recent", recent, 0)
+    score, forced, real = window_votes(q_window, k, window, kernel, pool, valid, scale, recent)
     check_count("count", count, 1)
     require(count > window, "count", f"above window, which is {window}", count)
+    require(count > recent, "count", f"above recent, which is {recent}", count)
     check_share("safeguard", safeguard)
     score = score.unflatten(1, (k.shape[1], -1)).sum(2)
     if head_budgets:
@@ -98,8 +103,9 @@ def window_votes(
     pool: str,
     valid: torch.Tensor | None,
     scale: float | None,
+    recent: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pooled attention of the window's queries `[B, Hq, N]`, the window's tokens and the real ones, both `[B, N]`."""
+    """Pooled attention of the window's queries `[B, Hq, N]`, what is kept anyway and what is real, both `[B, N]`."""
     check_attention(q_window, k, k)
     check_valid(valid, k)
     check_count("window", window, 1)
@@ -112,8 +118,8 @@ def window_votes(
     visible = real[:, None, None] & (place <= torch.arange(keys - last, keys, device=k.device)[:, None])
     # padding queries see nothing, and vote for nothing
     weights = masked_softmax(head_scores(q_window[:, :, -last:], k, scale), visible).sum(2)
-    within = place >= keys - window
-    # tokens of the window are kept anyway, and must not lend their weight to neighbours
+    within = place >= keys - max(window, recent)
+    # these are kept anyway, and must not lend their weight to neighbours
     weights = weights.masked_fill(within, 0.0)
     if pool == "avg":
         weights = F.avg_pool1d(weights, kernel, stride=1, padding=kernel // 2)
