@@ -27,8 +27,6 @@ from mmaccel.speech.audio.recordings import TEXTS, load_recordings, without_paus
 CHUNK = RATE // 10
 FRESH = 6  # rounds from one new stream to the next
 SILENCE, NOISE, LOUDNESS = 5, 6, 0.01  # seconds, seconds, standard deviation
-
-
 HOURS = {True: "With pauses", False: "Without a pause"}
 
 

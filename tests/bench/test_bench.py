@@ -37,6 +37,7 @@ from mmaccel.demos import (
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
 from mmaccel.speech.bench import cuts, first_sound, heard_again, listening, many_streams, pushes
+from mmaccel.vlm.bench import compressed_caches
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 COMMITTED = sorted(FOLDER.glob("*.json"))
@@ -288,6 +289,7 @@ def test_every_committed_page_is_that_of_its_rows(name):
 
 LONG = {
     "batch_kills": batch_kills.page,
+    "compressed_caches": compressed_caches.page,
     "context_parallel": context_parallel.page,
     "long_prompts": long_prompts.page,
     "many_prompts": many_prompts.page,

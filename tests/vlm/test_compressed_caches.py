@@ -102,7 +102,8 @@ def test_ours_and_theirs_are_on_one_page(model, tmp_path, monkeypatch):
     tokenizer = SimpleNamespace(decode=lambda said: " 123." if list(said) == [1] else " 45")
     rows = [*compressed_caches.ours(model, tokenizer, texts(), [needle()])]
     assert [row["way"] for row in rows] == [way for way in compressed_caches.WAYS for _ in range(2)]
-    rows += compressed_caches.theirs(sys.executable, tokenizer, texts(), [needle()])
+    rival = compressed_caches.start(sys.executable, texts(), [needle()])
+    rows += compressed_caches.theirs(rival, tokenizer, [needle()])
     more = {"model": "tiny", "length": LENGTH, "needle_length": LENGTH, "keep": 0.1, "new": NEW}
     page = compressed_caches.page(json.loads(json.dumps({**results.result(rows), **more})))
     assert "| kvpress | plain | 1.000 | +0.000 | +0.000 (prose) | 1 of 1 |" in page
@@ -114,5 +115,5 @@ def test_an_environment_without_it_says_so(monkeypatch, tmp_path):
     (tmp_path / "rival.py").write_text("raise SystemExit(3)")
     monkeypatch.setattr(kvpress_rival, "__file__", str(tmp_path / "rival.py"))
     monkeypatch.setattr(language_tasks, "weights", dict)
-    with pytest.raises(SettingError, match="MMACCEL_KVPRESS=.* ended with 3: it needs kvpress and gguf"):
-        [*compressed_caches.theirs(sys.executable, None, 20_000 * texts(), [])]  # more than a pipe holds
+    with pytest.raises(SettingError, match="MMACCEL_KVPRESS names ended with 3: it needs kvpress and gguf"):
+        [*compressed_caches.theirs(compressed_caches.start(sys.executable, texts(), []), None, [])]

@@ -32,12 +32,7 @@ from . import kvpress_rival, language_tasks
 PYTHON = "MMACCEL_KVPRESS"  # environment variable with the Python of an environment that has kvpress
 KEEP = 0.1
 ANSWER = 12  # tokens of an answer about a needle
-METHODS = (
-    CompressKV(budget=KEEP),
-    CompressKV(budget=KEEP, head_budgets=True),
-    CompressKV(budget=KEEP, recent=0.0, kernel=7),  # as SnapKV is published
-)
-WAYS: dict[str, tuple[CompressKV, ...]] = {"plain": (), **{str(method): (method,) for method in METHODS}}
+WAYS: dict[str, tuple[CompressKV, ...]] = {"plain": (), str(CompressKV(budget=KEEP)): (CompressKV(budget=KEEP),)}
 HEADINGS = ("by", "way", "loss", "added", "added, worst text", "found")
 INTRO = """
 By `python -m mmaccel.vlm.bench.compressed_caches`: {model} in float32 reads prompts of {length} tokens, of which
@@ -60,14 +55,8 @@ def ours(model: Any, tokenizer: Any, texts: list[Any], needles: list[Any]) -> It
                 yield {"by": "mmaccel", "way": way, "needle": number, "found": found}
 
 
-def theirs(python: str, tokenizer: Any, texts: list[Any], needles: list[Any]) -> Iterator[dict[str, Any]]:
-    """The same by kvpress, in a process of the Python that has it.
-
-    Raises
-    ------
-    SettingError
-        If that process fails.
-    """
+def start(python: str, texts: list[Any], needles: list[Any]) -> subprocess.Popen[str]:
+    """The Python that has kvpress begins with the same tasks, beside ours."""
     tasks = {
         **language_tasks.weights(),
         "keep": KEEP,
@@ -75,11 +64,22 @@ def theirs(python: str, tokenizer: Any, texts: list[Any], needles: list[Any]) ->
         "texts": [(prompt[0].tolist(), following.tolist()) for prompt, following in texts],
         "needles": [needle.prompt[0].tolist() for needle in needles],
     }
-    command = [python, str(Path(kvpress_rival.__file__))]
     with tempfile.TemporaryFile("w+") as asked:
         json.dump(tasks, asked)
         asked.seek(0)
-        process = subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [python, str(Path(kvpress_rival.__file__))], stdin=asked, stdout=subprocess.PIPE, text=True
+        )
+
+
+def theirs(process: subprocess.Popen[str], tokenizer: Any, needles: list[Any]) -> Iterator[dict[str, Any]]:
+    """What that process found.
+
+    Raises
+    ------
+    SettingError
+        If it failed.
+    """
     with process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -89,7 +89,7 @@ def theirs(python: str, tokenizer: Any, texts: list[Any], needles: list[Any]) ->
                 row["found"] = answer.startswith(needles[row["needle"]].number)
             yield row
     if process.returncode:
-        raise SettingError(f"{PYTHON}={python} ended with {process.returncode}: it needs kvpress and gguf")
+        raise SettingError(f"the Python that {PYTHON} names ended with {process.returncode}: it needs kvpress and gguf")
 
 
 def page(result: dict[str, Any]) -> str:
@@ -135,9 +135,11 @@ def main(argv: list[str] | None = None) -> None:
     seeds = range(arguments.texts)
     texts = [language_tasks.text_task(tokenizer, arguments.length, seed) for seed in seeds]
     needles = [language_tasks.needle_task(tokenizer, arguments.needle_length, seed) for seed in seeds]
+    python = os.environ.get(PYTHON)
+    rival = start(python, texts, needles) if python else None
     made = [*tqdm(ours(model, tokenizer, texts, needles), desc="mmaccel", total=2 * len(WAYS) * len(seeds))]
-    if python := os.environ.get(PYTHON):
-        made += tqdm(theirs(python, tokenizer, texts, needles), desc="kvpress")
+    if rival is not None:
+        made += tqdm(theirs(rival, tokenizer, needles), desc="kvpress")
     lengths = {"length": arguments.length, "needle_length": arguments.needle_length}
     more = {"model": language_tasks.MODEL, **lengths, "keep": KEEP, "new": language_tasks.NEW}
     pages.write(arguments.output, {**results.result(made), **more}, page)
