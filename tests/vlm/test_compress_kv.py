@@ -49,10 +49,10 @@ def positions(layer):
 @pytest.mark.parametrize(
     ("method", "chosen"),
     (
-        (CompressKV(budget=0.5), {"window": 32, "recent": 80, "kernel": 15}),
-        (CompressKV(budget=0.5, window=64), {"window": 64, "recent": 80, "kernel": 15}),
-        (CompressKV(budget=0.5, window=5, kernel=1), {"window": 5, "recent": 80, "kernel": 1}),
-        (CompressKV(budget=0.5, kernel=31), {"window": 32, "recent": 80, "kernel": 31}),
+        (CompressKV(budget=0.5), {"window": 32, "recent": 128, "kernel": 15}),
+        (CompressKV(budget=0.5, window=64), {"window": 64, "recent": 128, "kernel": 15}),
+        (CompressKV(budget=0.5, window=5, kernel=1), {"window": 5, "recent": 128, "kernel": 1}),
+        (CompressKV(budget=0.5, kernel=31), {"window": 32, "recent": 128, "kernel": 31}),
         (CompressKV(budget=0.5, recent=0.25), {"window": 32, "recent": 40, "kernel": 15}),
         (CompressKV(budget=0.5, recent=0, kernel=7), {"window": 32}),
     ),
