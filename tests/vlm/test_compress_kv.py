@@ -66,6 +66,12 @@ def test_window_and_kernel_are_those_of_the_policy(llama, method, chosen):
     assert attention.run is None
 
 
+def test_votes_are_left_room_in_a_small_budget():
+    """By default two surroundings of 15 tokens, or half of what is kept; a share that is asked for is kept to."""
+    assert [CompressKV()._newest(count) for count in (2, 32, 80, 160, 800)] == [1, 16, 50, 128, 640]
+    assert [CompressKV(recent=0.9)._newest(count) for count in (2, 32, 800)] == [1, 28, 720]
+
+
 @pytest.mark.parametrize(("window", "used"), ((None, 8), (32, 32)))
 @pytest.mark.parametrize("kernel", (1, 7))
 def test_fast_kv_has_a_window_of_its_own(llama, window, used, kernel):

@@ -48,8 +48,9 @@ class CompressKV(DecoderMethod):
         passes keep all their tokens.
     recent
         Share of what is kept that are the newest tokens, at least 0 and below 1; the others are voted for. With
-        ``"snap_kv"`` only, where None (default) is 0.8: the text goes on about as well as with the newest tokens
-        alone, and most of what is asked for is still found; 0.5 finds all of it. 0 is as published.
+        ``"snap_kv"`` only, where None (default) is 0.8, or less where fewer than 30 would be voted for: the text goes
+        on about as well as with the newest tokens alone, and most of what is asked for is still found. 0 is as
+        published.
     kernel
         Width of the pooling of votes over neighbouring tokens, odd, 1 for none. None (default) is 15 with
         ``"snap_kv"`` and 7, as published, with the others; ``"streaming"`` has no votes.
@@ -173,10 +174,15 @@ class CompressKV(DecoderMethod):
             return {}
         asked: dict[str, Any] = {"window": self.window, "kernel": self.kernel}
         if self.policy == "snap_kv":
-            recent = RECENT if self.recent is None else self.recent
             kernel = KERNEL if self.kernel is None else self.kernel
-            asked |= {"recent": int(recent * count), "kernel": kernel, "head_budgets": self.head_budgets and heads > 1}
+            asked |= {"recent": self._newest(count), "kernel": kernel, "head_budgets": self.head_budgets and heads > 1}
         return {name: value for name, value in asked.items() if value is not None and value is not False}
+
+    def _newest(self, count: int) -> int:
+        """How many of the tokens kept are the newest; by default votes choose two surroundings at least, or half."""
+        if self.recent is not None:
+            return int(self.recent * count)
+        return min(int(RECENT * count), max(count // 2, count - 2 * KERNEL))
 
     def idle(self, run: GenerateRun) -> str:
         return "no prompt had more tokens than are kept"
