@@ -36,7 +36,7 @@ def methods(budgets: tuple[float, ...] = BUDGETS) -> Iterator[DecoderMethod]:
     for budget in budgets:
         yield from (SparsePrefill(policy, budget, always=True) for policy in PREFILL)
         yield from (SelectKV(policy, budget) for policy in DECODE)
-        # on text alone st_lite is snap_kv
+        # on text alone st_lite is snap_kv as published
         yield from (CompressKV(policy, budget) for policy in COMPRESS if policy != "st_lite")
         yield CompressKV(budget=budget, head_budgets=True)
     yield from (SparsePrefill(budget=1.0), SelectKV(budget=1.0), CompressKV(budget=1.0))

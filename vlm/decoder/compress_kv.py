@@ -36,7 +36,7 @@ class CompressKV(DecoderMethod):
     policy
         How tokens are chosen: ``"snap_kv"`` (default), ``"fast_kv"``, ``"streaming"``, or ``"st_lite"`` for agents
         that look at screenshots; see :mod:`mmaccel.kernels.policies`. Where the layout of the pictures is not
-        known, and after the first prompt, ``"st_lite"`` is ``"snap_kv"``.
+        known, and after the first prompt, ``"st_lite"`` is ``"snap_kv"`` as published.
     budget
         Share of the context to keep, above 0 and up to 1 (plain), default 0.2; None where `tokens` is given.
     tokens
