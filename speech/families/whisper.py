@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import unicodedata
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -68,6 +69,12 @@ class WhisperAdapter(EncoderDecoderAdapter):
                 raise SettingError(
                     f"language={language!r}, task={task!r}: this Whisper knows English only, take a multilingual one"
                     " such as openai/whisper-tiny"
+                )
+            foreign = [letter for letter in prompt if letter.isalpha() and "LATIN" not in unicodedata.name(letter, "")]
+            if foreign:
+                raise SettingError(
+                    f"prompt={shown(prompt)}: this Whisper writes Latin letters only, not {foreign[0]!r}: spell it in"
+                    " them, or take a multilingual one such as openai/whisper-tiny"
                 )
         elif code:
             self._language_token(code)

@@ -116,6 +116,18 @@ def test_an_english_whisper_says_what_it_is(told):
         adapter.instruct(**told)
 
 
+@pytest.mark.parametrize("is_multilingual", (False, True))
+def test_words_of_another_alphabet_are_for_multilingual_models(multilingual, is_multilingual):
+    multilingual.target.generation_config.is_multilingual = is_multilingual
+    multilingual.instruct(prompt="Zoë, Łódź 3")
+    if is_multilingual:
+        multilingual.instruct(prompt="Zoë, Ελλάδα")
+    else:
+        with pytest.raises(SettingError, match="prompt='Zoë, Ελλάδα': this Whisper writes Latin letters only, not 'Ε'"):
+            multilingual.instruct(prompt="Zoë, Ελλάδα")
+    assert multilingual.hint == ("Zoë, Ελλάδα" if is_multilingual else "Zoë, Łódź 3")
+
+
 def test_a_whisper_without_the_mark_takes_no_prompt():
     with pytest.raises(SettingError, match="has no prev_sot_token_id"):
         WhisperAdapter(examples.whisper()[0]).instruct(prompt="Molloy")
