@@ -35,19 +35,24 @@ CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 
 def language_model_loss(model, tokenizer, pictures, captions, drop, reduction="mean") -> torch.Tensor:
     """Cross entropy of the image tokens in nats, `[B, GRID * GRID]` with `reduction="none"`."""
+    rows = [torch.tensor(row) for row in encode_captions(tokenizer, captions, drop)]
+    lengths = torch.tensor([len(row) for row in rows])
+    text = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+    return encoded_loss(model, to_pixels(pictures), text, lengths, reduction)
+
+
+def encoded_loss(model, pixels, text, lengths, reduction="mean") -> torch.Tensor:
+    """The same of pixels `[B, 3, H, W]`, and token ids of captions `[B, L]`, padded to the right of their `lengths`."""
     with torch.no_grad():
-        codes = model.model.vqmodel.encode(to_pixels(pictures)).image_tokens.view(len(captions), -1)
-    prompts = encode_captions(tokenizer, captions, drop)
-    longest = max(map(len, prompts))
+        codes = model.model.vqmodel.encode(pixels).image_tokens.view(len(pixels), -1)
     picture = model.prepare_embeddings_for_image_generation(codes)
-    # Captions come first and padding last: under causal attention no mask is needed.
-    text = model.get_input_embeddings()(
-        torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row in prompts])
-    )
-    rows = [torch.cat([text[i, : len(row)], picture[i, :-1], text[i, len(row) :]]) for i, row in enumerate(prompts)]
-    hidden = model.model.language_model(inputs_embeds=torch.stack(rows), use_cache=False).last_hidden_state
-    starts = torch.tensor([len(row) - 1 for row in prompts])
-    index = starts[:, None] + torch.arange(GRID * GRID)
+    both = torch.cat([model.get_input_embeddings()(text), picture], 1)
+    # Each picture follows its caption at once, and what is left comes last: under causal attention no mask is needed.
+    places = torch.arange(both.shape[1] - 1, device=both.device).expand(len(both), -1)
+    source = torch.where(places < lengths[:, None], places, places - lengths[:, None] + text.shape[1])
+    inputs = both.gather(1, source.clamp_max(both.shape[1] - 1)[..., None].expand(-1, -1, both.shape[2]))
+    hidden = model.model.language_model(inputs_embeds=inputs, use_cache=False).last_hidden_state
+    index = lengths[:, None] - 1 + torch.arange(GRID * GRID, device=both.device)
     logits = model.model.generation_head(hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[-1])))
     return F.cross_entropy(logits.transpose(1, 2), codes, reduction=reduction)
 
