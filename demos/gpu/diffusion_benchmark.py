@@ -30,7 +30,7 @@ from mmaccel.method import Method
 from .diffusion_shapes import SHAPES, build
 
 STEPS = {"wan-2.1-1.3b": 50, "ltx-video-2b": 40, "flux.1-dev": 28}  # as the pipelines take by default
-FEWEST = 12
+FEWEST = 10
 SECONDS = 420.0
 METHODS: tuple[Method, ...] = (
     video.HeterogeneousSteps(budget=0.5),
@@ -65,9 +65,9 @@ def measured(pipe: Any, call: dict[str, Any], steps: int, entries: list[Entry]) 
 def rows(name: str, pipe: Any, call: dict[str, Any], seconds: float) -> Iterator[dict[str, Any]]:
     """One row for each method, beside a plain run and one of half the steps."""
     planned = [Entry.of(pipe, method) for method in METHODS]
-    measured(pipe, call, 3, [Entry(PLAIN, PLAIN), *planned])  # kernels compile, and methods choose
-    (passes,) = measured(pipe, call, 3, [Entry(PLAIN, PLAIN)])
-    step = passes.seconds[0] / 3
+    measured(pipe, call, 2, [Entry(PLAIN, PLAIN), *planned])  # kernels compile, and methods choose
+    (passes,) = measured(pipe, call, 2, [Entry(PLAIN, PLAIN)])
+    step = passes.seconds[0] / 2
     steps = max(FEWEST, min(STEPS[name], int(seconds / RUNS / step)))
     print(f"{name}: {step:.3f} s a step, {steps} steps", file=sys.stderr)
     entries = [Entry(PLAIN, PLAIN), Entry("half the steps", "simple", fewer=steps // 2)]

@@ -110,6 +110,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument(
+        "--batches", nargs="*", type=int, default=(1, 4), metavar="N", help="of tiny-janus; default 1 4"
+    )
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device: run this on a GPU machine, or pass --device cpu --shapes", file=sys.stderr)
@@ -124,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
             ZipAR(window=4),
             ZipAR(window=4, verify=True),
         )
-        for batch in (1, 4):
+        for batch in args.batches:
             for _, row in benchmark.measure(painter, cases.ImageCase(batch, cases.GUIDED, 3, methods)):
                 yield row
         for name in args.shapes:

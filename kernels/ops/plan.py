@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -116,8 +117,7 @@ class BlockPlan:
     def visible_share(self, causal: bool = False, window: int | tuple[int, int] | None = None) -> float:
         """Share of the blocks with a visible pair that is attended to."""
         sizes = (self.q_len, self.kv_len, self.block_m, self.block_n)
-        some, _ = block_coverage(*sizes, causal, window, self.col.device)
-        return min(1.0, self.density / (int(some.sum()) / some.numel()))
+        return min(1.0, self.density / _visible_blocks(*sizes, causal, window))
 
     def mask(self) -> torch.Tensor:
         """The boolean table of blocks `[B, H, rows, columns]`."""
@@ -190,6 +190,15 @@ def block_coverage(
         some = some & (last_key >= first_query[:, None] - left)
         full = full & (first_key >= last_query[:, None] - left)
     return some, full
+
+
+@functools.lru_cache(maxsize=1024)
+def _visible_blocks(
+    q_len: int, kv_len: int, block_m: int, block_n: int, causal: bool, window: int | tuple[int, int] | None
+) -> float:
+    """Share of all blocks that hold a visible pair; on the CPU, as reading it from a GPU would stall the stream."""
+    some, _ = block_coverage(q_len, kv_len, block_m, block_n, causal, window, "cpu")
+    return int(some.sum()) / some.numel()
 
 
 def window_sides(window: int | tuple[int, int] | None, causal: bool) -> tuple[int, int]:
