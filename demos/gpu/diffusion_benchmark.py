@@ -3,7 +3,7 @@
 One command, no download: the weights are random, which cost what trained ones cost (and say nothing of quality, which
 the pages of the small trained models are about)::
 
-    python -m mmaccel.demos.gpu.diffusion_benchmark > docs/benchmarks/diffusion_gpu.json
+    python -m mmaccel.demos.gpu.diffusion_benchmark > diffusion.json
 
 Wan 2.1 1.3B of 480p and 81 frames, LTX-Video 2B of 512 x 768 and 121 frames, Flux.1 dev of 1024 x 1024, in bfloat16.
 A step is measured first, and as many are run as fit in the time. `--device cpu --small` tries the script out.

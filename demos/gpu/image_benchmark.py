@@ -2,7 +2,7 @@
 
 One command, no download: the full-size models have random weights, which cost what trained ones cost::
 
-    python -m mmaccel.demos.gpu.image_benchmark > docs/benchmarks/image_gpu.json
+    python -m mmaccel.demos.gpu.image_benchmark > image.json
 
 The wall gain on Janus-Pro follows from two measured things and a published one: the cost of a pass of `n`
 tokens against one token (measured here), and tokens per pass (published for SCD-GS on Janus-Pro-7B: 576

@@ -2,7 +2,7 @@
 
 One command, no download; it refuses to report an op whose result is wrong::
 
-    python -m mmaccel.demos.gpu.kernel_benchmark > docs/benchmarks/kernels_gpu.json
+    python -m mmaccel.demos.gpu.kernel_benchmark > kernel.json
 
 Beside the seconds each row says what share of the machine's arithmetic or memory limit was reached; both
 limits are measured in the same run, by a large matrix product and a large copy.

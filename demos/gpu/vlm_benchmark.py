@@ -2,7 +2,7 @@
 
 One command, no download: the weights are random, which cost what trained ones cost (and say nothing of quality)::
 
-    python -m mmaccel.demos.gpu.vlm_benchmark > docs/benchmarks/vlm_gpu.json
+    python -m mmaccel.demos.gpu.vlm_benchmark > vlm.json
 
 32 frames of 384 x 384 pixels, 6,272 visual tokens, bfloat16. `--device cpu --small` tries the script out.
 """

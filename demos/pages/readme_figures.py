@@ -69,9 +69,22 @@ def _machine() -> str:
     alone = " and ".join(name for name, count in threads.items() if count == 1)
     assert len(machines) == 1 and alone and set(threads.values()) == {1, 2}
     return (
-        "**Not measured yet: anything on a GPU, and the checkpoints above.** All figures are of the small models of the"
-        f" same classes\nthat come with mmaccel, on 2 threads of an {machines.pop()}; {alone} on 1."
+        f"**Not measured yet: the checkpoints above.** {_gpu()}\nAll other figures are of the small models of the same"
+        f" classes that come with mmaccel, on 2 threads of an {machines.pop()};\n{alone} on 1."
         " `mmaccel.compare` measures your model on your machine."
+    )
+
+
+def _gpu() -> str:
+    """Half of the steps of full-size shapes, whose weights are random."""
+    found = results.load(ROOT / "docs" / "benchmarks" / "long" / "gpu.json")
+    steps = [row for row in found["rows"] if row["method"] == "video.HeterogeneousSteps"]
+    half = [row for row in steps if row["settings"]["budget"] == 0.5 and row["settings"]["fraction"] is None]
+    *others, last = [f"{row['speedup']:.2f}x on {row['model'].split()[0]}" for row in half]
+    card = found["header"]["machine"]["accelerator"].removesuffix(" 80GB HBM3")
+    return (
+        f"On an {card} and random weights, computing half of the steps is\n{', '.join(others)} and {last}"
+        " ([on a GPU](docs/benchmarks/long/gpu.md))."
     )
 
 

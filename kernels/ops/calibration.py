@@ -18,12 +18,13 @@ from .plan import BlockPlan, window_sides
 from .sparse_op import attend
 from .timing import fastest
 
-LENGTHS = (512, 2048, 8192)
+LENGTHS = (512, 2048, 8192, 16384)
 CPU_LENGTHS = (512, 2048, 4096)  # longer ones behave as the last does, and would take seconds
 DENSITIES = (0.25, 0.5, 0.75)
 # By direction, where the machine is too busy to measure: a little below what quiet processors of two makers measured.
 USUAL = {False: 0.5, True: 0.4}
 HEADS, WIDTH, BLOCK = 4, 64, 64
+GPU_HEADS, GPU_WIDTH = 16, 128  # fewer would not fill a GPU, and measure launches
 _LOCK = threading.Lock()
 
 
@@ -173,11 +174,12 @@ def calibrate(
 def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) -> float | None:
     """The share at one length; None where the machine was too busy to tell."""
     generator = torch.Generator(device).manual_seed(0)
-    q, k, v = (torch.randn(1, HEADS, n, WIDTH, device=device, generator=generator).to(dtype) for _ in range(3))
+    heads, width = (HEADS, WIDTH) if device.type == "cpu" else (GPU_HEADS, GPU_WIDTH)
+    q, k, v = (torch.randn(1, heads, n, width, device=device, generator=generator).to(dtype) for _ in range(3))
     blocks = n // BLOCK
     # every row with as many blocks, as policies with a budget choose them, its own first
     own = torch.eye(blocks, dtype=torch.bool, device=device)
-    drawn = torch.rand(1, HEADS, blocks, blocks, device=device, generator=generator).masked_fill(own, -1)
+    drawn = torch.rand(1, heads, blocks, blocks, device=device, generator=generator).masked_fill(own, -1)
     order = drawn.argsort(-1).argsort(-1)
     masks = [order < max(1, round(density * blocks)) for density in DENSITIES]
     plans = [BlockPlan.from_mask(mask, q_len=n, kv_len=n, causal=causal) for mask in masks]

@@ -14,6 +14,7 @@ QUIET_ROUNDS = 3  # that a verdict needs
 BUSY_ROUNDS = 4  # after which it is given up, so that a busy machine costs little more than a quiet one
 LEAST_SHARE = 0.8  # of the threads' time that a round must have had; on a quiet machine it is 0.95 to 1
 MOST_SPREAD = 1.3  # of a run's middle round over its fastest one
+GPU_CALLS = 10  # in a row, whose launches the queue then hides, as in a model
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ def fastest(runs: list[Callable[[], object]], device: torch.device) -> Timing:
 def _round(runs: list[Callable[[], object]], device: torch.device) -> tuple[list[float], float]:
     """Seconds of each run, and which share of its threads' time the process had; 1 on other devices than a CPU."""
     seconds, worked = [], 0.0
+    calls = 1 if device.type == "cpu" else GPU_CALLS
     for run in runs:
         _wait(device)
         began, processor = time.perf_counter(), time.process_time()
-        run()
+        for _ in range(calls):
+            run()
         _wait(device)
-        seconds.append(time.perf_counter() - began)
+        seconds.append((time.perf_counter() - began) / calls)
         worked += time.process_time() - processor
     if device.type != "cpu":
         return seconds, 1.0

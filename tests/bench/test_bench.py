@@ -34,6 +34,7 @@ from mmaccel.demos import (
     stored_contexts,
     watched_video,
 )
+from mmaccel.demos.gpu import page as gpu_page
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
 from mmaccel.speech.bench import cuts, first_sound, heard_again, listening, many_streams, pushes
@@ -291,6 +292,7 @@ LONG = {
     "batch_kills": batch_kills.page,
     "compressed_caches": compressed_caches.page,
     "context_parallel": context_parallel.page,
+    "gpu": gpu_page.page,
     "long_prompts": long_prompts.page,
     "many_prompts": many_prompts.page,
     "pruned_drafts": pruned_drafts.page,
@@ -315,6 +317,17 @@ LONG = {
 def test_every_committed_page_of_hours_is_that_of_its_rows(page, request):
     path = FOLDER / "long" / f"{request.node.callspec.id}.json"
     assert path.with_suffix(".md").read_text() == page(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize("name, other", (("commit", "0" * 40), ("machine", {"accelerator": "none"})))
+def test_results_of_two_machines_or_commits_are_not_joined(tmp_path, name, other):
+    path = FOLDER / "long" / "gpu.json"
+    found = json.loads(path.read_text())
+    assert gpu_page.joined([path])["rows"] == found["rows"]
+    changed = found["header"][name] | other if name == "machine" else other
+    (tmp_path / "b.json").write_text(json.dumps({**found, "header": {**found["header"], name: changed}}))
+    with pytest.raises(WeightsError, match=f"b.json is of another {name} than .*gpu.json"):
+        gpu_page.joined([path, tmp_path / "b.json"])
 
 
 def test_every_page_is_compared():

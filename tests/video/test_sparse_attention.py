@@ -223,6 +223,20 @@ def test_whether_it_pays_is_asked_of_this_plan(monkeypatch):
     assert asked == [((0.25, 256, torch.device("cpu")), {"dtype": torch.float64})] and report.engaged
 
 
+@pytest.mark.parametrize("budget", (0.01, 0.1, 0.3, 0.5, 0.77, 0.999))
+@pytest.mark.parametrize("length", (64, 130, 1000))
+def test_whether_top_k_pays_is_known_before_it_chooses(monkeypatch, budget, length):
+    told = []
+    monkeypatch.setattr("mmaccel.kernels.should_use_sparse", lambda share, *_, **__: told.append(share))
+    monkeypatch.setattr(policies, "PREFILL", {"pooled_top_k": pytest.fail})
+    query = torch.randn(1, 2, length, 24)
+    attention, report = attention_of(always=False, budget=budget)
+    attention(F.scaled_dot_product_attention, query, query, query)
+    monkeypatch.undo()
+    attention, _ = attention_of(budget=budget)
+    assert told == [attention._chosen(query, query)[1].density] and report.keys == report.plain_keys
+
+
 @pytest.mark.parametrize("policy", module.BLOCK_POLICIES)
 def test_policies_by_content_get_the_budget_and_are_not_causal(policy, monkeypatch):
     asked = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -141,11 +142,7 @@ class _Attention:
         length = query.shape[2] if query.ndim == 4 else 0
         alike = query.ndim == 4 and key.shape == value.shape and key.shape[2] == length
         fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
-        order = plan = None
-        if fits:
-            order, plan = self._plan(query, key)
-            if plan is not None and not self._pays(plan, query.dtype):
-                plan = None
+        order, plan = self._chosen(query, key) if fits else (None, None)
         if plan is None:
             if alike:
                 self._count(query, length * length)
@@ -158,11 +155,21 @@ class _Attention:
         self._count(query, round(plan.density * length * length))
         return output if order is None else output[:, :, order.argsort()]
 
-    def _pays(self, plan: BlockPlan, dtype: torch.dtype) -> bool:
-        place = plan.col.device
-        if self.method.always or kernels.should_use_sparse(plan.density, plan.kv_len, place, dtype=dtype):
+    def _chosen(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor | None, BlockPlan | None]:
+        """Blocks that pay; a policy that keeps the same share of every row is only asked where that share does."""
+        nothing = None, None
+        if self.method.policy == "pooled_top_k":
+            blocks = -(-query.shape[2] // BLOCK)
+            kept = max(1, math.floor(blocks * self.method.budget + 0.5))  # the first block always
+            return self._plan(query, key) if self._pays(kept / blocks, query) else nothing
+        order, plan = self._plan(query, key)
+        return (order, plan) if plan is not None and self._pays(plan.density, query) else nothing
+
+    def _pays(self, density: float, query: torch.Tensor) -> bool:
+        length = query.shape[2]
+        if self.method.always or kernels.should_use_sparse(density, length, query.device, dtype=query.dtype):
             return True
-        kept = f"{plan.density:.0%} of the blocks of {plan.kv_len} tokens"
+        kept = f"{density:.0%} of the blocks of {length} tokens"
         warn(self.session.report, f"dense attention ran where it is faster on this machine: the policy kept {kept}")
         return False
 
