@@ -47,7 +47,7 @@ def write(folder: Path, benchmarks: Sequence[Benchmark]) -> list[Path]:
             with replacing(written[-1]) as temporary:
                 plot(benchmark, result, temporary)
     with replacing(folder / "index.md") as temporary:
-        temporary.write_text(page(found), encoding="utf-8")
+        temporary.write_text(page(found, longer(folder)), encoding="utf-8")
     return [*written, folder / "index.md"]
 
 
@@ -80,9 +80,16 @@ def _picture(benchmark: Benchmark) -> str:
     return f"{benchmark.name}_quality.png"
 
 
-def page(found: Results) -> str:
-    """The page as text; the same rows give the same text."""
-    return "\n\n".join([INTRO, *(part for each in found for part in _section(*each))]) + "\n"
+def longer(folder: Path) -> list[str]:
+    """A link to each page of `long/` in a folder, by its title."""
+    found = {path.name: path.read_text(encoding="utf-8") for path in sorted((folder / "long").glob("*.md"))}
+    return [f"[{text.partition(chr(10))[0].removeprefix('# ')}](long/{name})" for name, text in found.items()]
+
+
+def page(found: Results, more: Sequence[str] = ()) -> str:
+    """The page as text, with links to `more` pages; the same rows give the same text."""
+    further = [f"Measured by scripts of their own: {', '.join(more)}."] if more else []
+    return "\n\n".join([INTRO, *further, *(part for each in found for part in _section(*each))]) + "\n"
 
 
 def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:

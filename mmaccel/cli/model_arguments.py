@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,20 @@ def opened(arguments: argparse.Namespace) -> Any:
 
 
 def _opened(modality: Modality, arguments: argparse.Namespace) -> Any:
-    return modality.open(arguments.model, device_of(arguments), dtype_of(arguments))
+    found = modality.open(arguments.model, device_of(arguments), dtype_of(arguments))
+    if arguments.dtype is None and _is_half_on_cpu(modality.target(found)):
+        note = "its weights are float16, in which a CPU computes slowly: --dtype float32 is faster, in twice the memory"
+        print(f"note: {arguments.model}: {note}", file=sys.stderr)
+    return found
+
+
+def _is_half_on_cpu(target: Any) -> bool:
+    """Whether some weights of a model, or of a part of a pipeline, are float16 and on the CPU."""
+    import torch
+
+    parts = [target, *getattr(target, "components", {}).values()]
+    weights = (next(part.parameters(), None) for part in parts if isinstance(part, torch.nn.Module))
+    return any(w is not None and w.dtype == torch.float16 and w.device.type == "cpu" for w in weights)
 
 
 def chosen_methods(arguments: argparse.Namespace) -> tuple[list[Any], str | None]:

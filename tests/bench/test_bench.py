@@ -258,7 +258,8 @@ def test_the_process_of_one_of_them_is_a_real_one(tmp_path):
 def test_a_short_run_without_quality_has_an_index_and_no_plot(tmp_path):
     (tmp_path / "image.json").write_text(json.dumps(result(row(batch=1, guidance=3.0))))
     assert bench_index.write(tmp_path, bench_commands.all_benchmarks()) == [tmp_path / "index.md"]
-    assert "not judged" in (tmp_path / "index.md").read_text() and not list(tmp_path.glob("*.png"))
+    text = (tmp_path / "index.md").read_text()
+    assert "not judged" in text and "scripts of their own" not in text and not list(tmp_path.glob("*.png"))
 
 
 def test_all_passes_its_options_on():
@@ -274,7 +275,7 @@ def test_all_passes_its_options_on():
 
 def test_the_committed_page_is_that_of_the_committed_rows():
     found = bench_index.read(FOLDER, bench_commands.all_benchmarks())
-    text = bench_index.page(found)
+    text = bench_index.page(found, bench_index.longer(FOLDER))
     assert (FOLDER / "index.md").read_text() == text, "run `mmaccel bench index`"
     for name in [benchmark.name for benchmark, _ in found]:
         assert f"({name}.md)" in text and (FOLDER / f"{name}.md").is_file()

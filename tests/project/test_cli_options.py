@@ -408,3 +408,21 @@ def test_lists_are_as_wide_as_the_terminal(monkeypatch, capsys):
         assert lines[0].startswith("    word") and lines[1].startswith("    word")
     assert listing._wrapped("word " * 50, 8)[1].startswith(" " * 8 + "word")
     assert cli.main(["methods", "--modality", "imag"]) == 2 and "image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", (None, "float16", "bfloat16"))
+@pytest.mark.parametrize("inside", (False, True), ids=("model", "pipeline"))
+def test_float16_weights_on_a_cpu_are_told(monkeypatch, capsys, dtype, inside):
+    """A CPU computes in float16 slowly; who asked for it knows, and bfloat16 is another matter."""
+    target = torch.nn.Linear(2, 2).to(getattr(torch, dtype or "float16"))
+    if inside:
+        target = types.SimpleNamespace(components={"vae": torch.nn.Linear(2, 2), "nothing": None, "unet": target})
+    opening = types.SimpleNamespace(open=lambda *_: target, target=lambda found: found)
+    monkeypatch.setattr(model_arguments, "get_modality", lambda kind: opening)
+    words = argparse.Namespace(model="half", kind="x", device="cpu", dtype=dtype)
+    assert model_arguments.opened(words) is target
+    told = capsys.readouterr().err
+    if dtype is None:
+        assert told.startswith("note: half: its weights are float16, in which a CPU computes slowly: --dtype float32")
+    else:
+        assert told == ""
