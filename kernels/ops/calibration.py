@@ -18,13 +18,13 @@ from .plan import BlockPlan, window_sides
 from .sparse_op import attend
 from .timing import fastest
 
-LENGTHS = (512, 2048, 8192, 16384)
+LENGTHS = (512, 2048, 8192)
 CPU_LENGTHS = (512, 2048, 4096)  # longer ones behave as the last does, and would take seconds
 DENSITIES = (0.25, 0.5, 0.75)
 # By direction, where the machine is too busy to measure: a little below what quiet processors of two makers measured.
 USUAL = {False: 0.5, True: 0.4}
 HEADS, WIDTH, BLOCK = 4, 64, 64
-GPU_HEADS, GPU_WIDTH = 16, 128  # fewer would not fill a GPU, and measure launches
+CUDA_HEADS, CUDA_WIDTH = 16, 128  # fewer would not fill such a GPU, and measure launches
 _LOCK = threading.Lock()
 
 
@@ -174,7 +174,7 @@ def calibrate(
 def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) -> float | None:
     """The share at one length; None where the machine was too busy to tell."""
     generator = torch.Generator(device).manual_seed(0)
-    heads, width = (HEADS, WIDTH) if device.type == "cpu" else (GPU_HEADS, GPU_WIDTH)
+    heads, width = (CUDA_HEADS, CUDA_WIDTH) if device.type == "cuda" else (HEADS, WIDTH)
     q, k, v = (torch.randn(1, heads, n, width, device=device, generator=generator).to(dtype) for _ in range(3))
     blocks = n // BLOCK
     # every row with as many blocks, as policies with a budget choose them, its own first

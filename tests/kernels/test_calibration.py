@@ -142,13 +142,13 @@ def test_other_devices_run_half_precision_and_keep_no_file(monkeypatch):
 
 
 def test_an_accelerator_is_measured_once_for_all_numbers_of_threads(monkeypatch):
-    asked, shares = [], iter((0.2, 0.4, 0.8, 0.9))
+    asked, shares = [], iter((0.2, 0.4, 0.8))
     monkeypatch.setattr(calibration, "_break_even", lambda *arguments: asked.append(arguments) or next(shares))
     for threads in (2, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert kernels.should_use_sparse(0.3, 2048, "meta", causal=True)
     meta = torch.device("meta")
-    assert asked == [(n, meta, True, torch.bfloat16) for n in (512, 2048, 8192, 16384)]
+    assert asked == [(n, meta, True, torch.bfloat16) for n in (512, 2048, 8192)]
     assert not kernels.should_use_sparse(0.81, 8192, "meta", causal=True)
 
 
