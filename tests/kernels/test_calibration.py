@@ -320,3 +320,14 @@ def test_benchmark_page(tmp_path):
     benchmark.BENCHMARK.write_page(result, tmp_path / "kernels.md")
     text = (tmp_path / "kernels.md").read_text()
     assert "## float32" in text and "## bfloat16" in text and text.count("verify_attention") == 10
+
+
+def test_a_gpu_is_timed_in_rows_of_calls_and_told_by_the_call(monkeypatch):
+    """A single call would mostly measure what a launch costs on the processor, which a model's queue hides."""
+    calls, clock = [], iter(range(10**6))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(clock)))
+    found = timing.fastest([lambda: calls.append("one"), lambda: calls.append("other")], torch.device("meta"))
+    rounds = timing.QUIET_ROUNDS
+    assert found.quiet and found.seconds == (1 / timing.GPU_CALLS,) * 2
+    assert calls[:2] == ["one", "other"] and calls.count("one") == calls.count("other") == 1 + rounds * timing.GPU_CALLS
+    assert calls[2 : 2 + timing.GPU_CALLS] == ["one"] * timing.GPU_CALLS
