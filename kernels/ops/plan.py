@@ -91,6 +91,25 @@ class BlockPlan:
         return cls._trusted(row_ptr, col, n_full, block_m, block_n, q_len, kv_len)
 
     @classmethod
+    def from_columns(
+        cls, columns: torch.Tensor, *, q_len: int, kv_len: int, block_m: int = 64, block_n: int = 64
+    ) -> Self:
+        """From as many blocks for every row, int64 `[B, H, rows, K]`, ascending, without `causal` and `window`.
+
+        No value is read back from the device.
+        """
+        fits = columns.ndim == 4 and columns.shape[2] == -(-q_len // block_m)
+        require(fits, "columns", f"[B, H, {-(-q_len // block_m)}, K]", columns)
+        batch, heads, rows, count = columns.shape
+        starts = torch.arange(batch * heads, device=columns.device)[:, None] * (rows * count)
+        row_ptr = (starts + torch.arange(rows + 1, device=columns.device) * count).view(batch, heads, rows + 1)
+        n_full = torch.full_like(columns[..., -1], count)
+        if kv_len % block_n:  # the last block is not whole, and ascending columns have it last
+            n_full -= (columns[..., -1] == kv_len // block_n).to(n_full.dtype)
+        tables = row_ptr.to(torch.int32), columns.flatten().to(torch.int32), n_full.to(torch.int32)
+        return cls._trusted(*tables, block_m, block_n, q_len, kv_len)
+
+    @classmethod
     def _trusted(cls, *fields: Any) -> Self:
         """Made without checks, which would read values back from the device: the caller built them right."""
         plan = object.__new__(cls)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from mmaccel import kernels
-from mmaccel.kernels import policies
+from mmaccel.kernels import BlockPlan, policies
 from mmaccel.kernels.plan import block_coverage
-from mmaccel.kernels.policies.prefill.blocks import BlockGrid, pool_mean
+from mmaccel.kernels.policies.prefill.blocks import BlockGrid, keep_first, pool_mean, share_of
 from mmaccel.kernels.policies.prefill.flex_prefill import pattern_distance
 from mmaccel.kernels.policies.prefill.vertical_slash import covering_lines, last_attention, line_mass, on_lines
 
@@ -643,3 +643,25 @@ def test_bad_settings(policy, settings, name, allowed, value):
 def test_bad_budgets(name, budget):
     with pytest.raises(ValueError, match=r"^budget must be above 0 and at most 1, got "):
         run(name, **QK, budget=budget)
+
+
+@pytest.mark.parametrize("q_len, kv_len", ((64, 64), (130, 200), (256, 256), (100, 1000), (1, 65)))
+@pytest.mark.parametrize("density", (0.01, 0.2, 0.5, 1.0))
+def test_top_k_without_a_mask_is_the_plan_of_its_table(q_len, kv_len, density):
+    """It writes the numbers of the blocks at once; the same blocks as a table say the same."""
+    generator = torch.Generator().manual_seed(q_len + kv_len)
+    q, k = (torch.randn(2, 3, n, 16, generator=generator) for n in (q_len, kv_len))
+    plan = policies.pooled_top_k(q, k, density=density, causal=False)
+    again = BlockPlan.from_mask(plan.mask(), q_len=q_len, kv_len=kv_len)
+    for name in ("row_ptr", "col", "n_full"):
+        assert torch.equal(getattr(plan, name), getattr(again, name))
+    assert plan.mask()[..., 0].all()
+    grid = BlockGrid.of(q, k, 64, 64, False)
+    key = -grid.pooled_scores(q, k, None)
+    table = keep_first(key, grid.anchors, grid.visible, share_of(grid.visible, density))
+    assert torch.equal(plan.mask(), table)
+
+
+def test_columns_of_another_number_of_rows_are_refused():
+    with pytest.raises(ValueError, match=r"columns must be \[B, H, 3, K\]"):
+        BlockPlan.from_columns(torch.zeros(1, 1, 2, 1, dtype=torch.long), q_len=130, kv_len=64)

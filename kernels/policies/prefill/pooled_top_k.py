@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from mmaccel.kernels.plan import BlockPlan
@@ -49,4 +51,11 @@ def pooled_top_k(
     check_share("density", density)
     grid = BlockGrid.of(q, k, block_m, block_n, causal)
     scores = grid.pooled_scores(q, k, scale)
+    if not causal:
+        # every row keeps as many, so that the plan is their numbers; the first block is always among them
+        columns = scores.shape[3]
+        count = max(1, math.floor(columns * density + 0.5))
+        scores[..., 0] = torch.inf
+        chosen = scores.topk(count).indices.sort(dim=-1).values
+        return BlockPlan.from_columns(chosen, q_len=q.shape[2], kv_len=k.shape[2], block_m=block_m, block_n=block_n)
     return grid.plan(keep_first(-scores, grid.anchors, grid.visible, share_of(grid.visible, density)))
