@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ import torch
 from mmaccel import kernels
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import BlockPlan, policies
+from mmaccel.kernels.policies.prefill.pooled_top_k import blocks_of_row
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.patching import intercept_sdpa
 from mmaccel.registry import register
@@ -160,8 +160,8 @@ class _Attention:
         nothing = None, None
         if self.method.policy == "pooled_top_k":
             blocks = -(-query.shape[2] // BLOCK)
-            kept = max(1, math.floor(blocks * self.method.budget + 0.5))  # the first block always
-            return self._plan(query, key) if self._pays(kept / blocks, query) else nothing
+            share = blocks_of_row(blocks, self.method.budget) / blocks
+            return self._plan(query, key) if self._pays(share, query) else nothing
         order, plan = self._plan(query, key)
         return (order, plan) if plan is not None and self._pays(plan.density, query) else nothing
 

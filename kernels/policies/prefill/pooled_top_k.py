@@ -53,9 +53,13 @@ def pooled_top_k(
     scores = grid.pooled_scores(q, k, scale)
     if not causal:
         # every row keeps as many, so that the plan is their numbers; the first block is always among them
-        columns = scores.shape[3]
-        count = max(1, math.floor(columns * density + 0.5))
+        count = blocks_of_row(scores.shape[3], density)
         scores[..., 0] = torch.inf
         chosen = scores.topk(count).indices.sort(dim=-1).values
         return BlockPlan.from_columns(chosen, q_len=q.shape[2], kv_len=k.shape[2], block_m=block_m, block_n=block_n)
     return grid.plan(keep_first(-scores, grid.anchors, grid.visible, share_of(grid.visible, density)))
+
+
+def blocks_of_row(columns: int, density: float) -> int:
+    """How many of `columns` blocks each row keeps where all can be seen: the first always."""
+    return max(1, math.floor(columns * density + 0.5))
