@@ -21,11 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import JanusForConditionalGeneration
 
 from .. import emoji_world as world
-from ..optimizer import Muon
 from ..recipe import Stage, begin, command_line
 from .data import draw
 from .shape import build_tokenizer, encode_captions, to_pixels
-from .train import CAPTION_DROPOUT, encoded_loss, save, trained_parameters
+from .train import CAPTION_DROPOUT, encoded_loss, optimizers_of, save, trained_parameters
 
 LONGEST = 16  # words of a caption, with its marks
 ENDLESS = 1 << 30
@@ -52,10 +51,7 @@ class Batches(Dataset):
 def train(model: JanusForConditionalGeneration, args: argparse.Namespace) -> int:
     """Train until the minutes are over, put the averaged weights into the model, and tell the steps."""
     inside, outside = trained_parameters(model)
-    optimizers = [
-        Muon(inside, lr=0.02 * args.pace, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
-        torch.optim.AdamW(outside, lr=3e-3 * args.pace, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    optimizers = optimizers_of(inside, outside, args.pace, torch.bfloat16)
     stage = Stage("averaged", torch.nn.ParameterList(inside + outside), optimizers, args.minutes, args.output)
     batches = DataLoader(
         Batches(args.seed + 1, args.batch),
