@@ -54,21 +54,26 @@ def _limits(header: dict[str, Any]) -> dict[str, str]:
 
 
 def _facts(kinds: dict[str, list[Row]]) -> dict[str, str]:
-    steps = [row for row in kinds["video"] if row["method"] == "video.HeterogeneousSteps"]
-    half = [row for row in steps if row["settings"]["budget"] == 0.5 and row["settings"]["fraction"] is None]
+    half = halved(kinds["video"])
     shares = [row["wall_seconds"] / row["baseline_seconds"] for row in half]
     sparse = [row for row in kinds["video"] if row["method"] == "video.SparseAttention"]
     tenth = [row for row in sparse if row["settings"]["budget"] == 0.1]
     short = min(kinds["kernels"], key=lambda row: float(row["speedup"]))
     return {
         "half": f"{min(shares):.0%} to {max(shares):.0%}",
-        "shapes": ", ".join(_shape(row) for row in half),
-        "sparse": ", ".join(f"{row['speedup']:.2f}x on {_shape(row)}" for row in tenth),
+        "shapes": ", ".join(map(shape, half)),
+        "sparse": ", ".join(f"{row['speedup']:.2f}x on {shape(row)}" for row in tenth),
         "short": f"{short['method'].removeprefix('kernels.')} of one new token {short['speedup']:.2f}x",
     }
 
 
-def _shape(row: Row) -> str:
+def halved(rows: list[Row]) -> list[Row]:
+    """Those of each diffusion shape with half of the steps computed, and nothing of the others."""
+    steps = [row for row in rows if row["method"] == "video.HeterogeneousSteps"]
+    return [row for row in steps if row["settings"]["budget"] == 0.5 and row["settings"]["fraction"] is None]
+
+
+def shape(row: Row) -> str:
     return str(row["model"]).split()[0]
 
 
@@ -79,7 +84,7 @@ def _gib(count: float | None) -> str:
 def _step_line(row: Row) -> list[str]:
     work = row["work_ratio"]
     return [
-        _shape(row),
+        shape(row),
         str(row["steps"]),
         results.called(row),
         f"{row['wall_seconds']:.2f}",

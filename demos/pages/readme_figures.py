@@ -14,6 +14,7 @@ from typing import Any
 
 from mmaccel.bench.pages import markdown
 from mmaccel.comparison import results
+from mmaccel.demos.gpu.page import halved, shape
 from mmaccel.presets import presets_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,9 +79,7 @@ def _machine() -> str:
 def _gpu() -> str:
     """Half of the steps of full-size shapes, whose weights are random."""
     found = results.load(ROOT / "docs" / "benchmarks" / "long" / "gpu.json")
-    steps = [row for row in found["rows"] if row["method"] == "video.HeterogeneousSteps"]
-    half = [row for row in steps if row["settings"]["budget"] == 0.5 and row["settings"]["fraction"] is None]
-    *others, last = [f"{row['speedup']:.2f}x on {row['model'].split()[0]}" for row in half]
+    *others, last = [f"{row['speedup']:.2f}x on {shape(row)}" for row in halved(found["rows"])]
     card = found["header"]["machine"]["accelerator"].removesuffix(" 80GB HBM3")
     return (
         f"On an {card} and random weights, computing half of the steps is\n{', '.join(others)} and {last}"
