@@ -15,12 +15,12 @@ LONG = {"model": "SmolLM2-135M-Instruct, prompts of 8000 tokens"}
 FRAMES = "of clips that change slowly, reading fewer frames is faster still"
 
 _BALANCED = Preset((VidCom2(keep=0.15),), "vlm", MEASURED, FRAMES)
-# Where the tower can be shortened too; elsewhere only the language model gets less.
+# On LLaVA's towers, where merged frames were measured; elsewhere only the language model gets less.
 _EARLY = {"balanced": _BALANCED, "fast": Preset((EarlyTom(keep=0.1),), "vlm", MEASURED, FRAMES)}
 _LATE = {"balanced": _BALANCED, "fast": Preset((VidCom2(keep=0.1),), "vlm", MEASURED, FRAMES)}
 
 PRESETS: dict[str, dict[str, Preset]] = {
-    family: _EARLY if family in EarlyTom.families else _LATE for family in sorted(VISUAL_FAMILIES)
+    family: _EARLY if family.startswith("llava") else _LATE for family in sorted(VISUAL_FAMILIES)
 }
 PRESETS["decoder"] = {
     "exact": Preset(
