@@ -74,7 +74,7 @@ def entries(model: Any, processor: Any) -> dict[str, Entry]:
     return {
         "plain": plain,
         "HoliTom(keep=0.15)": compressed(vlm.HoliTom(keep=0.15)),
-        **{f"watch(still={still})": watched(still) for still in (0, 24, 80)},
+        **{f"watch(still={still})": watched(still) for still in (0, 24, 80, 112)},
     }
 
 
