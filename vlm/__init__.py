@@ -2,7 +2,7 @@
 
 `StoredContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`) work on any
 transformers decoder that runs in SDPA; the methods that leave out visual tokens on the vision-language models that have
-an adapter; `FastVGGT` on encoders of many views.
+an adapter; `FastVGGT` on encoders of many views of a scene.
 
 Example
 -------

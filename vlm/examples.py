@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from mmaccel.testing.contract import Example
 
-from . import visual_examples
+from . import multi_view_example, visual_examples
 
 VOCABULARY, LENGTH, NEW_TOKENS = 64, 80, 6
 # Sharp enough that greedy decoding has no near-ties and that tokens differ in importance.
@@ -30,7 +30,7 @@ TEXT = {
 
 
 def examples() -> list[Example]:
-    """Two language models with grouped heads, and vision-language models of all families, called with videos."""
+    """Two language models with grouped heads, vision-language models of all families, and an encoder of many views."""
     # other lengths of prompt and answer, so that nothing is tied to one shape
     variants = ({"length": 50, "max_new_tokens": 3}, {"length": 97})
     common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
@@ -38,6 +38,7 @@ def examples() -> list[Example]:
         Example("llama", llama, **common),
         Example("qwen2", qwen2, **common),
         *visual_examples.examples(),
+        *multi_view_example.examples(),
     ]
 
 

@@ -40,9 +40,11 @@ PRESETS["decoder"] = {
 PRESETS["page_reader"] = PRESETS["decoder"]  # a page of which tokens are left out is misread
 
 _EXACT = "what leaves out visual tokens is not exact; vlm.FusedDraft() is, and pays in answers of sentences or longer"
+_UNTRAINED = "no trained encoder of many views was here to measure quality on; vlm.FastVGGT() is what there is"
 _NONE = "nothing faster than 'balanced' was measured"
 ABSENT: dict[str, dict[str, str]] = {
     **{family: {"exact": _EXACT} for family in sorted(VISUAL_FAMILIES - {"page_reader"})},
     "decoder": {"fast": _NONE},
     "page_reader": {"fast": _NONE},
+    "multi_view": dict.fromkeys(("exact", "balanced", "fast"), _UNTRAINED),
 }

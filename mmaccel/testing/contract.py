@@ -124,7 +124,8 @@ def _claimed(method: type[Method]) -> frozenset[str]:
     """The families that a method says it works on; all of its modality where it names none."""
     if method.families is not None:
         return method.families
-    return frozenset(adapter.family for adapter in adapters() if adapter.modality == _modality(method))
+    own = (adapter for adapter in adapters() if adapter.modality == _modality(method))
+    return frozenset(adapter.family for adapter in own if adapter.fits(method))
 
 
 def check_settings(method: type[Method]) -> None:
