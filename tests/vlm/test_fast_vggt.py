@@ -161,6 +161,20 @@ def test_other_models_and_other_methods_are_refused_by_name():
     assert isinstance(model, VGGT) and plain.shape == (1, 4, 6, 4)
 
 
+def test_compare_says_how_far_off_the_outputs_are():
+    model, arguments = vggt()
+    plain = model(**arguments(2))
+    with mmaccel.accelerate(model, FastVGGT()) as fast:
+        off = float((fast(**arguments(2)) - plain).norm() / plain.norm())
+    found = mmaccel.compare(model, FastVGGT(), FastVGGT(merge=0.0), seeds=[0], rounds=1, **arguments(2))
+    rows = {row["method"] + str(row["settings"].get("merge")): row for row in found.rows}
+    assert rows["vlm.FastVGGT0.9"]["quality"] == pytest.approx(off) and 0 < off < 1
+    assert rows["vlm.FastVGGT0.0"]["quality"] == 0
+    assert "off by" in str(found) and "other shapes" in str(found)
+    with pytest.raises(SettingError, match="give the arguments of a call of VGGT"):
+        mmaccel.compare(model, FastVGGT())
+
+
 @pytest.mark.parametrize("bad", ({"merge": 1.1}, {"merge": "x"}, {"salient": -0.1}), ids=str)
 def test_bad_settings(bad):
     (name,) = bad
