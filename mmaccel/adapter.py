@@ -27,6 +27,8 @@ class Adapter(ABC):
     call_is_run
         Whether calling the target is a run that the report describes, as with a pipeline. Where `generate` is the run,
         :func:`mmaccel.patching.wrap_generate` keeps the report.
+    apart
+        Whether only methods that name the family work on it, since it has not what the others of its modality change.
     advice
         What to do where a method does not work on this family; may be empty.
     """
@@ -36,6 +38,7 @@ class Adapter(ABC):
     classes: ClassVar[tuple[str, ...]]
     modality: ClassVar[str]
     call_is_run: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
     advice: ClassVar[str] = ""
 
     def __init__(self, target: Any) -> None:
@@ -47,7 +50,7 @@ class Adapter(ABC):
 
     def unfit(self, method: Method) -> str:
         """The error for a method that is for other families."""
-        fit = " and ".join(sorted(method.families or ()))
+        fit = " and ".join(sorted(method.families or ("other",)))
         advice = f": {self.advice}" if self.advice else ""
         return f"{method.name} works on {fit} models, and {type(self.target).__name__} is a {self.family} model{advice}"
 

@@ -212,6 +212,13 @@ def _flatten(methods: tuple[Method | Plan, ...], adapter: Adapter) -> Any:
             raise TypeError(f"{item!r} is not a method; `mmaccel methods` lists them")
 
 
+def fits(method: type[Method], adapter: Adapter | type[Adapter]) -> bool:
+    """Whether a method is for the family of an adapter of its modality."""
+    if method.families is None:
+        return not adapter.apart
+    return bool(method.families & {adapter.family, adapter.kin})
+
+
 def _check(chosen: list[Method], adapter: Adapter) -> None:
     for i, method in enumerate(chosen):
         modality = method.name.split(".")[0]
@@ -220,7 +227,7 @@ def _check(chosen: list[Method], adapter: Adapter) -> None:
                 f"{method.name} does not work on {adapter.family} models;"
                 f" `mmaccel methods --modality {adapter.modality}` lists those that do"
             )
-        if method.families is not None and not method.families & {adapter.family, adapter.kin}:
+        if not fits(type(method), adapter):
             raise UnsupportedTargetError(adapter.unfit(method))
         adapter.check(method)
         for other in chosen[:i]:
