@@ -78,7 +78,11 @@ class Condensing:
         scores = ranks(self.query, self.key[:, 1:end], module.self_attn.num_heads)
         count = max(1, round(self.counts[number] * self.patches[0]))
         self.query = self.key = torch.empty(0)
-        return torch.cat([hidden[:, :1], condense(hidden[:, 1:end], scores, count)], 1)
+        return torch.cat([hidden[:, :1], self.left(hidden[:, 1:end], scores, count)], 1)
+
+    def left(self, patches: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
+        """What is left of the patches `[B, N, D]` after a layer, `[B, count, D]`; the scores `[B, N]` rank them."""
+        return condense(patches, scores, count)
 
 
 def ranks(query: torch.Tensor, key: torch.Tensor, heads: int) -> torch.Tensor:
