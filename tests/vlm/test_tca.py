@@ -216,6 +216,18 @@ def test_outputs_may_be_tuples_and_hidden_states_and_attention_eager():
         near(fast(**call).logits_per_image, whole.logits_per_image)
 
 
+def test_a_model_may_be_compiled_and_its_layers_may_not():
+    (model, arguments), (other, _) = examples.clip(), examples.clip()
+    with mmaccel.accelerate(other, TCA(keep=0.4)) as fast:
+        expected = fast(**arguments(2)).logits_per_image
+    model.compile(backend="eager")
+    with mmaccel.accelerate(model, TCA(keep=0.4)) as fast:
+        near(fast(**arguments(2)).logits_per_image, expected)
+    other.vision_model.encoder.layers[1].compile(backend="eager")
+    with pytest.raises(UnsupportedTargetError, match="CLIPEncoderLayer does inside, and this one is compiled"):
+        mmaccel.accelerate(other, TCA())
+
+
 def test_what_was_learned_in_inference_mode_can_be_added_to(clip):
     model, arguments = clip
     with mmaccel.accelerate(model, TCA(keep=0.4)) as fast:

@@ -6,7 +6,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.method import Method
 
 
 @register_adapter
@@ -36,3 +39,11 @@ class ImageTextAdapter(Adapter):
 
     def parts(self) -> list[Any]:
         return [self.target] if self.tower is self.target else [self.target, self.tower]
+
+    def check(self, method: Method) -> None:
+        compiled = (module for layer in self.layers for module in layer.modules() if private.is_compiled(module))
+        if (found := next(compiled, None)) is not None:
+            raise UnsupportedTargetError(
+                f"{method.name} changes what {type(found).__name__} does inside, and this one is compiled:"
+                " load it again without compile(), or compile the whole model with model.compile()"
+            )
