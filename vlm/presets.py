@@ -41,9 +41,11 @@ PRESETS["page_reader"] = PRESETS["decoder"]  # a page of which tokens are left o
 
 _EXACT = "what leaves out visual tokens is not exact; vlm.FusedDraft() is, and pays in answers of sentences or longer"
 _UNTRAINED = "no trained encoder of many views was here to measure quality on; vlm.FastVGGT() is what there is"
+_SMALL = "vlm.TCA is lossy, and was measured on a small CLIP only"
 _NONE = "nothing faster than 'balanced' was measured"
 ABSENT: dict[str, dict[str, str]] = {
     **{family: {"exact": _EXACT} for family in sorted(VISUAL_FAMILIES - {"page_reader"})},
+    "clip": {"exact": _SMALL, "balanced": _SMALL, "fast": _SMALL},
     "decoder": {"fast": _NONE},
     "page_reader": {"fast": _NONE},
     "multi_view": dict.fromkeys(("exact", "balanced", "fast"), _UNTRAINED),

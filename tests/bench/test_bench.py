@@ -22,6 +22,7 @@ from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, pla
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.demos import (
     batch_kills,
+    condensed_pictures,
     context_parallel,
     hour_of_speech,
     hours_of_video,
@@ -293,6 +294,7 @@ def test_every_committed_page_is_that_of_its_rows(name):
 LONG = {
     "batch_kills": batch_kills.page,
     "compressed_caches": compressed_caches.page,
+    "condensed_pictures": condensed_pictures.page,
     "context_parallel": context_parallel.page,
     "gpu": gpu_page.page,
     "long_prompts": long_prompts.page,
