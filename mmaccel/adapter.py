@@ -48,12 +48,11 @@ class Adapter(ABC):
         """The objects that methods may touch; no two live sessions share one."""
         return [self.target]
 
-    @classmethod
-    def fits(cls, method: Method | type[Method]) -> bool:
+    def fits(self, method: Method) -> bool:
         """Whether a method of this modality is for this family."""
         if method.families is None:
-            return not cls.exclusive
-        return bool(method.families & {cls.family, cls.kin})
+            return not self.exclusive
+        return bool(method.families & {self.family, self.kin})
 
     def unfit(self, method: Method) -> str:
         """The error for a method that is for other families."""

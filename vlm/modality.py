@@ -64,7 +64,7 @@ class Vlm(Modality):
         from .comparing_encoders import EncoderTrial
 
         def chosen(adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> BaseTrial:
-            return (EncoderTrial if adapter.call_is_run else AnswerTrial)(adapter, inputs, processor)
+            return (EncoderTrial if adapter.exclusive else AnswerTrial)(adapter, inputs, processor)
 
         return chosen
 

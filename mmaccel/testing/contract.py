@@ -125,7 +125,7 @@ def _claimed(method: type[Method]) -> frozenset[str]:
     if method.families is not None:
         return method.families
     own = (adapter for adapter in adapters() if adapter.modality == _modality(method))
-    return frozenset(adapter.family for adapter in own if adapter.fits(method))
+    return frozenset(adapter.family for adapter in own if not adapter.exclusive)
 
 
 def check_settings(method: type[Method]) -> None:
