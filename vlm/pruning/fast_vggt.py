@@ -24,13 +24,12 @@ AT_ONCE = 1 << 26  # similarities to compute at once, which bounds the memory th
 EXAMPLE = """import mmaccel
 import torch
 from mmaccel import vlm
-from vggt.models.vggt import VGGT
-from vggt.utils.load_fn import load_and_preprocess_images
+from mmaccel.vlm.multi_view_example import VGGT
 
-model = VGGT.from_pretrained("facebook/VGGT-1B").to("cuda").eval()
-pictures = load_and_preprocess_images(paths).to("cuda")  # [views, 3, height, width]
-with mmaccel.accelerate(model, {method}) as fast, torch.no_grad():
-    scene = fast(pictures[None])  # depth, cameras, points
+model = VGGT().eval()  # yours: the VGGT of vggt.models.vggt with its weights, or a model of Depth Anything 3
+pictures = torch.rand(1, 8, 3, 24, 32)  # [1, views, 3, height, width]
+with mmaccel.accelerate(model, {method}) as fast:
+    scene = fast(pictures)
     print(fast.report)"""
 
 
