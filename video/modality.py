@@ -34,6 +34,9 @@ class Video(Modality):
     tab_title = "Video"
     serving = "mmaccel.video.serving"
 
+    def models(self) -> tuple[str, ...]:
+        return (self.model, "tiny-far")
+
     def recognizes(self, model: str) -> bool:
         return super().recognizes(model) or (Path(model) / "model_index.json").is_file()
 

@@ -28,7 +28,7 @@ from ..errors import SettingError, WeightsError, unknown_name
 from ..modality import Modality, modalities
 
 # Each has a module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`.
-_MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader", "tiny-amused")
+_MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader", "tiny-amused", "tiny-far")
 
 
 def names() -> tuple[str, ...]:

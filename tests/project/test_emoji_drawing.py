@@ -4,21 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("emoji")
-
 from mmaccel.demos.training import emoji_world as world
 from mmaccel.demos.training.janus.data import draw
 from mmaccel.demos.training.janus.drawing import LONGEST, Drawing
 from mmaccel.demos.training.janus.shape import build_tokenizer, encode_captions, to_pixels
 
-try:
-    world.font()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
 
 @pytest.fixture(scope="module")
-def drawing():
+def drawing(emoji_font):
     return Drawing("cpu", seed=0, dropped=0.1)
 
 

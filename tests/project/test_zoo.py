@@ -25,7 +25,8 @@ def loaded():
 
 
 def test_names_and_unknown_name():
-    assert zoo.names() == ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader", "tiny-amused")
+    drawing, reading = ("tiny-janus", "tiny-wan"), ("tiny-onevision", "tiny-canvas", "tiny-reader")
+    assert zoo.names() == (*drawing, *reading, "tiny-amused", "tiny-far")
     with pytest.raises(UnknownNameError, match="tiny-janus"):
         zoo.load("tiny-janis")
 
@@ -213,7 +214,8 @@ def test_models_answer_or_draw():
     kinds = {name: zoo.modality(name) for name in zoo.names()}
     canvases = {"tiny-canvas": "canvas", "tiny-amused": "canvas"}
     answering = {"tiny-onevision": "vlm", "tiny-reader": "vlm"}
-    assert kinds == {"tiny-janus": "image", "tiny-wan": "video", **answering, **canvases}
+    clips = {"tiny-wan": "video", "tiny-far": "video"}
+    assert kinds == {"tiny-janus": "image", **clips, **answering, **canvases}
     with pytest.raises(SettingError, match="tiny-janus answers no questions, unlike tiny-onevision, tiny-canvas"):
         zoo.questions("tiny-janus", 1)
 

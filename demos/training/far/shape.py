@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from diffusers import AnyFlowFARTransformer3DModel, WanTransformer3DModel
+from diffusers import AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler, WanTransformer3DModel
 
 from .. import moving_world as world
-from ..wan.shape import HEADS, HIDDEN, LATENT_CHANNELS, TEXT_WIDTH, initialize
+from ..wan.shape import HEADS, HIDDEN, LATENT_CHANNELS, SHIFT, TEXT_WIDTH, initialize
 
 BLOCK = 4  # latent frames that are drawn at a time: their tokens fill whole tiles of the attention
 BLOCKS = (1 + world.FAR.frames // 2) // BLOCK
@@ -44,3 +44,8 @@ def begin_with(model: AnyFlowFARTransformer3DModel, whole: WanTransformer3DModel
     wider = model.patch_embedding.weight.repeat_interleave(2, 3).repeat_interleave(2, 4) / 4
     model.far_patch_embedding.weight.copy_(wider)
     model.far_patch_embedding.bias.copy_(model.patch_embedding.bias)
+
+
+def build_scheduler() -> FlowMapEulerDiscreteScheduler:
+    """Euler with the shift of `tiny-wan`."""
+    return FlowMapEulerDiscreteScheduler(shift=SHIFT)

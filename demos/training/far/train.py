@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 import torch
 from diffusers import WanPipeline
@@ -95,14 +94,17 @@ def held_out_loss(model: torch.nn.Module, pipeline: WanPipeline, seed: int, coun
 
 
 def save(model: torch.nn.Module, size: str, steps: int, pipeline: WanPipeline, args: argparse.Namespace) -> None:
-    """Write what `mmaccel.zoo` ships: the transformer in float16, and facts of both."""
+    """Write what `mmaccel.zoo` ships: the transformer in float16, the scheduler, and facts."""
     folder = args.output / "model"
     loss = held_out_loss(model.half().float(), pipeline, args.seed)
     model.half().save_pretrained(folder / size)
-    facts = {"minutes": args.minutes, "steps": steps, "batch": args.batch, "pool": args.pool, "seed": args.seed}
-    facts["held_out_loss"] = round(loss, 4)
-    (folder / size / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print(size, json.dumps(facts))
+    shape.build_scheduler().save_pretrained(folder / "scheduler")
+    own = {"minutes": args.minutes, "steps": steps, "batch": args.batch, "pool": args.pool, "seed": args.seed}
+    own["held_out_loss"] = round(loss, 4)
+    (folder / size / "training.json").write_text(json.dumps(own, indent=1) + "\n")
+    world = {name: pipeline.facts[name] for name in ("names", "motions", "backgrounds")}
+    (folder / "training.json").write_text(json.dumps(world, indent=1) + "\n")
+    print(size, json.dumps(own))
 
 
 def main(argv: list[str] | None = None) -> None:

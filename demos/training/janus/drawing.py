@@ -40,6 +40,7 @@ class Drawing:
         self.sprites = self._tensor(np.stack([_padded(world.sprite(*picture)) for picture in pictures]))
         self.sprite = self._tensor([pictures.index((scene.name, world.SIZES[scene.size])) for scene in scenes])
         self.text, self.lengths = (self._tensor(rows) for rows in _captions(scenes))
+        self.padding = self.text[0, 0, -1]  # stands for a word of a caption that is left out, too
         cells = world.IMAGE_SIZE // world.GRID_STEP
         rows = [world.smooth(np.repeat(row[:, None], cells, 1))[:, 0] for row in np.eye(cells)]
         self.smoothing = self._tensor(np.stack(rows, 1))  # [IMAGE_SIZE, cells]
@@ -50,16 +51,12 @@ class Drawing:
         canvas = self.paper(scene)
         rgb, alpha = self.things(scene)
         pixels = (canvas * (1 - alpha) + rgb * alpha).clamp(0, 1).mul(255).round() / 127.5 - 1
-        told = (self._uniform(count, 3) < self._tensor(TOLD)).long() @ self._tensor([4, 2, 1]).long()
-        text, lengths = self.text[scene, told], self.lengths[scene, told]
+        told = (self._uniform(count, 3) < self._tensor(TOLD)).long()
+        way = (told * self._tensor([4, 2, 1])).sum(1)  # its number in `WAYS`
+        text, lengths = self.text[scene, way], self.lengths[scene, way]
         place = torch.arange(LONGEST, device=self.device)
         words = (place > 0) & (place < lengths[:, None] - 1) & (self._uniform(count, 1) < self.dropped)
-        return pixels, text.masked_fill(words, self.padding), lengths
-
-    @property
-    def padding(self) -> int:
-        """The token id that stands for a word of a caption that is left out."""
-        return int(self.text[0, 0, -1])
+        return pixels, torch.where(words, self.padding, text), lengths
 
     def paper(self, scene: torch.Tensor) -> torch.Tensor:
         """Textured paper `[B, 3, H, W]` for each scene."""
