@@ -26,13 +26,13 @@ from .recognized_things import Asked
 
 MODEL = "tiny-far"
 TAUS = (0.88, 0.84, 0.8, 0.7)
-FEWER = (10, 5, 3, 2)  # steps
-DRAFTS = (20, 4)
+STEPS = (20, 4)  # of the large model: as flow matching is sampled, and as few-step models are
+FEWER = (10, 5, 3, 2)
 PLAIN = "plain"
 HEADINGS = ("way", "seconds", "speed-up", "drafts kept", "things recognized", "worst clip", "moved as told", "to plain")
 INTRO = (
     "`python -m mmaccel.demos.block_routing`: {clips} clips of 71 frames in nine blocks by the shipped `tiny-far`,"
-    " {steps} steps, guidance {guidance:g}; `BlockRouter` drafts each block but the first with the small model in 4"
+    " guidance {guidance:g}; `BlockRouter` drafts each block but the first with the small model in 4"
     " steps, and keeps it if its worst frame scores `tau`. A thing is recognized in a frame if its picture fits there"
     " better than that of any other; it moved as told if it went half of its way at least and nowhere else. Seconds are"
     " medians, speed-ups medians of ratios on the same prompt, dB to the large model's own clip from the same noise."
@@ -45,9 +45,9 @@ def ways(pipe: Any, steps: int) -> dict[str, Callable[..., tuple[torch.Tensor, d
     found: dict[str, Any] = {PLAIN: partial(_plain, pipe)}
     for tau in TAUS:
         found[f"BlockRouter(tau={tau})"] = partial(_routed, pipe, video.BlockRouter(tau=tau))
-    found |= {f"{count} steps": partial(_plain, pipe, num_inference_steps=count) for count in FEWER}
-    found |= {f"the small model, {count} steps": partial(_drafted, pipe, num_inference_steps=count) for count in DRAFTS}
-    return found
+    fewer = [count for count in FEWER if count < steps]
+    found |= {f"{count} steps": partial(_plain, pipe, num_inference_steps=count) for count in fewer}
+    return found | {f"the small model, {steps} steps": partial(_drafted, pipe)}
 
 
 def _plain(pipe: Any, prompt: str, call: dict[str, Any], **more: Any) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -71,22 +71,28 @@ def _drafted(pipe: Any, prompt: str, call: dict[str, Any], **more: Any) -> tuple
         pipe.transformer = large
 
 
-def measure(clips: int, steps: int, guidance: float, seed: int) -> Iterator[dict[str, Any]]:
+def measure(clips: int, guidance: float, seed: int) -> Iterator[dict[str, Any]]:
     """The result after each prompt."""
     pipe = zoo.load(MODEL)
     pipe.set_progress_bar_config(disable=True)
     rows: list[dict[str, Any]] = []
     for number, prompt in enumerate(tqdm(zoo.prompts(MODEL, clips, seed), unit="clip")):
-        plain = None
-        for name, way in ways(pipe, steps).items():
-            noise = torch.Generator().manual_seed(seed + number)
-            call = {"num_inference_steps": steps, "guidance_scale": guidance, "output_type": "pt", "generator": noise}
-            began = time.perf_counter()
-            frames, told = way(prompt, call)
-            told |= {"way": name, "prompt": prompt, "seconds": time.perf_counter() - began}
-            plain = frames if plain is None else plain
-            rows.append(told | _judged(prompt, frames, plain))
-        yield {**results.result(rows), "steps": steps, "guidance": guidance}
+        for steps in STEPS:
+            rows += _drawn(pipe, prompt, steps, guidance, seed + number)
+        yield {**results.result(rows), "guidance": guidance}
+
+
+def _drawn(pipe: Any, prompt: str, steps: int, guidance: float, seed: int) -> Iterator[dict[str, Any]]:
+    """A row for each way to draw a prompt."""
+    plain = None
+    for name, way in ways(pipe, steps).items():
+        noise = torch.Generator().manual_seed(seed)
+        call = {"num_inference_steps": steps, "guidance_scale": guidance, "output_type": "pt", "generator": noise}
+        began = time.perf_counter()
+        frames, told = way(prompt, call)
+        told |= {"way": name, "steps": steps, "prompt": prompt, "seconds": time.perf_counter() - began}
+        plain = frames if plain is None else plain
+        yield told | _judged(prompt, frames, plain)
 
 
 def _judged(prompt: str, frames: torch.Tensor, plain: torch.Tensor) -> dict[str, Any]:
@@ -98,11 +104,14 @@ def _judged(prompt: str, frames: torch.Tensor, plain: torch.Tensor) -> dict[str,
 def page(result: dict[str, Any]) -> str:
     """Its Markdown page."""
     rows = result["rows"]
-    names = list(dict.fromkeys(row["way"] for row in rows))
-    table = pages.markdown(HEADINGS, [_line(rows, name) for name in names])
     clips = len({row["prompt"] for row in rows})
-    intro = INTRO.format(clips=clips, steps=result["steps"], guidance=result["guidance"])
-    return pages.page(result, "Videos in blocks, drafted by a small model", intro, {"Ways to draw": table})
+    tables = {f"{steps} steps": _table([row for row in rows if row["steps"] == steps]) for steps in STEPS}
+    intro = INTRO.format(clips=clips, guidance=result["guidance"])
+    return pages.page(result, "Videos in blocks, drafted by a small model", intro, tables)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    return pages.markdown(HEADINGS, [_line(rows, name) for name in dict.fromkeys(row["way"] for row in rows)])
 
 
 def _line(rows: list[dict[str, Any]], name: str) -> list[str]:
@@ -125,13 +134,12 @@ def _line(rows: list[dict[str, Any]], name: str) -> list[str]:
 def main(argv: list[str] | None = None) -> None:
     parser = pages.output_parser(__doc__)
     parser.add_argument("--clips", type=int, default=8, help="prompts (default 8)")
-    parser.add_argument("--steps", type=int, default=20, help="of the large model in a block (default 20)")
     parser.add_argument("--guidance", type=float, default=1.0, help="default 1: none")
     parser.add_argument("--seed", type=int, default=100)
     parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    for result in measure(args.clips, args.steps, args.guidance, args.seed):
+    for result in measure(args.clips, args.guidance, args.seed):
         pages.write(args.output, result, page)
 
 

@@ -18,7 +18,7 @@ from ..zipar import ZipAR
 
 MODEL = "tiny-janus"
 WINDOWS = (8, 16, 32, 64)
-GUIDED = 3.0
+GUIDED = 2.0
 QUALITY_METHODS: tuple[ImageMethod, ...] = (
     SpeculativeJacobi(window=8),
     GroupedSpeculative(),

@@ -59,7 +59,9 @@ def main(argv: list[str] | None = None) -> None:
     model = JanusForConditionalGeneration.from_pretrained(args.begin, dtype=torch.float32)
     steps = train(model.to(args.device), args)
     facts = json.loads((args.begin / "training.json").read_text())
-    facts |= {"averaged_minutes": args.minutes, "averaged_steps": steps, "averaged_batch": args.batch}
+    before = {name: facts.get(f"averaged_{name}", 0) for name in ("minutes", "steps")}  # of an earlier run
+    facts |= {"averaged_minutes": round(before["minutes"] + args.minutes, 2), "averaged_batch": args.batch}
+    facts["averaged_steps"] = before["steps"] + steps
     save(model.cpu(), build_tokenizer(), args.output / "model", facts)
     print(json.dumps({key: value for key, value in facts.items() if not isinstance(value, list)}, indent=2))
 

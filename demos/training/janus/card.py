@@ -36,7 +36,7 @@ CARD = """# tiny-janus
 
 A real `JanusForConditionalGeneration` of {parameters:.1f} million parameters (float16, {megabytes:.1f} MB) that draws
 one emoji on textured paper: 64 x 64 pixels, 16 x 16 tokens, 1,024 codes, classifier-free guidance trained in
-(default scale 3).
+(default scale {guidance:g}).
 It exists to test and measure acceleration without a download; it is no general image model.
 
 ![samples, one per prompt, none picked](samples.png)
@@ -49,8 +49,8 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Recipe**: `python -m mmaccel.demos.training.janus.train --output runs/tiny-janus`; seed {seed}; VQ model
   {vq_steps} steps, language model {steps} steps of {batch} pictures over 217 names and {featured_steps} of
   {featured_batch} over the {names} it ships, about three hours on 2 cores with bfloat16 arithmetic. Then
-  `python -m mmaccel.demos.training.janus.averaged` with these as `--begin`: {averaged_steps} steps of {averaged_batch}
-  in {averaged_minutes} minutes of an H100, whose weights are averaged.
+  `python -m mmaccel.demos.training.janus.averaged` with these as `--begin`, twice: {averaged_steps} steps of
+  {averaged_batch} in {averaged_minutes} minutes of an H100, whose weights are averaged.
 - **Held-out loss**: {held_out_nats_per_token} nats per image token, without guidance, on scenes never trained on.
 - **Licence**: Apache-2.0, as the package.
 """
@@ -70,6 +70,7 @@ def main() -> None:
             "backgrounds": ", ".join(facts["backgrounds"]),
             "places": ", ".join(facts["places"]),
         },
+        guidance=painter.target.generation_config.guidance_scale,
         parameters=sum(p.numel() for p in painter.target.parameters()) / 1e6,
         megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
     )
