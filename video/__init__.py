@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mmaccel.stepping.solver import best_steps
 
     from .autoregressive.block_router import BlockRouter
+    from .autoregressive.rolling_context import RollingContext
     from .blocks.block_cache import BlockCache
     from .blocks.share_solver import best_shares, calibrate_token_cache
     from .blocks.sparse_attention import SparseAttention
@@ -51,6 +52,7 @@ __all__ = [
     "HeterogeneousSteps",
     "MagCache",
     "PyramidAttentionBroadcast",
+    "RollingContext",
     "SparseAttention",
     "TaylorSeer",
     "TeaCache",

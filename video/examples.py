@@ -138,14 +138,14 @@ class _WithDraft(AnyFlowFARPipeline):  # type: ignore[misc]
 
 
 def block_pipeline(seed: int = 0) -> tuple[Any, Any]:
-    """An `AnyFlowFARPipeline`, which draws two frames of latents at a time, with a smaller transformer beside it."""
+    """An `AnyFlowFARPipeline`, which draws three blocks of two latent frames, with a smaller transformer beside it."""
     names = ("tokenizer", "text_encoder", "vae")
     parts = {"transformer": _frozen(_far, seed), "scheduler": FlowMapEulerDiscreteScheduler(shift=3)}
     pipe, small = _bare(_WithDraft, names, **parts), _frozen(functools.partial(_far, layers=1), seed + 1)
 
     def arguments(
         batch: int = 1,
-        frames: int = FRAMES,
+        frames: int = 6,
         height: int = HEIGHT,
         width: int = WIDTH,
         steps: int = STEPS,

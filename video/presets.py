@@ -22,8 +22,8 @@ _UNMEASURED = (
     " what they give"
 )
 _IN_BLOCKS = (
-    "no pipeline that draws in blocks has been measured: name video.BlockRouter() and give the call a small model, and"
-    " see with mmaccel.compare what it gives"
+    "what helps a pipeline that draws in blocks hangs on the call: name video.BlockRouter() and give the call a small"
+    " model, or video.RollingContext() for long videos"
 )
 ABSENT: dict[str, dict[str, str]] = {
     "diffusion transformer": {"exact": _EXACT},
