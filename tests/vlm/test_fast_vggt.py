@@ -16,6 +16,7 @@ from mmaccel.vlm.families.multi_view import Views
 from mmaccel.vlm.multi_view_example import VGGT, vggt
 from mmaccel.vlm.pruning import fast_vggt
 from mmaccel.vlm.pruning.fast_vggt import targets
+from tests.helpers import multi_view_models as others
 
 
 def tokens(batch, views, alike=0.0):
@@ -26,12 +27,8 @@ def tokens(batch, views, alike=0.0):
 
 def naive(x, method, views):
     """Rows of plain tensors: who stands for whom, and the means."""
-    length, per = len(x), len(x) // views.count
-    target, source = [], []
-    for i in range(length):
-        place = i % per - views.special
-        corner = place < 0 or (place // views.columns % 2 == 0 and place % views.columns % 2 == 0)
-        (target if i < per or corner else source).append(i)
+    length, into = len(x), targets(views).tolist()
+    source, target = [i for i in range(length) if not into[i]], [i for i in range(length) if into[i]]
     cosine = {(i, j): float(torch.cosine_similarity(x[i], x[j], dim=0)) for i in source for j in target}
     partner = {i: max(target, key=lambda j, i=i: cosine[i, j]) for i in source}
     count = max(0, min(int(length * method.merge), len(source) - round(length * method.salient)))
@@ -40,6 +37,20 @@ def naive(x, method, views):
     for i in gone:
         groups[partner[i]].append(i)
     return groups
+
+
+@pytest.mark.parametrize(("rows", "columns"), ((4, 4), (3, 5), (1, 6), (1, 1)))
+def test_the_first_view_and_special_tokens_and_one_patch_of_each_cell_are_targets(rows, columns):
+    chosen = targets(Views(40, 2, rows, columns)).view(40, -1)
+    assert chosen[0].all() and chosen[:, :2].all()
+    grid = chosen[1:, 2:].view(-1, rows, columns)
+    for row in range(0, rows, 2):
+        for column in range(0, columns, 2):
+            cell = grid[:, row : row + 2, column : column + 2].flatten(1)
+            assert (cell.sum(1) == 1).all()
+            assert cell.any(0).all(), "each place of a cell is drawn in some view"
+    assert torch.equal(targets(Views(40, 2, rows, columns)), chosen.flatten()), "each call draws the same"
+    assert targets(Views(1, 2, rows, columns)).all()
 
 
 @pytest.mark.parametrize("views", (Views(4, 0, 4, 4), Views(4, 1, 3, 5), Views(4, 2, 1, 6), Views(2, 0, 2, 2)), ids=str)
@@ -74,7 +85,7 @@ def test_attention_over_all_views_sees_fewer_tokens_and_leaves_no_trace():
     own, joint = model.aggregator.frame_blocks[0].attn.qkv, model.aggregator.global_blocks[0].attn.qkv
     for module in (own, joint):
         module.register_forward_hook(lambda m, a, out: seen.append(out.shape[1]))
-    with mmaccel.accelerate(model, FastVGGT()) as fast:
+    with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
         merged = fast(**arguments(3))
         again = fast(**arguments(3))
         kept = fast.report.details["views"]["merged into"]
@@ -94,7 +105,7 @@ def test_places_go_with_their_tokens():
     seen = []
     attention = model.aggregator.global_blocks[0].attn
     attention.forward, original = lambda x, pos: seen.append(pos) or original(x, pos), attention.forward
-    with mmaccel.accelerate(model, FastVGGT(salient=0.0)) as fast:
+    with mmaccel.accelerate(model, FastVGGT(salient=0.0, least=0)) as fast:
         fast(**arguments(2))
     places = torch.cartesian_prod(torch.arange(1, 7), torch.arange(1, 5))
     places = torch.cat([torch.zeros(3, 2, dtype=torch.long), places]).repeat(4, 1)
@@ -107,16 +118,30 @@ def test_equal_views_stay_equal():
     for special in (model.aggregator.camera_token, model.aggregator.register_token):
         special.data[:, 1] = special.data[:, 0]
     views = arguments(1, views=2)["images"][:, :1].expand(-1, 6, -1, -1, -1)
-    with mmaccel.accelerate(model, FastVGGT(salient=0.0)) as fast:
+    with mmaccel.accelerate(model, FastVGGT(salient=0.0, least=0)) as fast:
         merged = fast(views)
     torch.testing.assert_close(merged[:, 1:], merged[:, :1].expand(-1, 5, -1, -1))
 
 
 def test_one_view_has_nothing_to_merge_into():
     model, arguments = vggt()
-    with mmaccel.accelerate(model, FastVGGT()) as fast:
+    with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
         assert torch.equal(fast(**arguments(2, views=1)), model(**arguments(2, views=1)))
         assert not fast.report.engaged and "one view alone" in fast.report.warnings[0]
+
+
+def test_few_tokens_are_a_plain_pass_that_says_why():
+    model, arguments = vggt()
+    plain = model(**arguments())
+    with mmaccel.accelerate(model, FastVGGT()) as fast:
+        assert torch.equal(fast(**arguments()), plain) and not fast.report.engaged
+        assert fast.report.warnings == ["108 tokens: merging so few does not pay, and least=256"]
+        fast(**arguments(views=10))
+        assert fast.report.engaged and not fast.report.warnings
+    with mmaccel.accelerate(model, FastVGGT(least=109)) as fast:
+        assert torch.equal(fast(**arguments()), plain)
+    with mmaccel.accelerate(model, FastVGGT(least=108)) as fast:
+        assert not torch.equal(fast(**arguments()), plain)
 
 
 def test_more_views_than_memory_is_one_line(monkeypatch):
@@ -124,7 +149,7 @@ def test_more_views_than_memory_is_one_line(monkeypatch):
     plain = model(**arguments())
     monkeypatch.setattr(multi_view, "free_memory", lambda device: 1000)
     with (
-        mmaccel.accelerate(model, FastVGGT()) as fast,
+        mmaccel.accelerate(model, FastVGGT(least=0)) as fast,
         pytest.raises(MemoryLimitError, match="4 views of 6 x 4 patches need at least .* are free on cpu: give fewer"),
     ):
         fast(**arguments())
@@ -135,10 +160,12 @@ def test_a_mask_and_another_sequence_are_one_line():
     model, arguments = vggt()
     attention = model.aggregator.global_blocks[0].attn
     plain = model(**arguments())
-    with mmaccel.accelerate(model, FastVGGT()) as fast:
+    with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
         fast(**arguments())
-        with pytest.raises(SettingError, match="a mask no longer fits"):
+        with pytest.raises(SettingError, match="a mask no longer fits: call without attn_mask"):
             attention(torch.zeros(1, 108, 32), attn_mask=torch.zeros(108, 108))
+        with pytest.raises(SettingError, match="a mask no longer fits: call without attn_bias"):
+            attention(torch.zeros(1, 108, 32), attn_bias=torch.zeros(108, 108))
         with pytest.raises(SettingError, match="got 7 tokens, and .* make 108"):
             attention(torch.zeros(1, 7, 32))
     assert torch.equal(model(**arguments()), plain)
@@ -164,9 +191,9 @@ def test_other_models_and_other_methods_are_refused_by_name():
 def test_compare_says_how_far_off_the_outputs_are():
     model, arguments = vggt()
     plain = model(**arguments(2))
-    with mmaccel.accelerate(model, FastVGGT()) as fast:
+    with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
         off = float((fast(**arguments(2)) - plain).norm() / plain.norm())
-    found = mmaccel.compare(model, FastVGGT(), FastVGGT(merge=0.0), seeds=[0], rounds=1, **arguments(2))
+    found = mmaccel.compare(model, FastVGGT(least=0), FastVGGT(merge=0.0), seeds=[0], rounds=1, **arguments(2))
     rows = {row["method"] + str(row["settings"].get("merge")): row for row in found.rows}
     assert rows["vlm.FastVGGT0.9"]["quality"] == pytest.approx(off) and 0 < off < 1
     assert rows["vlm.FastVGGT0.0"]["quality"] == 0
@@ -175,7 +202,51 @@ def test_compare_says_how_far_off_the_outputs_are():
         mmaccel.compare(model, FastVGGT())
 
 
-@pytest.mark.parametrize("bad", ({"merge": 1.1}, {"merge": "x"}, {"salient": -0.1}), ids=str)
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("kind", "special", "out"),
+    ((others.DepthAnything3Net, 1, "depth"), (others.NestedDepthAnything3Net, 1, "depth"), (others.Pi3, 5, "points")),
+)
+def test_models_of_other_layouts(kind, special, out):
+    model, images = kind().eval(), vggt()[1](2, views=5)["images"]
+    plain, before = model(images)[out], snapshot(model)
+    with mmaccel.accelerate(model, FastVGGT(merge=0.0)) as fast:
+        assert torch.equal(fast(images)[out], plain)
+    with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
+        merged, report = fast(images)[out], fast.report
+        assert report.engaged and report.details["views"]["tokens"] == 5 * (special + 6 * 4)
+        assert report.work_ratio < 0.5
+    assert merged.shape == plain.shape and not torch.equal(merged, plain)
+    assert snapshot(model) == before and torch.equal(model(images)[out], plain)
+
+
+@torch.no_grad()
+def test_pictures_by_their_name():
+    model, images = others.Pi3X().eval(), vggt()[1]()["images"]
+    with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
+        named = fast(poses=torch.zeros(1, 4, 4, 4), imgs=images)["points"]
+        assert fast.report.engaged and torch.equal(named, fast(images)["points"])
+
+
+@torch.no_grad()
+def test_inference_is_a_run_and_a_network_has_one_session():
+    model = others.DepthAnything3(others.DepthAnything3Net().eval())
+    images = list(vggt()[1](views=5)["images"][0])
+    plain, before = model.inference(images), snapshot(model)
+    with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
+        assert not torch.equal(fast.inference(images), plain)
+        assert fast.report.engaged and fast.report.wall_seconds > 0
+        with pytest.raises(mmaccel.ActiveSessionError, match="FastVGGT"):
+            mmaccel.accelerate(others.DepthAnything3(model.model), FastVGGT())
+    assert snapshot(model) == before and torch.equal(model.inference(images), plain)
+
+
+def test_a_depth_of_single_views_has_nothing_to_merge():
+    with pytest.raises(UnsupportedTargetError, match="no block that attends over several views"):
+        mmaccel.accelerate(others.DepthAnything3Net(-1), FastVGGT())
+
+
+@pytest.mark.parametrize("bad", ({"merge": 1.1}, {"merge": "x"}, {"salient": -0.1}, {"least": -1}), ids=str)
 def test_bad_settings(bad):
     (name,) = bad
     with pytest.raises(SettingError, match=rf"FastVGGT\({name}=.*must be"):
@@ -196,7 +267,7 @@ def test_depth_anything_on_several_views():
         plain = net(views)
         with mmaccel.accelerate(net, FastVGGT(merge=0.0)) as fast:
             assert torch.equal(fast(views), plain)
-        with mmaccel.accelerate(net, FastVGGT()) as fast:
+        with mmaccel.accelerate(net, FastVGGT(least=0)) as fast:
             merged, report = fast(views), fast.report
         assert report.engaged and report.details["views"]["tokens"] == 3 * (1 + 3 * 4)
         assert merged.shape == plain.shape and not torch.equal(merged, plain) and torch.equal(net(views), plain)

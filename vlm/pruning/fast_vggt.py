@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -12,21 +14,22 @@ from torch.nn.functional import normalize, pad
 
 from mmaccel.errors import SettingError
 from mmaccel.kernels import segment_mean
-from mmaccel.method import Advice, Method, is_number
-from mmaccel.patching import hook
+from mmaccel.method import Advice, Method, is_count, is_number
+from mmaccel.patching import hook, wrap_method
 from mmaccel.registry import register
 from mmaccel.session import Session
 
 from ..families.multi_view import MultiViewAdapter, Views
 
 AT_ONCE = 1 << 26  # similarities to compute at once, which bounds the memory that they take
+POSITIONS, MASKS = ("pos", "xpos"), ("attn_mask", "attn_bias")  # what attention modules call them
 
 EXAMPLE = """import mmaccel
 import torch
 from mmaccel import vlm
 from mmaccel.vlm.multi_view_example import VGGT
 
-model = VGGT().eval()  # yours: the VGGT of vggt.models.vggt with its weights, or a model of Depth Anything 3
+model = VGGT().eval()  # yours: the VGGT of vggt.models.vggt with its weights, or a model of Depth Anything 3 or Pi3
 pictures = torch.rand(1, 8, 3, 24, 32)  # [1, views, 3, height, width]
 with mmaccel.accelerate(model, {method}) as fast:
     scene = fast(pictures)
@@ -64,8 +67,8 @@ class FastVGGT(Method[Session[MultiViewAdapter]]):
     """Merge tokens for the attention over all views of a scene, and unmerge them after it; lossy.
 
     FastVGGT: Training-Free Acceleration of Visual Geometry Transformer (Shen et al., 2025). All tokens of the first
-    view, the special tokens of every view, and the top left token of each cell of 2 x 2 stay, and so do salient ones,
-    which are like none of these. All others merge, each into that of those tokens with the highest cosine.
+    view, the special tokens of every view, and a random token of each cell of 2 x 2 stay, and so do salient ones, which
+    are like none of these. All others merge, each into that of those tokens with the highest cosine.
 
     Parameters
     ----------
@@ -74,11 +77,14 @@ class FastVGGT(Method[Session[MultiViewAdapter]]):
     salient
         Share of all tokens that stay because they are least like any that they could merge into, from 0 to 1; default
         0.1, as many as the reference code keeps.
+    least
+        Tokens of all views of a scene from which on they merge, at least 0; default 256, about where merging begins to
+        save more time than it takes on a CPU.
 
     Notes
     -----
-    Lossy; at ``merge=0`` bit-identical. One view alone has nothing to merge into. The reference code takes the token of
-    a cell at random and the salient ones by a fixed stride, and merges queries, keys and values after rotary positions;
+    Lossy; at ``merge=0`` bit-identical. One view alone has nothing to merge into. Each call draws the same tokens. The
+    reference code takes the salient ones by a fixed stride, and merges queries, keys and values after rotary positions;
     here tokens merge before these are made. What attention needs falls with the square of what is left, so that it
     pays the more, the more views there are; everything else of the model stays as it is.
 
@@ -99,27 +105,31 @@ class FastVGGT(Method[Session[MultiViewAdapter]]):
 
     merge: float = 0.9
     salient: float = 0.1
+    least: int = 256
 
     paper: ClassVar[str] = "FastVGGT: Training-Free Acceleration of Visual Geometry Transformer, 2025"
     advice: ClassVar[Advice] = Advice(
-        "VGGT and Depth Anything 3 on tens to thousands of views: attention over all of them is most of the time.",
+        "VGGT, Depth Anything 3 and Pi3 on tens to thousands of views: attention over all of them is most of the time.",
         "Details that one view alone shows blur a little. Few views gain nothing.",
         example=EXAMPLE,
     )
     families: ClassVar[frozenset[str] | None] = frozenset({"multi_view"})
     neutral: ClassVar[dict[str, Any]] = {"merge": 0.0}
-    engaging: ClassVar[dict[str, Any]] = {"merge": 0.9}
+    engaging: ClassVar[dict[str, Any]] = {"least": 0}
 
     def __post_init__(self) -> None:
         self._require(is_number(self.merge, 0, 1), "merge", "from 0 to 1, a share of the tokens")
         self._require(is_number(self.salient, 0, 1), "salient", "from 0 to 1, a share of the tokens")
+        self._require(is_count(self.least, 0), "least", "a whole number of at least 0")
 
     def attach(self, session: Session[MultiViewAdapter], stack: ExitStack) -> None:
         if not self.merge:
             return
         merging = _Merging(self, session)
-        hook(stack, session.adapter.encoder, merging.begin)
-        for module in session.adapter.attention:
+        for name in session.adapter.runs:
+            wrap_method(stack, session.target, name, merging.run)
+        hook(stack, session.adapter.encoder.module, merging.begin)
+        for module in session.adapter.encoder.attention:
             hook(stack, module, merging.before, merging.after)
 
     def match(self, tokens: torch.Tensor, views: Views) -> Match:
@@ -138,11 +148,19 @@ class FastVGGT(Method[Session[MultiViewAdapter]]):
 
 
 def targets(views: Views) -> torch.Tensor:
-    """The tokens of all views into which others may merge, bool `[L]`."""
-    cells = torch.zeros(views.rows, views.columns, dtype=torch.bool)
-    cells[::2, ::2] = True
-    view = torch.cat([torch.ones(views.special, dtype=torch.bool), cells.flatten()])
-    return torch.cat([torch.ones(len(view), dtype=torch.bool), view.repeat(views.count - 1)])
+    """The tokens of all views into which others may merge, bool `[L]`; always the same of equal views.
+
+    Drawn at random, they show each place of a cell in some view: always the same one would leave out the others.
+    """
+    draw = torch.Generator().manual_seed(0)
+    cells = views.count - 1, -(-views.rows // 2), -(-views.columns // 2)
+    down, right = torch.randint(2, (2, *cells), generator=draw)
+    row = (2 * torch.arange(cells[1])[:, None] + down).clamp(max=views.rows - 1)
+    column = (2 * torch.arange(cells[2]) + right).clamp(max=views.columns - 1)
+    patches = torch.zeros(views.count - 1, views.rows * views.columns, dtype=torch.bool)
+    patches.scatter_(1, (row * views.columns + column).flatten(1), True)
+    others = pad(patches, (views.special, 0), value=True)
+    return torch.cat([torch.ones(views.tokens // views.count, dtype=torch.bool), others.flatten()])
 
 
 def _nearest(unit: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,30 +178,45 @@ class _Merging:
     def __init__(self, method: FastVGGT, session: Session[MultiViewAdapter]) -> None:
         self.method, self.session = method, session
         self.views = Views(1, 0, 0, 0)
+        self.merges = False
         self.match: Match | None = None
 
+    def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.session.run():
+            return original(*args, **kwargs)
+
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        adapter, pictures = self.session.adapter, args[0]
+        adapter = self.session.adapter
+        pictures = args[0] if args else kwargs[next(iter(inspect.signature(module.forward).parameters))]
         self.views, self.match = adapter.views(pictures), None
         adapter.check_memory(self.views, pictures)
+        why = self._why_plain()
+        self.merges = not why
+        if why:
+            self.session.report.warnings.append(why)
+
+    def _why_plain(self) -> str:
+        """Why nothing merges in this call; empty where tokens do."""
+        tokens, least = self.views.tokens, self.method.least
         if self.views.count == 1:
-            self.session.report.warnings.append("one view alone: there is no other to merge it with")
+            return "one view alone: there is no other to merge it with"
+        return f"{tokens} tokens: merging so few does not pay, and least={least}" if tokens < least else ""
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tokens = args[0]
-        if kwargs.get("attn_mask") is not None:
-            raise SettingError(
-                "FastVGGT merges tokens from any place, so a mask no longer fits: call without attn_mask"
-            )
-        if self.views.count == 1:
+        for name in MASKS:
+            if kwargs.get(name) is not None:
+                raise SettingError(
+                    f"FastVGGT merges tokens from any place, so a mask no longer fits: call without {name}"
+                )
+        if not self.merges:
             return None
         if tokens.shape[1] != self.views.tokens:
             raise SettingError(f"FastVGGT got {tokens.shape[1]} tokens, and {self.views} make {self.views.tokens}")
         self.match = match = self.method.match(tokens, self.views)
         self._count(module, match)
-        if kwargs.get("pos") is not None:
-            kwargs = {**kwargs, "pos": _taken(kwargs["pos"], match.kept)}
-        return (match.merge(tokens), *args[1:]), kwargs
+        taken = {name: _taken(kwargs[name], match.kept) for name in POSITIONS if kwargs.get(name) is not None}
+        return (match.merge(tokens), *args[1:]), {**kwargs, **taken}
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> torch.Tensor | None:
         match, self.match = self.match, None
