@@ -22,7 +22,7 @@ _UNMEASURED = (
     " what they give"
 )
 _IN_BLOCKS = (
-    "what helps a pipeline that draws in blocks hangs on the call: name video.BlockRouter() and give the call a small"
+    "what helps a pipeline that draws in blocks depends on the call: name video.BlockRouter() and give the call a small"
     " model, or video.RollingContext() for long videos"
 )
 ABSENT: dict[str, dict[str, str]] = {
