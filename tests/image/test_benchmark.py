@@ -16,7 +16,7 @@ from mmaccel.image.bench import benchmark, cases, page
 @pytest.fixture(scope="module")
 def result():
     methods = (SpeculativeJacobi(window=1), SpeculativeJacobi(window=16), ZipAR(window=2))
-    few = [benchmark.ImageCase(1, 3.0, 1, methods), benchmark.ImageCase(2, 1.0, 1, methods)]
+    few = [benchmark.ImageCase(1, cases.GUIDED, 1, methods), benchmark.ImageCase(2, 1.0, 1, methods)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "cases", lambda full: few)
         patch.setattr(benchmark.Runner, "run", partialmethod(benchmark.Runner.run, warm_up=False))
@@ -103,8 +103,8 @@ def test_quality_is_told_of_guided_rows_of_the_same_method(monkeypatch):
     monkeypatch.setattr(benchmark, "measure", measure)
     monkeypatch.setattr(benchmark, "_quality", lambda painter: iter([(other, {"quality": 7})]))
     monkeypatch.setattr(benchmark.generation, "load", lambda name: Painter())
-    monkeypatch.setattr(benchmark, "cases", lambda full: [cases.ImageCase(1, g, 1, ()) for g in (3.0, 1.0)])
-    guided, unguided = {"guidance": 3.0}, {"guidance": 1.0}
+    monkeypatch.setattr(benchmark, "cases", lambda full: [cases.ImageCase(1, g, 1, ()) for g in (cases.GUIDED, 1.0)])
+    guided, unguided = {"guidance": cases.GUIDED}, {"guidance": 1.0}
     judged = [guided, {**guided, "quality": 7}, guided, unguided, unguided, unguided]
     assert list(benchmark.rows(full=True)) == judged
     assert list(benchmark.rows()) == [guided] * 3 + [unguided] * 3
@@ -123,7 +123,7 @@ def test_plain_and_accelerated_pictures_of_the_same_prompts_are_judged(monkeypat
             return torch.full((len(prompts), 1), 1.0 if target == self.target else 2.0)
 
     def nats(adapter, inputs, tokens):
-        assert inputs[1] == 3.0 and len(inputs[0]) == len(tokens)
+        assert inputs[1] == cases.GUIDED and len(inputs[0]) == len(tokens)
         return tokens[:, 0] + 4
 
     judge = SimpleNamespace(
@@ -144,7 +144,7 @@ def test_plain_and_accelerated_pictures_of_the_same_prompts_are_judged(monkeypat
     assert (row["quality"], row["baseline_quality"]) == ((5, 45, 102.0), (5, 45, 101.0))
     assert row["real_quality"] == (5, 45, 100.0)
     assert (row["nats_per_token"], row["baseline_nats_per_token"]) == (6.0, 5.0)
-    batches = [(prompts[i : min(i + 20, 45)], i, 3.0) for i in (0, 20, 40)]
+    batches = [(prompts[i : min(i + 20, 45)], i, cases.GUIDED) for i in (0, 20, 40)]
     targets = ("the model itself", "a session")
     assert drawn == [(target, *batch) for target in targets for batch in batches]
 

@@ -21,9 +21,8 @@ from diffusers import AnyFlowFARPipeline
 from mmaccel import video
 
 pipe = AnyFlowFARPipeline.from_pretrained("nvidia/AnyFlow-FAR-Wan2.1-1.3B-Diffusers")
-minute = {"num_frames": 957, "chunk_partition": [3] * 80}
 with mmaccel.accelerate(pipe, {method}) as fast:
-    frames = fast("a boat on a river", **minute).frames[0]
+    frames = fast("a boat on a river", num_frames=957, chunk_partition=[3] * 80).frames[0]
     print(fast.report)"""
 
 
