@@ -106,24 +106,62 @@ def parts_of(adapter: Any, kwargs: dict[str, Any], spans: list[tuple[int, int]])
 
 
 def _pictures(adapter: Any, kwargs: dict[str, Any], content: Sequence[str]) -> list[Part] | None:
-    """A part for each run of placeholders; None unless each is of one picture or clip of its own."""
+    """A part for each picture and clip; None where it is unclear what belongs to which."""
     if not hasattr(adapter, "token_id") or getattr(adapter.target.config, "visual_indicator_token_ids", None):
         return None  # marks around pictures have embeddings that only pictures bring
     runs = {kind: _runs(kwargs["input_ids"][0] == adapter.token_id(kind)) for kind in KINDS}
-    runs = {kind: found for kind, found in runs.items() if found}
-    rows: dict[str, list[dict[str, Any]]] = {kind: [{} for _ in found] for kind, found in runs.items()}
+    owned: dict[str, list[str]] = {kind: [] for kind, found in runs.items() if found}
     for name in content:
-        value = kwargs[name]
-        owners = [*runs] if not isinstance(value, torch.Tensor) else _owners(adapter, name, [*runs])
-        for kind in owners:
-            pieces = _pieces(value, kwargs.get(f"{kind}_grid_thw"), len(runs[kind]))
-            if pieces is None:
-                return None
-            for row, piece in zip(rows[kind], pieces, strict=True):
-                row[name] = piece
+        owners = _owners(adapter, name, kwargs[name], [*owned])
         if not owners:
             return None
-    return [Part(*run, row) for kind in runs for run, row in zip(runs[kind], rows[kind], strict=True)]
+        for kind in owners:
+            owned[kind].append(name)
+    parts = [_of_kind(runs[kind], kind, {name: kwargs[name] for name in names}) for kind, names in owned.items()]
+    return None if None in parts else [part for found in parts if found is not None for part in found]
+
+
+def _of_kind(runs: list[tuple[int, int]], kind: str, given: dict[str, Any]) -> list[Part] | None:
+    """The parts of one kind, from the runs of its placeholders and the arguments that describe it."""
+    spans = _divided(runs, _weights(runs, given.get(f"{kind}_grid_thw"), given))
+    if spans is None:
+        return None
+    pieces = {name: _pieces(value, given.get(f"{kind}_grid_thw"), len(spans)) for name, value in given.items()}
+    if None in pieces.values():
+        return None
+    return [Part(*span, {name: found[i] for name, found in pieces.items() if found}) for i, span in enumerate(spans)]
+
+
+def _weights(runs: list[tuple[int, int]], grids: Any, given: dict[str, Any]) -> list[int]:
+    """How many tokens each picture has, in proportion."""
+    if isinstance(grids, torch.Tensor):
+        return list(grids.prod(-1).tolist())
+    stacked = next((value for name, value in given.items() if name.startswith("pixel_values")), None)
+    sizes = given.get("image_sizes")
+    alike = sizes is None or len(torch.as_tensor(sizes).unique(dim=0)) == 1
+    if isinstance(stacked, torch.Tensor) and stacked.ndim == 5 and alike:
+        return [1] * len(stacked)  # all of one shape
+    return [stop - start for start, stop in runs]  # rows may be tiles: a run is a picture
+
+
+def _divided(runs: list[tuple[int, int]], weights: list[int]) -> list[tuple[int, int]] | None:
+    """The spans of pictures that stand in runs, some without a word between; None if they do not fill these.
+
+    Examples
+    --------
+    >>> _divided([(2, 8), (9, 12)], [1, 1, 1]), _divided([(2, 8), (9, 12)], [1, 1])
+    ([(2, 5), (5, 8), (9, 12)], None)
+    """
+    total, spans = sum(stop - start for start, stop in runs), []
+    if any(weight * total % sum(weights) for weight in weights):
+        return None
+    waiting = [weight * total // sum(weights) for weight in weights]
+    for start, stop in runs:
+        while start < stop:
+            if not waiting or waiting[0] > stop - start:
+                return None
+            spans.append((start, start := start + waiting.pop(0)))
+    return spans
 
 
 def _runs(places: torch.Tensor) -> list[tuple[int, int]]:
@@ -133,8 +171,10 @@ def _runs(places: torch.Tensor) -> list[tuple[int, int]]:
     return list(zip(firsts, lasts, strict=True))
 
 
-def _owners(adapter: Any, name: str, kinds: list[str]) -> list[str]:
-    """The kind of pictures that an argument describes; none if that is unclear."""
+def _owners(adapter: Any, name: str, value: Any, kinds: list[str]) -> list[str]:
+    """The kinds of pictures that an argument describes; none if that is unclear."""
+    if not isinstance(value, torch.Tensor):
+        return kinds  # such as the layer of the tower whose features count
     calls = {kind: getattr(adapter.model, f"get_{kind}_features", None) for kind in kinds}
     takes = [kind for kind, call in calls.items() if call is not None and name in inspect.signature(call).parameters]
     found = takes or kinds
