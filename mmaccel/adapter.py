@@ -27,6 +27,8 @@ class Adapter(ABC):
     call_is_run
         Whether calling the target is a run that the report describes, as with a pipeline. Where `generate` is the run,
         :func:`mmaccel.patching.wrap_generate` keeps the report.
+    exclusive
+        Whether only those methods fit that name the family; others of its modality are for other kinds of models.
     advice
         What to do where a method does not work on this family; may be empty.
     """
@@ -36,6 +38,7 @@ class Adapter(ABC):
     classes: ClassVar[tuple[str, ...]]
     modality: ClassVar[str]
     call_is_run: ClassVar[bool] = False
+    exclusive: ClassVar[bool] = False
     advice: ClassVar[str] = ""
 
     def __init__(self, target: Any) -> None:
@@ -45,9 +48,15 @@ class Adapter(ABC):
         """The objects that methods may touch; no two live sessions share one."""
         return [self.target]
 
+    def fits(self, method: Method) -> bool:
+        """Whether a method of this modality is for this family."""
+        if method.families is None:
+            return not self.exclusive
+        return bool(method.families & {self.family, self.kin})
+
     def unfit(self, method: Method) -> str:
         """The error for a method that is for other families."""
-        fit = " and ".join(sorted(method.families or ()))
+        fit = " and ".join(sorted(method.families or ())) or "other"
         advice = f": {self.advice}" if self.advice else ""
         return f"{method.name} works on {fit} models, and {type(self.target).__name__} is a {self.family} model{advice}"
 

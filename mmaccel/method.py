@@ -89,7 +89,7 @@ class Method(Generic[S]):
     excludes
         Names or roles of methods that this one cannot be combined with, beside those of its own role.
     families
-        Names of the adapters' families that it works on; None stands for all of its modality.
+        Names of the adapters' families that it works on; None stands for all of its modality that are not `exclusive`.
     repeatable
         Whether two sessions behave alike; false where settings are picked from timings.
     neutral
@@ -98,6 +98,8 @@ class Method(Generic[S]):
         Settings at which the contract test expects work to differ from the baseline.
     learns
         Whether the effect appears only from a session's second run on, because the first one calibrates.
+    adapts
+        Whether the output of a run follows from earlier runs of the session; it does not where `memory` is cleared.
     """
 
     name: ClassVar[str] = ""
@@ -112,6 +114,7 @@ class Method(Generic[S]):
     neutral: ClassVar[dict[str, Any]] = {}
     engaging: ClassVar[dict[str, Any]] = {}
     learns: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
 
     @property
     def exact(self) -> bool:

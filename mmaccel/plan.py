@@ -220,7 +220,7 @@ def _check(chosen: list[Method], adapter: Adapter) -> None:
                 f"{method.name} does not work on {adapter.family} models;"
                 f" `mmaccel methods --modality {adapter.modality}` lists those that do"
             )
-        if method.families is not None and not method.families & {adapter.family, adapter.kin}:
+        if not adapter.fits(method):
             raise UnsupportedTargetError(adapter.unfit(method))
         adapter.check(method)
         for other in chosen[:i]:

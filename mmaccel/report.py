@@ -27,7 +27,7 @@ class Report:
         not change them.
     visual_tokens, plain_visual_tokens : int
         Tokens of pictures and videos that the language model got, and would get without methods; a mean
-        over its layers.
+        over its layers, or over those of the tower where there is no language model.
     tokens : int
         Tokens of the result, over the whole batch.
     wall_seconds : float

@@ -2,7 +2,7 @@
 
 `StoredContext`, `JoinedContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`)
 work on any transformers decoder that runs in SDPA; the methods that leave out visual tokens on the vision-language
-models that have an adapter; `FastVGGT` on encoders of many views.
+models that have an adapter; `TCA` on CLIP; `FastVGGT` on encoders of many views of a scene.
 
 Example
 -------
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .pruning.holitom import HoliTom
     from .pruning.id_pruner import IDPruner
     from .pruning.kept import Kept, kept
+    from .pruning.tca import TCA
     from .pruning.vidcom2 import VidCom2
     from .pruning.vision_zip import VisionZip
     from .stream.response_gate import ResponseGate
@@ -78,6 +79,7 @@ __all__ = [
     "StoredContext",
     "StreamingCompression",
     "SuffixDecoding",
+    "TCA",
     "TextDraft",
     "TokenRecycling",
     "VidCom2",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mmaccel.testing.contract import Example
+from mmaccel.testing.untrained import untrained
 
-from . import visual_examples
+from . import multi_view_example, visual_examples
 
 VOCABULARY, LENGTH, NEW_TOKENS = 64, 80, 6
 # Sharp enough that greedy decoding has no near-ties and that tokens differ in importance.
@@ -30,7 +31,7 @@ TEXT = {
 
 
 def examples() -> list[Example]:
-    """Two language models with grouped heads, and vision-language models of all families, called with videos."""
+    """Language models with grouped heads, vision-language models of all families, an encoder of many views, CLIP."""
     # other lengths of prompt and answer, so that nothing is tied to one shape
     variants = ({"length": 50, "max_new_tokens": 3}, {"length": 97})
     common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
@@ -38,6 +39,17 @@ def examples() -> list[Example]:
         Example("llama", llama, **common),
         Example("qwen2", qwen2, **common),
         *visual_examples.examples(),
+        *multi_view_example.examples(),
+        Example(
+            "clip",
+            clip,
+            module=lambda model: model.vision_model.encoder.layers[-1],
+            call="__call__",
+            takes_generator=False,
+            variants=({"texts": 5}, {"side": 40, "interpolate_pos_encoding": True}),
+            interrupt_after=0,
+            result=lambda output: output.logits_per_image,
+        ),
     ]
 
 
@@ -73,3 +85,21 @@ def qwen2(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     return visual_examples.sharp(
         lambda: Qwen2ForCausalLM(Qwen2Config(**{**TEXT, **sizes})), seed, WEIGHT_SCALE
     ), _text_arguments
+
+
+def clip(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
+    """A `CLIPModel`, and `arguments(batch, texts, side, **more)` of its call."""
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    words = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
+    config = CLIPConfig(
+        vision_config={**tower, "image_size": 32, "patch_size": 4, **sizes},
+        text_config={**tower, **words, "pad_token_id": 0},
+        projection_dim=32,
+    )
+
+    def arguments(batch: int = 1, texts: int = 3, side: int = 32, **more: Any) -> Any:
+        ids, _ = prompts(texts, 8, pad=0)
+        ids[:, -1] = words["eos_token_id"]
+        return {"input_ids": ids, "pixel_values": visual_examples.clip(1, batch, side)[0], **more}
+
+    return untrained(lambda: CLIPModel(config), seed, WEIGHT_SCALE), arguments

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.modality import Modality
 
 if TYPE_CHECKING:
+    from mmaccel.adapter import Adapter
     from mmaccel.cli.command import Command
     from mmaccel.comparison.trial import BaseTrial
     from mmaccel.presets import Preset
@@ -58,10 +59,14 @@ class Vlm(Modality):
 
         return {"document": DocumentCommand()}
 
-    def trial(self) -> type[BaseTrial]:
+    def trial(self) -> Callable[..., BaseTrial]:
         from .comparing import AnswerTrial
+        from .comparing_encoders import EncoderTrial
 
-        return AnswerTrial
+        def chosen(adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> BaseTrial:
+            return (EncoderTrial if adapter.exclusive else AnswerTrial)(adapter, inputs, processor)
+
+        return chosen
 
     def examples(self) -> list[Example]:
         from .examples import examples

@@ -15,12 +15,12 @@ LONG = {"model": "SmolLM2-135M-Instruct, prompts of 8000 tokens"}
 FRAMES = "of clips that change slowly, reading fewer frames is faster still"
 
 _BALANCED = Preset((VidCom2(keep=0.15),), "vlm", MEASURED, FRAMES)
-# Where the tower can be shortened too; elsewhere only the language model gets less.
+# On LLaVA's towers, where merged frames were measured; elsewhere only the language model gets less.
 _EARLY = {"balanced": _BALANCED, "fast": Preset((EarlyTom(keep=0.1),), "vlm", MEASURED, FRAMES)}
 _LATE = {"balanced": _BALANCED, "fast": Preset((VidCom2(keep=0.1),), "vlm", MEASURED, FRAMES)}
 
 PRESETS: dict[str, dict[str, Preset]] = {
-    family: _EARLY if family in EarlyTom.families else _LATE for family in sorted(VISUAL_FAMILIES)
+    family: _EARLY if family.startswith("llava") else _LATE for family in sorted(VISUAL_FAMILIES)
 }
 PRESETS["decoder"] = {
     "exact": Preset(
@@ -40,9 +40,13 @@ PRESETS["decoder"] = {
 PRESETS["page_reader"] = PRESETS["decoder"]  # a page of which tokens are left out is misread
 
 _EXACT = "what leaves out visual tokens is not exact; vlm.FusedDraft() is, and pays in answers of sentences or longer"
+_UNTRAINED = "no trained encoder of many views was here to measure quality on; vlm.FastVGGT() is what there is"
+_SMALL = "vlm.TCA is lossy, and was measured on a small CLIP only"
 _NONE = "nothing faster than 'balanced' was measured"
 ABSENT: dict[str, dict[str, str]] = {
     **{family: {"exact": _EXACT} for family in sorted(VISUAL_FAMILIES - {"page_reader"})},
+    "clip": {"exact": _SMALL, "balanced": _SMALL, "fast": _SMALL},
     "decoder": {"fast": _NONE},
     "page_reader": {"fast": _NONE},
+    "multi_view": dict.fromkeys(("exact", "balanced", "fast"), _UNTRAINED),
 }

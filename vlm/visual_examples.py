@@ -158,7 +158,10 @@ def next_video(seed: int = 0) -> tuple[Any, Any]:
     side = 32
     config = LlavaNextVideoConfig(
         text_config=Qwen2Config(**TEXT),
-        vision_config=CLIPVisionConfig(image_size=side, patch_size=4, projection_dim=32, **VISION),
+        # its features are those before the last layer
+        vision_config=CLIPVisionConfig(
+            image_size=side, patch_size=4, projection_dim=32, **{**VISION, "num_hidden_layers": 3}
+        ),
         image_token_index=IMAGE,
         video_token_index=VIDEO,
         image_seq_length=64,

@@ -44,6 +44,7 @@ METHODS: dict[str, Method] = {
 }
 ALL = vlm.VidCom2(keep=None, tokens=10**6)  # everything, and yet by way of the shortened prompt
 KEYED = vlm.VisionZip()  # it reads the tower's attention and keys
+MERGING = vlm.EarlyTom(merge_after=1, tau=-1.0, window=20)
 BATCH = 3  # the second prompt is padded
 Call = Callable[..., dict[str, Any]]
 
@@ -61,7 +62,8 @@ def tried(name: str, methods: dict[str, Method] = METHODS) -> dict[str, Any]:
     The adapter's family; the share of the visual tokens that each method kept, why others were refused, or what they
     said when they left nothing out; whether tokens and logits are the plain ones where all is kept, in a padded batch,
     with beams and in a second turn (or why the plain model is no measure there); and whether nothing was left behind.
-    `placed` is whether the tower's attention is laid on the right tokens, None where no method reads it.
+    `placed` is whether the tower's attention is laid on the right tokens, None where no method reads it; `merged`
+    whether frames that are alike merge in the tower and lose nothing by it, None where none merge.
     """
     model, call = build(name)
     plain, before, kept, refused = model.generate(**call(BATCH)), snapshot(model), {}, {}
@@ -88,6 +90,7 @@ def tried(name: str, methods: dict[str, Method] = METHODS) -> dict[str, Any]:
         "refused": refused,
         "exact": exact,
         "placed": placed(name),
+        "merged": merged(name),
         "clean": clean,
     }
 
@@ -154,6 +157,31 @@ def placed(name: str, changes: int = 6) -> bool | None:
         if len(most) > 1:
             return False
     return True
+
+
+def merged(name: str, frames: int = 12) -> bool | None:
+    """Whether alike frames merge in the tower, and all features are those without; None where no frames merge."""
+    model, call = build(name)
+    adapter, given = find_adapter(model), still(call(2, frames=frames))
+    kind = "video" if "pixel_values_videos" in given else "image"
+    try:
+        adapter.check(MERGING)
+    except MmaccelError:
+        return None
+    found, plain = (adapter.encode(kind, method, given) for method in (MERGING, KEYED))
+    if not all(visual.present is not None and len(visual.present) < frames for visual in found):
+        return None
+    pairs = zip(found, plain, strict=True)
+    return all(torch.allclose(visual.features, other.features, atol=1e-2) for visual, other in pairs)
+
+
+def still(given: dict[str, Any], clips: int = 2, frames: int = 12) -> dict[str, Any]:
+    """A call in which all frames of each clip but the first and the last are alike."""
+    name = "pixel_values_videos" if "pixel_values_videos" in given else "pixel_values"
+    pixels = given[name].clone()
+    entries = pixels.view(clips, frames, -1)
+    entries[:, 1:-1] = entries[:, 1:2]
+    return {**given, name: pixels}
 
 
 def _features(visual: Any) -> torch.Tensor:

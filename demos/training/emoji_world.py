@@ -62,6 +62,9 @@ PLACES = ("center", "top left", "top right", "bottom left", "bottom right")
 SIZES = {"small": 32, "big": 52}
 IMAGE_SIZE = 64
 GRID_STEP = 4  # one image token covers 4 x 4 pixels, and sprites lie on that grid
+RAMP = (0.04, -0.06)  # light from top to bottom, added to the colour of the paper
+GRAIN, TURN = 0.022, 0.06  # deviations of the paper's grain, and of hue in radians
+GAIN = (0.94, 1.06)  # brightness of a thing
 
 
 @dataclass(frozen=True)
@@ -115,12 +118,16 @@ def caption(scene: EmojiScene, rng: np.random.Generator | None = None) -> str:
     def told(probability: float) -> bool:
         return rng is None or bool(rng.random() < probability)
 
-    words = scene.name
-    if told(0.7):
-        words = f"{scene.size} {words}"
-    if told(0.8):
+    size, background = told(0.7), told(0.8)
+    return worded(scene, size, background, scene.size == "small" and told(0.8))
+
+
+def worded(scene: EmojiScene, size: bool, background: bool, place: bool) -> str:
+    """The caption of a scene that tells these of its facts."""
+    words = f"{scene.size} {scene.name}" if size else scene.name
+    if background:
         words += f" on {scene.background}"
-    if scene.size == "small" and told(0.8):
+    if scene.size == "small" and place:
         words += f", {scene.place}"
     return words
 
@@ -147,28 +154,37 @@ def paper(background: str, rng: np.random.Generator) -> np.ndarray:
     (h0, h1), (s0, s1), (v0, v1) = BACKGROUNDS[background]
     hue, saturation, value = rng.uniform(h0, h1), rng.uniform(s0, s1), rng.uniform(v0, v1)
     color = np.array(colorsys.hsv_to_rgb(hue / 360, saturation, value))
-    ramp = np.linspace(0.04, -0.06, IMAGE_SIZE)[:, None, None]
+    ramp = np.linspace(*RAMP, IMAGE_SIZE)[:, None, None]
     cells = IMAGE_SIZE // GRID_STEP
-    grain = rng.normal(0, 0.022, (cells, cells)).repeat(GRID_STEP, 0).repeat(GRID_STEP, 1)
-    smooth = Image.fromarray(grain.astype(np.float32)).resize((cells * 2, cells * 2), Image.Resampling.BOX)
-    grain = np.asarray(smooth.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC))
-    return color + ramp + grain[..., None]
+    return color + ramp + smooth(rng.normal(0, GRAIN, (cells, cells)))[..., None]
+
+
+def smooth(cells: np.ndarray) -> np.ndarray:
+    """A value for each cell of the grid made a smooth picture `[IMAGE_SIZE, IMAGE_SIZE]`."""
+    grain = cells.repeat(GRID_STEP, 0).repeat(GRID_STEP, 1)
+    small = Image.fromarray(grain.astype(np.float32)).resize((2 * len(cells),) * 2, Image.Resampling.BOX)
+    return np.asarray(small.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC))
 
 
 def _corner(scene: EmojiScene, rng: np.random.Generator) -> tuple[int, int]:
+    rows, columns = corners(scene)
+    top, left = int(rng.integers(rows.start, rows.stop)), int(rng.integers(columns.start, columns.stop))
+    return top * GRID_STEP, left * GRID_STEP
+
+
+def corners(scene: EmojiScene) -> tuple[range, range]:
+    """Rows and columns of the grid that the upper left corner of the thing may have."""
     free = (IMAGE_SIZE - SIZES[scene.size]) // GRID_STEP
     if scene.size == "big":
-        offset = [int(rng.integers(1, free)) for _ in range(2)]
-    else:
-        row = {"t": 1, "b": free - 2}.get(scene.place[0], free // 2)
-        column = {"left": 1, "right": free - 2}.get(scene.place.split()[-1], free // 2)
-        offset = [row + int(rng.integers(-1, 2)), column + int(rng.integers(-1, 2))]
-    return offset[0] * GRID_STEP, offset[1] * GRID_STEP
+        return range(1, free), range(1, free)
+    row = {"t": 1, "b": free - 2}.get(scene.place[0], free // 2)
+    column = {"left": 1, "right": free - 2}.get(scene.place.split()[-1], free // 2)
+    return range(row - 1, row + 2), range(column - 1, column + 2)
 
 
 def _tinted(sprite: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Small untold changes of hue and brightness."""
-    angle, gain = rng.normal(0, 0.06), rng.uniform(0.94, 1.06)
+    angle, gain = rng.normal(0, TURN), rng.uniform(*GAIN)
     red, green, blue = sprite[..., 0], sprite[..., 1], sprite[..., 2]
     grey = (red + green + blue) / 3
     turned = [

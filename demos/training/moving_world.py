@@ -63,15 +63,16 @@ TRIES = 40  # places to try before a scene is too crowded
 
 @dataclass(frozen=True)
 class Footage:
-    """How long clips are and how much happens in them; the defaults are those of `tiny-wan`."""
+    """How long clips are, the speed of things in pixels a frame, and how much happens; by default as in `tiny-wan`."""
 
     frames: int = FRAMES
-    speed: int = SPEED
+    speed: float = SPEED
     things: tuple[float, ...] = (0.35, 0.65)  # chances of one thing, two things, ...
     late: float = 0.0  # chance that a thing other than the first appears later
 
 
 WAN = Footage()
+FAR = Footage(frames=71, speed=0.5)  # 36 latent frames, in blocks of four
 # 32 frames at half the speed; up to three things, some of which appear later
 ONEVISION = Footage(frames=32, speed=1, things=(0.2, 0.4, 0.4), late=0.5)
 
@@ -242,7 +243,8 @@ def apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _path(actor: Actor, rng: np.random.Generator, footage: Footage) -> np.ndarray:
-    travel = np.array(MOTIONS[actor.motion]) * footage.speed * np.arange(footage.frames)[:, None]
+    way = np.array(MOTIONS[actor.motion]) * footage.speed * np.arange(footage.frames)[:, None]
+    travel = way.astype(int)
     free = (IMAGE_SIZE - SPRITE_SIZE - np.abs(travel[-1])) // STEP
     start = rng.integers(0, free + 1) * STEP - travel[-1].clip(max=0)
     return start + travel

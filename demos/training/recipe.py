@@ -103,7 +103,7 @@ class Stage:
         self.clock = Clock(both, minutes)
         self.checkpoint = Checkpoint(folder / f"{name}.safetensors", both, optimizers)
         self.step, self.saved = self.checkpoint.load(), time.monotonic()
-        self.running: dict[str, float] = {}
+        self.running: dict[str, torch.Tensor] = {}
 
     def shares(self, warmup: int, decay: float) -> Iterator[float]:
         """Before each step, the share of the time that is spent; sets the learning rates."""
@@ -118,10 +118,10 @@ class Stage:
         self.average.update(self.module, self.step)
         self.step += 1
         for key, value in {"loss": loss, **measured}.items():
-            now = float(value.detach())
+            now = value.detach()
             self.running[key] = 0.95 * self.running.get(key, now) + 0.05 * now
         if self.step % LOG_STEPS == 0:
-            told = " ".join(f"{key} {value:.3f}" for key, value in self.running.items())
+            told = " ".join(f"{key} {float(value):.3f}" for key, value in self.running.items())
             tqdm.write(f"{self.name} {self.step} minutes {self.clock.seconds / 60:.1f} {told}")
 
     def due(self) -> bool:

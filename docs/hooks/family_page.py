@@ -146,8 +146,12 @@ def _diffusion_runs(found: dict[str, Any]) -> Iterator[str]:
 def _visual_runs(found: dict[str, Any]) -> Iterator[str]:
     """The table of the vision-language models, which were run."""
     yield VISUAL_RAN.format(served=count_served(found), all=len(found))
-    lines = [[f"`{name}`", _shares(row["kept"]), _plainness(row["exact"])] for name, row in found.items()]
-    yield markdown(("class", "methods that work, and the share of the tokens that they kept of 40 %", "equal"), lines)
+    lines = [
+        [f"`{name}`", _shares(row["kept"]), _plainness(row["exact"]), "yes" if row["merged"] else ""]
+        for name, row in found.items()
+    ]
+    kept = "methods that work, and the share of the tokens that they kept of 40 %"
+    yield markdown(("class", kept, "equal", "`EarlyTom` merges frames in the tower"), lines)
     told = {name: row["refused"] for name, row in found.items()}
     short = {name: name.removesuffix("ForConditionalGeneration") for name in found}
     yield _note(_by_reason("vlm", told, short))

@@ -124,7 +124,8 @@ def _claimed(method: type[Method]) -> frozenset[str]:
     """The families that a method says it works on; all of its modality where it names none."""
     if method.families is not None:
         return method.families
-    return frozenset(adapter.family for adapter in adapters() if adapter.modality == _modality(method))
+    own = (adapter for adapter in adapters() if adapter.modality == _modality(method))
+    return frozenset(adapter.family for adapter in own if not adapter.exclusive)
 
 
 def check_settings(method: type[Method]) -> None:
@@ -139,6 +140,12 @@ def check_settings(method: type[Method]) -> None:
         assert repr(key) in str(error), f"no suggestion in {error}"
     else:
         raise AssertionError("an unknown setting was accepted")
+
+
+def _forget(session: Session, method: type[Method]) -> None:
+    """Let the next run be like the first one of its session, where the method says that it is not."""
+    if method.adapts:
+        session.memory.clear()
 
 
 def engaged_and_clean(method: type[Method], example: Example) -> None:
@@ -179,6 +186,7 @@ def seeded(method: type[Method], example: Example) -> None:
         state = torch.get_rng_state()
         first = example.run(session, arguments, batch=2)
         assert torch.equal(torch.get_rng_state(), state), "the global random state was touched"
+        _forget(session, method)
         assert torch.equal(example.run(session, arguments, batch=2), first), "the same seed gave another output"
 
 
@@ -206,6 +214,7 @@ def exception(method: type[Method], example: Example) -> None:
             pass
         else:
             raise AssertionError("the hook never fired")
+    _forget(session, method)
     assert torch.equal(example.run(session, arguments), expected), "the session is damaged"
     session.remove()
     assert snapshot(model) == before, "left a trace"

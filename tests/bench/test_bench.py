@@ -22,11 +22,13 @@ from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, pla
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.demos import (
     batch_kills,
+    condensed_pictures,
     context_parallel,
     hour_of_speech,
     hours_of_video,
     long_prompts,
     many_prompts,
+    many_views,
     pruned_drafts,
     replica_kills,
     replica_scaling,
@@ -292,10 +294,12 @@ def test_every_committed_page_is_that_of_its_rows(name):
 LONG = {
     "batch_kills": batch_kills.page,
     "compressed_caches": compressed_caches.page,
+    "condensed_pictures": condensed_pictures.page,
     "context_parallel": context_parallel.page,
     "gpu": gpu_page.page,
     "long_prompts": long_prompts.page,
     "many_prompts": many_prompts.page,
+    "many_views": many_views.page,
     "pruned_drafts": pruned_drafts.page,
     "replica_kills": replica_kills.page,
     "replica_scaling": replica_scaling.page,

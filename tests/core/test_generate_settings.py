@@ -8,11 +8,16 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 import mmaccel
-from mmaccel.adapter import find_adapter
+from mmaccel.adapter import adapters, find_adapter
 from mmaccel.testing import contract
 
 LENGTHS = ("max_new_tokens", "min_new_tokens", "do_sample")
-METHODS = [name for name in mmaccel.methods() if name.split(".")[0] in ("vlm", "speech")]
+EXCLUSIVE = {adapter.family for adapter in adapters() if adapter.exclusive}  # these do not generate
+METHODS = [
+    name
+    for name, method in mmaccel.methods().items()
+    if name.split(".")[0] in ("vlm", "speech") and contract._claimed(method) - EXCLUSIVE
+]
 WORD = 9
 
 

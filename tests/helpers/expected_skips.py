@@ -85,6 +85,7 @@ EXPECTED = (
     ),
     ExpectedSkip("Triton is not installed", "torch for CPUs comes without it", lambda _: is_missing("triton")),
     ExpectedSkip("(cache-dit) is not installed", "a rival that only the benchmark needs", is_missing),
+    ExpectedSkip("(depth-anything-3) is not installed", "it wants an older numpy than the rest", is_missing),
     ExpectedSkip(
         "COMFYUI_START names no command that starts ComfyUI", "a program of its own, which pip does not install"
     ),

@@ -61,6 +61,11 @@ def test_what_the_table_says_is_so(name):
     assert tried(name) == TABLE[name]
 
 
+def test_frames_merge_in_most_towers_that_are_shown_clips():
+    assert all(row["merged"] is not False for row in TABLE.values())
+    assert sum(row["merged"] is True for row in TABLE.values()) >= 25
+
+
 def test_pictures_stand_apart_and_frames_do_not():
     """Six pictures in each of two prompts, or two videos of six frames."""
     for name, visuals in (

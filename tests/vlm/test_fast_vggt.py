@@ -1,139 +1,202 @@
 """Merging tokens around the attention of an encoder over many views."""
 
+import importlib.util
+
 import pytest
 import torch
 from torch import nn
-from transformers import SiglipVisionConfig
-from transformers.models.siglip.modeling_siglip import SiglipEncoder
 
-from mmaccel.errors import SettingError
-from mmaccel.vlm import FastVGGT
+import mmaccel
+from mmaccel import vlm
+from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
+from mmaccel.testing.snapshot import snapshot
+from mmaccel.vlm import FastVGGT, visual_examples
+from mmaccel.vlm.families import multi_view
+from mmaccel.vlm.families.multi_view import Views
+from mmaccel.vlm.multi_view_example import VGGT, vggt
+from mmaccel.vlm.pruning import fast_vggt
+from mmaccel.vlm.pruning.fast_vggt import targets
 
 
-@pytest.fixture(scope="module")
-def encoder():
-    torch.manual_seed(0)
-    config = SiglipVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2)
-    return SiglipEncoder(config).eval()
-
-
-def views(batch, frames, length, alike=0.0):
+def tokens(batch, views, alike=0.0):
     draw = torch.Generator().manual_seed(1)
-    x = torch.randn(batch, frames, length, 16, generator=draw)
-    x = alike * x[:, :1] + (1 - alike) * x
-    return x.flatten(1, 2)
+    x = torch.randn(batch, views.count, views.tokens // views.count, 16, generator=draw)
+    return (alike * x[:, :1] + (1 - alike) * x).flatten(1, 2)
 
 
-def forward(encoder, x):
-    with torch.no_grad():
-        return encoder(inputs_embeds=x).last_hidden_state
-
-
-def attentions(encoder):
-    return [layer.self_attn for layer in encoder.layers]
-
-
-def state(module):
-    return [
-        (name, set(vars(m)), [len(v) for v in vars(m).values() if isinstance(v, dict)])
-        for name, m in module.named_modules()
-    ]
-
-
-def test_nothing_merged_is_bit_identical(encoder):
-    x = views(2, 3, 18)
-    with FastVGGT(frames=3, special=2, merge=0.0).on(attentions(encoder)):
-        inside = forward(encoder, x)
-    assert torch.equal(inside, forward(encoder, x))
-
-
-@pytest.mark.parametrize("merge", (0.3, 0.9))
-def test_attention_sees_fewer_tokens_and_leaves_no_trace(encoder, merge):
-    x, seen, before = views(2, 3, 18, 0.7), [], state(encoder)
-    plain = forward(encoder, x)
-    handle = encoder.layers[1].self_attn.q_proj.register_forward_hook(lambda m, a, out: seen.append(out.shape[1]))
-    with FastVGGT(frames=3, special=2, merge=merge).on(attentions(encoder)[1:]):
-        merged = forward(encoder, x)
-    forward(encoder, x)
-    handle.remove()
-    most = 54 - (18 + 2 * (2 + 4))  # the first view, special tokens and cells stay
-    assert seen == [54 - min(most, int(54 * merge)), 54]
-    assert merged.shape == plain.shape and not torch.equal(merged, plain)
-    assert state(encoder) == before and torch.equal(forward(encoder, x), plain)
-
-
-def test_an_exception_leaves_no_trace(encoder):
-    before, x = state(encoder), views(1, 3, 18)
-    with pytest.raises(SettingError, match="54 tokens are not 5 views"), FastVGGT(frames=5).on(attentions(encoder)):
-        forward(encoder, x)
-    mask = torch.zeros(1, 1, 54, 54)
-    with pytest.raises(SettingError, match="mask"), FastVGGT(frames=3, special=2).on(attentions(encoder)):
-        encoder(inputs_embeds=x, attention_mask=mask)
-    assert state(encoder) == before
-
-
-def test_equal_views_stay_equal(encoder):
-    x = views(1, 4, 16, alike=1.0)
-    with FastVGGT(frames=4, merge=0.9).on(attentions(encoder)):
-        merged = forward(encoder, x)
-    together = merged.unflatten(1, (4, 16))
-    torch.testing.assert_close(together[:, 1:], together[:, :1].expand(-1, 3, -1, -1))
-
-
-def naive(tokens, merger):
+def naive(x, method, views):
     """Rows of plain tensors: who stands for whom, and the means."""
-    length, per = len(tokens), len(tokens) // merger.frames
-    rows, columns = merger.grid
+    length, per = len(x), len(x) // views.count
     target, source = [], []
     for i in range(length):
-        place = i % per - merger.special
-        corner = place < 0 or (place // columns % 2 == 0 and place % columns % 2 == 0)
+        place = i % per - views.special
+        corner = place < 0 or (place // views.columns % 2 == 0 and place % views.columns % 2 == 0)
         (target if i < per or corner else source).append(i)
-    cosine = {(i, j): float(torch.cosine_similarity(tokens[i], tokens[j], dim=0)) for i in source for j in target}
+    cosine = {(i, j): float(torch.cosine_similarity(x[i], x[j], dim=0)) for i in source for j in target}
     partner = {i: max(target, key=lambda j, i=i: cosine[i, j]) for i in source}
-    gone = sorted(source, key=lambda i: -cosine[i, partner[i]])[: int(length * merger.merge)]
+    count = max(0, min(int(length * method.merge), len(source) - round(length * method.salient)))
+    gone = sorted(source, key=lambda i: -cosine[i, partner[i]])[:count]
     groups = {i: [i] for i in range(length) if i not in gone}
     for i in gone:
         groups[partner[i]].append(i)
     return groups
 
 
-@pytest.mark.parametrize(("grid", "special"), (((4, 4), 0), ((3, 5), 1), ((1, 6), 2), ((2, 2), 0)))
-@pytest.mark.parametrize("merge", (0.0, 0.1, 0.5, 1.0))
-def test_merger(grid, special, merge):
-    merger = FastVGGT(4, special, merge, grid)
-    x = views(2, 4, special + grid[0] * grid[1], 0.5)
-    match = merger.match(x)
+@pytest.mark.parametrize("views", (Views(4, 0, 4, 4), Views(4, 1, 3, 5), Views(4, 2, 1, 6), Views(2, 0, 2, 2)), ids=str)
+@pytest.mark.parametrize(("merge", "salient"), ((0.0, 0.1), (0.1, 0.0), (0.9, 0.1), (1.0, 0.0), (1.0, 1.0)))
+def test_a_match_against_a_naive_reading(views, merge, salient):
+    method, x = FastVGGT(merge, salient), tokens(2, views, 0.5)
+    match = method.match(x, views)
     merged = match.merge(x)
     back = match.unmerge(merged)
     for row in range(2):
-        groups = naive(x[row].double(), merger)
+        groups = naive(x[row].double(), method, views)
         assert match.kept[row].tolist() == sorted(groups)
         for at, first in enumerate(sorted(groups)):
             torch.testing.assert_close(merged[row, at], x[row, groups[first]].mean(0))
             assert all(torch.equal(back[row, i], merged[row, at]) for i in groups[first])
-    if not merge:
+    if not merge or salient == 1:
         assert torch.equal(merged, x) and torch.equal(back, x)
     assert match.merge(x.half()).dtype == torch.float16
 
 
-def test_positions_go_with_their_tokens():
-    class Attention(nn.Module):
-        def forward(self, x, pos):
-            self.seen = pos
-            return x + pos
-
-    module, x = Attention(), views(2, 2, 4)
-    pos = torch.arange(8.0)[None, :, None]
-    merger = FastVGGT(frames=2, merge=1.0)
-    with merger.on([module], positions=("pos",)):
-        out = module(x, pos=pos)
-    assert module.seen[0, :, 0].tolist() == merger.match(x).kept[0].tolist() == [0, 1, 2, 3, 4]
-    assert out.shape == x.shape
+def test_few_similarities_at_once_are_the_same_match(monkeypatch):
+    views = Views(4, 1, 4, 4)
+    whole = FastVGGT().match(tokens(2, views), views)
+    monkeypatch.setattr(fast_vggt, "AT_ONCE", 100)
+    parts = FastVGGT().match(tokens(2, views), views)
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
-@pytest.mark.parametrize("bad", ({"frames": 0}, {"special": -1}, {"merge": 1.1}, {"grid": (0, 3)}), ids=str)
+def test_attention_over_all_views_sees_fewer_tokens_and_leaves_no_trace():
+    model, arguments = vggt()
+    before, plain, seen = snapshot(model), model(**arguments(3)), []
+    own, joint = model.aggregator.frame_blocks[0].attn.qkv, model.aggregator.global_blocks[0].attn.qkv
+    for module in (own, joint):
+        module.register_forward_hook(lambda m, a, out: seen.append(out.shape[1]))
+    with mmaccel.accelerate(model, FastVGGT()) as fast:
+        merged = fast(**arguments(3))
+        again = fast(**arguments(3))
+        kept = fast.report.details["views"]["merged into"]
+        fast(**arguments(1, views=6, height=20))
+        assert fast.report.details["views"]["tokens"] == 6 * (3 + 5 * 4)
+    length = 4 * (3 + 6 * 4)
+    sources = 3 * (6 * 4 - 3 * 2)
+    assert kept == length - (sources - round(0.1 * length)) and seen[:2] == [3 + 6 * 4, kept]
+    assert merged.shape == plain.shape and not torch.equal(merged, plain) and torch.equal(merged, again)
+    for module in (own, joint):
+        module._forward_hooks.clear()
+    assert snapshot(model) == before and torch.equal(model(**arguments(3)), plain)
+
+
+def test_places_go_with_their_tokens():
+    model, arguments = vggt()
+    seen = []
+    attention = model.aggregator.global_blocks[0].attn
+    attention.forward, original = lambda x, pos: seen.append(pos) or original(x, pos), attention.forward
+    with mmaccel.accelerate(model, FastVGGT(salient=0.0)) as fast:
+        fast(**arguments(2))
+    places = torch.cartesian_prod(torch.arange(1, 7), torch.arange(1, 5))
+    places = torch.cat([torch.zeros(3, 2, dtype=torch.long), places]).repeat(4, 1)
+    assert torch.equal(seen[0][1], places[targets(Views(4, 3, 6, 4))])
+
+
+def test_equal_views_stay_equal():
+    """Each token merges into its equal of the first view."""
+    model, arguments = vggt()
+    for special in (model.aggregator.camera_token, model.aggregator.register_token):
+        special.data[:, 1] = special.data[:, 0]
+    views = arguments(1, views=2)["images"][:, :1].expand(-1, 6, -1, -1, -1)
+    with mmaccel.accelerate(model, FastVGGT(salient=0.0)) as fast:
+        merged = fast(views)
+    torch.testing.assert_close(merged[:, 1:], merged[:, :1].expand(-1, 5, -1, -1))
+
+
+def test_one_view_has_nothing_to_merge_into():
+    model, arguments = vggt()
+    with mmaccel.accelerate(model, FastVGGT()) as fast:
+        assert torch.equal(fast(**arguments(2, views=1)), model(**arguments(2, views=1)))
+        assert not fast.report.engaged and "one view alone" in fast.report.warnings[0]
+
+
+def test_more_views_than_memory_is_one_line(monkeypatch):
+    model, arguments = vggt()
+    plain = model(**arguments())
+    monkeypatch.setattr(multi_view, "free_memory", lambda device: 1000)
+    with (
+        mmaccel.accelerate(model, FastVGGT()) as fast,
+        pytest.raises(MemoryLimitError, match="4 views of 6 x 4 patches need at least .* are free on cpu: give fewer"),
+    ):
+        fast(**arguments())
+    assert torch.equal(model(**arguments()), plain)
+
+
+def test_a_mask_and_another_sequence_are_one_line():
+    model, arguments = vggt()
+    attention = model.aggregator.global_blocks[0].attn
+    plain = model(**arguments())
+    with mmaccel.accelerate(model, FastVGGT()) as fast:
+        fast(**arguments())
+        with pytest.raises(SettingError, match="a mask no longer fits"):
+            attention(torch.zeros(1, 108, 32), attn_mask=torch.zeros(108, 108))
+        with pytest.raises(SettingError, match="got 7 tokens, and .* make 108"):
+            attention(torch.zeros(1, 7, 32))
+    assert torch.equal(model(**arguments()), plain)
+
+
+def test_other_models_and_other_methods_are_refused_by_name():
+    model, arguments = vggt()
+    plain = model(**arguments())
+    with pytest.raises(UnsupportedTargetError, match="vlm.FastVGGT works on multi_view models"):
+        mmaccel.accelerate(visual_examples.onevision()[0], FastVGGT())
+    for method in (vlm.HoliTom(), vlm.StoredContext(), vlm.FusedDraft()):
+        with pytest.raises(UnsupportedTargetError, match="VGGT is a multi_view model: vlm.FastVGGT works on it"):
+            mmaccel.accelerate(model, method)
+    model.aggregator.global_blocks = nn.ModuleList()
+    with pytest.raises(UnsupportedTargetError, match="no block that attends over several views"):
+        mmaccel.accelerate(model, FastVGGT())
+    del model.aggregator
+    with pytest.raises(UnsupportedTargetError, match="neither the `global_blocks`"):
+        mmaccel.accelerate(model, FastVGGT())
+    assert isinstance(model, VGGT) and plain.shape == (1, 4, 6, 4)
+
+
+def test_compare_says_how_far_off_the_outputs_are():
+    model, arguments = vggt()
+    plain = model(**arguments(2))
+    with mmaccel.accelerate(model, FastVGGT()) as fast:
+        off = float((fast(**arguments(2)) - plain).norm() / plain.norm())
+    found = mmaccel.compare(model, FastVGGT(), FastVGGT(merge=0.0), seeds=[0], rounds=1, **arguments(2))
+    rows = {row["method"] + str(row["settings"].get("merge")): row for row in found.rows}
+    assert rows["vlm.FastVGGT0.9"]["quality"] == pytest.approx(off) and 0 < off < 1
+    assert rows["vlm.FastVGGT0.0"]["quality"] == 0
+    assert "off by" in str(found) and "other shapes" in str(found)
+    with pytest.raises(SettingError, match="give the arguments of a call of VGGT"):
+        mmaccel.compare(model, FastVGGT())
+
+
+@pytest.mark.parametrize("bad", ({"merge": 1.1}, {"merge": "x"}, {"salient": -0.1}), ids=str)
 def test_bad_settings(bad):
     (name,) = bad
-    with pytest.raises(SettingError, match=rf"^FastVGGT\({name}=.*must be"):
-        FastVGGT(**{"frames": 2, **bad})
+    with pytest.raises(SettingError, match=rf"FastVGGT\({name}=.*must be"):
+        FastVGGT(**bad)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("depth_anything_3") is None, reason="depth-anything-3 is not installed")
+def test_depth_anything_on_several_views():
+    """The encoder of Depth Anything 3, small: local and global blocks by turns, from `alt_start` on."""
+    from depth_anything_3.model.dinov2.dinov2 import DinoV2
+
+    torch.manual_seed(0)
+    net = type("DepthAnything3Net", (nn.Module,), {"forward": lambda self, x: self.backbone(x)[0][-1][0]})()
+    net.backbone = DinoV2("vits", [11], alt_start=4, qknorm_start=4, rope_start=4)
+    net.eval()
+    views = torch.rand(2, 3, 3, 42, 56)
+    with torch.no_grad():
+        plain = net(views)
+        with mmaccel.accelerate(net, FastVGGT(merge=0.0)) as fast:
+            assert torch.equal(fast(views), plain)
+        with mmaccel.accelerate(net, FastVGGT()) as fast:
+            merged, report = fast(views), fast.report
+        assert report.engaged and report.details["views"]["tokens"] == 3 * (1 + 3 * 4)
+        assert merged.shape == plain.shape and not torch.equal(merged, plain) and torch.equal(net(views), plain)

@@ -10,7 +10,11 @@ from torch.nn.functional import cosine_similarity, normalize
 
 import mmaccel
 from mmaccel import vlm
+from mmaccel.adapter import find_adapter
+from mmaccel.demos.families.visual_models import build
+from mmaccel.demos.families.visual_table import MERGING, still
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.decoder.call import Call, GenerateRun
 from mmaccel.vlm.families.tower import Probe, layer_of
@@ -18,6 +22,17 @@ from mmaccel.vlm.pruning.frame_merging import merging
 from mmaccel.vlm.pruning.inner import _last_attention, by_attention, late_merging
 from mmaccel.vlm.pruning.row import Row
 
+# One for each way in which towers arrange patches: in windows, with angles, with features of several layers, as tiles.
+MERGED = (
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "VideoLlama3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+)
 TOWERS = {"llava_onevision": visual_examples.onevision, "llava_next_video": visual_examples.next_video}
 
 
@@ -44,7 +59,7 @@ def test_merged_frames_are_fewer_in_later_layers(family):
     pixels = arguments(2, frames=12)["pixel_values_videos"]
     pixels[:, 1:6] = pixels[:, 1:2] + 0.05 * torch.randn(pixels[:, 1:6].shape, generator=torch.manual_seed(0))
     layers, sizes = model.model.vision_tower.encoder.layers, []
-    handles = [layer.register_forward_hook(lambda m, a, o: sizes.append(len(a[0]))) for layer in layers]
+    handles = [layer.mlp.register_forward_hook(lambda m, a, o: sizes.append(len(a[0]))) for layer in layers]
     with mmaccel.accelerate(model, vlm.EarlyTom(keep=0.2, merge_after=1)) as fast:
         tokens = fast.generate(**{**arguments(2, frames=12), "pixel_values_videos": pixels})
         report = fast.report
@@ -57,29 +72,92 @@ def test_merged_frames_are_fewer_in_later_layers(family):
     assert all(share == pytest.approx(0.1, abs=0.01) for share in shares)
 
 
-def test_merging_keeps_which_frames_are_there():
-    """Two layers that each merge the first two frames of each video."""
+class First(vlm.EarlyTom):
+    """Merges the first two frames of each clip, after two layers."""
 
-    class First(vlm.EarlyTom):
-        def merge(self, frames):
-            return torch.cat([frames[:2].mean(0, keepdim=True), frames[2:]]), torch.tensor([0, *range(2, len(frames))])
+    def merge(self, frames):
+        return torch.cat([frames[:2].mean(0, keepdim=True), frames[2:]]), torch.tensor([0, *range(2, len(frames))])
 
-        def merges_after(self, layers):
-            return (1, 2)
+    def merges_after(self, layers):
+        return (1, 2)
 
-    layers = [torch.nn.Identity() for _ in range(3)]
-    hidden = torch.arange(10.0).view(10, 1, 1)
-    with merging(First(), layers, videos=2, frames=5, device=hidden.device) as state:
+
+class Layer(torch.nn.Module):
+    """Notes what it is given."""
+
+    def forward(self, hidden_states, **kwargs):
+        self.given = {"hidden_states": hidden_states, **kwargs}
+        return hidden_states
+
+
+@pytest.mark.parametrize("shape", ((10, 1, 1), (10, 1), (1, 10, 1)), ids=("frames", "row of patches", "batched row"))
+def test_merging_keeps_which_frames_are_there(shape):
+    """Two layers that each merge the first two frames of each clip; around them each frame has its own place."""
+    layers = [Layer() for _ in range(3)]
+    hidden = torch.arange(10.0).view(shape)
+    with merging(First(), layers, [(5, 1), (5, 1)], 3, hidden.device) as state:
         for layer in layers:
             hidden = layer(hidden)
-    assert [present.tolist() for present in state.present] == [[0, 3, 4], [0, 3, 4]]
-    assert hidden.flatten().tolist() == [1.25, 3.0, 4.0, 6.25, 8.0, 9.0]
-    assert not any(layer._forward_hooks for layer in layers)
+    assert [left.tolist() for left in state.left] == [[0, 3, 4], [0, 3, 4]]
+    assert [len(layer.given["hidden_states"].flatten()) for layer in layers] == [10, 8, 6]
+    assert layers[2].given["hidden_states"].flatten().tolist() == [1.25, 3.0, 4.0, 6.25, 8.0, 9.0]
+    assert hidden.flatten().tolist() == [1.25, 1.25, 1.25, 3.0, 4.0, 6.25, 6.25, 6.25, 8.0, 9.0]
+    assert hidden.shape == shape and not any("forward" in vars(layer) for layer in layers)
+    told = state.restore([torch.tensor([float(i)]) for i in range(6)])
+    assert torch.cat(told).tolist() == [0, 0, 0, 1, 2, 3, 3, 3, 4, 5]
 
 
-def test_early_tom_needs_a_tower_of_frames():
-    with pytest.raises(UnsupportedTargetError, match="llava_onevision"):
-        mmaccel.accelerate(visual_examples.internvl()[0], vlm.EarlyTom())
+def test_arguments_of_a_layer_follow_its_frames():
+    """Clips of 2 and 3 patches a frame in one row, with angles, a mask of all pairs, and windows within frames."""
+    layers, clips, total = [Layer(), Layer()], [(3, 2), (4, 3)], 18
+    hidden = torch.arange(float(total))[None, :, None]
+    given = {
+        "angles": (torch.arange(total)[:, None], torch.arange(total)[None, :, None]),
+        "attention_mask": torch.arange(total**2).view(1, 1, total, total),
+        "cu_seqlens": torch.tensor([0, 2, 4, 6, 7, 9, 12, 15, 18], dtype=torch.int32),
+        "other": torch.zeros(3, 5),
+    }
+    with merging(First(), layers, clips, 2, hidden.device):
+        for layer in layers:
+            hidden = layer(hidden, **given)
+    rows = [0, 1, 4, 5, 6, 7, 8, 12, 13, 14, 15, 16, 17]  # frames 0 and 2 of one clip, 0, 2 and 3 of the other
+    seen = layers[1].given
+    assert seen["angles"][0].flatten().tolist() == rows and seen["angles"][1].flatten().tolist() == rows
+    assert torch.equal(seen["attention_mask"][0, 0], given["attention_mask"][0, 0][rows][:, rows])
+    assert seen["cu_seqlens"].tolist() == [0, 2, 4, 5, 7, 10, 13] and seen["cu_seqlens"].dtype == torch.int32
+    assert seen["other"] is given["other"] and hidden.shape == (1, total, 1)
+
+
+def test_nothing_merges_where_nothing_can():
+    layers = [Layer() for _ in range(3)]
+    for clips, last in (([(1, 4), (1, 9)], 3), ([], 3), ([(5, 1)], 0)):
+        with merging(First(), layers, clips, last, torch.device("cpu")) as state:
+            assert state is None
+    with merging(First(), layers, [(5, 1)], 3, torch.device("cpu")) as state:
+        assert torch.equal(layers[0](torch.ones(7, 2)), torch.ones(7, 2)), "rows that are not those of the frames"
+    assert state.left[0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_frames_that_are_alike_merge_in_any_tower_and_nothing_is_lost(name):
+    """Features, scores, and what the language model's first layers add, of every frame, whether it merged or not."""
+    model, call = build(name)
+    adapter, given = find_adapter(model), still(call(2, frames=12))
+    kind = "video" if "pixel_values_videos" in given else "image"
+    plain = adapter.encode(kind, vlm.HoliTom(), given)
+    before = snapshot(model)
+    merged = adapter.encode(kind, MERGING, given)
+    assert snapshot(model) == before
+    for visual, other in zip(merged, plain, strict=True):
+        assert len(visual.present) < 12 and torch.allclose(visual.features, other.features, atol=1e-5)
+        assert torch.allclose(visual.scores, other.scores[visual.present], atol=1e-5)
+        assert torch.allclose(visual.key, other.key[visual.present], atol=1e-4)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(visual.extra, other.extra, strict=True))
+
+
+def test_early_tom_needs_a_tower_whose_layers_are_in_a_list():
+    with pytest.raises(UnsupportedTargetError, match="Lfm3Vl.*in a list: vlm.VidCom2"):
+        mmaccel.accelerate(build("Lfm3VlForConditionalGeneration")[0], vlm.EarlyTom())
 
 
 # The language model
@@ -227,7 +305,7 @@ def test_layers_of_the_cuts():
 def test_the_layer_of_a_call_counts_before_that_of_the_model(family):
     """Features and scores are those of `vision_feature_layer`, whether frames merge on the way or not."""
     model, arguments = TOWERS[family]()
-    chosen = 1 if family == "llava_onevision" else 2
+    chosen = 1 if family == "llava_onevision" else 3
     call = {**arguments(1), "vision_feature_layer": chosen}
     with torch.no_grad():
         plain = model.model.get_video_features(call["pixel_values_videos"], vision_feature_layer=chosen).pooler_output[

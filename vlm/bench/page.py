@@ -35,7 +35,8 @@ LIMITS = """
   stands only a few in all: of three things the model overlooked one, whatever was merged, until it was trained on
   things shown so unevenly.
 - **`EarlyTom`** merges frames in the middle of a segment only: short segments spare less of the tower's work than long
-  ones do.
+  ones do. Where only frames merge that are alike in every place (`alike`), more is seen of what is there for a moment,
+  and the tower is spared little.
 - **Methods by attention** compute the tower's last attention once more to read it, which costs a part of the tower.
 """
 TITLES = {"brief": "Brief events", "slow": "Slow clips", "long": "Brief events in 64 frames"}

@@ -25,7 +25,3 @@ class LlavaNextVideoAdapter(LlavaOnevisionAdapter):
 
     def pool_planes(self, planes: torch.Tensor) -> torch.Tensor:
         return adaptive_avg_pool2d(planes, self.pooled_grid)
-
-    def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        pooled: torch.Tensor = self.model.multi_modal_projector(self.model.vision_resampler(hidden))
-        return pooled

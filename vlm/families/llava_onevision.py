@@ -11,13 +11,10 @@ from torch.nn.functional import interpolate
 
 from mmaccel import private
 from mmaccel.adapter import register_adapter
-from mmaccel.errors import UnsupportedTargetError
 
 from ..input.spans import Grid
 from ..input.visual import Visual
-from ..pruning.compressor import Compressor
-from ..pruning.frame_merging import merging
-from .tower import Probe, frame_scores, parts, probed
+from .tower import Probe, frame_scores, parts
 from .visual_adapter import VisualAdapter
 
 PACKING = ("vision_aspect_ratio", "vision_feature_select_strategy")  # what decides how pictures are packed
@@ -89,53 +86,11 @@ class LlavaOnevisionAdapter(VisualAdapter):
         chosen = kwargs.get("vision_feature_select_strategy") or self.target.config.vision_feature_select_strategy
         return 1 if chosen == "default" else 0
 
-    def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
-        layers = self.tower.encoder.layers
-        if kind == "image" or not method.merges_after(len(layers)):
-            return super().encode(kind, method, kwargs, seen)
-        return self.encode_merged(method, layers, kwargs)
-
-    @torch.no_grad()
-    def encode_merged(self, method: Compressor, layers: Any, kwargs: dict[str, Any]) -> list[Visual]:
-        """Run the tower with frames that merge on the way; project and pool the remaining ones."""
-        pixels = kwargs["pixel_values_videos"]
-        videos, frames = pixels.shape[:2]
-        with (
-            probed(self.scoring_layer(kwargs)) as probe,
-            merging(method, layers, videos, frames, pixels.device) as state,
-        ):
-            output = self.tower(pixels.flatten(0, 1), output_hidden_states=True, return_dict=True)
-        layer = self.feature_layer(kwargs)
-        chosen = [output.hidden_states[number] for number in (layer if isinstance(layer, list) else [layer])]
-        if len({len(hidden) for hidden in chosen}) > 1:
-            raise UnsupportedTargetError(
-                f"vision_feature_layer={layer}: frames merge between these layers; ask for one"
-            )
-        projected = self.project(torch.cat(chosen, -1)[:, self._skip(kwargs) :])
-        scores, keys = self._scores(probe, kwargs)
-        found, start = [], 0
-        for present in state.present:
-            part = slice(start, start := start + len(present))
-            visual = self._spread(projected[part], present, frames)
-            visual.scores, visual.key = scores[part], keys[part]
-            found.append(visual)
-        return found
-
-    def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the tower `[F, patches, E]` as tokens of the language model, `[F, N, D]`."""
-        pooled: torch.Tensor = self.model.apply_pooling(self.model.multi_modal_projector(hidden))
-        return pooled
-
-    def _spread(self, features: torch.Tensor, present: torch.Tensor, frames: int) -> Visual:
-        """The visual of a video that has only some of its frames left."""
-        full = features.new_zeros(frames, *features.shape[1:])
-        full[present] = features
-        flat = full.flatten(0, 1)
-        if self.line_ends:
-            flat = torch.cat([flat, self.model.image_newline[None].to(flat)])
-        visual = Visual.of_frames(flat, (frames, *self.pooled_grid), self.line_ends)
-        visual.present = present
-        return visual
+    def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:
+        if kind == "image":
+            return []
+        videos, frames = kwargs["pixel_values_videos"].shape[:2]
+        return [(frames, 1)] * videos
 
     def picture(self, features: torch.Tensor, told: torch.Tensor | None = None) -> list[Visual]:
         """The whole picture and the enlarged one, `[L, D]`, whose lines end in newline tokens.

@@ -85,6 +85,16 @@ def attention_layers(tower: torch.nn.Module) -> list[torch.nn.Module]:
     ]
 
 
+def blocks(tower: torch.nn.Module) -> list[torch.nn.Module]:
+    """The layers of a tower, in order, each with one of its attention layers; empty where they are not in one list."""
+    attention = {*attention_layers(tower)}
+    for module in tower.modules():
+        layers = list(module) if isinstance(module, torch.nn.ModuleList) else []
+        if layers and all(attention & {*layer.modules()} for layer in layers):
+            return layers
+    return []
+
+
 def layer_of(layers: list[torch.nn.Module], feature_layer: int | list[int]) -> torch.nn.Module:
     """The attention layer just before the hidden states of that number, 0 being those before the first layer."""
     number = feature_layer[-1] if isinstance(feature_layer, list) else feature_layer

@@ -16,11 +16,13 @@ from mmaccel.errors import UnsupportedTargetError
 from ..input.prompt import Prompt
 from ..input.spans import Grid
 from ..input.visual import Visual
+from ..pruning.compressor import Compressor
 from .layout import lay_grids, lay_tiles
 from .rows import ROWS, row_of
-from .tower import Probe, attention_layers
+from .tower import Probe, attention_layers, blocks
 from .visual_adapter import KINDS, PIXELS, VisualAdapter
 
+MANY = 99  # layers of a tower, to ask whether a method would merge frames in any
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "video_tower")
 
 
@@ -48,13 +50,17 @@ class VisionLanguageAdapter(VisualAdapter):
 
     def check(self, method: Any) -> None:
         super().check(method)
-        if not (getattr(method, "needs_attention", False) or getattr(method, "needs_key", False)):
-            return
+        reads = getattr(method, "needs_attention", False) or getattr(method, "needs_key", False)
         why = self.row.unplaced or ("" if attention_layers(self.tower) else "no attention that can be read")
-        if why:
+        if reads and why:
             raise UnsupportedTargetError(
                 f"{method.name} ranks tokens by the attention in the vision tower, and that of"
                 f" {type(self.target).__name__} has {why}: vlm.VidCom2 does without"
+            )
+        if isinstance(method, Compressor) and method.merges_after(MANY) and not blocks(self.tower):
+            raise UnsupportedTargetError(
+                f"{method.name} merges frames between the layers of a vision tower, and that of"
+                f" {type(self.target).__name__} has none in a list: vlm.VidCom2 does without"
             )
 
     def token_id(self, kind: str) -> int:
@@ -84,6 +90,15 @@ class VisionLanguageAdapter(VisualAdapter):
             return None
         tiles = int((kwargs["input_ids"] == self.token_id(kind)).sum()) // self.cells
         return [_square(self.cells)] * tiles
+
+    def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:
+        patches = self._patches(kind, kwargs)
+        if patches is not None:
+            return [(frames, rows * columns) for frames, rows, columns in patches]
+        if not self.row.tiles:
+            return []
+        tiles = kwargs[PIXELS[kind]].shape[:-3].numel()
+        return [(count, 1) for count in self._counts(kind, tiles, self.cells, kwargs, seen)]
 
     def visuals(
         self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
@@ -144,14 +159,16 @@ class VisionLanguageAdapter(VisualAdapter):
         if len(flat) % cells:  # said with the placeholders
             cells = len(flat)
         tiles = len(flat) // cells
-        counts = [1] * tiles
-        if kind == "video":
-            counts = [kwargs[PIXELS[kind]].shape[1]] * len(kwargs[PIXELS[kind]])
-        elif self.row.frames:
-            counts = self._frames(kind, tiles, cells, kwargs, seen)
+        counts = self._counts(kind, tiles, cells, kwargs, seen)
         _, rows, columns = _square(cells)
         parts = flat.split([count * cells for count in counts])
         return [Visual.of_frames(part, (count, rows, columns)) for part, count in zip(parts, counts, strict=True)]
+
+    def _counts(self, kind: str, tiles: int, cells: int, kwargs: dict[str, Any], seen: int) -> list[int]:
+        """The number of tiles of each picture or video."""
+        if kind == "video":
+            return [kwargs[PIXELS[kind]].shape[1]] * len(kwargs[PIXELS[kind]])
+        return self._frames(kind, tiles, cells, kwargs, seen) if self.row.frames else [1] * tiles
 
     def _frames(self, kind: str, tiles: int, cells: int, kwargs: dict[str, Any], seen: int) -> list[int]:
         """The number of tiles of each prompt, earlier turns and the new one apart."""

@@ -26,9 +26,10 @@ from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
 from ..input.visual import Visual
 from ..pruning.compressor import Compressor
+from ..pruning.frame_merging import merging
 from ..pruning.inner import Cuts, install, why_uncut
 from ..pruning.row import Cut
-from .tower import Probe, attention_layers, layer_of, probed
+from .tower import Probe, attention_layers, blocks, layer_of, probed
 
 KINDS = ("image", "video")
 COLUMNS = {"token_type_ids", "mm_token_type_ids"}  # arguments with a value for each token
@@ -265,9 +266,26 @@ class VisualAdapter(DecoderAdapter):
         names = inspect.signature(encoder).parameters
         arguments = {name: kwargs[name] for name in names if kwargs.get(name) is not None and name != "kwargs"}
         watch = method.needs_attention or method.needs_key
-        with probed(self.scoring_layer(kwargs)) if watch else nullcontext() as probe:
+        scoring = self.scoring_layer(kwargs) if watch else None
+        layers = blocks(self.tower)
+        last = next((number for number, layer in enumerate(layers) if scoring in {*layer.modules()}), len(layers))
+        clips = self.clips(kind, kwargs, seen)
+        with (
+            nullcontext() if scoring is None else probed(scoring) as probe,
+            merging(method, layers, clips, last, kwargs[PIXELS[kind]].device) as merged,
+        ):
             output = encoder(**arguments, return_dict=True)
-        return self.visuals(kind, output, kwargs, probe, seen)
+        if merged is None:
+            return self.visuals(kind, output, kwargs, probe, seen)
+        if probe is not None:
+            probe.received, probe.keys = merged.restore(probe.received), merged.restore(probe.keys)
+        found = self.visuals(kind, output, kwargs, probe, seen)
+        merged.mark(found)
+        return found
+
+    def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:
+        """Frames of each clip as the tower has them, and how many rows of its hidden states each frame takes."""
+        return []
 
     def scoring_layer(self, kwargs: dict[str, Any]) -> torch.nn.Module:
         """The attention layer of the tower that scores tokens: the last one that is used."""

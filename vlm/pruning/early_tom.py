@@ -57,7 +57,8 @@ class EarlyTom(Compressor):
     Lossy: dropped tokens are gone. The number kept is exact and spread evenly over the frames; a remainder goes to the
     ends of segments first. The reference code rounds the ends up and the rest to the nearest. In a tower of few layers
     a third of the depth is often: with the four of `tiny-onevision`, ``merge_after=2`` had more answers right about
-    brief events than the default.
+    brief events than the default. Frames that are several in the tower, as with Ernie 4.5, merge there, and count all
+    the same behind it; pictures do not merge.
 
     Raises
     ------
@@ -81,11 +82,10 @@ class EarlyTom(Compressor):
 
     paper: ClassVar[str] = "EarlyTom: Early Token Compression Completes Fast Video Understanding, 2026"
     advice: ClassVar[Advice] = Advice(
-        "LLaVA models that are shown many frames: the vision tower has less to do as well.",
+        "Models that are shown many frames: the vision tower has less to do as well.",
         "Frames that were merged before the tower had read them can lose what told them apart.",
         "keep=0.15",
     )
-    families = frozenset({"llava_onevision", "llava_next_video"})
     excludes: ClassVar[frozenset[str]] = CACHE_METHODS
     needs_attention: ClassVar[bool] = True
 

@@ -1,12 +1,10 @@
-"""FastVGGT: merge most tokens of many views for global attention, and unmerge them after it; lossy."""
+"""FastVGGT: merge most tokens of many views for the attention over all of them, and unmerge them after it; lossy."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -14,10 +12,25 @@ from torch.nn.functional import normalize, pad
 
 from mmaccel.errors import SettingError
 from mmaccel.kernels import segment_mean
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Advice, Method, is_number
 from mmaccel.patching import hook
+from mmaccel.registry import register
+from mmaccel.session import Session
 
-CHUNK = 4096  # merged tokens to compare at once, which bounds the memory that similarities take
+from ..families.multi_view import MultiViewAdapter, Views
+
+AT_ONCE = 1 << 26  # similarities to compute at once, which bounds the memory that they take
+
+EXAMPLE = """import mmaccel
+import torch
+from mmaccel import vlm
+from mmaccel.vlm.multi_view_example import VGGT
+
+model = VGGT().eval()  # yours: the VGGT of vggt.models.vggt with its weights, or a model of Depth Anything 3
+pictures = torch.rand(1, 8, 3, 24, 32)  # [1, views, 3, height, width]
+with mmaccel.accelerate(model, {method}) as fast:
+    scene = fast(pictures)
+    print(fast.report)"""
 
 
 class Match(NamedTuple):
@@ -45,108 +58,77 @@ class Match(NamedTuple):
         return tokens.gather(1, self.owner[..., None].expand(-1, -1, tokens.shape[2]))
 
 
+@register("vlm")
 @dataclass(frozen=True)
-class FastVGGT:
-    """Merge tokens for the global attention of an encoder of many views, and unmerge them after it; lossy.
+class FastVGGT(Method[Session[MultiViewAdapter]]):
+    """Merge tokens for the attention over all views of a scene, and unmerge them after it; lossy.
 
-    FastVGGT: Training-Free Acceleration of Visual Geometry Transformer (Shen et al., 2025). Merge targets are all
-    tokens of the first view, the special tokens of every view, and the top left token of each cell of 2 x 2. All others
-    may merge, each into the target with the highest cosine, the most similar first.
+    FastVGGT: Training-Free Acceleration of Visual Geometry Transformer (Shen et al., 2025). All tokens of the first
+    view, the special tokens of every view, and the top left token of each cell of 2 x 2 stay, and so do salient ones,
+    which are like none of these. All others merge, each into that of those tokens with the highest cosine.
 
     Parameters
     ----------
-    frames
-        Views in the sequence, at least 1; its length is ``frames * (special + rows * columns)``.
-    special
-        Tokens without a position in the picture at the beginning of each view, such as camera and register tokens,
-        default 0.
     merge
         Share of all tokens to merge, from 0 (plain) to 1, limited to those that may merge; default 0.9 as the paper.
-    grid
-        Rows and columns of a view; None (default) takes a square.
+    salient
+        Share of all tokens that stay because they are least like any that they could merge into, from 0 to 1; default
+        0.1, as many as the reference code keeps.
 
     Notes
     -----
-    Lossy; at ``merge=0`` bit-identical. The reference code draws the token of a cell at random, keeps every tenth
-    token from merging, and merges query, key and value after rotary positions; here tokens merge before these are made.
+    Lossy; at ``merge=0`` bit-identical. One view alone has nothing to merge into. The reference code takes the token of
+    a cell at random and the salient ones by a fixed stride, and merges queries, keys and values after rotary positions;
+    here tokens merge before these are made. What attention needs falls with the square of what is left, so that it
+    pays the more, the more views there are; everything else of the model stays as it is.
 
     Raises
     ------
     SettingError
-        If a setting is out of range; by :meth:`match` if the sequence does not fit.
+        If a setting is out of range, or if attention is called with a mask.
+    MemoryLimitError
+        If the views take more memory than is free, before the model runs.
 
     Examples
     --------
-    >>> attention = [layer.self_attn for layer in model.encoder.layers]  # doctest: +SKIP
-    >>> with FastVGGT(frames=8).on(attention):  # doctest: +SKIP
-    ...     hidden_states = model.encoder(inputs_embeds=views.reshape(1, 8 * 256, -1))
-
     >>> tokens = torch.randn(1, 3 * (1 + 16), 8)
-    >>> match = FastVGGT(frames=3, special=1).match(tokens)
+    >>> match = FastVGGT(salient=0.0).match(tokens, Views(3, 1, 4, 4))
     >>> match.merge(tokens).shape  # 17 of the first view, 5 of each other one
     torch.Size([1, 27, 8])
     """
 
-    frames: int
-    special: int = 0
     merge: float = 0.9
-    grid: tuple[int, int] | None = None
+    salient: float = 0.1
+
+    paper: ClassVar[str] = "FastVGGT: Training-Free Acceleration of Visual Geometry Transformer, 2025"
+    advice: ClassVar[Advice] = Advice(
+        "VGGT and Depth Anything 3 on tens to thousands of views: attention over all of them is most of the time.",
+        "Details that one view alone shows blur a little. Few views gain nothing.",
+        example=EXAMPLE,
+    )
+    families: ClassVar[frozenset[str] | None] = frozenset({"multi_view"})
+    neutral: ClassVar[dict[str, Any]] = {"merge": 0.0}
+    engaging: ClassVar[dict[str, Any]] = {"merge": 0.9}
 
     def __post_init__(self) -> None:
-        grid = self.grid
-        for name, valid, allowed in (
-            ("frames", is_count(self.frames), "a whole number of at least 1"),
-            ("special", is_count(self.special, 0), "a whole number of at least 0"),
-            ("merge", is_number(self.merge, 0, 1), "from 0 to 1, a share of the tokens"),
-            ("grid", grid is None or (len(grid) == 2 and all(map(is_count, grid))), "rows and columns, or None"),
-        ):
-            if not valid:
-                raise SettingError(f"FastVGGT({name}={getattr(self, name)!r}): {name} must be {allowed}")
+        self._require(is_number(self.merge, 0, 1), "merge", "from 0 to 1, a share of the tokens")
+        self._require(is_number(self.salient, 0, 1), "salient", "from 0 to 1, a share of the tokens")
 
-    @contextmanager
-    def on(self, modules: Iterable[nn.Module], positions: tuple[str, ...] = ()) -> Iterator[None]:
-        """Inside the block, these attention modules see merged tokens; everything else keeps all of them.
+    def attach(self, session: Session[MultiViewAdapter], stack: ExitStack) -> None:
+        if not self.merge:
+            return
+        merging = _Merging(self, session)
+        hook(stack, session.adapter.encoder, merging.begin)
+        for module in session.adapter.attention:
+            hook(stack, module, merging.before, merging.after)
 
-        Parameters
-        ----------
-        modules
-            Attention modules of the blocks whose attention runs over all views in one sequence. Each takes
-            `[B, L, D]`, first or as `hidden_states`, and returns as much, alone or first in a tuple, with no mask.
-        positions
-            Names of keyword arguments `[B, L, ...]`, such as ``("pos",)``, of which those of kept tokens are passed on.
-
-        Raises
-        ------
-        SettingError
-            Raised by the modules, if the sequence does not fit or has an attention mask.
-        """
-        with ExitStack() as stack:
-            for module in modules if self.merge else ():
-                before, after = _hooks(self, positions)
-                hook(stack, module, before, after)
-            yield
-
-    def targets(self, length: int) -> torch.Tensor:
-        """The tokens into which others may merge, bool `[L]`."""
-        places = length // self.frames - self.special
-        rows, columns = self.grid or (math.isqrt(max(0, places)),) * 2
-        if self.frames * (self.special + rows * columns) != length or not rows:
-            raise SettingError(
-                f"{length} tokens are not {self.frames} views of {self.special} special tokens and a grid of"
-                f" {rows} x {columns}: give FastVGGT(frames=, special=, grid=(rows, columns)) as the model has them"
-            )
-        cells = torch.zeros(rows, columns, dtype=torch.bool)
-        cells[::2, ::2] = True
-        view = torch.cat([torch.ones(self.special, dtype=torch.bool), cells.flatten()])
-        return torch.cat([torch.ones(len(view), dtype=torch.bool), view.repeat(self.frames - 1)])
-
-    def match(self, tokens: torch.Tensor) -> Match:
+    def match(self, tokens: torch.Tensor, views: Views) -> Match:
         """Match the tokens `[B, L, D]` by cosine."""
         batch, length, _ = tokens.shape
-        into = self.targets(length).to(tokens.device)
+        into = targets(views).to(tokens.device)
         target, source = into.nonzero().flatten(), (~into).nonzero().flatten()
         likeness, nearest = _nearest(normalize(tokens.float(), dim=-1), source, target)
-        count = min(len(source), int(length * self.merge))
+        count = max(0, min(len(source) - round(length * self.salient), int(length * self.merge)))
         gone = likeness.sort(dim=1, descending=True, stable=True).indices[:, :count]
         stays = torch.ones(batch, length, dtype=torch.bool, device=tokens.device)
         stays.scatter_(1, source[gone], False)
@@ -155,40 +137,68 @@ class FastVGGT:
         return Match(stays.nonzero()[:, 1].view(batch, length - count), owner)
 
 
+def targets(views: Views) -> torch.Tensor:
+    """The tokens of all views into which others may merge, bool `[L]`."""
+    cells = torch.zeros(views.rows, views.columns, dtype=torch.bool)
+    cells[::2, ::2] = True
+    view = torch.cat([torch.ones(views.special, dtype=torch.bool), cells.flatten()])
+    return torch.cat([torch.ones(len(view), dtype=torch.bool), view.repeat(views.count - 1)])
+
+
 def _nearest(unit: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Highest cosine of each source with a target, and the index of that target, `[B, S]`."""
     into = unit[:, target].mT
-    index = [(unit[:, chunk] @ into).argmax(2) for chunk in source.split(CHUNK)]
-    likeness = [
-        (unit[:, chunk] * unit.gather(1, target[i][..., None].expand(-1, -1, unit.shape[2]))).sum(2)
-        for chunk, i in zip(source.split(CHUNK), index, strict=True)
-    ]
-    return torch.cat(likeness, 1), torch.cat(index, 1)
+    found = [(unit[:, part] @ into).max(2) for part in source.split(max(1, AT_ONCE // (len(unit) * len(target))))]
+    if not found:
+        return unit.new_zeros(len(unit), 0), source.new_zeros(len(unit), 0)
+    return torch.cat([part.values for part in found], 1), torch.cat([part.indices for part in found], 1)
 
 
-def _hooks(merger: FastVGGT, positions: tuple[str, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Hooks before and after one module, which share the match of the call in progress."""
-    now: list[Match] = []
+class _Merging:
+    """What the hooks of one session share: the views of the call, and the match of the block in progress."""
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if kwargs.get("attention_mask") is not None:
+    def __init__(self, method: FastVGGT, session: Session[MultiViewAdapter]) -> None:
+        self.method, self.session = method, session
+        self.views = Views(1, 0, 0, 0)
+        self.match: Match | None = None
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        adapter, pictures = self.session.adapter, args[0]
+        self.views, self.match = adapter.views(pictures), None
+        adapter.check_memory(self.views, pictures)
+        if self.views.count == 1:
+            self.session.report.warnings.append("one view alone: there is no other to merge it with")
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tokens = args[0]
+        if kwargs.get("attn_mask") is not None:
             raise SettingError(
-                "FastVGGT merges tokens from any position, so a mask no longer fits: call without a mask"
+                "FastVGGT merges tokens from any place, so a mask no longer fits: call without attn_mask"
             )
-        tokens = args[0] if args else kwargs["hidden_states"]
-        now[:] = [merger.match(tokens)]
-        merged = now[0].merge(tokens)
-        kwargs = {**kwargs, **{name: _take(kwargs[name], now[0].kept) for name in positions}}
-        return ((merged, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": merged})
+        if self.views.count == 1:
+            return None
+        if tokens.shape[1] != self.views.tokens:
+            raise SettingError(f"FastVGGT got {tokens.shape[1]} tokens, and {self.views} make {self.views.tokens}")
+        self.match = match = self.method.match(tokens, self.views)
+        self._count(module, match)
+        if kwargs.get("pos") is not None:
+            kwargs = {**kwargs, "pos": _taken(kwargs["pos"], match.kept)}
+        return (match.merge(tokens), *args[1:]), kwargs
 
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        match = now.pop()
-        return (match.unmerge(output[0]), *output[1:]) if isinstance(output, tuple) else match.unmerge(output)
+    def after(self, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> torch.Tensor | None:
+        match, self.match = self.match, None
+        return None if match is None else match.unmerge(output)
 
-    return before, after
+    def _count(self, module: nn.Module, match: Match) -> None:
+        report, (batch, kept), length = self.session.report, match.kept.shape, match.owner.shape[1]
+        heads = batch * int(getattr(module, "num_heads", 1))
+        report.engaged |= kept < length
+        report.keys += heads * kept**2
+        report.plain_keys += heads * length**2
+        report.details["views"] = {"views": self.views.count, "tokens": length, "merged into": kept}
 
 
-def _take(positions: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+def _taken(positions: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """Entries `[B, K, ...]` of `[B, L, ...]`; a batch of 1 stands for all."""
     positions = positions.expand(len(kept), *positions.shape[1:])
     return positions[torch.arange(len(kept), device=kept.device)[:, None], kept]

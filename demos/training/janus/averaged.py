@@ -3,10 +3,10 @@
 It goes on from a model that :mod:`.train` saved, keeps its VQ model, and ends by the clock::
 
     python -m mmaccel.demos.training.janus.averaged --begin runs/tiny-janus/model --output runs/averaged \\
-        --minutes 4 --device cuda --workers 15
+        --minutes 7 --device cuda
 
-Pictures are drawn by `--workers` processes meanwhile. Data are seeded; how many steps fit into the minutes depends on
-the machine. The model is then in `runs/averaged/model`.
+Pictures are drawn on the device (:mod:`.drawing`). Data are seeded; how many steps fit into the minutes depends on the
+machine. The model is then in `runs/averaged/model`.
 """
 
 from __future__ import annotations
@@ -15,37 +15,13 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 from transformers import JanusForConditionalGeneration
 
-from .. import emoji_world as world
 from ..recipe import Stage, begin, command_line
-from .data import draw
-from .shape import build_tokenizer, encode_captions, to_pixels
+from .drawing import Drawing
+from .shape import build_tokenizer
 from .train import CAPTION_DROPOUT, encoded_loss, optimizers_of, save, trained_parameters
-
-LONGEST = 16  # words of a caption, with its marks
-ENDLESS = 1 << 30
-
-
-class Batches(Dataset):
-    """Batch number `step`: pictures, token ids of captions padded on the right, and their lengths."""
-
-    def __init__(self, seed: int, batch: int) -> None:
-        self.seed, self.batch, self.tokenizer = seed, batch, build_tokenizer()
-
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        pictures, captions = draw(self.seed, step, self.batch, things=world.FEATURED)
-        drop = (np.random.default_rng([self.seed, step, 2]).random(self.batch) < CAPTION_DROPOUT).tolist()
-        rows = encode_captions(self.tokenizer, captions, drop)
-        pad = self.tokenizer.pad_token_id
-        text = torch.tensor([row + [pad] * (LONGEST - len(row)) for row in rows])
-        return pictures, text, torch.tensor([len(row) for row in rows])
 
 
 def train(model: JanusForConditionalGeneration, args: argparse.Namespace) -> int:
@@ -53,18 +29,14 @@ def train(model: JanusForConditionalGeneration, args: argparse.Namespace) -> int
     inside, outside = trained_parameters(model)
     optimizers = optimizers_of(inside, outside, args.pace, torch.bfloat16)
     stage = Stage("averaged", torch.nn.ParameterList(inside + outside), optimizers, args.minutes, args.output)
-    batches = DataLoader(
-        Batches(args.seed + 1, args.batch),
-        sampler=range(stage.step, ENDLESS),
-        batch_size=None,
-        num_workers=args.workers,
-        prefetch_factor=4 if args.workers else None,
-        pin_memory=args.device.startswith("cuda"),
-    )
-    for _, batch in zip(stage.shares(warmup=200, decay=0.7), batches, strict=False):
-        pictures, text, lengths = (part.to(args.device, non_blocking=True) for part in batch)
+    drawing = Drawing(args.device, args.seed + 1 + stage.step, CAPTION_DROPOUT)
+    if args.compile:
+        for layer in [*model.model.language_model.layers, model.model.vqmodel.encoder]:
+            layer.compile(dynamic=False)
+    for _ in stage.shares(warmup=200, decay=0.7):
+        pixels, text, lengths = drawing.batch(args.batch)
         with torch.autocast(torch.device(args.device).type, torch.bfloat16):
-            loss = encoded_loss(model, to_pixels(pictures), text, lengths)
+            loss = encoded_loss(model, pixels, text, lengths)
         stage.took(loss)
         stage.due()
     averaged = stage.finish()
@@ -77,11 +49,11 @@ def train(model: JanusForConditionalGeneration, args: argparse.Namespace) -> int
 def main(argv: list[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--begin", type=Path, required=True, help="folder of the model to go on from")
-    parser.add_argument("--minutes", type=float, default=4)
+    parser.add_argument("--minutes", type=float, default=7)
     parser.add_argument("--batch", type=int, default=512, help="pictures a step")
-    parser.add_argument("--pace", type=float, default=0.5, help="share of the full learning rates")
+    parser.add_argument("--pace", type=float, default=0.7, help="share of the full learning rates")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--workers", type=int, default=0, help="processes that draw; default 0: this one does")
+    parser.add_argument("--compile", action="store_true", help="compile the layers: faster after a minute")
     args = parser.parse_args(argv)
     begin(args)
     model = JanusForConditionalGeneration.from_pretrained(args.begin, dtype=torch.float32)

@@ -54,6 +54,7 @@ def encode_captions(
 ) -> torch.Tensor:
     """What `WanPipeline.encode_prompt` computes, `[B, TEXT_LENGTH, D]`: zeros after the end of each caption."""
     tokens = tokenizer(captions, padding="max_length", max_length=TEXT_LENGTH, truncation=True, return_tensors="pt")
+    tokens = tokens.to(text_encoder.device)
     hidden = text_encoder(tokens["input_ids"], tokens["attention_mask"]).last_hidden_state
     return hidden * tokens["attention_mask"][..., None]
 

@@ -100,12 +100,12 @@ def build_transformer() -> WanTransformer3DModel:
         num_layers=6,
         rope_max_seq_len=64,
     )
-    _initialize(model)
+    initialize(model)
     return model
 
 
 @torch.no_grad()
-def _initialize(model: WanTransformer3DModel) -> None:
+def initialize(model: torch.nn.Module) -> None:
     """Blocks start as small steps whatever the time, and the velocity as zero: the first minutes are not lost."""
     for block in model.blocks:
         block.scale_shift_table.zero_()

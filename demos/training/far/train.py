@@ -1,0 +1,125 @@
+"""Train `tiny-far`, the small model that draws videos in blocks, and the smaller one that drafts for it.
+
+It stands on the autoencoder and the text encoder of `tiny-wan`, and ends by the clock::
+
+    python -m mmaccel.demos.training.far.train --output runs/tiny-far --minutes 7 --device cuda --workers 15
+
+Clips of 71 frames are drawn by `--workers` processes and encoded once; then each transformer learns flow matching on
+it. `--sizes` trains one of them, so that both can be trained at the same time; without any only clips are encoded. Data
+are seeded; how many steps fit into the minutes depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from diffusers import WanPipeline
+
+from mmaccel import zoo
+
+from ..optimizer import Muon
+from ..recipe import Average, Stage, begin, command_line
+from ..wan.train import CAPTION_DROPOUT
+from ..wan.vae import HELD_OUT
+from . import data, shape
+from .loss import BlockLoss, TrainingAttention
+
+FEW = 3  # blocks of a beginning, on which every second step trains
+
+
+def train(size: str, pipeline: WanPipeline, args: argparse.Namespace) -> None:
+    """One of the transformers."""
+    torch.manual_seed(args.seed)
+    model = shape.build_transformer(size)
+    if size == "transformer":
+        shape.begin_with(model, pipeline.transformer)
+    model = model.to(args.device)
+    average = Average(model)
+    TrainingAttention.put_on(model)
+    stage = Stage(size, model, _optimizers(model), args.minutes, args.output, average)
+    latents, captions = data.pool(pipeline, args.output, args.seed, args.pool, args.workers)
+    text = data.encoded_captions(pipeline, captions + [""])
+    random, loss_of = torch.Generator(args.device).manual_seed(args.seed + stage.step), BlockLoss(model)
+    for _ in stage.shares(warmup=200, decay=0.7):
+        with torch.autocast(torch.device(args.device).type, torch.bfloat16):
+            loss = loss_of(*_batch(latents, text, stage.step, args, random)).mean()
+        stage.took(loss)
+        stage.due()
+    save(stage.finish(), size, stage.step, pipeline, args)
+
+
+def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    inside = [p for n, p in model.named_parameters() if n.startswith("blocks.") and p.ndim == 2]
+    outside = [p for n, p in model.named_parameters() if not (n.startswith("blocks.") and p.ndim == 2)]
+    return [
+        Muon(inside, lr=0.02, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
+        torch.optim.AdamW(outside, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def _batch(
+    latents: torch.Tensor, text: torch.Tensor, step: int, args: argparse.Namespace, random: torch.Generator
+) -> tuple[torch.Tensor, ...]:
+    """Latents, text, shares, ends and noise of one step: beginnings of clips, and longer parts, in turn."""
+
+    def uniform(*size: int) -> torch.Tensor:
+        return torch.rand(*size, device=latents.device, generator=random)
+
+    blocks = FEW if step % 2 else int(FEW + 1 + (shape.BLOCKS - FEW) * float(torch.rand(())))
+    chosen = (uniform(args.batch) * len(latents)).long()
+    clips = latents[chosen, : blocks * shape.BLOCK].float()
+    words = torch.where(uniform(args.batch) < CAPTION_DROPOUT, len(text) - 1, chosen)
+    ends = uniform(args.batch, blocks).mul(2).clamp(max=1)  # half of the time that of the noise itself
+    noise = torch.randn(clips.shape, device=clips.device, generator=random)
+    return clips, text[words], uniform(args.batch, blocks), ends, noise
+
+
+@torch.no_grad()
+def held_out_loss(model: torch.nn.Module, pipeline: WanPipeline, seed: int, count: int = 64, batch: int = 16) -> float:
+    """Mean squared error of the velocity in the last three blocks of clips never trained on."""
+    latents, captions = data.encoded_clips(pipeline, HELD_OUT, seed, count)
+    text, random = data.encoded_captions(pipeline, captions), torch.Generator().manual_seed(0)
+    shares = ((torch.arange(count * shape.BLOCKS) + 0.5) / (count * shape.BLOCKS)).view(shape.BLOCKS, count).T
+    noise = torch.randn(latents.shape, generator=random).to(latents)
+    kept = [block.attn1.processor for block in model.blocks]
+    TrainingAttention.put_on(model)
+    parts = (x.to(latents.device).float().split(batch) for x in (latents, text, shares, torch.ones_like(shares), noise))
+    loss = BlockLoss(model)
+    losses = [loss(*part).mean() for part in zip(*parts, strict=True)]
+    for block, processor in zip(model.blocks, kept, strict=True):
+        block.attn1.set_processor(processor)
+    return float(torch.stack(losses).mean())
+
+
+def save(model: torch.nn.Module, size: str, steps: int, pipeline: WanPipeline, args: argparse.Namespace) -> None:
+    """Write what `mmaccel.zoo` ships: the transformer in float16, and facts of both."""
+    folder = args.output / "model"
+    loss = held_out_loss(model.half().float(), pipeline, args.seed)
+    model.half().save_pretrained(folder / size)
+    facts = {"minutes": args.minutes, "steps": steps, "batch": args.batch, "pool": args.pool, "seed": args.seed}
+    facts["held_out_loss"] = round(loss, 4)
+    (folder / size / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print(size, json.dumps(facts))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--sizes", nargs="*", choices=tuple(shape.SIZES), default=tuple(shape.SIZES))
+    parser.add_argument("--minutes", type=float, default=7, help="time for each transformer")
+    parser.add_argument("--pool", type=int, default=6000, help="clips to train on")
+    parser.add_argument("--batch", type=int, default=32, help="clips a step")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workers", type=int, default=0, help="processes that draw clips; default 0: this one does")
+    args = parser.parse_args(argv)
+    begin(args)
+    pipeline = zoo.load("tiny-wan").to(args.device)
+    data.pool(pipeline, args.output, args.seed, args.pool, args.workers)
+    for size in args.sizes:
+        train(size, pipeline, args)
+
+
+if __name__ == "__main__":
+    main()
