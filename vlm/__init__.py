@@ -1,8 +1,8 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
-`StoredContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`) work on any
-transformers decoder that runs in SDPA; the methods that leave out visual tokens on the vision-language models that have
-an adapter; `TCA` on CLIP; `FastVGGT` on encoders of many views of a scene.
+`StoredContext`, `JoinedContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`)
+work on any transformers decoder that runs in SDPA; the methods that leave out visual tokens on the vision-language
+models that have an adapter; `TCA` on CLIP; `FastVGGT` on encoders of many views of a scene.
 
 Example
 -------
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
+    from .context.joined_context import JoinedContext
+    from .context.marking import mark_contexts
     from .context.stored_context import StoredContext
     from .decoder.compress_kv import CompressKV
     from .decoder.document_draft import DocumentDraft
@@ -65,6 +67,7 @@ __all__ = [
     "FusedDraft",
     "HoliTom",
     "IDPruner",
+    "JoinedContext",
     "Kept",
     "LightPipeline",
     "ModelDraft",
@@ -85,6 +88,7 @@ __all__ = [
     "VisionZip",
     "Watched",
     "kept",
+    "mark_contexts",
     "read_video",
     "watch",
 ]

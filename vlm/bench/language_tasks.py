@@ -55,7 +55,7 @@ class Reading(Workload):
 
     def run(self, target: Any, seed: int, fewer: int | None = None, **more: Any) -> float:
         prompt, following = self.texts[seed]
-        forced = _Forced(following)
+        forced = Forced(following)
         _generate(target, prompt, len(following), logits_processor=[forced], **more)
         return sum(forced.losses) / len(forced.losses)
 
@@ -99,15 +99,25 @@ def needle_task(tokenizer: Any, length: int, seed: int, count: int = 8) -> Needl
     return Needle(torch.tensor([text[:place] + needle + text[place:] + question]), number, kind_of(seed), depth)
 
 
-class _Forced(LogitsProcessor):
-    """Makes `generate` write a given text, and notes what the model thought of each of its tokens."""
+class Forced(LogitsProcessor):
+    """Makes `generate` write a given text, and notes what the model thought of each of its tokens.
+
+    Attributes
+    ----------
+    losses
+        Nats of each token.
+    likeliest
+        Whether it was the model's own choice, of each token.
+    """
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self.tokens = tokens
         self.losses: list[float] = []
+        self.likeliest: list[bool] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         token = self.tokens[len(self.losses)]
+        self.likeliest.append(int(scores[0].argmax()) == int(token))
         self.losses.append(-float(scores[0].log_softmax(-1)[token]))
         forced = torch.full_like(scores, -torch.inf)
         forced[:, token] = 0.0

@@ -14,7 +14,7 @@ from mmaccel.cache.model_hash import content_hash, prefix_hashes
 
 from ..decoder.generation import setting
 from ..decoder.placeholders import placeholders
-from ..stream.stream_cache import MOVING
+from .turning import MOVING
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
 COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token
@@ -94,7 +94,7 @@ class ContextPrompt:
         """The prompt of a call that :func:`unfit_for_context` lets pass."""
         ids = _ids(kwargs)
         assert ids is not None
-        content = tuple(sorted(name for name in _of_model(adapter) & kwargs.keys() if kwargs[name] is not None))
+        content = content_names(adapter, kwargs)
         shown = _shown(adapter, ids[0]) if content else None
         if content and shown is None:  # what was given may belong to any token
             shown = 0, ids.shape[1]
@@ -124,6 +124,11 @@ class ContextPrompt:
             del kwargs[name]
         if positions is not None:
             kwargs["position_ids"] = positions
+
+
+def content_names(adapter: Any, kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """Arguments of a call that say what its prompt contains beside its tokens."""
+    return tuple(sorted(name for name in _of_model(adapter) & kwargs.keys() if kwargs[name] is not None))
 
 
 def _of_model(adapter: Any) -> set[str]:

@@ -22,7 +22,7 @@ from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..decoder.generation import copies, tokens_made
-from .prompt import ContextPrompt, unfit_for_context
+from .prompt import ContextPrompt, unfit_for_context, why_unstorable
 
 EXAMPLE = """import mmaccel
 from mmaccel import vlm, zoo
@@ -91,6 +91,7 @@ class StoredContext(Method[Session]):
     neutral: ClassVar[dict[str, Any]] = {"gigabytes": 0}
     engaging: ClassVar[dict[str, Any]] = {"least": 16}
     learns: ClassVar[bool] = True
+    alike: ClassVar[str] = "begin alike"
 
     def __post_init__(self) -> None:
         self._require(self.folder is None or isinstance(self.folder, str), "folder", "a path as a text, or None")
@@ -101,6 +102,10 @@ class StoredContext(Method[Session]):
     def path(self) -> Path:
         """The folder."""
         return cache_folder() / "contexts" if self.folder is None else Path(self.folder).expanduser()
+
+    def why_unfit(self, adapter: Any) -> str | None:
+        """Why it does not work on a model; None if it does."""
+        return why_unstorable(adapter.text_config, type(adapter.target).__name__)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         store = ContextStore(self.path, self.gigabytes) if self.gigabytes else None
@@ -156,7 +161,8 @@ class StoredContext(Method[Session]):
         report.forwards -= seen / length
         report.details["context"] = {"prompt": length, "from_store": seen, "bytes_written": written}
         if written and not seen:
-            report.warnings.append("nothing of this prompt was stored yet; it is now, for later ones that begin alike")
+            told = f"nothing of this prompt was stored yet; it is now, for later ones that {self.alike}"
+            report.warnings.append(told)
         elif not seen and length < self.least:
             report.warnings.append(f"{self.name} kept nothing: the prompt has fewer than least={self.least} tokens")
 

@@ -20,7 +20,6 @@ from mmaccel.patching import attention_layers, intercept_attention, wrap_generat
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from ..context.prompt import why_unstorable
 from ..context.stored_context import StoredContext
 from ..families.rows import why_refused
 from ..input.prompt import Prompt
@@ -83,7 +82,7 @@ class DecoderAdapter(Adapter):
                 f"{name} attends in both directions; the vlm methods work on decoders: load it with is_decoder=True"
             )
         if isinstance(method, StoredContext):
-            if why := why_unstorable(self.text_config, name):
+            if why := method.why_unfit(self):
                 raise UnsupportedTargetError(f"{why}: {method.name} does not work on it")
         elif not isinstance(method, DraftMethod):  # drafts are verified by the attention that the model has
             self._check_attention(method, name, modules)

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from mmaccel import private
 from mmaccel.cache.layers import tensor_bytes
 from mmaccel.errors import UnsupportedTargetError
 
+from ..context.turning import has_turning_keys, turned
+
 HEAD = -1  # instead of a frame's number: words before the video
-MOVING = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the length of the text
 
 
 class StreamCache:
@@ -53,9 +52,7 @@ class StreamCache:
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _check(self) -> None:
-        kind = getattr(getattr(self.decoder, "rotary_emb", None), "rope_type", None)
-        layers = DynamicCache(config=self.config).layers
-        if not isinstance(kind, str) or kind in MOVING or any(type(layer) is not DynamicLayer for layer in layers):
+        if not has_turning_keys(self.decoder, self.config):
             raise UnsupportedTargetError(
                 f"the keys of {type(self.decoder).__name__} cannot take other positions:"
                 " give the stream prefill=True, which computes them at each question"
@@ -101,12 +98,7 @@ class StreamCache:
 
     def _turned(self, key: torch.Tensor, places: torch.Tensor, back: bool = False) -> torch.Tensor:
         """Keys `[1, H, K, E]` turned to positions `[K]`, or from them back to 0."""
-        if not self.evicts:
-            return key
-        rotary = self.decoder.rotary_emb
-        cos, sin = (part / rotary.attention_scaling for part in rotary(key.float(), places[None]))
-        attention = self.decoder.layers[0].self_attn
-        return private.rotated_key(attention, key.float(), cos, -sin if back else sin).to(key.dtype)
+        return turned(self.decoder, key, places, back) if self.evicts else key
 
     def nbytes(self) -> int:
         return tensor_bytes(part for layer in self._layers for part in layer)
