@@ -160,13 +160,14 @@ def page(result: dict[str, Any]) -> str:
         f"By `python -m mmaccel.demos.joined_contexts`: {language_tasks.MODEL} reads"
         f" {len({row['prompt'] for row in asked})} prompts of {lengths[0]} to {lengths[-1]} tokens, with {PAGES[0]} to"
         f" {PAGES[-1]} pages of {TOKENS[0]} to {TOKENS[1]} tokens. Each page is of another kind of text. One in the"
-        " middle has a number that is the single one of its kind, all others one of another city each. That, and those of"
-        " the first and the last page are asked for, and the text goes on from the end of the last. Before, the model has read the same pages in reverse order behind another"
-        " system prompt, and each way has kept what it can of them: APE in memory, the others on disk. Ways take turns:"
-        " seconds are medians to the first token, speed-ups medians of those of each question. *Loss* is nats per token"
-        f" of the numbers, and of the {language_tasks.NEW} tokens that follow; a number is *found* if the model writes"
-        " it. tiny-onevision is asked about clips behind a turn about another clip, which were stored without it. All is in"
-        " [joined_contexts.json](joined_contexts.json)."
+        " middle has a number that is the single one of its kind, all others one of another city each. That, and those"
+        " of the first and the last page are asked for, and the text goes on from the end of the last. Before, the"
+        " model has read the same pages in reverse order behind another system prompt, and each way has kept what it can"
+        " of them: APE in memory, the others on disk. Ways take turns: seconds are medians to the first token, speed-ups"
+        " medians of those of each question. *Loss* is nats per token of the numbers, and of the"
+        f" {language_tasks.NEW} tokens that follow; a number is *found* if the model writes"
+        " it. tiny-onevision is asked about clips behind a turn about another clip, which were stored without it."
+        " All is in [joined_contexts.json](joined_contexts.json)."
     )
     sections = {
         "Pages in another order": pages.markdown(HEADINGS, [_line(asked, name) for name in names_of(asked)]),

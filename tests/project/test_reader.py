@@ -34,7 +34,9 @@ def workplace(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(recordings, "example", _first_words)
     monkeypatch.setattr(zoo, "load", _loaded)
-    monkeypatch.setattr(benchmark, "cases", lambda full: [benchmark.ImageCase(1, benchmark.GUIDED, 1, (image.ZipAR(window=2),))])
+    monkeypatch.setattr(
+        benchmark, "cases", lambda full: [benchmark.ImageCase(1, benchmark.GUIDED, 1, (image.ZipAR(window=2),))]
+    )
     monkeypatch.setattr(benchmark, "QUALITY_PICTURES", 2)
     yield
     for holder in list(session._holders.values()):
