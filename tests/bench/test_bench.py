@@ -22,10 +22,13 @@ from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, pla
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.demos import (
     batch_kills,
+    block_routing,
     condensed_pictures,
     context_parallel,
     hour_of_speech,
     hours_of_video,
+    joined_contexts,
+    long_blocks,
     long_prompts,
     many_prompts,
     many_views,
@@ -293,10 +296,13 @@ def test_every_committed_page_is_that_of_its_rows(name):
 
 LONG = {
     "batch_kills": batch_kills.page,
+    "block_routing": block_routing.page,
     "compressed_caches": compressed_caches.page,
     "condensed_pictures": condensed_pictures.page,
     "context_parallel": context_parallel.page,
     "gpu": gpu_page.page,
+    "joined_contexts": joined_contexts.page,
+    "long_blocks": long_blocks.page,
     "long_prompts": long_prompts.page,
     "many_prompts": many_prompts.page,
     "many_views": many_views.page,
