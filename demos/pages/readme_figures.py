@@ -67,7 +67,8 @@ def _machine() -> str:
     headers = {name: _result(name)["header"] for name in NAMES}
     machines = {header["machine"]["processor"] for header in headers.values()}
     threads = {name: header["threads"] for name, header in headers.items()}
-    alone = " and ".join(name for name, count in threads.items() if count == 1)
+    *others, last = (name for name, count in threads.items() if count == 1)
+    alone = f"{', '.join(others)} and {last}" if others else last
     assert len(machines) == 1 and alone and set(threads.values()) == {1, 2}
     return (
         f"**Not measured yet: the checkpoints above.** {_gpu()}\nAll other figures are of the small models of the same"
