@@ -307,3 +307,11 @@ def test_pages_are_marked_with_the_same_tokens_everywhere():
     for bad in (pages[::-1], ["nowhere"], [""], [3]):
         with pytest.raises(SettingError, match="is not in the prompt behind"):
             mark_contexts(tokenizer, f"{pages[0]} {pages[1]} what?", bad)
+
+
+def test_a_prompt_behind_a_chat_template_gets_no_other_beginning():
+    tokenizer = zoo.load("tiny-janus")[1].tokenizer
+    prompt, pages = "red heart on blue", ["red heart"]
+    begun, bare = (mark_contexts(tokenizer, prompt, pages, add_special_tokens=add) for add in (True, False))
+    assert begun["input_ids"][0].tolist() == [tokenizer.bos_token_id, *bare["input_ids"][0].tolist()]
+    assert bare["contexts"] == [(0, 2)] and begun["contexts"] == [(1, 3)]
