@@ -208,6 +208,31 @@ def test_other_weights_and_broken_entries_are_encoded_again(joined):
         assert context(fast)["from_store"] == 0
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["no folder", "too small"])
+def test_what_cannot_be_kept_did_not_come_from_the_store(llama, joined, tmp_path, full):
+    model, arguments = llama
+    with mmaccel.accelerate(model, joined) as fast:
+        wanted = fast.generate(**arguments(), contexts=PAGES)
+    file = tmp_path / "a file"
+    file.write_text("x")
+    where = {"folder": str(tmp_path / "small"), "gigabytes": 1e-6} if full else {"folder": str(file)}
+    with mmaccel.accelerate(model, JoinedContext(**where, least=8, recomputed=4)) as fast:
+        assert torch.equal(fast.generate(**arguments(), contexts=PAGES), wanted)
+        assert context(fast) == {"prompt": LENGTH, "from_store": 0, "bytes_written": 0, "parts": 2}
+        assert all("not kept" in line for line in fast.report.warnings) and fast.report.warnings
+
+
+def test_a_page_may_stand_twice(llama, joined):
+    model, arguments = llama
+    call = arguments()
+    call["input_ids"][:, 40:60] = call["input_ids"][:, 10:30]
+    with mmaccel.accelerate(model, joined) as fast:
+        first = fast.generate(**call, contexts=[(10, 30), (40, 60)])
+        assert context(fast)["from_store"] == 16, "of the second, which is the first"
+        assert torch.equal(fast.generate(**call, contexts=[(10, 30), (40, 60)]), first)
+        assert context(fast)["from_store"] == 32
+
+
 @pytest.mark.parametrize(
     ("spans", "word"),
     [
@@ -219,6 +244,8 @@ def test_other_weights_and_broken_entries_are_encoded_again(joined):
         ([(1, 2, 3)], "give the first token"),
         (7, "give the first token"),
         ([("a", "b")], "give the first token"),
+        ([(3.7, 34.2)], "give the first token"),
+        ([(0, float("inf"))], "give the first token"),
     ],
 )
 def test_spans_that_cannot_be_are_refused_in_one_line(llama, joined, spans, word):

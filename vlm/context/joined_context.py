@@ -137,12 +137,12 @@ class JoinedContext(StoredContext):
         prompt, model = ContextPrompt.of(session.adapter, kwargs), model_hash(session.target)
         seen = written = 0
         for part, shift in parts:
-            states, new = self._states(store, model, joining, part)
+            states, known, new = self._states(store, model, joining, part)
             first = 0 if part.content or joining.is_exact(part) else self.recomputed
             joining.compute(part.start + first)
             before, stop = joining.cache.get_seq_length(), min(part.stop, prompt.length - 1)
             joining.place(part, states, shift, stop)
-            seen, written = seen + (stop - before) * (not new), written + new
+            seen, written = seen + (stop - before) * known, written + new
         prompt.go_on(kwargs, session.adapter)
         joining.cache.batch_repeat_interleave(copies(session.target, kwargs))
         result = original(**{**kwargs, "past_key_values": joining.cache})
@@ -152,12 +152,12 @@ class JoinedContext(StoredContext):
         session.report.details["context"]["parts"] = len(parts)
         return result
 
-    def _states(self, store: ContextStore, model: str, joining: Joining, part: Part) -> tuple[list[State], int]:
-        """Keys and values of a part alone, and the bytes that were written of them."""
+    def _states(self, store: ContextStore, model: str, joining: Joining, part: Part) -> tuple[list[State], bool, int]:
+        """Keys and values of a part alone, whether they come from the store, and the bytes that are new there."""
         key, tokens = joining.hash(part), part.stop - part.start
         found = store.find(model, {key: tokens})
         states = None if found is None else store.read(found[0], joining.kwargs["input_ids"].device)
         if states is not None:
-            return states, 0
+            return states, True, 0
         states = joining.encode(part)
-        return states, store.write(model, {key: tokens}, states)
+        return states, False, store.write(model, {key: tokens}, states)

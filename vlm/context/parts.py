@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import index
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def spans_of(contexts: Any, kwargs: dict[str, Any]) -> list[tuple[int, int]]:
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
         raise SettingError("contexts= are spans of tokens: give input_ids= too, by generate(**inputs, contexts=...)")
     try:
-        spans = [(int(start), int(stop)) for start, stop in contexts]
+        spans = [(index(start), index(stop)) for start, stop in contexts]
     except (TypeError, ValueError):
         raise SettingError(
             f"contexts={shown(contexts)}: give the first token of each part and the one after its last,"
