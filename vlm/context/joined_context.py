@@ -78,8 +78,8 @@ class JoinedContext(StoredContext):
     paper: ClassVar[str] = "EPIC: Efficient Position-Independent Caching for Serving Large Language Models, 2024"
     advice: ClassVar[Advice] = Advice(
         "The same pages or clips in many prompts, in another order or behind another system prompt.",
-        "Disk, and that pages do not see each other: what one says of another, or several say the like of, is found less"
-        " often.",
+        "Disk, and that pages do not see each other: what one says of another, or several say the like of, is found"
+        " less often.",
         example=EXAMPLE,
     )
     lossless: ClassVar[bool] = False
