@@ -59,6 +59,12 @@ def test_captions_tell_of_their_scene_or_are_left_out(drawing):
     assert 130 < left_out < 280
 
 
+def test_a_batch_depends_on_the_seed_alone(drawing):
+    one, same, other = (Drawing("cpu", seed=seed, dropped=0.1).batch(8) for seed in (7, 7, 8))
+    assert all(torch.equal(part, again) for part, again in zip(one, same, strict=True))
+    assert not torch.equal(one[0], other[0])
+
+
 def _known():
     return [
         world.EmojiScene(name, size, background, place)
