@@ -8,14 +8,13 @@ Samples are made by the pipeline as `zoo.load` gives it, one per prompt, none pi
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import torch
 
 from mmaccel import zoo
 
-from ..wan.card import PROMPTS
+from ..wan.card import PROMPTS, sampled
 from ..wan.train import contact_sheet
 
 EVERY = 5  # of the frames are shown; the sheet itself takes every second of these
@@ -62,20 +61,15 @@ def facts(pipeline: Any) -> dict[str, Any]:
 
 def main() -> None:
     pipeline = zoo.load("tiny-far")
-    pipeline.set_progress_bar_config(disable=True)
-    clips, seconds = [], []
-    for prompt in PROMPTS:
-        began = time.perf_counter()
-        clips.append(torch.from_numpy(pipeline(prompt, generator=torch.Generator().manual_seed(0)).frames[0]))
-        seconds.append(time.perf_counter() - began)
-    folder, shown = zoo.path("tiny-far"), torch.stack(clips)
+    shown, seconds = sampled(pipeline)
+    folder = zoo.path("tiny-far")
     sheet = contact_sheet(shown[:, ::EVERY], list(PROMPTS))
     sheet.convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
     card = CARD.format(
         **facts(pipeline),
         frames=shown.shape[1],
         size=shown.shape[2],
-        seconds=sorted(seconds)[len(seconds) // 2],
+        seconds=seconds,
         threads=torch.get_num_threads(),
     )
     (folder / "README.md").write_text(card)

@@ -29,8 +29,8 @@ from .loss import BlockLoss, TrainingAttention
 FEW = 3  # blocks of a beginning, on which every second step trains
 
 
-def train(size: str, pipeline: WanPipeline, args: argparse.Namespace) -> None:
-    """One of the transformers."""
+def train(size: str, pipeline: WanPipeline, clips: tuple[torch.Tensor, list[str]], args: argparse.Namespace) -> None:
+    """One of the transformers, on encoded clips and their captions."""
     torch.manual_seed(args.seed)
     model = shape.build_transformer(size)
     if size == "transformer":
@@ -39,7 +39,7 @@ def train(size: str, pipeline: WanPipeline, args: argparse.Namespace) -> None:
     average = Average(model)
     TrainingAttention.put_on(model)
     stage = Stage(size, model, _optimizers(model), args.minutes, args.output, average)
-    latents, captions = data.pool(pipeline, args.output, args.seed, args.pool, args.workers)
+    latents, captions = clips
     text = data.encoded_captions(pipeline, captions + [""])
     random, loss_of = torch.Generator(args.device).manual_seed(args.seed + stage.step), BlockLoss(model)
     for _ in stage.shares(warmup=200, decay=0.7):
@@ -118,9 +118,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     begin(args)
     pipeline = zoo.load("tiny-wan").to(args.device)
-    data.pool(pipeline, args.output, args.seed, args.pool, args.workers)
+    clips = data.pool(pipeline, args.output, args.seed, args.pool, args.workers)
     for size in args.sizes:
-        train(size, pipeline, args)
+        train(size, pipeline, clips, args)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import torch
 
@@ -57,16 +58,22 @@ It exists to test and measure acceleration without a download; it is no general 
 """
 
 
-def main() -> None:
-    folder = zoo.path("tiny-wan")
-    pipeline = zoo.load("tiny-wan")
+def sampled(pipeline: Any) -> tuple[torch.Tensor, float]:
+    """A clip for each prompt, `[N, T, H, W, 3]` in [0, 1], and the median of their seconds."""
     pipeline.set_progress_bar_config(disable=True)
     clips, seconds = [], []
     for prompt in PROMPTS:
         began = time.perf_counter()
         clips.append(torch.from_numpy(pipeline(prompt, generator=torch.Generator().manual_seed(0)).frames[0]))
         seconds.append(time.perf_counter() - began)
-    sheet = contact_sheet(torch.stack(clips), list(PROMPTS))
+    return torch.stack(clips), sorted(seconds)[len(seconds) // 2]
+
+
+def main() -> None:
+    folder = zoo.path("tiny-wan")
+    pipeline = zoo.load("tiny-wan")
+    clips, seconds = sampled(pipeline)
+    sheet = contact_sheet(clips, list(PROMPTS))
     sheet.convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
     facts = json.loads((folder / "training.json").read_text())
     parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder)
@@ -76,7 +83,7 @@ def main() -> None:
         megabytes=sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6,
         layers=pipeline.transformer.config.num_layers,
         width=pipeline.transformer.config.num_attention_heads * pipeline.transformer.config.attention_head_dim,
-        seconds=sorted(seconds)[len(seconds) // 2],
+        seconds=seconds,
         threads=torch.get_num_threads(),
     )
     (folder / "README.md").write_text(card)
