@@ -6,8 +6,8 @@ import torch
 from transformers import CLIPConfig, CLIPModel
 
 from mmaccel.comparison import results
-from mmaccel.demos import condensed_pictures
 from mmaccel.demos.training import emoji_world, picture_text
+from mmaccel.demos.vlm import condensed_pictures
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.testing.untrained import untrained
 from mmaccel.vlm import TCA

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmaccel.demos.parallel_pages import ParallelPages
+from mmaccel.demos.vlm.parallel_pages import ParallelPages
 from mmaccel.vlm import examples
 
 

@@ -13,7 +13,7 @@ from transformers.distributed import DistributedConfig
 
 import mmaccel
 from mmaccel import video, vlm, zoo
-from mmaccel.demos.context_parallel import split
+from mmaccel.demos.video.context_parallel import split
 from mmaccel.errors import MmaccelError
 from mmaccel.testing.untrained import untrained
 

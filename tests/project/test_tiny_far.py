@@ -7,10 +7,10 @@ from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapE
 
 import mmaccel
 from mmaccel import video, zoo
-from mmaccel.demos.recognized_things import Asked
 from mmaccel.demos.training import moving_world as world
 from mmaccel.demos.training.far import shape
 from mmaccel.demos.training.far.loss import BlockLoss, TrainingAttention
+from mmaccel.demos.video.recognized_things import Asked
 from mmaccel.errors import PromptError, SettingError
 
 PROMPT = "soccer ball moves right, green background"

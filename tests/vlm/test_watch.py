@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmaccel import vlm, zoo
-from mmaccel.demos import watched_video
+from mmaccel.demos.vlm import watched_video
 from mmaccel.errors import SettingError, VideoFileError
 from mmaccel.vlm.input.changes import Changes
 from mmaccel.vlm.stream.ahead import ahead

@@ -1,7 +1,7 @@
 """Name what pictures show with fewer patch tokens: how often CLIP is right, and what a picture takes.
 
     python -m mmaccel.demos.training.picture_text --output runs/picture-text --minutes 13 --threads 1
-    python -m mmaccel.demos.condensed_pictures --model runs/picture-text/model \
+    python -m mmaccel.demos.vlm.condensed_pictures --model runs/picture-text/model \
         --output docs/benchmarks/long/condensed_pictures
 
 Quality is that of the small CLIP of the first line, on scenes that it never saw, one picture a call, as they are and
@@ -31,10 +31,9 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.demos.training import emoji_world, picture_text
 from mmaccel.testing.untrained import untrained
 from mmaccel.vlm.pruning.condensing import Condensing
-
-from .training import emoji_world, picture_text
 
 KEEPS = (0.7, 0.5, 0.3)
 SIDES = (7 / 8, 3 / 4)  # of a smaller picture, as a share
@@ -179,7 +178,7 @@ def page(result: dict[str, Any]) -> str:
     timed = [row for row in result["rows"] if "seconds" in row]
     intro = (
         f"A CLIP names what a picture shows, of {len(emoji_world.FEATURED)} things, by"
-        " `python -m mmaccel.demos.condensed_pictures`. Quality is of a small one trained by"
+        " `python -m mmaccel.demos.vlm.condensed_pictures`. Quality is of a small one trained by"
         " `python -m mmaccel.demos.training.picture_text` (12 layers, 64 patches), one picture a call, on"
         f" {quality[0]['of']} scenes that it never saw: as it was trained, and shifted in ways that it never saw."
         " *Tokens* is the share of patches that a layer of the image tower gets, a mean. *The most attended* ranks"

@@ -1,6 +1,6 @@
 """Draw clips in processes that share their tokens, plainly and faster, and write down how much of the gain stays.
 
-    python -m mmaccel.demos.context_parallel --output docs/benchmarks/long/context_parallel
+    python -m mmaccel.demos.video.context_parallel --output docs/benchmarks/long/context_parallel
 
 `tiny-wan` under the context parallelism of diffusers, in 1, 2 and 4 processes of this machine, of one thread each. In
 every process count plain runs and each method take turns; beside the time is how far the clip is from that of one
@@ -113,7 +113,7 @@ def page(result: dict[str, Any]) -> str:
     near = f"No clip was further than {furthest:.1e} from that of" if furthest else "Each clip was bit for bit that of"
     intro = (
         f"`{MODEL}`, {CALL['num_inference_steps']} steps, in processes that share the tokens of a clip by the context"
-        f" parallelism of diffusers, one thread each, by `python -m mmaccel.demos.context_parallel`. Medians of"
+        f" parallelism of diffusers, one thread each, by `python -m mmaccel.demos.video.context_parallel`. Medians of"
         f" {len(rows) // len(WORLDS) // len(WAYS)} runs by turns. {near} one process, and the"
         " same steps were computed in any number. *Saved* is the part of the plain run's time that a method leaves out;"
         " so small a model on so few cores gains little or nothing by the sharing itself."

@@ -1,6 +1,6 @@
 """Push an hour of video into streams, ask about the last minute every minute, and write down what drifts.
 
-    python -m mmaccel.demos.hours_of_video --output docs/benchmarks/long/video_stream
+    python -m mmaccel.demos.vlm.hours_of_video --output docs/benchmarks/long/video_stream
 
 Clips of `tiny-onevision`'s world follow each other without a mark between them, a frame every two seconds. Right after
 a clip come questions about it. What is wanted: memory and time of a frame and of a question that stay, and answers as
@@ -19,8 +19,7 @@ from tqdm import tqdm
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-
-from .hour_of_speech import resident_bytes
+from mmaccel.demos.speech.hour_of_speech import resident_bytes
 
 MODEL = "tiny-onevision"
 CHUNK = 4  # frames of a push
@@ -59,7 +58,8 @@ def push_and_ask(stream: Any, asked: list[Any]) -> dict[str, Any]:
 def page(result: dict[str, Any], parts: int = 6) -> str:
     headings = ("frames", "CPU ms a frame", "CPU ms a question", "right", "tokens", "stream, MiB", "process, MiB")
     intro = (
-        f"`{result['stream']}` on `{MODEL}`, by `python -m mmaccel.demos.hours_of_video`: clips of 32 frames one after"
+        f"`{result['stream']}` on `{MODEL}`, by `python -m mmaccel.demos.vlm.hours_of_video`: clips of 32 frames one"
+        " after"
         f" the other, a frame every two seconds, {result['rows'][-1]['frames'] / 1800:.1f} hours of them, and after"
         " each clip questions about it, of which the first is timed. The plain model, which sees that clip alone with"
         f" all its tokens, answers {result['plain_right']:.1%} of the same questions right. With the policy `window` a"

@@ -1,6 +1,6 @@
 """Load a server of two replicas, kill one of them now and then, and write down what its clients get.
 
-    python -m mmaccel.demos.replica_kills --minutes 5 --output docs/benchmarks/long/replica_kills
+    python -m mmaccel.demos.serving.replica_kills --minutes 5 --output docs/benchmarks/long/replica_kills
 
 Clients ask for pictures with seeds, each as soon as it has the last one, and hold them against the plain model's. A
 replica is killed whenever both have been there for twenty seconds; Ray Serve starts another one meanwhile.
@@ -23,7 +23,7 @@ import torch
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.serve_load import MODEL, Served, ask, measured, picture, plain_pictures, serving
+from mmaccel.demos.serving.serve_load import MODEL, Served, ask, measured, picture, plain_pictures, serving
 
 EVERY = 20  # seconds after which a replica may be killed
 REPLICAS = 2
@@ -113,7 +113,8 @@ def page(result: dict[str, Any]) -> str:
     counts = result["counts"]
     intro = (
         f"`mmaccel serve image --ray --replicas {REPLICAS}` with {MODEL} and {result['clients']} clients for"
-        f" {result['minutes']:g} minutes, by `python -m mmaccel.demos.replica_kills`: {len(result['killed'])} times a"
+        f" {result['minutes']:g} minutes, by `python -m mmaccel.demos.serving.replica_kills`:"
+        f" {len(result['killed'])} times a"
         f" replica was killed, and **{counts.get('right', 0)} of {sum(counts.values())}** answers were the plain"
         f" model's picture. p50 {result['p50']:.2f} s, p99 {result['p99']:.2f} s, the longest"
         f" {result['longest']:.1f} s. All is in [replica_kills.json](replica_kills.json)."

@@ -1,6 +1,6 @@
 """How the time of an encoder of many views grows with the views, plainly, merged, and with half of the views.
 
-    python -m mmaccel.demos.many_views --output docs/benchmarks/long/many_views
+    python -m mmaccel.demos.vlm.many_views --output docs/benchmarks/long/many_views
 
 One pair of blocks of VGGT's size (width 1024, 16 heads), of which VGGT-1B has 24: attention within each view, and over
 all of them. The weights are random, so that it tells cost and nothing of quality. Ways take turns; where there are a
@@ -58,7 +58,8 @@ def timed(model: Any, way: str, views: torch.Tensor) -> dict[str, Any]:
 def page(result: dict[str, Any]) -> str:
     counts = list(dict.fromkeys(sample["views"] for sample in result["samples"]))
     intro = (
-        f"`python -m mmaccel.demos.many_views`: one pair of blocks of VGGT's size (width {WIDTH}, {HEADS} heads), on"
+        f"`python -m mmaccel.demos.vlm.many_views`: one pair of blocks of VGGT's size (width {WIDTH}, {HEADS}"
+        " heads), on"
         f" views of {ROWS} x {COLUMNS} patches. Seconds are medians of turns, speed-ups medians of ratios in a turn."
         " The weights are random: this is cost, and tells nothing of quality. Half of the views leave out what the"
         " other half shows. All is in [many_views.json](many_views.json)."

@@ -1,6 +1,6 @@
 """Load two servers of speech or of video, accelerated and plain, in turns, and write down what clients get of each.
 
-    python -m mmaccel.demos.serve_loads video --minutes 4 --output docs/benchmarks/long/serve_video
+    python -m mmaccel.demos.serving.serve_loads video --minutes 4 --output docs/benchmarks/long/serve_video
 
 Clients send recordings, or ask for clips and fetch them, each as soon as it has the last answer, and hold it against
 the same server's when it had nothing else to do. At the end many more clients than the queue takes ask at once, and
@@ -29,8 +29,8 @@ from tqdm import tqdm
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.hour_of_speech import resident_bytes
-from mmaccel.demos.serve_load import CROWD, HTTP, TURN, Served, measured, serving
+from mmaccel.demos.serving.serve_load import CROWD, HTTP, TURN, Served, measured, serving
+from mmaccel.demos.speech.hour_of_speech import resident_bytes
 from mmaccel.speech.audio.recordings import load_recordings
 
 SAMPLE_RATE = 16_000
@@ -234,7 +234,7 @@ def page(result: dict[str, Any]) -> str:
     soon = "" if end["slowest_refusal"] is None else f", the last after {1000 * end['slowest_refusal']:.0f} ms"
     intro = (
         f"`mmaccel serve {kind.name}` with {kind.model} and {result['clients']} clients that ask for {kind.noun}, by"
-        f" `python -m mmaccel.demos.serve_loads {kind.name}`: **{fast / plain:.2f}x** as many answers by"
+        f" `python -m mmaccel.demos.serving.serve_loads {kind.name}`: **{fast / plain:.2f}x** as many answers by"
         f" {rows[1]['server']} as by {rows[0]['server']}. Clients went from one server to the other every {TURN}"
         f" seconds, each server on one thread. An answer is wrong if it is not what the same server gave while nobody"
         f" else asked; {same} of {of} of those were the same for both servers. At the end {end['asked']} clients asked"

@@ -1,6 +1,6 @@
 """Feed streams an hour of speech with pauses and an hour without, and write down whether anything drifts.
 
-    python -m mmaccel.demos.hour_of_speech --minutes 60 --output docs/benchmarks/long/speech_hour
+    python -m mmaccel.demos.speech.hour_of_speech --minutes 60 --output docs/benchmarks/long/speech_hour
 
 Each round is both recordings of the benchmark: once with silence and noise behind them, and once without any pause, so
 that segments end only where they grow too long. What is wanted: rounds that take the same CPU time, memory that stays,
@@ -91,7 +91,8 @@ def page(result: dict[str, Any]) -> str:
     hours = {heading: [row for row in result["rows"] if row["has_pauses"] is had] for had, heading in HOURS.items()}
     seconds = result["rows"][0]["audio_seconds"]
     intro = (
-        "Streams of Moonshine tiny with LocalAgreement, by `python -m mmaccel.demos.hour_of_speech`: the same speech"
+        "Streams of Moonshine tiny with LocalAgreement, by `python -m mmaccel.demos.speech.hour_of_speech`: the same"
+        " speech"
         f" again and again, with silence and noise between in rounds of {seconds:.0f} s, and without any pause, where a"
         " segment ends because it is too long. Nothing may drift. On one thread, in CPU seconds; lags are from the end"
         " of speech at a pause and count computing. A new stream heard the same round at the same time. All"

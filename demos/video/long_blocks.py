@@ -1,6 +1,6 @@
 """Draw ever longer videos in blocks, and count what a block takes and whether it still shows what was asked for.
 
-    python -m mmaccel.demos.long_blocks --output docs/benchmarks/long/long_blocks
+    python -m mmaccel.demos.video.long_blocks --output docs/benchmarks/long/long_blocks
 
 On the shipped `tiny-far`, which was trained on nine blocks. Things that stay where they are can be recognized in every
 frame of a video, however long.
@@ -21,8 +21,7 @@ import mmaccel
 from mmaccel import video, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-
-from .recognized_things import Asked
+from mmaccel.demos.video.recognized_things import Asked
 
 MODEL = "tiny-far"
 PLAIN = "plain"
@@ -99,7 +98,8 @@ def page(result: dict[str, Any]) -> str:
     rows = result["rows"]
     clips = len({row["prompt"] for row in rows})
     intro = (
-        f"`python -m mmaccel.demos.long_blocks`: {clips} videos of each length by the shipped `tiny-far`, which was"
+        f"`python -m mmaccel.demos.video.long_blocks`: {clips} videos of each length by the shipped `tiny-far`,"
+        " which was"
         f" trained on nine blocks of {FRAMES} frames, {result['steps']} steps, of things that stay. Seconds are means"
         f" over them, of the whole video and of one of its last {TAIL} blocks; keys and values are those of all layers"
         f" at the end. A thing is recognized in a frame of the last {TAIL} blocks if its picture fits there better than"

@@ -1,6 +1,6 @@
 """Load two servers of one model, accelerated and plain, in turns, and write down what clients get of each.
 
-    python -m mmaccel.demos.serve_load --minutes 10 --output docs/benchmarks/long/serve_load
+    python -m mmaccel.demos.serving.serve_load --minutes 10 --output docs/benchmarks/long/serve_load
 
 Clients ask for pictures, each as soon as it has the last one, every second time with a seed: those pictures are held
 against the plain model's. Both servers are up all the time; the clients go from one to the other every half minute.
@@ -34,7 +34,7 @@ from tqdm import tqdm
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.hour_of_speech import resident_bytes
+from mmaccel.demos.speech.hour_of_speech import resident_bytes
 from mmaccel.image.generation import ImageSettings, load
 
 MODEL, TURN, CROWD = "tiny-janus", 30, 40  # seconds at one server, and clients that ask at once at the end
@@ -167,7 +167,8 @@ def page(result: dict[str, Any]) -> str:
     end = result["crowd"]
     soon = "" if end["slowest_refusal"] is None else f", the last after {1000 * end['slowest_refusal']:.0f} ms"
     intro = (
-        f"`mmaccel serve image` with {MODEL} and {result['clients']} clients, by `python -m mmaccel.demos.serve_load`:"
+        f"`mmaccel serve image` with {MODEL} and {result['clients']} clients, by `python -m"
+        " mmaccel.demos.serving.serve_load`:"
         f" **{fast / plain:.2f}x** as many pictures as of the plain model behind the same server. Clients went from one"
         f" server to the other every {TURN} seconds, each server on one thread; every second picture had a seed and was"
         f" held against the plain model's. At the end {end['asked']} clients asked at once: {end['refused']} were"

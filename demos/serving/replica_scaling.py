@@ -1,6 +1,6 @@
 """Load a server of one to two replicas, leave it nearly alone, and write down how many it has and what clients get.
 
-    python -m mmaccel.demos.replica_scaling --minutes 4 --output docs/benchmarks/long/replica_scaling
+    python -m mmaccel.demos.serving.replica_scaling --minutes 4 --output docs/benchmarks/long/replica_scaling
 
 Clients ask for pictures with seeds, each as soon as it has the last one, and hold them against the plain model's. After
 the minutes all but one have left, which goes on until one replica is left too, and a little longer.
@@ -17,8 +17,8 @@ import torch
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.replica_kills import Clients, replicas
-from mmaccel.demos.serve_load import MODEL, Served, measured, serving
+from mmaccel.demos.serving.replica_kills import Clients, replicas
+from mmaccel.demos.serving.serve_load import MODEL, Served, measured, serving
 
 LEAST, MOST = 1, 2
 LOADING = 20  # seconds from the start of a replica's process until it surely answers
@@ -82,7 +82,8 @@ def page(result: dict[str, Any]) -> str:
     gained = "" if None in rates else f" Pictures a minute went from {rates[0]:.0f} to {rates[1]:.0f}."
     intro = (
         f"`mmaccel serve image --ray --replicas {LEAST}-{MOST}` with {MODEL}, {result['clients']} clients for"
-        f" {result['minutes']:g} minutes and one client after them, by `python -m mmaccel.demos.replica_scaling`:"
+        f" {result['minutes']:g} minutes and one client after them, by `python -m"
+        " mmaccel.demos.serving.replica_scaling`:"
         f" **{counts.get('right', 0)} of {sum(counts.values())}** answers were the plain model's picture, while Ray"
         f" Serve added a replica and drained it.{gained} All is in [replica_scaling.json](replica_scaling.json)."
     )

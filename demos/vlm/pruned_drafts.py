@@ -1,6 +1,6 @@
 """Answer questions about clips with fewer visual tokens, with drafts, and with both, and write down what each takes.
 
-    python -m mmaccel.demos.pruned_drafts --output docs/benchmarks/long/pruned_drafts
+    python -m mmaccel.demos.vlm.pruned_drafts --output docs/benchmarks/long/pruned_drafts
 
 On `tiny-onevision`, on clips of brief events of 32 frames that it never saw. All ways answer each question in turns, a
 session each that stays, so that drafts learn from the answers before. What is wanted: with both the very answers of
@@ -53,7 +53,7 @@ def page(result: dict[str, Any]) -> str:
     headings = ("way", "CPU ms an answer", "against plain", "after the prompt", "passes", "answers as without drafts")
     intro = (
         f"Questions about {result['clips']} clips of brief events, 32 frames each, by `{MODEL}`, in answers of {NEW}"
-        " tokens, all of which are written; by `python -m mmaccel.demos.pruned_drafts`. Drafts are"
+        " tokens, all of which are written; by `python -m mmaccel.demos.vlm.pruned_drafts`. Drafts are"
         " `vlm.FusedDraft()`. Medians of processor time of one thread; *after the prompt* is the time from the end of"
         " its pass to the last token. A short answer has little to draft: most of its time is the clip's."
     )

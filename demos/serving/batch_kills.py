@@ -1,6 +1,6 @@
 """Kill a batch of pictures three times, let it end, and count what is there.
 
-    python -m mmaccel.demos.batch_kills --items 500 --output docs/benchmarks/long/batch_kills
+    python -m mmaccel.demos.serving.batch_kills --items 500 --output docs/benchmarks/long/batch_kills
 
 First a process of Ray that draws is killed, and the run goes on. Then the run itself is killed, with all that it
 started. Then the disk gets full: it is a small one in memory, so that this runs as root, on Linux. Then a run in one
@@ -174,7 +174,8 @@ def page(result: dict[str, Any]) -> str:
     lines = [(run["run"], str(run["code"]), str(run["pictures"]), f"{run['seconds']:.0f}") for run in result["runs"]]
     loop, batch = result["seconds_an_item"]["loop"], result["seconds_an_item"]["batch"]
     intro = (
-        f"`mmaccel batch image` with {MODEL} and {result['items']} prompts, by `python -m mmaccel.demos.batch_kills`:"
+        f"`mmaccel batch image` with {MODEL} and {result['items']} prompts, by `python -m"
+        " mmaccel.demos.serving.batch_kills`:"
         f" **{result['pictures']} pictures** of {result['keys']} keys with {result['records']} records at the end;"
         f" {result['wrong']} of the 50 that were drawn again differed. An item takes {batch:.3f} s of the processor,"
         f" {batch / loop - 1:+.1%} of the {loop:.3f} s in a plain loop that writes the same files (by turns, {COST}"

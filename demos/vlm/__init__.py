@@ -1,0 +1,1 @@
+"""Long measurements of language and vision-language models."""
