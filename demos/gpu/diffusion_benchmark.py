@@ -1,11 +1,12 @@
-"""Time step, block and attention methods on the full-size Wan, LTX and Flux shapes on a GPU; under 8 minutes.
+"""Time step, block and attention methods on shapes of Wan, LTX, Flux and Stable Diffusion on a GPU; under 8 minutes.
 
 One command, no download: the weights are random, which cost what trained ones cost (and say nothing of quality, which
 the pages of the small trained models are about)::
 
     python -m mmaccel.demos.gpu.diffusion_benchmark > diffusion.json
 
-Wan 2.1 1.3B of 480p and 81 frames, LTX-Video 2B of 512 x 768 and 121 frames, Flux.1 dev of 1024 x 1024, in bfloat16.
+Wan 2.1 1.3B of 480p and 81 frames, LTX-Video 2B of 512 x 768 and 121 frames, Flux.1 dev of 1024 x 1024, Stable
+Diffusion 1.5 of 512 x 512, in bfloat16.
 A step is measured first, and as many are run as fit in the time. `--device cpu --small` tries the script out.
 """
 
@@ -29,7 +30,12 @@ from mmaccel.method import Method
 
 from .diffusion_shapes import SHAPES, build
 
-STEPS = {"wan-2.1-1.3b": 50, "ltx-video-2b": 40, "flux.1-dev": 28}  # as the pipelines take by default
+STEPS = {
+    "wan-2.1-1.3b": 50,
+    "ltx-video-2b": 40,
+    "flux.1-dev": 28,
+    "stable-diffusion-1.5": 50,
+}  # as the pipelines take by default
 FEWEST = 10
 SECONDS = 420.0
 METHODS: tuple[Method, ...] = (
@@ -40,6 +46,11 @@ METHODS: tuple[Method, ...] = (
     video.BlockCache(threshold=0.1),
     video.SparseAttention(budget=0.3),
     video.SparseAttention(budget=0.1),
+)
+UNET_METHODS: tuple[Method, ...] = (
+    video.HeterogeneousSteps(budget=0.5),
+    video.EncoderReuse(),
+    video.EncoderReuse(parallel=5),
 )
 RUNS = 7.0  # plain runs that all of them take together
 
@@ -64,14 +75,15 @@ def measured(pipe: Any, call: dict[str, Any], steps: int, entries: list[Entry]) 
 
 def rows(name: str, pipe: Any, call: dict[str, Any], seconds: float) -> Iterator[dict[str, Any]]:
     """One row for each method, beside a plain run and one of half the steps."""
-    planned = [Entry.of(pipe, method) for method in METHODS]
+    methods = METHODS if hasattr(pipe, "transformer") else UNET_METHODS
+    planned = [Entry.of(pipe, method) for method in methods]
     measured(pipe, call, 2, [Entry(PLAIN, PLAIN), *planned])  # kernels compile, and methods choose
     (passes,) = measured(pipe, call, 2, [Entry(PLAIN, PLAIN)])
     step = passes.seconds[0] / 2
     steps = max(FEWEST, min(STEPS[name], int(seconds / RUNS / step)))
     print(f"{name}: {step:.3f} s a step, {steps} steps", file=sys.stderr)
     entries = [Entry(PLAIN, PLAIN), Entry("half the steps", "simple", fewer=steps // 2)]
-    entries += [Entry.of(pipe, method) for method in METHODS]
+    entries += [Entry.of(pipe, method) for method in methods]
     plain, *others = measured(pipe, call, steps, entries)
     for entry in others:
         told = entry.samples[0].report

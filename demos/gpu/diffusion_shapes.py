@@ -1,4 +1,4 @@
-"""Pipelines of full-size transformers with random weights, and the arguments of their calls."""
+"""Pipelines of full-size transformers and of a UNet with random weights, and the arguments of their calls."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 from diffusers import (
+    DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
     LTXPipeline,
     LTXVideoTransformer3DModel,
+    StableDiffusionPipeline,
+    UNet2DConditionModel,
     WanPipeline,
     WanTransformer3DModel,
 )
@@ -89,7 +92,28 @@ def flux(small: bool, device: str) -> Built:
     }
 
 
-SHAPES: dict[str, Callable[[bool, str], Built]] = {"wan-2.1-1.3b": wan, "ltx-video-2b": ltx, "flux.1-dev": flux}
+def stable_diffusion(small: bool, device: str) -> Built:
+    """Stable Diffusion 1.5: 512 x 512, guidance on, which doubles the batch."""
+    sizes: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}
+    if small:
+        sizes = {"cross_attention_dim": 32, "attention_head_dim": 8, "block_out_channels": (32, 32, 64, 64)}
+    unet = _random(UNet2DConditionModel, {"sample_size": 64, **sizes}, device)
+    pipe = StableDiffusionPipeline(
+        **dict.fromkeys(("tokenizer", "text_encoder", "vae", "safety_checker", "feature_extractor")),
+        scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
+        unet=unet,
+        requires_safety_checker=False,
+    )
+    text, side = _text(2, 77, sizes["cross_attention_dim"], unet), 64 if small else 512
+    return pipe, {"prompt_embeds": text[:1], "negative_prompt_embeds": text[1:], "height": side, "width": side}
+
+
+SHAPES: dict[str, Callable[[bool, str], Built]] = {
+    "wan-2.1-1.3b": wan,
+    "ltx-video-2b": ltx,
+    "flux.1-dev": flux,
+    "stable-diffusion-1.5": stable_diffusion,
+}
 
 
 def build(name: str, small: bool, device: str) -> Built:
@@ -101,7 +125,7 @@ def build(name: str, small: bool, device: str) -> Built:
 
 
 def _random(kind: Any, sizes: dict[str, Any], device: str) -> Any:
-    """A transformer with random weights, in bfloat16 on a GPU."""
+    """A denoiser with random weights, in bfloat16 on a GPU."""
     torch.set_default_dtype(torch.float32 if device == "cpu" else torch.bfloat16)
     try:
         with torch.device(device):
@@ -110,5 +134,5 @@ def _random(kind: Any, sizes: dict[str, Any], device: str) -> Any:
         torch.set_default_dtype(torch.float32)
 
 
-def _text(count: int, length: int, width: int, transformer: Any) -> torch.Tensor:
-    return torch.randn(count, length, width, device=transformer.device, dtype=transformer.dtype)
+def _text(count: int, length: int, width: int, denoiser: Any) -> torch.Tensor:
+    return torch.randn(count, length, width, device=denoiser.device, dtype=denoiser.dtype)

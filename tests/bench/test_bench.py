@@ -20,26 +20,21 @@ from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.comparison.quality_plot import Axes, Label, Mark, Series, draw, place
 from mmaccel.comparison.ranks import Ranks
-from mmaccel.demos import (
-    batch_kills,
-    block_routing,
+from mmaccel.demos.gpu import page as gpu_page
+from mmaccel.demos.serving import batch_kills, replica_kills, replica_scaling, serve_loads
+from mmaccel.demos.speech import hour_of_speech
+from mmaccel.demos.video import block_routing, context_parallel, long_blocks
+from mmaccel.demos.vlm import (
     condensed_pictures,
-    context_parallel,
-    hour_of_speech,
     hours_of_video,
     joined_contexts,
-    long_blocks,
     long_prompts,
     many_prompts,
     many_views,
     pruned_drafts,
-    replica_kills,
-    replica_scaling,
-    serve_loads,
     stored_contexts,
     watched_video,
 )
-from mmaccel.demos.gpu import page as gpu_page
 from mmaccel.errors import SettingError, WeightsError
 from mmaccel.image.bench import page as image_page
 from mmaccel.speech.bench import cuts, first_sound, heard_again, listening, many_streams, pushes

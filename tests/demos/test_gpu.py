@@ -16,7 +16,8 @@ def test_a_small_shape_makes_latents_like_the_whole_one(name):
     made = pipe(**call, num_inference_steps=2, generator=torch.Generator().manual_seed(0))[0]
     again = pipe(**call, num_inference_steps=2, generator=torch.Generator().manual_seed(0))[0]
     assert made.isfinite().all() and torch.equal(made, again) and torch.get_default_dtype() == torch.float32
-    assert pipe.transformer.dtype == torch.float32 and not any(p.requires_grad for p in pipe.transformer.parameters())
+    denoiser = pipe.unet if name == "stable-diffusion-1.5" else pipe.transformer
+    assert denoiser.dtype == torch.float32 and not any(p.requires_grad for p in denoiser.parameters())
 
 
 def test_diffusion_rows_stand_beside_half_the_steps(monkeypatch, capsys):
@@ -32,6 +33,15 @@ def test_diffusion_rows_stand_beside_half_the_steps(monkeypatch, capsys):
     lines = [page._step_line({**row, "peak_bytes": 3 << 29, "baseline_peak_bytes": 1 << 30}) for row in made["rows"]]
     assert lines[0][2] == "fewer steps(steps=5)" and lines[1][2] == "video.HeterogeneousSteps()"
     assert {line[-1] for line in lines} == {"0.5"} and len(lines[0]) == len(page.STEPS)
+
+
+def test_a_unet_is_timed_with_its_own_methods(monkeypatch, capsys):
+    words = ["diffusion_benchmark", "--device", "cpu", "--small", "--shapes", "stable-diffusion-1.5"]
+    monkeypatch.setattr("sys.argv", [*words, "--seconds", "0.001"])
+    diffusion_benchmark.main()
+    made = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["settings"].get("parallel") for row in made] == [None, None, 1, 5]
+    assert made[3]["work_ratio"] == made[2]["work_ratio"] < 1 and not made[3]["warnings"]
 
 
 def test_without_a_gpu_the_script_says_what_to_type(monkeypatch, capsys):

@@ -6,6 +6,7 @@ import torch
 
 import mmaccel
 from mmaccel import video
+from mmaccel.demos.families import models, sampling
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.tensors import count_bytes
 from mmaccel.video import examples
@@ -131,7 +132,100 @@ def test_nothing_reused_is_said():
         assert "EncoderReuse reused nothing: every step of this run was a key step" in str(fast.report)
 
 
+def decoder_passes(pipe):
+    """Rows of each pass of the decoder."""
+    rows = []
+    pipe.unet.up_blocks[-1].register_forward_hook(lambda *given: rows.append(len(given[-1])))
+    return rows
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+@pytest.mark.parametrize("scheduler", (diffusers.DDIMScheduler, diffusers.EulerDiscreteScheduler))
+def test_decoders_of_several_steps_in_one_batch(batch, scheduler):
+    pipe, arguments = examples.unet_pipeline()
+    pipe.scheduler = scheduler()
+    given = arguments(batch=batch, steps=20)
+    with mmaccel.accelerate(pipe, video.EncoderReuse(cooldown=1)) as fast:
+        one_by_one = fast(**given)[0]
+        done = fast.report.details["computed"]
+    rows = decoder_passes(pipe)
+    with mmaccel.accelerate(pipe, video.EncoderReuse(cooldown=1, parallel=3)) as fast:
+        out = fast(**given)[0]
+        torch.testing.assert_close(out, one_by_one, rtol=1e-4, atol=1e-4)
+        assert fast.report.details["computed"] == done
+        assert not fast.report.warnings
+    # key steps 0, 1, 2, 4, 6, 10, 14 and the last, and up to three steps between them; guidance doubles a batch
+    assert [n // (2 * batch) for n in rows] == [1, 1, 1, 1, 1, 1, 1, 3, 1, 3, 1, 3, 1, 1]
+    assert sum(rows) == 2 * batch * 20
+
+
+def test_a_changed_prompt_is_not_answered_with_what_was_made_ahead():
+    pipe, arguments = examples.unet_pipeline()
+    method = {"keys": (0,), "warmup": 1}
+    other = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(9))
+
+    def change(_pipe, step, _time, given):
+        return {"prompt_embeds": other} if step == 3 else given
+
+    call = arguments(steps=8, callback_on_step_end=change, callback_on_step_end_tensor_inputs=["prompt_embeds"])
+    outputs = []
+    for parallel in (1, 8):
+        with mmaccel.accelerate(pipe, video.EncoderReuse(**method, parallel=parallel)) as fast:
+            outputs.append(fast(**call)[0])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-4)
+    rows = decoder_passes(pipe)
+    with mmaccel.accelerate(pipe, video.EncoderReuse(**method, parallel=8)) as fast:
+        fast(**call)
+    assert [n // 2 for n in rows] == [1, 7, 4]  # those of the steps behind the change are made again
+
+
+def test_what_is_added_to_the_features_in_each_step_keeps_calls_single():
+    pipe, arguments = examples.unet_pipeline()
+    still = Still(pipe.unet, pipe.scheduler)
+    text = arguments()["prompt_embeds"]
+    rows = decoder_passes(pipe)
+    with mmaccel.accelerate(still, video.EncoderReuse(keys=(0,), parallel=4)) as fast:
+        fast(8, text)  # whose time is its own
+        assert "decoders ran one by one" in str(fast.report)
+    assert rows == [1] * 8
+
+
+def test_an_interrupted_run_leaves_nothing_that_was_made_ahead():
+    pipe, arguments = examples.unet_pipeline()
+    plain = pipe(**arguments(steps=8))[0]
+
+    def stop(_pipe, step, _time, given):
+        if step == 3:
+            raise KeyboardInterrupt
+        return given
+
+    with mmaccel.accelerate(pipe, video.EncoderReuse(keys=(0,), parallel=8)) as fast:
+        first = fast(**arguments(steps=8))[0]
+        with pytest.raises(KeyboardInterrupt):
+            fast(**arguments(steps=8, callback_on_step_end=stop))
+        assert torch.equal(fast(**arguments(steps=8))[0], first)
+    assert torch.equal(pipe(**arguments(steps=8))[0], plain)
+
+
+@pytest.mark.parametrize("parallel", (0, 1.5, True))
+def test_bad_parallel(parallel):
+    with pytest.raises(SettingError, match="parallel"):
+        video.EncoderReuse(parallel=parallel)
+
+
 @pytest.mark.parametrize("keys", (5, (50,), (-1,), ("a",)))
 def test_bad_settings(keys):
     with pytest.raises(SettingError, match="keys"):
         video.EncoderReuse(keys=keys)
+
+
+@pytest.mark.parametrize("name", [name for name in models.rows() if "UNet" in name and name != "StableCascadeUNet"])
+def test_every_unet_decodes_several_steps_at_once(name):
+    """Also where guidance makes two passes, and where each frame has a row of its own."""
+    pipe, inputs = sampling.pipeline(name)
+    outputs = []
+    for parallel in (1, 3):
+        with mmaccel.accelerate(pipe, video.EncoderReuse(keys=(0, 30), parallel=parallel)) as fast:
+            outputs.append(fast(inputs, steps=8))
+            assert not fast.report.warnings
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-3)

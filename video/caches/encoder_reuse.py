@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -18,7 +19,9 @@ from mmaccel.stepping.tensors import map_tensors
 
 from ..families.adapter import UNETS, DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
+from ..families.families import bound
 from ..steps import Forward
+from .decoders_ahead import DecodersAhead, fits, together
 from .step_cache import CacheStepper, StepCache
 
 STEPS = 50  # that the key steps are given for
@@ -39,8 +42,9 @@ class EncoderReuse(StepCache):
     """In a UNet, the features of the encoder are kept between key steps, and only the decoder runs in every step.
 
     For pipelines with a UNet, such as Stable Diffusion and SDXL. The decoder sees every step's time; the encoder's
-    features, with the middle block's, change slowest in the middle of the run. The work in the report is counted in
-    parameters that ran. The noise that the authors add against lost texture is left out. Lossy.
+    features, with the middle block's, change slowest in the middle of the run. The decoder needs them and the time of
+    its step, but not the latents, so that it can run for several reused steps at once. The work in the report is
+    counted in parameters that ran. The noise that the authors add against lost texture is left out. Lossy.
 
     Parameters
     ----------
@@ -49,6 +53,9 @@ class EncoderReuse(StepCache):
         step, which is exact. Default (0, 1, 2, 3, 5, 10, 15, 25, 35), as in the paper.
     warmup, cooldown
         First and last steps that always run it; default 1, at least 1, and 0.
+    parallel
+        Most reused steps whose decoders run as one batch; default 1. Each more takes the memory of one more picture.
+        Calls with a ControlNet or an adapter, which adds to the features in each step, are made one by one.
 
     Raises
     ------
@@ -76,9 +83,11 @@ class EncoderReuse(StepCache):
     keys: tuple[int, ...] | None = (0, 1, 2, 3, 5, 10, 15, 25, 35)
     warmup: int = 1
     cooldown: int = 0
+    parallel: int = 1
 
     def __post_init__(self) -> None:
         self._check_steps()
+        self._require(is_count(self.parallel), "parallel", "an integer of at least 1")
         allowed = f"None or steps from 0 to {STEPS - 1}"
         self._check_list("keys", allowed, lambda key: is_count(key, 0, STEPS - 1), kind=int)
 
@@ -106,9 +115,10 @@ class EncoderReuse(StepCache):
 
 @dataclass
 class _Branch(BranchState):
-    """What one guidance branch remembers: the output of every part of the encoder."""
+    """What one guidance branch remembers: the output of every part of the encoder, and those of coming steps."""
 
     outputs: dict[int, Any] = field(default_factory=dict)
+    ahead: DecodersAhead = field(default_factory=DecodersAhead)
 
 
 class _Stepper(CacheStepper):
@@ -116,7 +126,8 @@ class _Stepper(CacheStepper):
 
     def __init__(self, session: PipelineSession, run: SamplerRun, method: EncoderReuse) -> None:
         super().__init__(session, run, method)
-        self.skips = False
+        self.copies = 0  # of the kept features that a pass takes; 0 where the encoder runs
+        self.singly = False  # whether a call was made for one step only that was to be made for several
         adapter: DiffusionTransformerAdapter = session.adapter
         for unet in [] if method.exact else adapter.denoisers():
             for index, part in enumerate(_encoder(unet)):
@@ -126,22 +137,50 @@ class _Stepper(CacheStepper):
         cache, run = self.cache, self.run
         if cache.leads:
             cache.reuse = not self.method.is_key(run.step, run.steps)
-        self.skips = cache.skips
-        output = forward(*args, **kwargs)
-        if self.skips:
+        if cache.skips:
             skipped = sum(_size(part) for part in _encoder(denoiser))
-            return output, 1 - skipped / _size(denoiser)
+            return self._decoded(forward, bound(denoiser, args, kwargs)), 1 - skipped / _size(denoiser)
+        self.copies = 0
+        output = forward(*args, **kwargs)
         cache.computed()
+        cache.state.ahead = DecodersAhead()
         return output, 1.0
+
+    def _decoded(self, forward: Forward, call: inspect.BoundArguments) -> Any:
+        """The output of a reused step, made with those of the next ones where they may run together."""
+        ahead, step = self.cache.state.ahead, self.run.step
+        output = ahead.take(step, call)
+        if output is not None:
+            return output
+        times = self.session.target.scheduler.timesteps[step : step + self._coming()]
+        if len(times) < 2 or not fits(call, times[0]):
+            self.copies = 1
+            self.singly |= len(times) > 1
+            return forward(*call.args, **call.kwargs)
+        self.copies = len(times)
+        ahead.keep(step, forward(**together(call, times)), call, self.copies)
+        return ahead.take(step, call)
+
+    def _coming(self) -> int:
+        """Reused steps in a row from this one on, at most as many as may run together."""
+        run, method = self.run, self.method
+        end = run.steps - method.cooldown
+        key = next((step for step in range(run.step, end) if method.is_key(step, run.steps)), end)
+        return int(min(key - run.step, method.parallel))
 
     def part(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """One part of the encoder. Features are copied, because FreeU and adapters change them in place."""
         outputs = self.cache.state.outputs
-        if self.skips:
-            return map_tensors(torch.clone, outputs[index])
+        if self.copies:
+            return map_tensors(lambda x: torch.cat([x] * self.copies), outputs[index])
         output = forward(*args, **kwargs)
         outputs[index] = map_tensors(torch.clone, output)
         return output
+
+    def finish(self) -> None:
+        super().finish()
+        if self.singly:
+            self.warn("decoders ran one by one: this call adds to the features in each step, or has times of its own")
 
     def advice(self) -> str:
         return "every step of this run was a key step: set fewer keys or more steps"
