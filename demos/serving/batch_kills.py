@@ -179,8 +179,7 @@ def page(result: dict[str, Any]) -> str:
         f" **{result['pictures']} pictures** of {result['keys']} keys with {result['records']} records at the end;"
         f" {result['wrong']} of the 50 that were drawn again differed. An item takes {batch:.3f} s of the processor,"
         f" {batch / loop - 1:+.1%} of the {loop:.3f} s in a plain loop that writes the same files (by turns, {COST}"
-        " pictures each)."
-        " All is in [batch_kills.json](batch_kills.json)."
+        " pictures each). All is in [batch_kills.json](batch_kills.json)."
     )
     return pages.page(result, "A batch that is killed", intro, {"Its runs": pages.markdown(HEADINGS, lines)})
 
