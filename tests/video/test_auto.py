@@ -30,7 +30,8 @@ def test_a_quality_is_kept(wan, tmp_path):
         out = fast(**call)[0]
         assert tensor_psnr(plain, out) >= 25 and fast.report.engaged
         curve, picked = fast.plan.measured, fast.plan.methods[0]
-        good = [point for point in curve if point["psnr"] >= 25]
+        watched = [point for point in curve if point["name"] == "video.HeterogeneousSteps"]
+        good = [point for point in watched if point["psnr"] >= 25]
         assert {**picked.settings(), "tolerance": None} == max(good, key=lambda point: point["speedup"])["settings"]
         assert fast.report.speedup is not None, "the plain run was measured"
         fast.plan.save(tmp_path / "plan.json")
@@ -60,12 +61,29 @@ def test_a_run_that_forecasts_miss_more_computes_more(wan):
     assert found[0.0][1] > found[0.5][1]
 
 
-def test_the_tolerance_leaves_what_the_floor_does():
-    """Misses of 20 dB more may cost 20 dB of quality."""
+def test_runs_may_miss_what_the_measured_one_did():
+    """With a floor; without one, and where nothing is known of misses, no run is stopped."""
     steps, other = HeterogeneousSteps(0.3), EasyCache(0.1)
-    assert auto(min_psnr=30)._kept(steps, 50.0, 0.002).tolerance == pytest.approx(0.02)
+    assert auto(min_psnr=30)._kept(steps, 0.002).tolerance == pytest.approx(0.0022)
     for method, missed, goal in ((steps, 0.0, {"min_psnr": 30}), (other, 1.0, {"min_psnr": 30}), (steps, 1.0, {})):
-        assert auto(**goal)._kept(method, 50.0, missed) is method
+        assert auto(**goal)._kept(method, missed) is method
+
+
+@pytest.mark.parametrize(
+    "missed, floor, picked",
+    (
+        (0.01, {"min_psnr": 30}, HeterogeneousSteps),  # whose runs can be watched
+        (0.0, {"min_psnr": 30}, EasyCache),  # a sampler whose steps cannot be made again
+        (0.01, {"min_psnr": 60}, EasyCache),  # which alone keeps it
+        (0.01, {"target_speedup": 1.5}, EasyCache),  # better at that speed
+    ),
+)
+def test_a_floor_is_left_to_what_can_be_watched(missed, floor, picked):  # fmt: skip
+    curve = object.__new__(_Curve)
+    curve.methods, curve.missed = [HeterogeneousSteps(0.4), EasyCache(0.1)], [missed, 0.0]
+    measured = zip(curve.methods, (1.8, 2.0), (40.0, 61.0), strict=True)
+    curve.points = [point(method, speedup, "psnr", "PSNR dB", quality) for method, speedup, quality in measured]
+    assert isinstance(auto(**floor)._pick(curve), picked)
 
 
 def test_a_speed_up_is_picked_by_quality(wan):
