@@ -100,6 +100,8 @@ class Method(Generic[S]):
         Whether the effect appears only from a session's second run on, because the first one calibrates.
     adapts
         Whether the output of a run follows from earlier runs of the session; it does not where `memory` is cleared.
+    outermost
+        Whether it changes what the methods beside it see, and so is attached behind them all, whatever their order.
     """
 
     name: ClassVar[str] = ""
@@ -115,6 +117,7 @@ class Method(Generic[S]):
     engaging: ClassVar[dict[str, Any]] = {}
     learns: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
+    outermost: ClassVar[bool] = False
 
     @property
     def exact(self) -> bool:

@@ -93,7 +93,7 @@ class Session(Generic[A]):
 
     def _attach(self) -> None:
         with ExitStack() as stack:
-            for method in self.plan.methods:
+            for method in sorted(self.plan.methods, key=lambda method: method.outermost):
                 method.attach(self, stack)
             self._stack = stack.pop_all()
 

@@ -89,10 +89,28 @@ def test_together_with_drafts_of_a_small_model(made):
     given = block_pipeline()[1]()
     drafts = {name: given[name] for name in ("draft", "score")}
     methods = (video.RollingContext(blocks=2), video.BlockRouter(tau=-1e9, latents=True))
+    drawn = []
     for order in (methods, methods[::-1]):
         with mmaccel.accelerate(pipe, *order) as fast:
-            drawn = fast(**call(6), **drafts)[0]
-            assert fast.report.details["kept"] == 5 and torch.isfinite(drawn).all()
+            drawn.append(fast(**call(6), **drafts)[0])
+            assert fast.report.details["kept"] == 5 and torch.isfinite(drawn[-1]).all()
+    assert torch.equal(*drawn)  # the small model has the same context as the large one
+
+
+def test_masks_are_built_of_the_blocks_that_are_seen(made):
+    """That of all would grow with the square of their number."""
+    pipe, call = made
+    build, built = pipe.transformer.build_attention_mask, []
+    pipe.transformer.build_attention_mask = lambda **given: (
+        built.append(len(given["chunk_partition"])),
+        build(**given),
+    )[1]
+    try:
+        with mmaccel.accelerate(pipe, video.RollingContext(blocks=2)) as fast:
+            fast(**call(6))
+    finally:
+        del pipe.transformer.build_attention_mask
+    assert max(built) == 2
 
 
 def test_settings_and_pipelines_that_do_not_fit(made):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.method import Advice, is_count
-from mmaccel.patching import wrap_forward
+from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.registry import register
 
 from ..families.adapter import IN_BLOCKS, DiffusionMethod, PipelineSession
@@ -67,6 +67,7 @@ class RollingContext(DiffusionMethod):
         "What was seen between the first blocks and the latest.",
         example=EXAMPLE,
     )
+    outermost: ClassVar[bool] = True
     neutral: ClassVar[dict[str, Any]] = {"blocks": 10_000}
     engaging: ClassVar[dict[str, Any]] = {"blocks": 1, "first": 0}
 
@@ -80,6 +81,7 @@ class RollingContext(DiffusionMethod):
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         for denoiser in session.adapter.denoisers():
             wrap_forward(stack, denoiser, functools.partial(self._forward, session, denoiser))
+            wrap_method(stack, denoiser, "build_attention_mask", self._mask)
 
     def _forward(
         self, session: PipelineSession, denoiser: torch.nn.Module, original: Forward, *args: Any, **kwargs: Any
@@ -92,11 +94,22 @@ class RollingContext(DiffusionMethod):
         partition = kwargs["chunk_partition"]
         finished = len(partition) - (not flag["is_cache_step"])
         if finished > self.blocks:
-            kept = [*range(self.first), *range(finished - self.blocks + self.first, finished)]
+            kept = self._kept(finished)
             change = _remembered if flag["is_cache_step"] else _drawn
             kwargs |= change(denoiser, kwargs, kept)
             session.report.engaged = True
             session.report.details["context"] = {"blocks": self.blocks, "left out": finished - self.blocks}
+        return original(*args, **kwargs)
+
+    def _kept(self, finished: int) -> list[int]:
+        """Numbers of the blocks that are seen, of more finished ones than that."""
+        return [*range(self.first), *range(finished - self.blocks + self.first, finished)]
+
+    def _mask(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        """The mask of a pass that fills keys and values, of the blocks that it is left with."""
+        partition = kwargs.get("chunk_partition", ())
+        if kwargs.get("mode") == "cache" and len(partition) > self.blocks:
+            kwargs["chunk_partition"] = [partition[block] for block in self._kept(len(partition))]
         return original(*args, **kwargs)
 
 
@@ -114,11 +127,7 @@ def _remembered(denoiser: Any, given: dict[str, Any], kept: list[int]) -> dict[s
     index = torch.cat([frames[block] for block in kept]).to(given["hidden_states"].device)
     changed = {name: given[name].index_select(1, index) for name in ("hidden_states", "timestep", "r_timestep")}
     changed["chunk_partition"] = [partition[block] for block in kept]
-    height, width = given["hidden_states"].shape[-2:]
-    changed["attention_mask"] = denoiser.build_attention_mask(
-        chunk_partition=changed["chunk_partition"], height=height, width=width, device=index.device, mode="cache"
-    )
-    _fit(denoiser, given["kv_cache"], changed["chunk_partition"], height, width)
+    _fit(denoiser, given["kv_cache"], changed["chunk_partition"], *given["hidden_states"].shape[-2:])
     return changed
 
 
