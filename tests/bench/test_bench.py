@@ -23,7 +23,7 @@ from mmaccel.comparison.ranks import Ranks
 from mmaccel.demos.gpu import page as gpu_page
 from mmaccel.demos.serving import batch_kills, replica_kills, replica_scaling, serve_loads
 from mmaccel.demos.speech import hour_of_speech
-from mmaccel.demos.video import block_routing, context_parallel, long_blocks
+from mmaccel.demos.video import block_routing, context_parallel, kept_floors, long_blocks
 from mmaccel.demos.vlm import (
     condensed_pictures,
     hours_of_video,
@@ -297,6 +297,7 @@ LONG = {
     "context_parallel": context_parallel.page,
     "gpu": gpu_page.page,
     "joined_contexts": joined_contexts.page,
+    "kept_floors": kept_floors.page,
     "long_blocks": long_blocks.page,
     "long_prompts": long_prompts.page,
     "many_prompts": many_prompts.page,
