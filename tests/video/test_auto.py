@@ -32,7 +32,9 @@ def test_a_quality_is_kept(wan, tmp_path):
         curve, picked = fast.plan.measured, fast.plan.methods[0]
         watched = [point for point in curve if point["name"] == "video.HeterogeneousSteps"]
         good = [point for point in watched if point["psnr"] >= 25]
-        assert {**picked.settings(), "tolerance": None} == max(good, key=lambda point: point["speedup"])["settings"]
+        least = max(good, key=lambda point: point["speedup"])["settings"]
+        spare = round(min(1.5 * least["budget"], (1 + least["budget"]) / 2), 3)
+        assert picked.budget == spare and {**picked.settings(), "budget": least["budget"], "tolerance": None} == least
         assert fast.report.speedup is not None, "the plain run was measured"
         fast.plan.save(tmp_path / "plan.json")
     again = mmaccel.Plan.load(tmp_path / "plan.json")
@@ -61,10 +63,13 @@ def test_a_run_that_forecasts_miss_more_computes_more(wan):
     assert found[0.0][1] > found[0.5][1]
 
 
-def test_runs_may_miss_what_the_measured_one_did():
-    """With a floor; without one, and where nothing is known of misses, no run is stopped."""
+def test_a_floor_leaves_something_to_spare():
+    """Without one, and where nothing is known of misses, the setting is the measured one."""
     steps, other = HeterogeneousSteps(0.3), EasyCache(0.1)
-    assert auto(min_psnr=30)._kept(steps, 0.002).tolerance == pytest.approx(0.0022)
+    kept = auto(min_psnr=30)._kept(steps, 0.002)
+    assert (kept.budget, kept.tolerance) == (pytest.approx(0.45), pytest.approx(0.002))
+    assert auto(min_psnr=30)._kept(HeterogeneousSteps(0.8), 0.002).budget == pytest.approx(0.9)
+    assert auto(2.0, min_psnr=30)._kept(steps, 0.002) == HeterogeneousSteps(0.3, tolerance=0.002)
     for method, missed, goal in ((steps, 0.0, {"min_psnr": 30}), (other, 1.0, {"min_psnr": 30}), (steps, 1.0, {})):
         assert auto(**goal)._kept(method, missed) is method
 

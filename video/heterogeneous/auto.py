@@ -34,7 +34,9 @@ from .heterogeneous_steps import HeterogeneousSteps
 ROUNDS = 4  # measured budgets
 SMALLEST_BUDGET = 0.1
 THRESHOLDS = (0.05, 0.1, 0.2)  # of EasyCache
-SLACK = 1.1  # by how much forecasts may miss more than on the prompt that kept the floor
+# By how much a budget is larger than the smallest that keeps a floor on the measured prompt, but at most half-way to
+# the whole: with the smallest one other prompts were up to 11 dB below the floor.
+SAFETY = 1.5
 
 
 @register("video")
@@ -51,9 +53,10 @@ class Auto(DiffusionMethod):
     target_speedup
         Measured speed-up to reach, above 1; the most faithful setting that reaches it is picked.
     min_psnr
-        PSNR in dB to the plain output to keep, above 0; the fastest setting that keeps it is picked, or none, and
-        EasyCache only where HeterogeneousSteps does not. A later run whose forecasts miss more than those of the first
-        computes all its further steps, and says so in its report. Other prompts may still fall below the floor
+        PSNR in dB to the plain output to keep, above 0, or nothing is picked. Of HeterogeneousSteps it is half as large
+        a budget again as the smallest that keeps it on the first prompt, since others need more; a run whose forecasts
+        miss more than those of that smallest one computes all its further steps, and says so in its report. EasyCache
+        is picked only where no budget keeps it. With `target_speedup` nothing is to spare. How often the floor is kept on other prompts is measured
         (docs/benchmarks/long/kept_floors.md). If neither is given, the goal is a speed-up of 2.
 
     Raises
@@ -130,13 +133,14 @@ class Auto(DiffusionMethod):
         return goal.pick(curve.points) if best is None else watched[best]
 
     def _kept(self, method: Method, missed: float) -> Method:
-        """The method with a tolerance, so that a run whose forecasts miss more than the measured one's computes more.
+        """The method with something to spare for other prompts, of which some lose 20 dB more.
 
-        How much more quality that costs is not known: other prompts lose 20 dB at 1.5 times the miss.
+        It computes more steps, and no run may miss more than the measured one did with fewer.
         """
         if self.min_psnr is None or not isinstance(method, HeterogeneousSteps) or not missed:
             return method
-        return replace(method, tolerance=float(f"{missed * SLACK:.4g}"))
+        spare = method.budget if self.target_speedup else min(SAFETY * method.budget, (1 + method.budget) / 2)
+        return replace(method, budget=round(spare, 3), tolerance=float(f"{missed:.4g}"))
 
 
 class _Curve:
