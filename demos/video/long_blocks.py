@@ -98,9 +98,8 @@ def page(result: dict[str, Any]) -> str:
     rows = result["rows"]
     clips = len({row["prompt"] for row in rows})
     intro = (
-        f"`python -m mmaccel.demos.video.long_blocks`: {clips} video{'s' * (clips > 1)} of each length by the shipped `tiny-far`,"
-        " which was"
-        f" trained on nine blocks of {FRAMES} frames, {result['steps']} steps, of things that stay. Seconds are means"
+        f"`python -m mmaccel.demos.video.long_blocks`: {clips} video{'s' * (clips > 1)} of each length by the shipped"
+        f" `tiny-far`, which was trained on nine blocks of {FRAMES} frames, {result['steps']} steps, of things that stay. Seconds are means"
         f" over them, of the whole video and of one of its last {TAIL} blocks; keys and values are those of all layers"
         f" at the end. A thing is recognized in a frame of the last {TAIL} blocks if its picture fits there better than"
         f" that of any other. The plain pipeline was given no time for more than {PLAIN_BLOCKS} blocks. All is in"
