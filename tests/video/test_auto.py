@@ -33,7 +33,7 @@ def test_a_quality_is_kept(wan, tmp_path):
         watched = [point for point in curve if point["name"] == "video.HeterogeneousSteps"]
         good = [point for point in watched if point["psnr"] >= 25]
         least = max(good, key=lambda point: point["speedup"])["settings"]
-        spare = round(min(1.5 * least["budget"], (1 + least["budget"]) / 2), 3)
+        spare = round(min(max(0.4, 1.5 * least["budget"]), (1 + least["budget"]) / 2), 3)
         assert picked.budget == spare and {**picked.settings(), "budget": least["budget"], "tolerance": None} == least
         assert fast.report.speedup is not None, "the plain run was measured"
         fast.plan.save(tmp_path / "plan.json")
@@ -68,7 +68,8 @@ def test_a_floor_leaves_something_to_spare():
     steps, other = HeterogeneousSteps(0.3), EasyCache(0.1)
     kept = auto(min_psnr=30)._kept(steps, 0.002)
     assert (kept.budget, kept.tolerance) == (pytest.approx(0.45), pytest.approx(0.002))
-    assert auto(min_psnr=30)._kept(HeterogeneousSteps(0.8), 0.002).budget == pytest.approx(0.9)
+    for budget, spare in ((0.1, 0.4), (0.5, 0.75), (0.8, 0.9)):
+        assert auto(min_psnr=30)._kept(HeterogeneousSteps(budget), 0.002).budget == pytest.approx(spare)
     assert auto(2.0, min_psnr=30)._kept(steps, 0.002) == HeterogeneousSteps(0.3, tolerance=0.002)
     for method, missed, goal in ((steps, 0.0, {"min_psnr": 30}), (other, 1.0, {"min_psnr": 30}), (steps, 1.0, {})):
         assert auto(**goal)._kept(method, missed) is method

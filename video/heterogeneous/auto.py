@@ -34,9 +34,9 @@ from .heterogeneous_steps import HeterogeneousSteps
 ROUNDS = 4  # measured budgets
 SMALLEST_BUDGET = 0.1
 THRESHOLDS = (0.05, 0.1, 0.2)  # of EasyCache
-# By how much a budget is larger than the smallest that keeps a floor on the measured prompt, but at most half-way to
-# the whole: with the smallest one other prompts were up to 11 dB below the floor.
-SAFETY = 1.5
+# By how much a budget is larger than the smallest that keeps a floor on the measured prompt, and what it is at least,
+# but at most half-way to the whole: with smaller ones other prompts were up to 11 dB below the floor.
+SAFETY, SAFE = 1.5, 0.4
 
 
 @register("video")
@@ -54,11 +54,11 @@ class Auto(DiffusionMethod):
         Measured speed-up to reach, above 1; the most faithful setting that reaches it is picked.
     min_psnr
         PSNR in dB to the plain output to keep, above 0, or nothing is picked. Of HeterogeneousSteps it is half as large
-        a budget again as the smallest that keeps it on the first prompt, since others need more; a run whose forecasts
-        miss more than those of that smallest one computes all its further steps, and says so in its report. EasyCache
-        is picked only where no budget keeps it. With `target_speedup` nothing is to spare. How often the floor is kept
-        on other prompts is measured (docs/benchmarks/long/kept_floors.md). If neither is given, the goal is a speed-up
-        of 2.
+        a budget again as the smallest that keeps it on the first prompt, and at least 0.4, since others need more; a
+        run whose forecasts miss more than those of that smallest one computes all its further steps, and says so in its
+        report. EasyCache is picked only where no budget keeps it. With `target_speedup` nothing is to spare. How often
+        the floor is kept on other prompts is measured (docs/benchmarks/long/kept_floors.md). If neither is given, the
+        goal is a speed-up of 2.
 
     Raises
     ------
@@ -140,7 +140,8 @@ class Auto(DiffusionMethod):
         """
         if self.min_psnr is None or not isinstance(method, HeterogeneousSteps) or not missed:
             return method
-        spare = method.budget if self.target_speedup else min(SAFETY * method.budget, (1 + method.budget) / 2)
+        budget = method.budget
+        spare = budget if self.target_speedup else min(max(SAFE, SAFETY * budget), (1 + budget) / 2)
         return replace(method, budget=round(spare, 3), tolerance=float(f"{missed:.4g}"))
 
 
