@@ -101,8 +101,8 @@ def page(result: dict[str, Any]) -> str:
         f"`python -m mmaccel.demos.video.long_blocks`: {clips} video{'s' * (clips > 1)} of each length by the shipped"
         f" `tiny-far`, which was trained on nine blocks of {FRAMES} frames, {result['steps']} steps, of things that"
         f" stay. Seconds are means over them, of the whole video and of one of its last {TAIL} blocks; keys and values"
-        f" are those of all layers at the end. A thing is recognized in a frame of the last {TAIL} blocks if its picture"
-        " fits there better than that of any other. The plain pipeline was given no time for more than"
+        f" are those of all layers at the end. A thing is recognized in a frame of the last {TAIL} blocks if its"
+        " picture fits there better than that of any other. The plain pipeline was given no time for more than"
         f" {PLAIN_BLOCKS} blocks. All is in [long_blocks.json](long_blocks.json)."
     )
     lines = [
