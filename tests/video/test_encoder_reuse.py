@@ -51,14 +51,14 @@ class Still(diffusers.DiffusionPipeline):
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler)
 
-    def __call__(self, steps, text):
+    def __call__(self, steps, text, time=500, **added):
         self.scheduler.set_timesteps(steps)
         sample = torch.ones(1, 4, 8, 8)
-        outputs = [self._step(sample, t, text) for t in self.scheduler.timesteps]
+        outputs = [self._step(sample, t, text, time, added) for t in self.scheduler.timesteps]
         return torch.stack(outputs)
 
-    def _step(self, sample, t, text):
-        output = self.unet(sample, 500, text).sample
+    def _step(self, sample, t, text, time, added):
+        output = self.unet(sample, t if time is None else time, text, **added).sample
         self.scheduler.step(output, t, sample)
         return output
 
@@ -147,13 +147,14 @@ def test_decoders_of_several_steps_in_one_batch(batch, scheduler):
     given = arguments(batch=batch, steps=20)
     with mmaccel.accelerate(pipe, video.EncoderReuse(cooldown=1)) as fast:
         one_by_one = fast(**given)[0]
-        done = fast.report.details["computed"]
+        done, kept = fast.report.details["computed"], fast.report.peak_extra_bytes
     rows = decoder_passes(pipe)
     with mmaccel.accelerate(pipe, video.EncoderReuse(cooldown=1, parallel=3)) as fast:
         out = fast(**given)[0]
         torch.testing.assert_close(out, one_by_one, rtol=1e-4, atol=1e-4)
         assert fast.report.details["computed"] == done
         assert not fast.report.warnings
+        assert fast.report.peak_extra_bytes == kept + 2 * count_bytes([torch.cat([out] * 2)])  # of two coming steps
     # key steps 0, 1, 2, 4, 6, 10, 14 and the last, and up to three steps between them; guidance doubles a batch
     assert [n // (2 * batch) for n in rows] == [1, 1, 1, 1, 1, 1, 1, 3, 1, 3, 1, 3, 1, 1]
     assert sum(rows) == 2 * batch * 20
@@ -179,15 +180,22 @@ def test_a_changed_prompt_is_not_answered_with_what_was_made_ahead():
     assert [n // 2 for n in rows] == [1, 7, 4]  # those of the steps behind the change are made again
 
 
-def test_what_is_added_to_the_features_in_each_step_keeps_calls_single():
+@pytest.mark.parametrize("time, added, single", ((500, False, True), (None, True, True), (None, False, False)))
+def test_times_of_its_own_and_what_is_added_in_each_step_keep_calls_single(time, added, single):
     pipe, arguments = examples.unet_pipeline()
     still = Still(pipe.unet, pipe.scheduler)
-    text = arguments()["prompt_embeds"]
+    text, shapes = arguments()["prompt_embeds"], []
+    hook = pipe.unet.mid_block.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
+    still(1, text)
+    hook.remove()
+    given = {"mid_block_additional_residual": torch.ones(shapes[0])} if added else {}
+    if added:  # as a ControlNet has them; diffusers takes both together
+        given["down_block_additional_residuals"] = [torch.zeros(1)] * 4
     rows = decoder_passes(pipe)
     with mmaccel.accelerate(still, video.EncoderReuse(keys=(0,), parallel=4)) as fast:
-        fast(8, text)  # whose time is its own
-        assert "decoders ran one by one" in str(fast.report)
-    assert rows == [1] * 8
+        fast(8, text, time=time, **given)
+        assert ("decoders ran one by one" in str(fast.report)) == single
+    assert (rows == [1] * 8) == single
 
 
 def test_an_interrupted_run_leaves_nothing_that_was_made_ahead():

@@ -177,6 +177,9 @@ class _Stepper(CacheStepper):
         outputs[index] = map_tensors(torch.clone, output)
         return output
 
+    def held(self) -> list[Any]:
+        return [*super().held(), *(state.ahead.outputs for state in self.cache.states.values())]
+
     def finish(self) -> None:
         super().finish()
         if self.singly:
