@@ -149,20 +149,22 @@ def measure(minutes: float, clients: int) -> dict[str, Any]:
         return {**results.result([server.row() for server in servers]), "clients": clients, "crowd": last}
 
 
-def page(result: dict[str, Any]) -> str:
-    lines = [
-        (
-            row["server"],
-            str(row["pictures"]),
-            f"{row['per_minute']:.0f}",
-            f"{row['p50']:.2f}",
-            f"{row['p99']:.2f}",
-            str(row["wrong"]),
-            f"{row['resident_bytes'][0] / 2**20:.0f}",
-            f"{row['resident_bytes'][-1] / 2**20:.0f}",
-        )
-        for row in result["rows"]
+def cells(row: dict[str, Any]) -> list[str]:
+    """A server's line in the table of a page."""
+    return [
+        row["server"],
+        str(row["pictures"]),
+        f"{row['per_minute']:.0f}",
+        f"{row['p50']:.2f}",
+        f"{row['p99']:.2f}",
+        str(row["wrong"]),
+        f"{row['resident_bytes'][0] / 2**20:.0f}",
+        f"{row['resident_bytes'][-1] / 2**20:.0f}",
     ]
+
+
+def page(result: dict[str, Any]) -> str:
+    lines = [cells(row) for row in result["rows"]]
     plain, fast = (row["per_minute"] for row in result["rows"])
     end = result["crowd"]
     soon = "" if end["slowest_refusal"] is None else f", the last after {1000 * end['slowest_refusal']:.0f} ms"

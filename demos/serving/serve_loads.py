@@ -29,7 +29,7 @@ from tqdm import tqdm
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.serving.serve_load import CROWD, HTTP, TURN, Served, measured, serving
+from mmaccel.demos.serving.serve_load import CROWD, HTTP, TURN, Served, cells, measured, serving
 from mmaccel.demos.speech.hour_of_speech import resident_bytes
 from mmaccel.speech.audio.recordings import load_recordings
 
@@ -242,19 +242,7 @@ def page(result: dict[str, Any]) -> str:
         f" answered after {end['after_they_left']:.1f} s. Other work may have run on the machine at the same"
         f" time, which makes times longer. All is in [serve_{kind.name}.json](serve_{kind.name}.json)."
     )
-    lines = [
-        (
-            row["server"],
-            str(row["pictures"]),
-            f"{row['per_minute']:.0f}",
-            f"{row['p50']:.2f}",
-            f"{row['p99']:.2f}",
-            str(row["wrong"]),
-            f"{row['resident_bytes'][0] / 2**20:.0f}",
-            f"{row['resident_bytes'][-1] / 2**20:.0f}",
-        )
-        for row in rows
-    ]
+    lines = [cells(row) for row in rows]
     title = f"A server of {kind.name} under load"
     return pages.page(result, title, intro, {"What clients got": pages.markdown(HEADINGS, lines)})
 
