@@ -30,12 +30,12 @@ from mmaccel.method import Method
 
 from .diffusion_shapes import SHAPES, build
 
-STEPS = {
+STEPS = {  # as the pipelines take by default
     "wan-2.1-1.3b": 50,
     "ltx-video-2b": 40,
     "flux.1-dev": 28,
     "stable-diffusion-1.5": 50,
-}  # as the pipelines take by default
+}
 FEWEST = 10
 SECONDS = 420.0
 METHODS: tuple[Method, ...] = (

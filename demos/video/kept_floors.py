@@ -23,7 +23,7 @@ from mmaccel.comparison import results
 from mmaccel.video.bench.sampling import Sampling
 from mmaccel.video.quality import tensor_psnr
 
-Asked = tuple[int, str]
+Request = tuple[int, str]  # the seed of the noise, and the prompt
 Drawn = tuple[torch.Tensor, float]
 
 MODEL = "tiny-wan"
@@ -43,7 +43,7 @@ def measure(floors: list[float], sessions: int, others: int, seed: int, threads:
     """The result after each session."""
     torch.set_num_threads(threads)
     loaded = zoo.load(MODEL)
-    asked = list(enumerate(zoo.prompts(MODEL, sessions + others, seed), seed))  # the seed of the noise, and the prompt
+    asked = list(enumerate(zoo.prompts(MODEL, sessions + others, seed), seed))
     rows: list[dict[str, Any]] = []
     for sampler in SAMPLERS:
         pipe = Sampling(sampler=sampler).on(loaded)
@@ -60,7 +60,7 @@ def measure(floors: list[float], sessions: int, others: int, seed: int, threads:
 
 
 def kept(
-    pipe: Any, floor: float, first: Asked, others: Iterable[Asked], plain: list[Drawn]
+    pipe: Any, floor: float, first: Request, others: Iterable[Request], plain: list[Drawn]
 ) -> Iterator[dict[str, Any]]:
     """A row for each of the other prompts of a session."""
     with mmaccel.accelerate(pipe, video.Auto(min_psnr=floor)) as fast:

@@ -84,7 +84,7 @@ def test_a_floor_leaves_something_to_spare():
         (0.01, {"target_speedup": 1.5}, EasyCache),  # better at that speed
     ),
 )
-def test_a_floor_is_left_to_what_can_be_watched(missed, floor, picked):  # fmt: skip
+def test_a_floor_is_left_to_what_can_be_watched(missed, floor, picked):
     curve = object.__new__(_Curve)
     curve.methods, curve.missed = [HeterogeneousSteps(0.4), EasyCache(0.1)], [missed, 0.0]
     measured = zip(curve.methods, (1.8, 2.0), (40.0, 61.0), strict=True)

@@ -101,10 +101,12 @@ def test_masks_are_built_of_the_blocks_that_are_seen(made):
     """That of all would grow with the square of their number."""
     pipe, call = made
     build, built = pipe.transformer.build_attention_mask, []
-    pipe.transformer.build_attention_mask = lambda **given: (
-        built.append(len(given["chunk_partition"])),
-        build(**given),
-    )[1]
+
+    def noted(**given):
+        built.append(len(given["chunk_partition"]))
+        return build(**given)
+
+    pipe.transformer.build_attention_mask = noted
     try:
         with mmaccel.accelerate(pipe, video.RollingContext(blocks=2)) as fast:
             fast(**call(6))
