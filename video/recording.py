@@ -13,7 +13,8 @@ from mmaccel.session import accelerate
 from mmaccel.stepping.run import SamplerRun
 
 from .families.adapter import DiffusionMethod, DiffusionTransformerAdapter, PipelineSession
-from .steps import Stepper, follow
+from .following import follow
+from .steps import Stepper
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Following a pipeline: the step, guidance branch and denoiser that each forward pass belongs to.
 
 A :class:`Stepper` is a method's part in one run. It sees every forward pass of the denoisers, may answer it without
-running it, and may change the velocity with which the sampler steps. :func:`follow` puts it on a pipeline.
+running it, and may change the velocity with which the sampler steps. :func:`.following.follow` puts it on a pipeline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
 from mmaccel.stepping.run import SamplerRun
 
-from .families.adapter import DiffusionTransformerAdapter, PipelineSession
+from .families.adapter import PipelineSession
 from .families.families import arguments, latents_of
 
 Forward = Callable[..., Any]
@@ -28,7 +28,7 @@ MOST_BRANCHES = 8
 
 
 class Stepper:
-    """A method's part in one run; :func:`follow` creates a new one for each."""
+    """A method's part in one run; :func:`.following.follow` creates a new one for each."""
 
     def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
         self.session, self.report, self.run = session, session.report, run
@@ -58,7 +58,7 @@ def warn(report: Report, text: str) -> None:
         report.warnings.append(text)
 
 
-class _Follower:
+class Follower:
     """Keeps the run up to date, and hands the calls to its stepper."""
 
     def __init__(self, session: PipelineSession, make: Callable[[SamplerRun], Stepper]) -> None:
@@ -87,9 +87,13 @@ class _Follower:
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
         result = original(*args, **kwargs)
+        self.begin()
+        return result
+
+    def begin(self) -> None:
+        """Begin a run of the steps that the scheduler has now."""
         levels = levels_of(self.scheduler)
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
-        return result
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
         self.passes += 1
@@ -98,7 +102,7 @@ class _Follower:
         if self.stepper is None:  # a call outside of a run
             return original(*args, **kwargs)
         run = self.stepper.run
-        if run.step == 0 and run.branch < 0:  # image-to-image starts further down
+        if run.step == 0 and run.branch < 0 and not run.frames:  # image-to-image starts further down
             run.step = first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep"))
         run.branch, run.expert = run.branch + 1, expert
         if run.branch == MOST_BRANCHES:
@@ -129,6 +133,12 @@ class _Follower:
     def step(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         if self.stepper is None:
             return original(*args, **kwargs)
+        result = self.stepped(self.stepper, original, args, kwargs)
+        self.end_step(self.stepper)
+        return result
+
+    def stepped(self, stepper: Stepper, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the stepper makes of a call of a scheduler's `step`."""
         names = ("model_output", "timestep", "sample")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         output, timestep, sample = (given.pop(name) for name in names)
@@ -136,14 +146,27 @@ class _Follower:
         def make(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
             return original(velocity, timestep, sample, *args[3:], **given)
 
-        result = self.stepper.step(make, output, sample)
-        run = self.stepper.run
+        return stepper.step(make, output, sample)
+
+    def end_step(self, stepper: Stepper) -> None:
+        """Go on to the next step, or end the run."""
+        run = stepper.run
         self.followed += run.branch >= 0
         run.step, run.branch = run.step + 1, -1
         if run.is_over:
-            self.stepper.finish()
+            stepper.finish()
             self.drop()
-        return result
+
+    def attach(self, stack: ExitStack) -> None:
+        """Take the place of three methods of instances: the scheduler's `set_timesteps` and `step`, and `forward`."""
+        wrap_method(stack, self.scheduler, "step", self.step)
+        self.attach_passes(stack)
+
+    def attach_passes(self, stack: ExitStack) -> None:
+        """All of them but the scheduler's `step`."""
+        wrap_method(stack, self.scheduler, "set_timesteps", self.set_timesteps)
+        for expert, denoiser in enumerate(self.session.adapter.denoisers()):
+            wrap_forward(stack, denoiser, functools.partial(self.forward, expert, denoiser))
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -199,23 +222,6 @@ def first_step(scheduler: Any, timestep: Any) -> int:
 def is_flow(scheduler: Any) -> bool:
     """Whether its noise levels are those of flow matching, along which a sample moves by its velocity."""
     return getattr(scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(scheduler, "scale_noise")
-
-
-def follow(session: PipelineSession, stack: ExitStack, make: Callable[[SamplerRun], Stepper]) -> None:
-    """Put ``make(run)`` in charge of every run of the session's pipeline, until `stack` closes.
-
-    Three methods are replaced on the instances: the scheduler's `set_timesteps` and `step`, and the `forward` of every
-    denoiser.
-    """
-    adapter: DiffusionTransformerAdapter = session.adapter
-    follower = _Follower(session, make)
-    wrap_method(stack, follower.scheduler, "set_timesteps", follower.set_timesteps)
-    wrap_method(stack, follower.scheduler, "step", follower.step)
-    for expert, denoiser in enumerate(adapter.denoisers()):
-        wrap_forward(stack, denoiser, functools.partial(follower.forward, expert, denoiser))
-    session.around.append(follower.call)
-    stack.callback(session.around.remove, follower.call)
-    stack.callback(follower.drop)
 
 
 def count_forwards(stepper: Stepper, done: float) -> None:

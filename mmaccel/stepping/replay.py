@@ -50,7 +50,7 @@ class Replay:
     def begin(self, sample: torch.Tensor) -> None:
         """The steps before this one stay as they are; it starts at `sample`."""
         self.made.clear()
-        self.start = sample
+        self.start = sample.clone()  # diffusion forcing writes the next sample over it
         if self.sampler is not None:
             self.state = _copied(vars(self.sampler))
 
@@ -103,5 +103,15 @@ class Replay:
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of a sampler. Lists are copied, since samplers write into them; into their tensors they do not."""
-    return {name: list(value) if isinstance(value, list) else value for name, value in state.items()}
+    """Attributes of a sampler.
+
+    Lists are copied, since samplers write into them. Into their tensors they do not, but where one is a view of the
+    latents of diffusion forcing, the pipeline does.
+    """
+    return {name: _held(value) for name, value in state.items()}
+
+
+def _held(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(value)
+    return value.clone() if isinstance(value, torch.Tensor) and value._base is not None else value

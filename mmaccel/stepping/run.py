@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class FrameRun:
+    """The run of one frame, where every frame has a sampler of its own.
+
+    Attributes
+    ----------
+    levels
+        As those of a :class:`SamplerRun`, for the steps of this frame.
+    moves
+        The frame's own steps by the steps of the whole run in which they are made; empty for a frame that is given.
+    sampler
+        What steps the frame.
+    """
+
+    levels: list[float]
+    moves: dict[int, int]
+    sampler: object
 
 
 @dataclass
@@ -23,6 +42,10 @@ class SamplerRun:
         A sampler that batches both has branch 0 only.
     expert
         Index of the model that ran last; Wan 2.2 has one for high noise and one for low.
+    frames
+        The runs of the frames, where each has a sampler of its own; empty (default) where one steps them all.
+    frame
+        Index of the frame that steps now, of those `frames`.
     """
 
     steps: int
@@ -30,6 +53,13 @@ class SamplerRun:
     step: int = 0
     branch: int = -1
     expert: int = 0
+    frames: list[FrameRun] = field(default_factory=list)
+    frame: int = 0
+
+    @property
+    def moving(self) -> list[int]:
+        """The frames that this step moves; one stands for all where they have no samplers of their own."""
+        return [i for i, frame in enumerate(self.frames) if self.step in frame.moves] if self.frames else [0]
 
     @property
     def is_over(self) -> bool:

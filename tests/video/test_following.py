@@ -20,7 +20,6 @@ import mmaccel
 from mmaccel import video
 from mmaccel.errors import ActiveSessionError, ConflictError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after
-from mmaccel.testing.untrained import untrained
 from mmaccel.video import examples
 from mmaccel.video.steps import levels_of
 
@@ -315,12 +314,6 @@ def without_encoders(cls, transformer, scheduler=None):
     return pipe
 
 
-def skyreels():
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "in_channels": 4, "out_channels": 4}
-    more = {"text_dim": 16, "freq_dim": 16, "ffn_dim": 16}
-    return untrained(lambda: diffusers.SkyReelsV2Transformer3DModel(**sizes, **more), 0)
-
-
 OF_BLOCKS = (
     video.BlockCache(),
     video.TeaCache(),
@@ -383,17 +376,6 @@ def test_a_cache_on_the_second_transformer_is_refused(method):
     other.transformer.enable_cache(diffusers.FirstBlockCacheConfig())
     with pytest.raises(ConflictError, match="FirstBlockCacheConfig enabled already"):
         mmaccel.plan(pipe, method)
-
-
-@pytest.mark.parametrize("kind", ("", "ImageToVideo", "VideoToVideo"))
-def test_diffusion_forcing_is_refused(kind):
-    """It steps a copy of the scheduler for every frame."""
-    cls = getattr(diffusers, f"SkyReelsV2DiffusionForcing{kind}Pipeline")
-    pipe = without_encoders(cls, skyreels())
-    for method in METHODS[:2]:
-        with pytest.raises(UnsupportedTargetError, match="a sampler for every frame: video.SparseAttention"):
-            mmaccel.plan(pipe, method)
-    assert mmaccel.plan(pipe, video.SparseAttention())
 
 
 def test_a_second_call_at_once_is_refused_and_the_first_goes_on():

@@ -18,7 +18,8 @@ from mmaccel.registry import register
 from mmaccel.stepping.run import SamplerRun
 
 from ..families.adapter import IN_BLOCKS, DiffusionMethod, DiffusionTransformerAdapter, PipelineSession
-from ..steps import Forward, Stepper, count_forwards, follow
+from ..following import follow
+from ..steps import Forward, Stepper, count_forwards
 from .routing import Routing
 
 GIVEN = "block router"  # of a session's memory: the routing of the call that runs

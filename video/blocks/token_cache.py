@@ -18,7 +18,7 @@ from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import plus
 
 from ..caches.step_cache import CacheStepper, StepCache
-from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
+from ..families.adapter import DiffusionTransformerAdapter, PipelineSession, refuse_frame_samplers
 from ..families.families import Family, bound
 from ..steps import Forward
 from .reuse import Streams, added, added_again
@@ -111,6 +111,7 @@ class TokenCache(StepCache):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         super().check(adapter)
+        refuse_frame_samplers(adapter.target, self.name)
         for family, denoiser in divisible_families(adapter):
             layers = len(family.block_list(denoiser))
             if self.fractions is not None and len(self.fractions) != layers:

@@ -100,8 +100,11 @@ class HookStepper(CacheStepper):
 
     @property
     def timestep(self) -> float:
-        """The sampler's timestep."""
-        return float(self.session.target.scheduler.timesteps[self.run.step])
+        """The sampler's timestep, the mean one where frames have samplers of their own."""
+        run, scheduler = self.run, self.session.target.scheduler
+        if run.frames:
+            return float(run.levels[run.step] * scheduler.config.num_train_timesteps)
+        return float(scheduler.timesteps[run.step])
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         self.watch(denoiser)

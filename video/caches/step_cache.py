@@ -22,7 +22,8 @@ from ..families.adapter import (
     require_steps,
 )
 from ..families.context_parallel import agreed
-from ..steps import Forward, Stepper, count_forwards, follow
+from ..following import follow
+from ..steps import Forward, Stepper, count_forwards
 
 
 class StepCache(DiffusionMethod):

@@ -20,8 +20,6 @@ TRANSFORMERS = frozenset({"diffusion transformer"})
 UNETS = frozenset({"diffusion unet"})
 IN_BLOCKS = frozenset({"diffusion in blocks"})  # which draws a video block after block, each with steps of its own
 WHOLE_STEPS = TRANSFORMERS | UNETS  # whose whole steps a method may leave out
-# Every frame has a sampler of its own, a copy of the pipeline's, so that there is no step that all frames make.
-FRAMEWISE = "DiffusionForcing"
 
 
 # Samplers that draw the sample anew in every step, so that what a step predicts says nothing of the next.
@@ -120,10 +118,19 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
             f"{method} carries predictions from step to step, and {sampler} draws the sample anew in every one:"
             " run fewer steps, or use video.SparseAttention"
         )
-    if FRAMEWISE in name:
+
+
+def has_frame_samplers(pipe: Any) -> bool:
+    """Whether every frame has a sampler of its own, a copy of the pipeline's (diffusion forcing)."""
+    return hasattr(pipe, "generate_timestep_matrix")
+
+
+def refuse_frame_samplers(pipe: Any, method: str) -> None:
+    """Raise an `UnsupportedTargetError` if there is no step that all frames make."""
+    if has_frame_samplers(pipe):
         raise UnsupportedTargetError(
-            f"{method} needs steps that all frames make together, and {name} has a sampler for every frame:"
-            " video.SparseAttention works on it"
+            f"{method} needs steps that all frames make together, and {type(pipe).__name__} has a sampler"
+            " for every frame: video.HeterogeneousSteps() works on it"
         )
 
 

@@ -17,10 +17,12 @@ from ..families.adapter import (
     DiffusionMethod,
     DiffusionTransformerAdapter,
     PipelineSession,
+    refuse_frame_samplers,
     require_steps,
 )
 from ..families.context_parallel import refuse_split
-from ..steps import follow, is_flow
+from ..following import follow
+from ..steps import is_flow
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
 from .samplers import is_repeatable
@@ -38,8 +40,9 @@ class HeterogeneousSteps(DiffusionMethod):
     last velocity and half its slope. When a token is computed again, the forecast steps since then are
     corrected: the sampler repeats them, with velocities on the parabola through the last three computed ones, or with
     multistep samplers on the line through two. A few steps may compute only the hottest tokens, which attend to the
-    kept keys and values of all; no measurement found this better than computing none, so it is off by default. Lossy
-    below a budget of 1.
+    kept keys and values of all; no measurement found this better than computing none, so it is off by default. Where
+    every frame has a sampler of its own (diffusion forcing, as in SkyReels-V2), a step is computed or forecast for all
+    frames that it moves, and each is forecast and corrected along its own noise levels. Lossy below a budget of 1.
 
     Parameters
     ----------
@@ -94,8 +97,8 @@ class HeterogeneousSteps(DiffusionMethod):
     MemoryLimitError
         Before the run, if its keys and values do not fit.
     UnsupportedTargetError
-        If the target is not a pipeline, has a sampler for every frame, or partial steps are requested for a family
-        with unknown blocks.
+        If the target is not a pipeline, or partial steps are requested for a family with unknown blocks or a pipeline
+        with a sampler for every frame.
 
     Examples
     --------
@@ -165,6 +168,7 @@ class HeterogeneousSteps(DiffusionMethod):
                 " needs: leave target= out, or set pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=3)"
             )
         if self.chooses_tokens:
+            refuse_frame_samplers(adapter.target, f"{self.name}(fraction=..., policy={self.policy!r})")
             refuse_split(adapter.denoisers(), f"{self.name}(fraction=..., policy={self.policy!r})")
             for denoiser in adapter.denoisers():
                 require_divisible(denoiser, ADVICE)

@@ -9,7 +9,7 @@ import torch
 
 from mmaccel.cache import require_memory
 from mmaccel.stepping.allocation import StepAllocation
-from mmaccel.stepping.run import SamplerRun
+from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
 from mmaccel.stepping.tensors import count_bytes
 
@@ -35,19 +35,36 @@ class HeterogeneousRun(Stepper):
         self.outputs: dict[int, Any] = {}  # of the branches, in the last step that computed any
         self.expert: int | None = None
         self.trace = Trace(run.levels[run.step : -1])
-        scheduler = session.target.scheduler
-        self.allocation = StepAllocation(
-            run.levels,
-            self._solve(run.steps, method.budget),
+        schedule = self._solve(run.steps, method.budget)
+        if run.frames:
+            self.allocations = [self._frame_allocation(frame, schedule) for frame in run.frames]
+        else:
+            self.allocations = [self._allocate(run.levels, schedule, session.target.scheduler)]
+
+    @property
+    def allocation(self) -> StepAllocation:
+        """That of the frame that steps, or of all."""
+        return self.allocations[self.run.frame]
+
+    def _frame_allocation(self, frame: FrameRun, schedule: Schedule) -> StepAllocation:
+        """The part of a frame's own steps in the schedule of the whole run."""
+        own = Schedule(tuple(schedule.fractions[step] for step in frame.moves))
+        return self._allocate(frame.levels, own, frame.sampler)
+
+    def _allocate(self, levels: list[float], schedule: Schedule, sampler: Any) -> StepAllocation:
+        method = self.method
+        return StepAllocation(
+            levels,
+            schedule,
             method.forecast,
-            method.correct and is_repeatable(scheduler),
-            scheduler,
+            method.correct and is_repeatable(sampler),
+            sampler,
             method.tokens,
             by_groups=method.policy == "groups",
             target=method.target,
             tolerance=method.tolerance,
             # lines where the steps were solved for lines, and where a sampler bends them itself
-            curved=method.target == "converged" or (is_one_step(scheduler) and method.steps is None),
+            curved=method.target == "converged" or (is_one_step(sampler) and method.steps is None),
         )
 
     def _solve(self, steps: int, budget: float) -> Schedule:
@@ -89,14 +106,15 @@ class HeterogeneousRun(Stepper):
                 f"{fewer} computed steps are few to forecast from with {sampler}: a plain run with"
                 f" num_inference_steps={fewer} may do as well"
             )
-        least = sum(self.allocation.schedule.fractions[-steps:]) / steps
+        least = self._solve(steps, method.budget).cost / steps if method.steps is None else 0.0
         if least >= method.budget + 0.5 / steps and not any((method.warmup, method.cooldown, method.interval)):
             self.warn(f"a budget of {method.budget:g} is too small for {steps} steps: {least:.0%} of them are computed")
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
-        run, allocation = self.run, self.allocation
+        run, allocation = self.run, self.allocations[self.run.moving[0]]
         if run.branch == 0:
-            allocation.pinned = pinned_tokens(bound(denoiser, args, kwargs).arguments)
+            if not run.frames:
+                allocation.pinned = pinned_tokens(bound(denoiser, args, kwargs).arguments)
             self._begin_step()
             self.trace.grid = token_grid(denoiser, args, kwargs)
         part, active = self.parts.get(id(denoiser)), allocation.active
@@ -116,7 +134,9 @@ class HeterogeneousRun(Stepper):
 
     def _begin_step(self) -> None:
         """Let the allocation decide; another expert begins with a full step, and shares the remaining budget."""
-        run, method, allocation = self.run, self.method, self.allocation
+        run, method = self.run, self.method
+        run.frame = run.moving[0]
+        allocation = self.allocation
         if not allocation.velocities.is_known and self.expert is None:
             self._begin_run()
         if self.expert not in (None, run.expert):
@@ -124,7 +144,13 @@ class HeterogeneousRun(Stepper):
             if method.steps is None:
                 allocation.schedule = allocation.schedule.resolved(run.step, method.budget, self._solve)
         self.expert = run.expert
-        allocation.begin(run.step)
+        if not run.frames:
+            allocation.begin(run.step)
+            return
+        moving = [(self.allocations[i], run.frames[i].moves[run.step]) for i in run.moving]
+        share = max(allocation.begin(own) for allocation, own in moving)
+        for allocation, _ in moving:  # what one frame needs, all get
+            allocation.share = share
 
     def _begin_run(self) -> None:
         """Spread the budget over the steps that are made: image-to-image starts further down."""
@@ -156,25 +182,33 @@ class HeterogeneousRun(Stepper):
         if not allocation.velocities.is_known:
             allocation.layout = layout_of(self.session.adapter.denoisers()[run.expert], output)
         if self.method.target == "converged" and not is_one_step(self.session.target.scheduler):
-            make = straight(make, run.levels[run.step + 1] - run.levels[run.step])
+            begin, end = allocation.levels[allocation.index :][:2]
+            make = straight(make, end - begin)
         result = allocation.step(make, output, sample)
+        if run.frame == run.moving[-1]:
+            self._note_step()
+        return result
+
+    def _note_step(self) -> None:
+        """Note what the step computed and what is kept."""
+        allocation = self.allocation
         active = allocation.share if allocation.active is None else allocation.active
         self.trace.add(active, len(allocation.velocities.level))
         kept = sum(part.cache.nbytes() for part in self.parts.values())
-        kept += allocation.nbytes() + count_bytes(*self.outputs.values())
+        kept += sum(allocation.nbytes() for allocation in self.allocations) + count_bytes(*self.outputs.values())
         self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, kept)
-        return result
 
     def finish(self) -> None:
-        missed, tolerance = self.allocation.missed, self.method.tolerance
+        tolerance = self.method.tolerance
+        missed = (sum(allocation.missed**2 for allocation in self.allocations) / len(self.allocations)) ** 0.5
         self.report.details["missed"] = missed
         if tolerance is not None and missed > tolerance:
             over = 20 * math.log10(missed / tolerance) if tolerance else math.inf
             self.warn(
                 f"forecasts led {over:.1f} dB further astray than the tolerance, and all steps after that were computed"
             )
-        velocity = self.allocation.velocities.velocity
-        if velocity is not None and not bool(velocity.isfinite().all()):
+        velocities = [allocation.velocities.velocity for allocation in self.allocations]
+        if not all(bool(velocity.isfinite().all()) for velocity in velocities if velocity is not None):
             self.warn(
                 "velocities became NaN or infinite: see whether the pipeline alone does so too, and load it with"
                 " torch_dtype=torch.bfloat16 or float32"

@@ -40,9 +40,9 @@ def straight(make: Make, length: float) -> Make:
     """
 
     def step(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
+        moved = sample.float() + length * velocity.float()
         result = make(velocity, sample)
-        moved = (sample.float() + length * velocity.float()).to(next(tensors(result)).dtype)
-        ends = iter([moved])
+        ends = iter([moved.to(next(tensors(result)).dtype)])
         return map_tensors(lambda x: next(ends, x), result)
 
     return step

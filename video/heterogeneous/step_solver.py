@@ -11,7 +11,7 @@ import torch
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.solver import Array, best_steps
 
-from ..families.adapter import PipelineSession
+from ..families.adapter import PipelineSession, refuse_frame_samplers
 from ..recording import plain_runs
 from ..steps import Forward, Stepper
 from .heterogeneous_steps import HeterogeneousSteps
@@ -37,12 +37,15 @@ def calibrate_steps(
     ------
     SettingError
         If the budget leaves fewer than 2 steps.
+    UnsupportedTargetError
+        If every frame has a sampler of its own (diffusion forcing).
 
     Examples
     --------
     >>> method = calibrate_steps(pipe, ["a fox in snow"], budget=0.3)  # doctest: +SKIP
     >>> fast = mmaccel.accelerate(pipe, method)  # doctest: +SKIP
     """
+    refuse_frame_samplers(pipe, "calibrate_steps")
     runs = record_velocities(pipe, prompts, call)
     products: Array = np.sum([(velocities @ velocities.T).double().numpy() for velocities, _ in runs], axis=0)
     chosen = best_steps(products, runs[0][1], round(budget * len(products)))

@@ -1,0 +1,106 @@
+"""Following pipelines, also those whose frames have a sampler each (diffusion forcing)."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from mmaccel.patching import override, wrap_method
+from mmaccel.stepping.run import FrameRun, SamplerRun
+from mmaccel.stepping.tensors import tensors
+
+from .families.adapter import PipelineSession, has_frame_samplers
+from .steps import Follower, Forward, Stepper, levels_of
+
+
+class FrameFollower(Follower):
+    """Follows a pipeline that steps every frame with a copy of its scheduler, as SkyReels-V2's do.
+
+    One run is one call of `generate_timestep_matrix`, which says in which step which frames move; a long video has
+    several.
+    """
+
+    def __init__(self, session: PipelineSession, make: Callable[[SamplerRun], Stepper]) -> None:
+        super().__init__(session, make)
+        self.samplers: list[Any] = []  # copies that were made since the last run began
+
+    def begin(self) -> None:
+        """The run begins with its matrix."""
+
+    def drop(self) -> None:
+        super().drop()
+        self.samplers.clear()
+
+    def attach(self, stack: ExitStack) -> None:
+        override(stack, self.scheduler, "__deepcopy__", self.copied)
+        wrap_method(stack, self.session.target, "generate_timestep_matrix", self.matrix)
+        self.attach_passes(stack)
+
+    def copied(self, memo: dict[int, Any]) -> Any:
+        """A copy of the scheduler, whose steps are one frame's."""
+        made = plain_copy(self.scheduler, memo)
+        made.step = functools.partial(self.step_frame, len(self.samplers), made.step)
+        self.samplers.append(made)
+        return made
+
+    def matrix(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        samplers = list(self.samplers)
+        self.drop()
+        times, _, moves, _ = result = original(*args, **kwargs)
+        levels = levels_of(self.scheduler)
+        steps = [moves[:, i].nonzero().flatten().tolist() for i in range(len(samplers))]
+        frames = [
+            FrameRun(levels, {step: own for own, step in enumerate(steps)}, sampler)
+            for steps, sampler in zip(steps, samplers, strict=True)
+        ]
+        self.stepper = self.make(SamplerRun(len(times), mean_levels(frames, len(times)), frames=frames))
+        return result
+
+    def step_frame(self, frame: int, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.stepper is None:
+            return original(*args, **kwargs)
+        run = self.stepper.run
+        run.frame = frame
+        result = self.stepped(self.stepper, functools.partial(overwriting, original), args, kwargs)
+        if frame == run.moving[-1]:
+            self.end_step(self.stepper)
+        return result
+
+
+def overwriting(original: Forward, output: torch.Tensor, timestep: Any, sample: torch.Tensor, **given: Any) -> Any:
+    """A step of a frame, which leaves the next sample where it found this one.
+
+    The pipeline writes it there anyway. UniPC, which keeps the tensor of its first sample, then goes by what stands in
+    it, and steps that are made again have to do so too.
+    """
+    result = original(output, timestep, sample, **given)
+    sample.copy_(next(tensors(result)))
+    return result
+
+
+def plain_copy(scheduler: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of a scheduler with the methods of its class."""
+    made = object.__new__(type(scheduler))
+    memo[id(scheduler)] = made
+    vars(made).update(copy.deepcopy({k: v for k, v in vars(scheduler).items() if k != "__deepcopy__"}, memo))
+    return made
+
+
+def mean_levels(frames: list[FrameRun], steps: int) -> list[float]:
+    """The mean level of the frames that move in each step, and the end."""
+    moving = [[frame.levels[frame.moves[step]] for frame in frames if step in frame.moves] for step in range(steps)]
+    return [*(sum(levels) / len(levels) for levels in moving), 0.0]
+
+
+def follow(session: PipelineSession, stack: ExitStack, make: Callable[[SamplerRun], Stepper]) -> None:
+    """Put ``make(run)`` in charge of every run of the session's pipeline, until `stack` closes."""
+    follower = (FrameFollower if has_frame_samplers(session.target) else Follower)(session, make)
+    follower.attach(stack)
+    session.around.append(follower.call)
+    stack.callback(session.around.remove, follower.call)
+    stack.callback(follower.drop)
