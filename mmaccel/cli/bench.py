@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name in benchmarks():
         kind = kinds.add_parser(name, help=f"the benchmark of {name}", **looks)
-        _add_common(kind, "up to an hour on 2 cores")
+        _add_common(kind, "an hour or two on 2 cores")
         kind.add_argument(
             "--page", type=Path, help=f"also write the Markdown page, its plots and its rows as JSON; {GOES_ON}"
         )

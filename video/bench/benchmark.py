@@ -28,8 +28,8 @@ from .sampling import GRID, QUICK_GRID, Clips, Sampling, converged
 
 TUNING_SEED, TUNING_PROMPTS, TUNING_ROUNDS = 900, 1, 7
 CLOSE = 0.02  # share of the plain time within which an entry is tuned
-JUDGED = {True: 6, False: 2}  # prompts, at full length and else
-JUDGED_IN_GRID = {True: 2, False: 1}
+JUDGED = {True: 16, False: 2}  # prompts, at full length and else
+JUDGED_IN_GRID = {True: 6, False: 1}
 METRIC = "PSNR in dB to the clip of the plain pipeline, mean over prompts"
 Row = dict[str, Any]
 
