@@ -9,6 +9,7 @@ from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import CompressKV, PrefillDrop, SparsePrefill, SuffixDecoding, examples
 
 DROP = PrefillDrop(keep=0.4, layer=0, window=8, min_length=32)
+TWICE = PrefillDrop(keep=(0.4, 0.15), layer=0, window=8, min_length=32)
 
 
 @pytest.fixture(scope="module")
@@ -16,18 +17,21 @@ def llama():
     return examples.llama()
 
 
-def by_hand(model, ids, columns, steps):
-    """Greedy tokens of a model whose layers after the first see only `columns` of the prompt, one pass a token."""
+def by_hand(model, ids, steps, *columns):
+    """Greedy tokens of a model whose second layer sees only the first `columns` of the prompt, and so on.
+
+    One pass a token; `columns` are those of the columns before.
+    """
     decoder, made = model.model, []
     for _ in range(steps):
         whole = torch.cat([ids, torch.tensor([made], dtype=torch.long)], 1)
-        kept = torch.cat([columns, torch.arange(ids.shape[1], whole.shape[1])])
-        states = decoder.embed_tokens(whole)
+        places, states = torch.arange(whole.shape[1]), decoder.embed_tokens(whole)
         for number, layer in enumerate(decoder.layers):
-            if number == 1:
-                states = states[:, kept]
-            places = (torch.arange(whole.shape[1]) if number == 0 else kept)[None]
-            states = layer(states, position_embeddings=decoder.rotary_emb(states, places))
+            if 1 <= number <= len(columns):
+                new = torch.arange(len(places) - (whole.shape[1] - ids.shape[1]), len(places))
+                kept = torch.cat([columns[number - 1], new])
+                places, states = places[kept], states[:, kept]
+            states = layer(states, position_embeddings=decoder.rotary_emb(states, places[None]))
         made.append(int(model.lm_head(decoder.norm(states))[0, -1].argmax()))
     return made
 
@@ -36,13 +40,13 @@ def by_hand(model, ids, columns, steps):
 def chosen(monkeypatch):
     """The columns that were kept of each row, as the method chose them."""
     found = []
-    choose = PrefillDrop._rows
+    choose = PrefillDrop._row
 
     def noted(self, *given):
         found.append(choose(self, *given))
         return found[-1]
 
-    monkeypatch.setattr(PrefillDrop, "_rows", noted)
+    monkeypatch.setattr(PrefillDrop, "_row", noted)
     return found
 
 
@@ -53,30 +57,32 @@ def test_tokens_are_those_of_the_definition(llama, chosen):
     with mmaccel.accelerate(model, DROP) as fast:
         tokens, report = fast.generate(**call), fast.report
     (columns,) = chosen
-    assert columns.shape == (1, 32) and columns[0, -8:].tolist() == list(range(72, 80)), "the window is kept"
-    assert tokens[0, 80:].tolist() == by_hand(model, call["input_ids"], columns[0], 4)
+    assert columns.shape == (32,) and columns[-8:].tolist() == list(range(72, 80)), "the window is kept"
+    assert tokens[0, 80:].tolist() == by_hand(model, call["input_ids"], 4, columns)
     pairs = [80 * 81 // 2 + 81 + 82 + 83, 32 * 33 // 2 + 33 + 34 + 35]
     assert (report.keys, report.plain_keys) == (4 * (pairs[0] + 2 * pairs[1]), 4 * 3 * pairs[0])
 
 
-def test_a_padded_row_is_as_alone_also_with_beams(llama):
+@pytest.mark.parametrize("method", (DROP, TWICE), ids=str)
+def test_a_padded_row_is_as_alone_also_with_beams(llama, method):
     model, arguments = llama
     for more in ({}, {"num_beams": 3}):
         call = arguments(batch=3, max_new_tokens=5, **more)
-        with mmaccel.accelerate(model, DROP) as fast:
+        with mmaccel.accelerate(model, method) as fast:
             together = fast.generate(**call)
             assert fast.report.engaged and not fast.report.warnings
             alone = {**call, "input_ids": call["input_ids"][1:2, 5:], "attention_mask": call["attention_mask"][1:2, 5:]}
             assert together[1, 80:].tolist() == fast.generate(**alone)[0, 75:].tolist()
 
 
-def test_a_short_row_beside_a_long_one_keeps_everything(llama):
+@pytest.mark.parametrize("method", (DROP, TWICE), ids=str)
+def test_a_short_row_beside_a_long_one_keeps_everything(llama, method):
     model, arguments = llama
     call = arguments(batch=2, max_new_tokens=5)
     call["attention_mask"][1, :60] = 0
     short = {**call, "input_ids": call["input_ids"][1:, 60:], "attention_mask": call["attention_mask"][1:, 60:]}
     plain = model.generate(**short)
-    with mmaccel.accelerate(model, DROP) as fast:
+    with mmaccel.accelerate(model, method) as fast:
         assert fast.generate(**call)[1, 80:].tolist() == plain[0, 20:].tolist() and fast.report.engaged
         assert torch.equal(fast.generate(**short), plain) and not fast.report.engaged
         assert "no prompt had min_length=32 tokens" in fast.report.warnings[0]
@@ -90,20 +96,38 @@ def test_a_second_turn_goes_on_with_what_was_kept(llama, chosen):
         ids = torch.cat([first.sequences, call["input_ids"][:, :6]], 1)
         second = fast.generate(input_ids=ids, past_key_values=first.past_key_values, max_new_tokens=3, do_sample=False)
         assert len(chosen) == 1 and not fast.report.warnings
-    kept = torch.cat([chosen[0][0], torch.arange(80, ids.shape[1])])
+    kept = torch.cat([chosen[0], torch.arange(80, ids.shape[1])])
     with torch.no_grad():
-        assert second[0, ids.shape[1] :].tolist() == by_hand(model, ids, kept, 3)
+        assert second[0, ids.shape[1] :].tolist() == by_hand(model, ids, 3, kept)
 
 
-def test_together_with_sparse_prefill_and_with_drafts(llama):
+@torch.no_grad()
+def test_tokens_are_dropped_twice(llama, chosen):
+    model, arguments = llama
+    call = arguments(max_new_tokens=4)
+    with mmaccel.accelerate(model, TWICE) as fast:
+        tokens, pairs = fast.generate(**call), (fast.report.keys, fast.report.plain_keys)
+        more = torch.cat([tokens, call["input_ids"][:, :6]], 1)
+        first = fast.generate(**call, return_dict_in_generate=True)
+        second = fast.generate(input_ids=more, past_key_values=first.past_key_values, max_new_tokens=3, do_sample=False)
+    assert [len(columns) for columns in chosen] == [32, 12] * 2
+    assert tokens[0, 80:].tolist() == by_hand(model, call["input_ids"], 4, *chosen[:2])
+    counts = [4 * sum(range(n + 1, n + 4)) + 4 * n * (n + 1) // 2 for n in (80, 32, 12)]
+    assert pairs == (sum(counts), 3 * counts[0])
+    later = [torch.cat([columns, torch.arange(n, n + 10)]) for columns, n in zip(chosen, (80, 32), strict=False)]
+    assert second[0, more.shape[1] :].tolist() == by_hand(model, more, 3, *later)
+
+
+@pytest.mark.parametrize("method", (DROP, TWICE), ids=str)
+def test_together_with_sparse_prefill_and_with_drafts(llama, method):
     model, arguments = llama
     sparse = SparsePrefill(budget=1.0)
-    with mmaccel.accelerate(model, DROP) as fast:
+    with mmaccel.accelerate(model, method) as fast:
         alone = fast.generate(**arguments(max_new_tokens=12))
     for other in (sparse, SuffixDecoding()):
-        with mmaccel.accelerate(model, DROP, other) as fast:
+        with mmaccel.accelerate(model, method, other) as fast:
             assert torch.equal(fast.generate(**arguments(max_new_tokens=12)), alone)
-    with mmaccel.accelerate(model, DROP, SparsePrefill(**SparsePrefill.engaging)) as fast:
+    with mmaccel.accelerate(model, method, SparsePrefill(**SparsePrefill.engaging)) as fast:
         fast.generate(**arguments())
         assert fast.report.engaged and fast.report.work_ratio < 0.5
 
@@ -114,7 +138,11 @@ def test_what_does_not_fit_is_refused_or_told(llama):
         mmaccel.plan(model, PrefillDrop(), CompressKV())
     with pytest.raises(SettingError, match=r"layer must be at most 1, since LlamaForCausalLM has 3 layers"):
         mmaccel.plan(model, PrefillDrop(layer=2))
-    for bad in ({"keep": 0}, {"layer": -1}, {"window": 0}, {"kernel": 4}, {"min_length": 1}):
+    twice = PrefillDrop(keep=(0.4, 0.1))
+    assert twice.drops(30) == {14: 0.4, 18: 0.1} and twice.drops(3) == {1: 0.4}, "no room for a second"
+    assert PrefillDrop(keep=[0.4, 0.1]) == PrefillDrop(keep=(0.4, 0.1))
+    settings = ({"keep": 0}, {"keep": (0.1, 0.4)}, {"keep": ()}, {"layer": -1}, {"window": 0}, {"kernel": 4})
+    for bad in (*settings, {"min_length": 1}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             PrefillDrop(**bad)
     gemma = Gemma3ForCausalLM(Gemma3TextConfig(**{**examples.TEXT, "head_dim": 8, "num_hidden_layers": 6}))

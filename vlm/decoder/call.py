@@ -45,8 +45,9 @@ class GenerateRun:
     visual
         A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
         padding; None if unknown.
-    kept, last_whole
-        The tokens of the prompt that later layers get, None as long as that is all, and the last layer that gets all.
+    drops, kept
+        The shares of the prompt to keep after some layers, and the tokens that later layers get, fewer from one to the
+        next; none as long as that is all.
     """
 
     engaged: set[str] = field(default_factory=set)
@@ -56,12 +57,16 @@ class GenerateRun:
     plan_bytes: int = 0
     watch: Callable[[Call], None] | None = None
     visual: Visual | None = None
-    kept: Any = None
-    last_whole: int | None = None
+    drops: dict[int, float] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
+
+    def kept_at(self, layer: int) -> Any:
+        """Those that a layer gets, None for all."""
+        return next((kept for kept in reversed(self.kept) if layer > kept.last), None)
 
 
 @dataclass

@@ -22,30 +22,41 @@ class KeptTokens:
 
     Parameters
     ----------
-    columns : int64 `[B, K]`
-        Which tokens of the prompt, ascending, -1 on the left where a row keeps fewer.
+    last
+        The last layer that gets more than these.
+    chosen : int64 `[B, K]`
+        Which columns of those that this layer gets, ascending, -1 on the left where a row keeps fewer.
     length
         Columns of the prompt, padding included.
     lengths
         Tokens of each row.
+    before
+        What this layer itself gets of the prompt, None (default) for all.
     """
 
-    def __init__(self, columns: torch.Tensor, length: int, lengths: Sequence[int]) -> None:
-        self.real, self.columns = columns >= 0, columns.clamp(min=0)
+    def __init__(
+        self,
+        last: int,
+        chosen: torch.Tensor,
+        length: int,
+        lengths: Sequence[int],
+        before: KeptTokens | None = None,
+    ) -> None:
+        self.last, self.real, self.chosen = last, chosen >= 0, chosen.clamp(min=0)
+        # of the prompt
+        self.columns: torch.Tensor = self.chosen if before is None else before.columns.gather(1, self.chosen)
         self.length, self.lengths = length, list(lengths)
         self.whole = bool(self.real.all())
         self.filling = True  # whether the pass of the prompt is under way
 
-    def fill(self, first: bool, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        """Hidden states, and in `kwargs` positions and mask, of a layer in the pass of the prompt.
-
-        `first` is the first layer after the tokens were chosen, which still gets all hidden states.
-        """
-        kwargs["position_embeddings"] = tuple(self._taken(part, -2) for part in kwargs["position_embeddings"])
+    def fill(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Hidden states, and in `kwargs` positions and mask, of a layer in the pass of the prompt."""
+        embeddings = kwargs["position_embeddings"]
+        kwargs["position_embeddings"] = tuple(_taken(part, self.columns, -2) for part in embeddings)
         if kwargs.get("position_ids") is not None:
-            kwargs["position_ids"] = self._taken(kwargs["position_ids"], -1)
+            kwargs["position_ids"] = _taken(kwargs["position_ids"], self.columns, -1)
         kwargs["attention_mask"] = None if self.whole else self._causal()
-        return self._taken(hidden, -2) if first else hidden
+        return _taken(hidden, self.chosen, -2) if layer == self.last + 1 else hidden
 
     def later_mask(self, mask: torch.Tensor | None, hidden: torch.Tensor, keys: int) -> torch.Tensor | None:
         """The mask of a layer in a later pass, whose cache is shorter than the first layers'."""
@@ -71,19 +82,26 @@ class KeptTokens:
         causal = torch.ones(width, width, dtype=torch.bool, device=self.real.device).tril()
         return (causal & self.real[:, None, :])[:, None]
 
-    def _taken(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """The kept columns of a tensor `[..., B, L]` or, with `dim` -2, `[..., B, L, D]`."""
-        shape = list(values.shape)
-        shape[dim - 1] = len(self.columns)
-        index = self.columns if dim == -1 else self.columns[..., None]
-        wanted = [*shape[:dim], self.columns.shape[1], *shape[dim:][1:]]
-        return values.expand(shape).gather(dim, index.expand(wanted))
+
+def _taken(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tensor:
+    """Columns `[B, K]` of a tensor `[..., B, L]` or, with `dim` -2, `[..., B, L, D]`."""
+    shape = list(values.shape)
+    shape[dim - 1] = len(columns)
+    index = columns if dim == -1 else columns[..., None]
+    wanted = [*shape[:dim], columns.shape[1], *shape[dim:][1:]]
+    return values.expand(shape).gather(dim, index.expand(wanted))
 
 
 def install(
-    layers: Sequence[torch.nn.Module], last_whole: int, run: Callable[[], GenerateRun | None], stack: ExitStack
+    layers: Sequence[torch.nn.Module],
+    drops: dict[int, float],
+    run: Callable[[], GenerateRun | None],
+    stack: ExitStack,
 ) -> None:
-    """Give the layers after `last_whole` the kept tokens of a call of `generate` alone, until the stack is closed."""
+    """Give each layer what is kept for it in a call of `generate`, and nothing else, until the stack is closed.
+
+    `drops` are the shares to keep after some layers, which the call is told.
+    """
 
     def before(number: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         active = run()
@@ -91,19 +109,19 @@ def install(
             return None
         cache: Any = kwargs.get("past_key_values")
         if number == 0:
-            active.last_whole = last_whole
-            active.kept = getattr(cache, ATTRIBUTE, None)
-            if active.kept is not None:
-                active.kept.filling = False
-        kept = active.kept
-        if number <= last_whole or kept is None:
+            active.drops = drops
+            active.kept = list(getattr(cache, ATTRIBUTE, ()))
+            for kept in active.kept:
+                kept.filling = False
+        kept = active.kept_at(number)
+        if kept is None:
             return None
         kwargs = dict(kwargs)
         hidden = args[0] if args else kwargs.pop("hidden_states")
         if kept.filling:
-            hidden = kept.fill(number == last_whole + 1, hidden, kwargs)
+            hidden = kept.fill(number, hidden, kwargs)
             if cache is not None:
-                setattr(cache, ATTRIBUTE, kept)
+                setattr(cache, ATTRIBUTE, active.kept)
         else:
             keys = cache.get_seq_length(number)
             kwargs["attention_mask"] = kept.later_mask(kwargs.get("attention_mask"), hidden, keys)

@@ -18,6 +18,7 @@ from .kept_tokens import KeptTokens, install
 from .method import DecoderMethod, is_share
 
 DEPTH = 0.5  # of the layers compute the whole prompt
+STEP = 0.125  # of the layers are between two drops
 
 EXAMPLE = """from pathlib import Path
 
@@ -40,15 +41,18 @@ class PrefillDrop(DecoderMethod):
     """Let only the first layers read a whole long prompt, and the later ones what the end of it attends to; lossy.
 
     FastKV (Jo et al., 2025): from some layer on, importance hardly changes. There the last queries vote, and the hidden
-    states of the other tokens are dropped, so that the rest of the prompt's computation and of its cache is saved.
+    states of the other tokens are dropped, so that the rest of the prompt's computation and its cache is saved. Asked
+    to, they vote again some layers later, where fewer tokens hold what matters (PyramidInfer, Yang et al., 2024).
 
     Parameters
     ----------
     keep
         Share of the prompt that the later layers get, above 0 and up to 1 (plain); default 0.4, since the paper's 0.2
-        lost too much on a small model.
+        lost too much on a small model. Of several, each smaller than the one before, the next is dropped to some layers
+        later: ``(0.4, 0.1)`` still finds what is asked for, and continues texts a little worse.
     layer
         The last layer that reads everything, counted from 0; None (default) for half of the layers, as in the paper.
+        Further drops follow an eighth of the layers later each.
     window
         Last tokens that vote, and are kept; default 32, as in SnapKV (2024), where the paper has 8.
     kernel
@@ -73,7 +77,7 @@ class PrefillDrop(DecoderMethod):
     vlm.PrefillDrop(keep=0.5)
     """
 
-    keep: float = 0.4
+    keep: float | tuple[float, ...] = 0.4
     layer: int | None = None
     window: int = 32
     kernel: int = 7
@@ -94,7 +98,11 @@ class PrefillDrop(DecoderMethod):
     drops_tokens: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._require(is_share(self.keep), "keep", "above 0 and at most 1, a share of the prompt")
+        if isinstance(self.keep, list):
+            object.__setattr__(self, "keep", tuple(self.keep))
+        keep = self._shares
+        fits = bool(keep) and all(is_share(share) for share in keep) and sorted({*keep}, reverse=True) == [*keep]
+        self._require(fits, "keep", "above 0 and at most 1, a share of the prompt, or several that fall")
         self._require(self.layer is None or is_count(self.layer, 0), "layer", "a whole number of at least 0, or None")
         self._require(is_count(self.window), "window", "a whole number of at least 1")
         self._require(is_count(self.kernel) and self.kernel % 2 == 1, "kernel", "an odd number of at least 1")
@@ -102,51 +110,64 @@ class PrefillDrop(DecoderMethod):
 
     @property
     def is_neutral(self) -> bool:
-        return self.keep == 1.0
+        return self._shares == (1.0,)
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        return self.keep if isinstance(self.keep, tuple) else (self.keep,)
+
+    def drops(self, layers: int) -> dict[int, float]:
+        """The share that is kept after each layer that is the last before a drop, in a decoder of so many layers."""
+        first, step = self.last_whole(layers), max(1, round(STEP * layers))
+        numbers = range(first, max(first, layers - 2) + 1, step)  # a small model has no room for all
+        return dict(zip(numbers, self._shares, strict=False))
 
     def last_whole(self, layers: int) -> int:
-        """The last layer that reads everything, in a decoder of so many."""
         return max(0, round(DEPTH * layers) - 1) if self.layer is None else self.layer
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         super().attach(session, stack)
         if not self.is_neutral:
             adapter, attention = session.adapter, session.adapter.attention
-            install(adapter.layers, self.last_whole(len(adapter.layers)), lambda: attention.run, stack)
+            install(adapter.layers, self.drops(len(adapter.layers)), lambda: attention.run, stack)
 
     def after(self, call: Call) -> None:
-        """Choose what the later layers get, after the last layer that reads everything."""
-        run = call.run
-        if run.kept is not None and run.last_whole is not None:
+        """Choose what the later layers get, after a layer that is the last before a drop."""
+        run, kept = call.run, call.run.kept_at(call.layer_idx)
+        if run.kept:
             run.engaged.add(self.name)
-            run.plain_keys.add(run.kept.pairs_missing(call) if call.layer_idx > run.last_whole else 0)
-        elif run.last_whole == call.layer_idx and call.queries >= self.min_length:
-            self._choose(call)
+            run.plain_keys.add(0 if kept is None else kept.pairs_missing(call))
+        filling = call.queries >= self.min_length if not run.kept else run.kept[-1].filling
+        if call.layer_idx in run.drops and filling:
+            self._choose(call, kept)
 
-    def _choose(self, call: Call) -> None:
+    def _choose(self, call: Call, before: KeptTokens | None) -> None:
+        """What the layers after this one get, of what it got."""
         if call.queries != call.keys:
             call.run.warn("PrefillDrop dropped nothing: the prompt goes on from a cache")
         elif call.starts is None:
             call.run.warn("PrefillDrop dropped nothing: the mask is more than causal with padding on the left")
         else:
-            chosen = [self._rows(call, *piece) for piece in call.pieces()]
-            width = max(part.shape[1] for part in chosen)
-            columns = torch.cat(
-                [torch.nn.functional.pad(part, (width - part.shape[1], 0), value=-1) for part in chosen]
-            )
+            length = call.keys if before is None else before.length
+            lengths = [call.keys - start for start in call.starts] if before is None else before.lengths
+            chosen = [self._row(call, row, lengths[row]) for row in range(len(lengths))]
+            width = max(len(columns) for columns in chosen)
+            left = [torch.nn.functional.pad(columns, (width - len(columns), 0), value=-1) for columns in chosen]
             if width < call.keys:
-                call.run.kept = KeptTokens(columns, call.keys, [call.keys - start for start in call.starts])
+                call.run.kept.append(KeptTokens(call.layer_idx, torch.stack(left), length, lengths, before))
 
-    def _rows(self, call: Call, rows: tuple[int, int], start: int, query_start: int) -> torch.Tensor:
-        """Columns to keep of some rows with equal padding, ascending."""
-        query, key, _ = call.part(rows, start, query_start)
-        length = key.shape[2]
+    def _row(self, call: Call, row: int, length: int) -> torch.Tensor:
+        """Columns to keep of one row, whose prompt has so many tokens, ascending."""
+        assert call.starts is not None
+        start = call.starts[row]
         if length < self.min_length:
-            return torch.arange(start, call.keys, device=key.device).expand(len(key), -1)
-        window = min(self.window, length)
+            return torch.arange(start, call.keys, device=call.key.device)
+        query, key, _ = call.part((row, row + 1), start, start)
+        window = min(self.window, key.shape[2])
+        count = max(1, int(length * call.run.drops[call.layer_idx] + 0.5))
         voters = query[:, :, -window:]
-        index = fast_kv(voters, key, keep=self.keep, window=window, kernel=self.kernel, scale=call.scaling)
-        return index.long() + start
+        index = fast_kv(voters, key, count=count, window=window, kernel=self.kernel, scale=call.scaling)
+        return index[0].long() + start
 
     def idle(self, run: GenerateRun) -> str:
         return f"no prompt had min_length={self.min_length} tokens"
