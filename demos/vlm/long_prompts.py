@@ -28,7 +28,7 @@ from mmaccel.vlm.bench.language_tasks import MODEL, NEW
 WAYS: dict[str, tuple[Method, ...]] = {
     "plain": (),
     "PrefillDrop()": (vlm.PrefillDrop(),),
-    "PrefillDrop() and SparsePrefill(budget=0.5)": (vlm.PrefillDrop(), vlm.SparsePrefill(budget=0.5)),
+    "PrefillDrop(keep=(0.4, 0.2))": (vlm.PrefillDrop(keep=(0.4, 0.2)),),
     "PrefillDrop() and SparsePrefill()": (vlm.PrefillDrop(), vlm.SparsePrefill()),
 }
 HEADINGS = ("method", "first token", "speed-up", "loss", "added", "added, worst text", "found")

@@ -138,9 +138,9 @@ def test_what_does_not_fit_is_refused_or_told(llama):
         mmaccel.plan(model, PrefillDrop(), CompressKV())
     with pytest.raises(SettingError, match=r"layer must be at most 1, since LlamaForCausalLM has 3 layers"):
         mmaccel.plan(model, PrefillDrop(layer=2))
-    twice = PrefillDrop(keep=(0.4, 0.1))
-    assert twice.drops(30) == {14: 0.4, 18: 0.1} and twice.drops(3) == {1: 0.4}, "no room for a second"
-    assert PrefillDrop(keep=[0.4, 0.1]) == PrefillDrop(keep=(0.4, 0.1))
+    twice = PrefillDrop(keep=(0.4, 0.2))
+    assert twice.drops(30) == {14: 0.4, 17: 0.2} and twice.drops(3) == {1: 0.4}, "no room for a second"
+    assert PrefillDrop(keep=[0.4, 0.2]) == PrefillDrop(keep=(0.4, 0.2))
     settings = ({"keep": 0}, {"keep": (0.1, 0.4)}, {"keep": ()}, {"layer": -1}, {"window": 0}, {"kernel": 4})
     for bad in (*settings, {"min_length": 1}):
         with pytest.raises(SettingError, match=next(iter(bad))):
