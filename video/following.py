@@ -53,10 +53,9 @@ class FrameFollower(Follower):
         self.drop()
         times, _, moves, _ = result = original(*args, **kwargs)
         levels = levels_of(self.scheduler)
-        steps = [moves[:, i].nonzero().flatten().tolist() for i in range(len(samplers))]
         frames = [
-            FrameRun(levels, {step: own for own, step in enumerate(steps)}, sampler)
-            for steps, sampler in zip(steps, samplers, strict=True)
+            FrameRun(levels, {step: own for own, step in enumerate(column.nonzero().flatten().tolist())}, sampler)
+            for sampler, column in zip(samplers, moves.T, strict=False)  # frames beyond whole blocks never move
         ]
         self.stepper = self.make(SamplerRun(len(times), mean_levels(frames, len(times)), frames=frames))
         return result

@@ -24,7 +24,8 @@ LATENT = {"output_type": "latent", "return_dict": False}
 SIZE = {"height": 32, "width": 32, "num_frames": 17, "num_inference_steps": 12, "guidance_scale": 3.0}
 STAGGERED = {"ar_step": 3, "causal_block_size": 1}
 LONG = {"num_frames": 33, "base_num_frames": 17, "overlap_history": 5, "addnoise_condition": 20}
-WAYS = ({}, STAGGERED, LONG)
+WAYS = ({}, STAGGERED, LONG, {"ar_step": 4, "causal_block_size": 2})
+NAMES = ("synchronous", "staggered", "long", "in blocks")
 
 
 def skyreels(kind="", batch=1):
@@ -65,7 +66,7 @@ STEPS = (
 
 
 @pytest.mark.parametrize("method", STEPS, ids=str)
-@pytest.mark.parametrize("way", WAYS, ids=("synchronous", "staggered", "long"))
+@pytest.mark.parametrize("way", WAYS, ids=NAMES)
 def test_methods_engage_and_leave_no_trace(method, way):
     pipe, call = skyreels()
     plain = call(pipe, **way)
@@ -79,7 +80,7 @@ def test_methods_engage_and_leave_no_trace(method, way):
 
 
 @pytest.mark.parametrize("method", (video.EasyCache(0.0), video.HeterogeneousSteps(interval=1)), ids=str)
-@pytest.mark.parametrize("way", WAYS, ids=("synchronous", "staggered", "long"))
+@pytest.mark.parametrize("way", WAYS, ids=NAMES)
 def test_where_all_is_computed_nothing_changes(method, way):
     pipe, call = skyreels(batch=2)
     plain = call(pipe, **way)
