@@ -154,8 +154,8 @@ def test_the_parts_of_a_run_are_those_of_its_rows(monkeypatch):
     monkeypatch.setattr(benchmark.zoo, "load", lambda name: None)
     assert list(benchmark.parts(True)) == ["50%", "25%", *map(str, GRID)]
     first, second, *rest = (row for make in benchmark.parts(True).values() for row in make())
-    assert (first, second) == (("all", 6, 0.5, True), ("all", 6, 0.25, True))
-    assert rest == [(sampling, ["still", "lively"]) for sampling in GRID]
+    assert (first, second) == (("all", 16, 0.5, True), ("all", 16, 0.25, True))
+    assert rest == [(sampling, ["still", "lively"] * 3) for sampling in GRID]
     assert sum(len(list(make())) for make in benchmark.parts(False).values()) == 2 + len(QUICK_GRID)
 
 
