@@ -14,7 +14,7 @@ from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import GenerateRun
 from mmaccel.vlm.decoder.select_kv import LEARNED
 
-BLOCKS = {"min_length": 32, "block_m": 16, "block_n": 16, "always": True}
+BLOCKS = {"min_length": 32, "block_m": 16, "block_n": 16, "dense_queries": 1, "always": True}
 METHODS = [
     *(SparsePrefill(policy=name, budget=0.4, **BLOCKS) for name in PREFILL),
     *(SelectKV(policy=name, budget=0.2, dense_layers=1) for name in DECODE),
@@ -133,7 +133,7 @@ def attend(method, cache, q, k, v):
 
 @pytest.mark.parametrize("policy", [name for name in PREFILL if name != "a_shape"])
 def test_needle_in_a_sparse_prefill(policy):
-    method = SparsePrefill(policy=policy, budget=0.4, **BLOCKS)
+    method = SparsePrefill(policy=policy, budget=0.4, **{**BLOCKS, "dense_queries": 0})
     sparse, dense = attend(method, None, *haystack(320))
     assert torch.allclose(sparse, dense, atol=1e-3)
 
@@ -151,10 +151,25 @@ def test_settings_reach_the_policy_of_a_sparse_prefill(monkeypatch):
     assert asked == [{"budget": 0.4, "causal": True, "block_m": 16, "block_n": 32}]
 
 
+@pytest.mark.parametrize("queries", (0, 1, 16, 40, 1000))
+def test_the_last_queries_of_a_sparse_prefill_read_everything(queries):
+    method = SparsePrefill(policy="a_shape", budget=0.1, **{**BLOCKS, "dense_queries": queries})
+    attention = SessionAttention([method])
+    attention.run = GenerateRun()
+    q, k, v = haystack(320)
+    sparse = attention(sdpa_attention_forward, Layer(), q, k, v, None)[0].transpose(1, 2)
+    dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    same = (sparse - dense).abs().amax((0, 1, 3)) < 1e-4
+    whole = 320 - 16 * -(-queries // 16) if queries < 320 else 0
+    assert same[whole:].all()
+    assert not whole or not same[whole - 16 : whole].all()
+
+
 def test_pairs_of_unequal_blocks_are_counted(monkeypatch):
     plans, policy = [], PREFILL["pooled_top_k"]
     monkeypatch.setitem(PREFILL, "pooled_top_k", lambda *a, **k: plans.append(policy(*a, **k)) or plans[-1])
-    attention = SessionAttention([SparsePrefill(budget=0.4, min_length=32, block_m=16, block_n=32, always=True)])
+    method = SparsePrefill(budget=0.4, min_length=32, block_m=16, block_n=32, dense_queries=0, always=True)
+    attention = SessionAttention([method])
     attention.run = GenerateRun()
     q, k, v = haystack(320)
     attention(sdpa_attention_forward, Layer(), q, k, v, None)
@@ -277,7 +292,7 @@ def test_dense_where_that_is_faster(llama, monkeypatch):
     model, arguments = llama
     asked = []
     monkeypatch.setattr(kernels, "should_use_sparse", lambda *a, **how: asked.append((*a, how)))
-    method = SparsePrefill(min_length=32, block_m=16, block_n=16)
+    method = SparsePrefill(min_length=32, block_m=16, block_n=16, dense_queries=0)
     tokens, report = fast(model, method, arguments(2))
     assert torch.equal(tokens, model.generate(**arguments(2)))
     assert [n for _, n, _, _ in asked] == [80, 75] * 3 and all(0.25 < share < 0.7 for share, _, _, _ in asked)

@@ -1,5 +1,7 @@
 """Sessions on decoders: what is touched and restored, reports, settings, and models that are refused."""
 
+import dataclasses
+
 import pytest
 import torch
 from transformers import (
@@ -138,7 +140,7 @@ def test_report_of_a_sparse_prefill(llama, monkeypatch):
     model, arguments = llama
     plans, policy = [], PREFILL["pooled_top_k"]
     monkeypatch.setitem(PREFILL, "pooled_top_k", lambda *a, **k: plans.append(policy(*a, **k)) or plans[-1])
-    with mmaccel.accelerate(model, SPARSE) as session:
+    with mmaccel.accelerate(model, dataclasses.replace(SPARSE, dense_queries=0)) as session:
         session.generate(**arguments(2))
     keys = 3 * 4 * sum(n + step for n in (80, 75) for step in range(1, 6))
     for plan in plans:
@@ -226,6 +228,7 @@ def test_a_call_that_broke_off_is_over(llama):
         (lambda: SparsePrefill(min_length=1), "min_length=1"),
         (lambda: SparsePrefill(block_m=48), "block_m=48.*power of two"),
         (lambda: SparsePrefill(block_n=8), "block_n=8"),
+        (lambda: SparsePrefill(dense_queries=-1), "dense_queries=-1"),
         (lambda: SparsePrefill(always=1), "always=1"),
         (lambda: SelectKV(policy="snap_kv"), "one of token_select"),
         (lambda: SelectKV(tokens=5), "tokens=5.*one of the two.*budget=None, tokens=1024"),

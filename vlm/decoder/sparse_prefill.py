@@ -40,6 +40,9 @@ class SparsePrefill(DecoderMethod):
         Fewest queries for a sparse pass, default 256: below, dense attention is always faster.
     block_m, block_n
         Queries and keys in a block, powers of two of at least 16, default 64.
+    dense_queries
+        Last queries that read everything, rounded up to whole blocks, default 64, as many as MInference goes by; 0 for
+        none. An answer goes on from them, and :class:`PrefillDrop` has them vote.
     always
         Attend sparsely also where dense attention is measured to be faster (default False).
 
@@ -64,6 +67,7 @@ class SparsePrefill(DecoderMethod):
     min_length: int = 256
     block_m: int = 64
     block_n: int = 64
+    dense_queries: int = 64
     always: bool = False
 
     paper: ClassVar[str] = (
@@ -78,6 +82,7 @@ class SparsePrefill(DecoderMethod):
         "min_length": 32,
         "block_m": 16,
         "block_n": 16,
+        "dense_queries": 1,
         "always": True,
     }
 
@@ -88,6 +93,7 @@ class SparsePrefill(DecoderMethod):
         for name in ("block_m", "block_n"):
             size = getattr(self, name)
             self._require(is_count(size, 16) and size & (size - 1) == 0, name, "a power of two of at least 16")
+        self._require(is_count(self.dense_queries, 0), "dense_queries", "a whole number of at least 0")
         self._require(isinstance(self.always, bool), "always", "True or False")
 
     def attend(self, call: Call) -> torch.Tensor | None:
@@ -111,6 +117,7 @@ class SparsePrefill(DecoderMethod):
         plan = PREFILL[self.policy](
             query, key, budget=self.budget, causal=True, block_m=self.block_m, block_n=self.block_n
         )
+        plan = _dense_at_the_end(plan, self.dense_queries)
         share = plan.visible_share(causal=True)
         if self.always or kernels.should_use_sparse(share, plan.kv_len, query.device, causal=True, dtype=query.dtype):
             return plan
@@ -119,6 +126,16 @@ class SparsePrefill(DecoderMethod):
 
     def idle(self, run: GenerateRun) -> str:
         return f"no prompt was longer than min_length={self.min_length} tokens"
+
+
+def _dense_at_the_end(plan: BlockPlan, queries: int) -> BlockPlan:
+    """The plan, whose last rows read all blocks: those of so many queries."""
+    if not queries:
+        return plan
+    table = plan.mask()
+    table[:, :, max(0, plan.q_len - queries) // plan.block_m :] = True
+    sizes = {"q_len": plan.q_len, "kv_len": plan.kv_len, "block_m": plan.block_m, "block_n": plan.block_n}
+    return BlockPlan.from_mask(table, causal=True, **sizes)
 
 
 def _attend(
