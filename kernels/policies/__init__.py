@@ -6,12 +6,10 @@ from .compress.st_lite import Span, Visual, st_lite
 from .compress.streaming import streaming
 from .decode.double_sparsity import double_sparsity, label_channels
 from .decode.fasa import dominant_pairs, fasa
-from .decode.mac import mac
 from .decode.recycled_attention import recycled_attention
 from .decode.token_select import token_select, token_select_cached
 from .prefill.a_shape import a_shape
 from .prefill.flex_prefill import flex_prefill
-from .prefill.persistent_local import persistent_blocks, persistent_local
 from .prefill.pooled_top_k import pooled_top_k
 from .prefill.pooled_top_p import pooled_top_p
 from .prefill.radial import radial
@@ -33,9 +31,6 @@ __all__ = [
     "fast_kv",
     "flex_prefill",
     "label_channels",
-    "mac",
-    "persistent_blocks",
-    "persistent_local",
     "pooled_top_k",
     "pooled_top_p",
     "radial",

@@ -108,7 +108,7 @@ DECODE: dict[str, Choice] = {
 
 `count` tokens are chosen, up to 4 sinks and 64 recent ones among them (fewer for a small count); the new tokens
 are always among them. Every tenth step of `recycled_attention` attends to all tokens, whatever the count. `state` is a
-dictionary per layer and sequence, empty at first. :func:`mac` is not here: it returns attention, not tokens.
+dictionary per layer and sequence, empty at first.
 """
 
 

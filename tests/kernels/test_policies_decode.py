@@ -220,14 +220,6 @@ def test_scale_is_that_of_the_votes(name):
     assert torch.equal(sharp, chosen(12 * q)) and not torch.equal(sharp, chosen(q))
 
 
-def test_scale_of_mac_is_that_of_all_that_it_reads():
-    (q, k), v = draw(), draw(seed=1)[1]
-    output, lse = policies.mac(q, k, v, LENGTHS, state={}, band=8, least=0, scale=0.7)
-    expected, expected_lse = kernels.verify_attention(q, k, v, LENGTHS, scale=0.7)
-    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(lse, expected_lse, rtol=1e-5, atol=1e-5)
-
-
 def test_label_channels_are_the_loud_ones():
     q, k = draw(queries=20)
     q[:, :2, :, 5] *= 30  # key head 0
@@ -299,159 +291,9 @@ def test_recycled_attention_takes_turns():
     assert full == [True, False, False] * 2 + [True]
 
 
-def mac_step(q, k, v, lengths, state, **options):
-    settings = {"ring": 8, "band": 6, "least": 0} | options
-    with kernels.backend("reference"):
-        return policies.mac(q, k, v, lengths, state=state, **settings)
-
-
 def dense(q, k, v, lengths):
     with kernels.backend("reference"):
         return kernels.verify_attention(q, k, v, lengths)
-
-
-@pytest.mark.parametrize("band", (6, 200))
-def test_mac_without_a_match_is_exact(band):
-    k, v = draw()[1], draw(seed=1)[1]
-    state = {}
-    for step in range(5):
-        q = draw(seed=10 + step)[0] * 3
-        got = mac_step(q, k, v, LENGTHS - 4 + step, state, threshold=1.0, band=band)
-        torch.testing.assert_close(got, dense(q, k, v, LENGTHS - 4 + step))
-
-
-def test_mac_reuses_what_a_like_query_read():
-    q, k = draw()
-    v = draw(seed=1)[1]
-    state = {}
-    mac_step(q, k, v, LENGTHS - 5, state)
-    expected = dense(q, k, v, LENGTHS)
-    # keys that the match had read, but for its band, are not read again
-    hidden_k, hidden_v = k.clone(), v.clone()
-    for row, length in enumerate((LENGTHS - 5).tolist()):
-        hidden_k[row, :, : length - 6] = hidden_v[row, :, : length - 6] = float("nan")
-    torch.testing.assert_close(mac_step(q, hidden_k, hidden_v, LENGTHS, state), expected)
-    # and what was joined then serves the next step
-    longer = torch.cat([k, k[:, :, :1]], 2), torch.cat([v, v[:, :, :1]], 2)
-    for cache in longer:
-        for row, length in enumerate(LENGTHS.tolist()):
-            cache[row, :, length] = 1.0
-    expected = dense(q, *longer, LENGTHS + 1)
-    for row, length in enumerate(LENGTHS.tolist()):
-        longer[0][row, :, : length - 6] = longer[1][row, :, : length - 6] = float("nan")
-    torch.testing.assert_close(mac_step(q, *longer, LENGTHS + 1, state), expected)
-
-
-def test_mac_reads_the_band_before_a_match_anew():
-    q, k = draw()
-    v = draw(seed=1)[1]
-    state = {}
-    mac_step(q, k, v, LENGTHS - 5, state)
-    for row, length in enumerate((LENGTHS - 5).tolist()):
-        k[row, :, length - 6 :] *= -2
-    torch.testing.assert_close(mac_step(q, k, v, LENGTHS, state), dense(q, k, v, LENGTHS))
-
-
-def test_mac_finds_the_like_one_among_several():
-    q, k = draw()
-    v = draw(seed=1)[1]
-    state = {}
-    for step, query in enumerate((q, -3 * q, 3 * q.flip(-1))):
-        mac_step(query, k, v, LENGTHS - 5 + step, state)
-    expected = dense(q, k, v, LENGTHS)
-    for row, length in enumerate((LENGTHS - 5).tolist()):
-        k[row, :, : length - 6] = float("nan")
-    torch.testing.assert_close(mac_step(q, k, v, LENGTHS, state), expected)
-
-
-def test_mac_matches_by_row_and_key_head():
-    q, k = draw()
-    v = draw(seed=1)[1]
-    state = {}
-    mac_step(q, k, v, LENGTHS - 5, state)
-    other = q.clone()
-    other[1], other[0, 3] = -3 * q[1], -3 * q[0, 3]  # all of row 1; one query head of key head 1 in row 0
-    hidden = k.clone()
-    hidden[0, 0, :85] = float("nan")
-    output, lse = mac_step(other, hidden, v, LENGTHS, state)
-    torch.testing.assert_close(output, dense(other, k, v, LENGTHS)[0])
-    torch.testing.assert_close(lse, dense(other, k, v, LENGTHS)[1])
-
-
-def test_mac_forgets_after_a_ring_and_after_going_back():
-    q, k = draw()
-    v = draw(seed=1)[1]
-    state = {}
-    mac_step(q, k, v, LENGTHS - 9, state)
-    for step in range(8):  # the ring has 8 places
-        mac_step(draw(seed=20 + step)[0] * 5, k, v, LENGTHS - 8 + step, state)
-    far = k * 2
-    torch.testing.assert_close(mac_step(q, far, v, LENGTHS, state), dense(q, far, v, LENGTHS))
-    # a step that had read more than there is now is no match
-    torch.testing.assert_close(mac_step(q, k, v, LENGTHS - 20, state), dense(q, k, v, LENGTHS - 20))
-    # nor is anything below the least length
-    torch.testing.assert_close(mac_step(q, far, v, LENGTHS, state, least=1000), dense(q, far, v, LENGTHS))
-
-
-def test_mac_with_padding_and_own_match_query():
-    q, k = draw()
-    v = draw(seed=1)[1]
-    valid = left_padding(0, 9)
-    state = {}
-    same = torch.ones_like(q)  # before rotary embedding all queries are one
-    k[1, :, :9] = v[1, :, :9] = float("nan")
-    for step in range(3):
-        output, _ = mac_step(q, k, v, LENGTHS - 2 + step, state, q_match=same, valid=valid)
-    expected = dense(q[1:], k[1:, :, 9:], v[1:, :, 9:], LENGTHS[1:] - 9)[0]
-    torch.testing.assert_close(output[1:], expected)
-
-
-def test_mac_compares_the_queries_that_are_given_for_it():
-    """Alike ones are a match whatever the rotated queries are, and others are none although these are alike."""
-    q, k = draw()
-    v = draw(seed=1)[1]
-    for match, hit in ((torch.ones_like(q), True), (torch.full_like(q, -1), False)):
-        state = {}
-        mac_step(q, k, v, LENGTHS - 5, state, q_match=torch.ones_like(q))
-        expected, changed = dense(q, k, v, LENGTHS), k.clone()
-        for row, length in enumerate((LENGTHS - 5).tolist()):
-            changed[row, :, : length - 6] *= -2
-        got = mac_step(q, changed, v, LENGTHS, state, q_match=match)
-        torch.testing.assert_close(got, expected if hit else dense(q, changed, v, LENGTHS))
-
-
-def test_mac_takes_of_equal_matches_the_one_that_had_read_most():
-    q, k = draw()
-    v = draw(seed=1)[1]
-    state = {}
-    for back in (12, 8):  # their places in the ring are in the same order in both rows
-        mac_step(q, k, v, LENGTHS - back, state)
-    expected = dense(q, k, v, LENGTHS)
-    for row, length in enumerate((LENGTHS - 8).tolist()):
-        k[row, :, : length - 6] = float("nan")
-    torch.testing.assert_close(mac_step(q, k, v, LENGTHS, state), expected)
-
-
-def test_mac_matches_from_the_least_length_on():
-    q, k = draw()
-    v = draw(seed=1)[1]
-    state = {}
-    mac_step(q, k, v, LENGTHS - 5, state)
-    expected = dense(q, k, v, LENGTHS)[0]
-    k[:, :, :10] = 9.0
-    output = mac_step(q, k, v, LENGTHS, state, least=96)[0]
-    torch.testing.assert_close(output[0], expected[0])
-    torch.testing.assert_close(output[1], dense(q, k, v, LENGTHS)[0][1])
-
-
-def test_mac_refuses_what_was_kept_with_another_ring_or_batch():
-    q, k = draw()
-    state = {}
-    mac_step(q, k, k, LENGTHS, state)
-    with pytest.raises(ValueError, match="state must be of 2 rows, 4 heads and a ring of 9, or empty"):
-        mac_step(q, k, k, LENGTHS, state, ring=9)
-    with pytest.raises(ValueError, match="state must be of 1 rows"):
-        mac_step(q[:1], k[:1], k[:1], LENGTHS[:1], state)
 
 
 def test_selection_cache_goes_on_with_other_numbers_of_queries_and_rows():
@@ -463,24 +305,6 @@ def test_selection_cache_goes_on_with_other_numbers_of_queries_and_rows():
         expected = policies.token_select(q, k, lengths, **options)
         for keys in (k, torch.full_like(k, float("nan"))):
             assert torch.equal(policies.token_select_cached(q, keys, lengths, state=state, **options), expected)
-
-
-def test_mac_matches_below_the_distance_of_its_threshold():
-    """Of 16 channels and a threshold of a half that is 2 * 16 / 4, squared."""
-    q, k = draw()
-    v, match = draw(seed=1)[1], torch.ones_like(q)
-    for distance, hit in ((7.5, True), (8.5, False)):
-        state, changed = {}, k.clone()
-        mac_step(q, k, v, LENGTHS - 5, state, q_match=match, threshold=0.5)
-        changed[:, :, :10] = 9.0
-        beside = match.clone()
-        beside[:, 3, :, 0] += distance**0.5  # the farther of the two heads of a key head
-        output, _ = mac_step(q, changed, v, LENGTHS, state, q_match=beside, threshold=0.5)
-        read = dense(q, changed, v, LENGTHS)[0]
-        assert torch.allclose(output[:, 2:], read[:, 2:], atol=1e-5) == (not hit)
-        assert not torch.allclose(output[:, :2], read[:, :2], atol=1e-5), "the other key head has its match"
-    policies.mac(q, k, v, LENGTHS, state=(state := {}))
-    assert state["query"].shape[1] == 512
 
 
 def test_channels_of_a_row_are_those_of_its_own_queries():
@@ -514,7 +338,6 @@ def test_defaults_of_what_is_learnt():
 
 Q, K = torch.zeros(2, 4, 1, 16), torch.zeros(2, 2, 96, 16)
 QKL = {"q": Q, "k": K, "lengths": LENGTHS}
-QKVL = QKL | {"v": K, "state": {}}
 PAIRS = torch.zeros(2, 1, dtype=torch.long)
 BAD = (
     (policies.token_select, QKL | {"count": 0}, "count", "at least 1", "0"),
@@ -534,9 +357,6 @@ BAD = (
     (policies.dominant_pairs, {"q": Q, "k": K, "pairs": 9}, "pairs", "at most 8", "9"),
     (policies.dominant_pairs, {"q": Q, "k": K, "window": 0}, "window", "at least 1", "0"),
     (policies.recycled_attention, QKL | {"state": {}, "stride": 0}, "stride", "at least 1", "0"),
-    (policies.mac, QKVL | {"ring": 0}, "ring", "at least 1", "0"),
-    (policies.mac, QKVL | {"least": -1}, "least", "at least 0", "-1"),
-    (policies.mac, QKVL | {"threshold": -0.1}, "threshold", "between 0 and 1", "-0.1"),
     (policies.token_select, QKL | {"valid": torch.ones(2, 96).bool().to("meta")}, "valid", "on cpu, as k is", ""),
     (policies.token_select_cached, QKL | {"state": {}, "sink": -1}, "sink", "at least 0", "-1"),
     (policies.recycled_attention, QKL | {"state": {}, "recent": -1}, "recent", "at least 0", "-1"),
@@ -548,10 +368,6 @@ BAD = (
     (policies.dominant_pairs, {"q": Q, "k": K, "count": 0}, "count", "at least 1", "0"),
     (policies.dominant_pairs, {"q": Q, "k": K, "valid": torch.ones(2, 5).bool()}, "valid", "bool [2, 96]", "[2, 5]"),
     (policies.label_channels, {"q": Q, "k": K, "valid": torch.ones(2, 5).bool()}, "valid", "bool [2, 96]", "[2, 5]"),
-    (policies.mac, QKVL | {"band": 0}, "band", "at least 1", "0"),
-    (policies.mac, QKVL | {"threshold": 1.2}, "threshold", "between 0 and 1", "1.2"),
-    (policies.mac, QKVL | {"q": Q.expand(2, 4, 2, 16)}, "q", "of one token", "[2, 4, 2, 16]"),
-    (policies.mac, QKVL | {"q_match": Q[:1]}, "q_match", "[2, 4, 1, 16]", "[1, 4, 1, 16]"),
 )
 
 

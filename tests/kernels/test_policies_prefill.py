@@ -426,50 +426,15 @@ def test_radial_thins_out_with_length():
     assert narrow.sum() < wide.sum() and (wide | ~narrow).all()
 
 
-@pytest.mark.parametrize("tensor", (False, True))
-def test_persistent_local(tensor):
-    chosen = [3, -1, 5]
-    persistent = torch.tensor(chosen) if tensor else chosen
-    sizes = {"block_m": BLOCK, "block_n": BLOCK}
-    mask = policies.persistent_local(64, 128, persistent=persistent, local=20, **sizes).mask()[0, 0]
-    expected = table(64, 128, True, 20)
-    expected[:, [3, 5]] = True
-    assert torch.equal(mask, expected & table(64, 128, True))
-
-
 @pytest.mark.parametrize("causal", (True, False))
 @pytest.mark.parametrize("local", (1, 2, 16, 17, 18, 20, 33))
 def test_local_is_its_definition(local, causal):
     """Blocks with a key less than `local` tokens away, one token more or less at the edge of a block."""
     sizes = {"causal": causal, "block_m": BLOCK, "block_n": BLOCK}
-    mask = policies.persistent_local(64, 128, persistent=[], local=local, **sizes).mask()[0, 0]
+    mask = policies.a_shape(64, 128, sink=0, local=local, **sizes).mask()[0, 0]
     distance = torch.arange(64)[:, None] + 64 - torch.arange(128)
     near = (distance.abs() < local) & ((distance >= 0) | (not causal))
     assert torch.equal(mask, near.view(4, BLOCK, 8, BLOCK).any(3).any(1))
-
-
-def test_persistent_blocks_are_those_of_all_queries_in_order():
-    """Block 5 is the heaviest, then block 2; the last queries look at block 1 alone."""
-    q, k = torch.zeros(1, 1, 8 * BLOCK, 16), torch.zeros(1, 1, 8 * BLOCK, 16)
-    q[:, :, :, 0], q[:, :, 7 * BLOCK :, 0], q[:, :, 7 * BLOCK :, 1] = 8, 0, 8
-    k[:, :, 5 * BLOCK : 6 * BLOCK, 0], k[:, :, 2 * BLOCK : 3 * BLOCK, 0] = 9, 8.8
-    k[:, :, BLOCK : 2 * BLOCK, 1] = 9
-    options = {"count": 2, "causal": False, "block_m": BLOCK, "block_n": BLOCK}
-    assert policies.persistent_blocks(q, k, **options).tolist() == [[[2, 5]]]
-    # causal, queries before block 5 do not see it: then all the heavier ones go to block 2
-    causal = policies.persistent_blocks(q, k, **options | {"causal": True, "count": 1})
-    assert causal.tolist() == [[[2]]] and policies.persistent_blocks(q, k, **options | {"count": 1}).tolist() == [[[5]]]
-
-
-def test_persistent_blocks_by_head():
-    q, k = draw(queries=64, keys=192)
-    q[..., 0], k[..., 0] = 8, 0
-    k[:, 0, 32:48, 0] = k[:, 1, 80:96, 0] = 8
-    blocks = policies.persistent_blocks(q, k, count=1, block_m=BLOCK, block_n=BLOCK)
-    assert blocks.shape == (2, 4, 1)
-    assert (blocks[:, :2] == 2).all() and (blocks[:, 2:] == 5).all()
-    plan = policies.persistent_local(64, 192, persistent=blocks, local=1, block_m=BLOCK, block_n=BLOCK)
-    assert plan.mask().shape[:2] == (2, 4) and plan.mask()[:, 2:, :, 5].all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -488,9 +453,9 @@ def test_blocks_of_queries_and_of_keys_may_differ(name):
         functools.partial(policies.radial, 12, 16, extra=20),
         functools.partial(policies.sliding_tile, (4, 4, 12), (2, 2, 4), (1, 1, 1)),
         functools.partial(policies.a_shape, 150, 192, sink=20, local=30),
-        functools.partial(policies.persistent_local, 150, 192, persistent=[], local=40, causal=False),
+        functools.partial(policies.a_shape, 150, 192, sink=20, local=40, causal=False),
     ),
-    ids=("radial", "sliding_tile", "a_shape", "persistent_local"),
+    ids=("radial", "sliding_tile", "a_shape", "a_shape of both sides"),
 )
 def test_wider_blocks_are_several_narrow_ones(policy):
     fine = policy(block_m=16, block_n=16).mask()[0, 0]
@@ -511,7 +476,6 @@ def test_blocks_of_64_and_causal_unless_told_otherwise(name):
     plans = [policies.PREFILL[name](q, k, budget=1.0, causal=True)]
     if name != "a_shape":
         plans.append(getattr(policies, name)(q, k))
-    plans.append(policies.persistent_local(130, 200, persistent=[], local=200))
     for plan in plans:
         assert (plan.block_m, plan.block_n) == (64, 64)
         assert not (plan.mask() & ~block_coverage(130, 200, 64, 64, True, None, "cpu")[0]).any()
@@ -558,14 +522,6 @@ def test_the_last_64_queries_tell_the_lines_unless_told_otherwise():
     assert torch.equal(usual, same) and not torch.equal(usual, other)
 
 
-def test_persistent_blocks_mind_the_scale():
-    q, k = draw(queries=64, keys=192)
-    options = {"count": 3, "block_m": BLOCK, "block_n": BLOCK}
-    sharp = policies.persistent_blocks(q, k, scale=20.0, **options)
-    assert torch.equal(sharp, policies.persistent_blocks(80 * q, k, **options))
-    assert not torch.equal(sharp, policies.persistent_blocks(q, k, **options))
-
-
 QK = {"q": torch.zeros(1, 2, 64, 16), "k": torch.zeros(1, 1, 64, 16)}
 BAD = (
     (policies.pooled_top_k, QK | {"density": 0.0}, "density", "at most 1", "0.0"),
@@ -583,7 +539,6 @@ BAD = (
     (policies.vertical_slash, QK | {"vertical": -1}, "vertical", "at least 0", "-1"),
     (policies.vertical_slash, QK | {"slash": 2.5}, "slash", "whole number", "2.5"),
     (policies.vertical_slash, QK | {"last": 0}, "last", "at least 1", "0"),
-    (policies.persistent_blocks, QK | {"count": 0}, "count", "at least 1", "0"),
     (policies.a_shape, {"q_len": 8, "kv_len": 8, "sink": -1}, "sink", "at least 0", "-1"),
     (policies.a_shape, {"q_len": 8, "kv_len": 8, "local": 0}, "local", "at least 1", "0"),
     (policies.a_shape, {"q_len": 0, "kv_len": 8}, "q_len", "at least 1", "0"),
@@ -608,27 +563,6 @@ BAD = (
         "-1",
     ),
     (policies.radial, {"frames": 2, "tokens_per_frame": 4, "decay": 0}, "decay", "above 0", "0"),
-    (
-        policies.persistent_local,
-        {"q_len": 64, "kv_len": 64, "persistent": [1], "local": 1},
-        "persistent",
-        "0 and 0",
-        "1",
-    ),
-    (
-        policies.persistent_local,
-        {"q_len": 64, "kv_len": 64, "persistent": torch.tensor([-2]), "local": 1},
-        "persistent",
-        "0 and 0",
-        "int64 [1]",
-    ),
-    (
-        policies.persistent_local,
-        {"q_len": 64, "kv_len": 64, "persistent": torch.tensor([0, 1]), "local": 1},
-        "persistent",
-        "0 and 0",
-        "int64 [2]",
-    ),
 )
 
 
