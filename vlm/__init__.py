@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from .decoder.suffix_decoding import SuffixDecoding
     from .decoder.text_draft import TextDraft
     from .decoder.token_recycling import TokenRecycling
+    from .encoders.fast_vggt import FastVGGT
+    from .encoders.tca import TCA
     from .input.light_pipeline import LightPipeline
     from .input.read_video import VideoFrames, read_video
     from .pruning.dycoke import DyCoke
     from .pruning.early_tom import EarlyTom
     from .pruning.fast_v import FastV
-    from .pruning.fast_vggt import FastVGGT
     from .pruning.fast_vid import FastVID
     from .pruning.frame_fusion import FrameFusion
     from .pruning.holitom import HoliTom
     from .pruning.id_pruner import IDPruner
     from .pruning.kept import Kept, kept
-    from .pruning.tca import TCA
     from .pruning.vidcom2 import VidCom2
     from .pruning.vision_zip import VisionZip
     from .stream.response_gate import ResponseGate

@@ -33,7 +33,7 @@ from mmaccel.bench import pages
 from mmaccel.comparison import results
 from mmaccel.demos.training import emoji_world, picture_text
 from mmaccel.testing.untrained import untrained
-from mmaccel.vlm.pruning.condensing import Condensing
+from mmaccel.vlm.encoders.condensing import Condensing
 
 KEEPS = (0.7, 0.5, 0.3)
 SIDES = (7 / 8, 3 / 4)  # of a smaller picture, as a share

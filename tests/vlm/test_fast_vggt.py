@@ -11,11 +11,11 @@ from mmaccel import vlm
 from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import FastVGGT, visual_examples
+from mmaccel.vlm.encoders import fast_vggt
+from mmaccel.vlm.encoders.fast_vggt import targets
 from mmaccel.vlm.families import multi_view
 from mmaccel.vlm.families.multi_view import Views
 from mmaccel.vlm.multi_view_example import VGGT, vggt
-from mmaccel.vlm.pruning import fast_vggt
-from mmaccel.vlm.pruning.fast_vggt import targets
 from tests.helpers import multi_view_models as others
 
 

@@ -10,8 +10,8 @@ import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import TCA, SparsePrefill, examples
-from mmaccel.vlm.pruning.condensing import condense, merge, ranks
-from mmaccel.vlm.pruning.reservoir import Reservoir
+from mmaccel.vlm.encoders.condensing import condense, merge, ranks
+from mmaccel.vlm.encoders.reservoir import Reservoir
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 

@@ -1,0 +1,1 @@
+"""Methods on vision models that generate nothing: CLIP, VGGT and their like."""
