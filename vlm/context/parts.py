@@ -14,7 +14,8 @@ import torch
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.errors import SettingError, shown
 
-from .prompt import COLUMNS, content_names
+from ..input.arguments import COLUMNS
+from .prompt import content_names
 
 KINDS = ("image", "video")
 

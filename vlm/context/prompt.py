@@ -14,10 +14,10 @@ from mmaccel.cache.model_hash import content_hash, prefix_hashes
 
 from ..decoder.generation import setting
 from ..decoder.placeholders import placeholders
+from ..input.arguments import COLUMNS
 from .turning import MOVING
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
-COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token
 # Arguments of a model that say nothing of what a prompt contains.
 OTHERS = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict", "labels"}
 

@@ -19,8 +19,9 @@ from mmaccel.session import Session
 
 from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
-from ..decoder.generation import WholePrompt, copies, new_tokens, plain_keys, setting
+from ..decoder.generation import copies, plain_keys, setting
 from ..decoder.method import DecoderMethod
+from ..input.arguments import replace
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
@@ -32,7 +33,6 @@ from ..pruning.row import Cut
 from .tower import Probe, attention_layers, blocks, layer_of, probed
 
 KINDS = ("image", "video")
-COLUMNS = {"token_type_ids", "mm_token_type_ids"}  # arguments with a value for each token
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
@@ -167,7 +167,7 @@ class VisualAdapter(DecoderAdapter):
         if prompt is None:
             return None
         self._warn(method, prompt, run)
-        self._replace(kwargs, prompt)
+        replace(kwargs, prompt, self.target, self.pixel_arguments, self.inputs(prompt))
         self.cuts = cuts = before or self._new_cuts(method, prompt, run, kwargs)
         run.watch = None if cuts is None else cuts.watch
         if before is not None and prompt.total:
@@ -197,29 +197,6 @@ class VisualAdapter(DecoderAdapter):
         """The layers of the decoder that attend; others, of hybrids, have a state instead."""
         found: list[Any] = [getattr(module, "layer_idx", 0) for module in self.attention_modules()]
         return found
-
-    def _replace(self, kwargs: dict[str, Any], prompt: Prompt) -> None:
-        """Put a prompt into the arguments of `generate`; the number of new tokens stays the same."""
-        length = prompt.full_ids.shape[1]
-        limit = setting(self.target, kwargs, "max_length")
-        if limit is not None and limit <= length and setting(self.target, kwargs, "max_new_tokens") is None:
-            raise SettingError(
-                f"max_length={limit} leaves no room after the {length} tokens of the prompt: give max_new_tokens="
-            )
-        new = new_tokens(self.target, kwargs, length)
-        for name in (*self.pixel_arguments, "max_length", "position_ids"):
-            kwargs.pop(name, None)
-        for name in COLUMNS & kwargs.keys():
-            kwargs[name] = prompt.of_columns(kwargs[name])
-        kwargs.update(self.inputs(prompt), attention_mask=prompt.attention_mask, max_new_tokens=new)
-        if kwargs.get("streamer") is not None:
-            kwargs["streamer"] = WholePrompt(kwargs["streamer"], prompt)
-        least = setting(self.target, kwargs, "min_length")
-        if least:  # it counts the prompt as it was given
-            fewest = setting(self.target, kwargs, "min_new_tokens") or 0
-            kwargs.update(min_length=0, min_new_tokens=max(fewest, least - length))
-        if prompt.position_ids is not None:
-            kwargs["position_ids"] = prompt.position_ids
 
     def end(self, prompt: Prompt, report: Report, result: Any, kwargs: dict[str, Any]) -> Any:
         cuts, cache = self.cuts, kwargs.get("past_key_values")

@@ -1,0 +1,58 @@
+"""The arguments of `generate` once its prompt was shortened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mmaccel.errors import SettingError
+
+from ..decoder.generation import WholePrompt, new_tokens, setting
+from .prompt import Prompt
+
+COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token
+
+
+def replace(
+    kwargs: dict[str, Any], prompt: Prompt, target: Any, encoded: Iterable[str], inputs: dict[str, Any]
+) -> None:
+    """Put a prompt into the arguments of `generate`; the number of new tokens stays the same.
+
+    Parameters
+    ----------
+    kwargs
+        The arguments, which are changed.
+    prompt
+        The shortened prompt.
+    target
+        The model, whose generation config has what is not given.
+    encoded
+        Names of arguments that describe pictures and videos, which the prompt holds already.
+    inputs
+        Arguments that stand for the prompt: token ids, and embeddings where it has visual tokens.
+
+    Raises
+    ------
+    SettingError
+        If `max_length` leaves no room after the prompt as it was given.
+    """
+    length = prompt.full_ids.shape[1]
+    limit = setting(target, kwargs, "max_length")
+    if limit is not None and limit <= length and setting(target, kwargs, "max_new_tokens") is None:
+        raise SettingError(
+            f"max_length={limit} leaves no room after the {length} tokens of the prompt: give max_new_tokens="
+        )
+    new = new_tokens(target, kwargs, length)
+    for name in (*encoded, "max_length", "position_ids"):
+        kwargs.pop(name, None)
+    for name in kwargs.keys() & {*COLUMNS}:
+        kwargs[name] = prompt.of_columns(kwargs[name])
+    kwargs.update(inputs, attention_mask=prompt.attention_mask, max_new_tokens=new)
+    if kwargs.get("streamer") is not None:
+        kwargs["streamer"] = WholePrompt(kwargs["streamer"], prompt)
+    least = setting(target, kwargs, "min_length")
+    if least:  # it counts the prompt as it was given
+        fewest = setting(target, kwargs, "min_new_tokens") or 0
+        kwargs.update(min_length=0, min_new_tokens=max(fewest, least - length))
+    if prompt.position_ids is not None:
+        kwargs["position_ids"] = prompt.position_ids
