@@ -1,10 +1,12 @@
-"""Muon in a chosen precision, and the learning-rate schedule that all recipes share.
+"""Muon in a chosen precision, the optimizers and the learning-rate schedule that recipes share.
 
 `torch.optim.Muon` always runs its iteration in bfloat16, which is many times slower on a CPU without
 bfloat16 arithmetic, so the few lines stand here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 
@@ -46,6 +48,40 @@ def orthogonalize(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x
+
+
+def muon_and_adam(
+    inside: Iterable[torch.nn.Parameter],
+    outside: Iterable[torch.nn.Parameter],
+    *,
+    pace: float = 1.0,
+    lr: float = 2e-3,
+    weight_decay: float = 0.0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[torch.optim.Optimizer]:
+    """Muon, computing in `dtype`, for what is inside the blocks, AdamW for all else; at `pace` times their rates."""
+    return [
+        Muon(inside, lr=0.02 * pace, momentum=0.95, weight_decay=0.01, dtype=dtype),
+        torch.optim.AdamW(outside, lr=lr * pace, betas=(0.9, 0.98), weight_decay=weight_decay),
+    ]
+
+
+def optimizers_of(
+    module: torch.nn.Module,
+    parts: tuple[str, ...] = ("",),
+    *,
+    blocks: tuple[str, ...] = (".layers.",),
+    pace: float = 1.0,
+    weight_decay: float = 0.0,
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks of the named parts, AdamW for all else of them; freezes the others."""
+    inside, outside = [], []
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(any(part in name for part in parts))
+        if parameter.requires_grad:
+            is_inside = parameter.ndim == 2 and any(block in f".{name}" for block in blocks)
+            (inside if is_inside else outside).append(parameter)
+    return muon_and_adam(inside, outside, pace=pace, weight_decay=weight_decay)
 
 
 def trapezoid(optimizer: torch.optim.Optimizer, step: int, total: int, *, warmup: int, decay: float) -> None:

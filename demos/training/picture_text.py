@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
 from . import emoji_world as world
-from .onevision.train import optimizers_of
+from .optimizer import optimizers_of
 from .recipe import Stage, begin, command_line
 from .word_tokenizer import word_tokenizer
 
@@ -78,7 +78,7 @@ def _scene(rng: np.random.Generator, held_out: bool, names: tuple[str, ...]) -> 
 
 def train(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> CLIPModel:
     """All weights at once."""
-    stage = Stage("pairs", model, optimizers_of(model, ("",)), args.minutes, args.output)
+    stage = Stage("pairs", model, optimizers_of(model), args.minutes, args.output)
     for _ in stage.shares(warmup=150, decay=0.5):
         pictures, scenes = draw([args.seed, stage.step], BATCH)
         rng = np.random.default_rng([args.seed, 1, stage.step])

@@ -25,7 +25,7 @@ from diffusers.models.attention_processor import AttnProcessor
 from mmaccel import zoo
 
 from .. import emoji_world as world
-from ..optimizer import Muon
+from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape
 from .data import Pool, pool
@@ -57,16 +57,6 @@ class Trained(torch.nn.Module):
         return logits
 
 
-def optimizers_of(module: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for all else."""
-    named = dict(module.named_parameters())
-    inside = [name for name, p in named.items() if p.ndim == 2 and any(part in f".{name}" for part in INSIDE)]
-    return [
-        Muon([named[name] for name in inside], lr=0.02, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
-        torch.optim.AdamW([p for n, p in named.items() if n not in set(inside)], lr=2e-3, betas=(0.9, 0.98)),
-    ]
-
-
 def masked_loss(module: Trained, tokenizer, codes: torch.Tensor, captions: list[str], seed: int) -> torch.Tensor:
     """Cross entropy of the masked codes in nats, each picture with a share of masks of its own."""
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +81,7 @@ def words_of(tokenizer, captions: list[str]) -> torch.Tensor:
 def train(pictures: Pool, tokenizer, codes: torch.Tensor, args: argparse.Namespace) -> Stage:
     """Transformer and text encoder together."""
     module = Trained(tokenizer, codes)
-    stage = Stage("amused", module, optimizers_of(module), args.minutes, args.output)
+    stage = Stage("amused", module, optimizers_of(module, blocks=INSIDE, weight_decay=0.01), args.minutes, args.output)
     for _ in stage.shares(warmup=100, decay=0.5):
         codes, captions = pictures.draw([args.seed, stage.step], args.batch)
         with torch.autocast("cpu", torch.bfloat16):

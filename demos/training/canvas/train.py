@@ -23,7 +23,7 @@ from mmaccel.zoo.frames import OnevisionProcessor
 from mmaccel.zoo.tiny_onevision import sprites_of
 
 from ..onevision.save import save_weights
-from ..onevision.train import optimizers_of
+from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape
 from .check import exact
@@ -36,7 +36,7 @@ PACE = 0.5  # of the learning rates that `tiny-onevision` began with
 
 def train(module: Trained, args: argparse.Namespace) -> Trained:
     """All weights, tower included."""
-    stage = Stage("canvas", module, optimizers_of(module, ("",), PACE), args.minutes, args.output)
+    stage = Stage("canvas", module, optimizers_of(module, pace=PACE), args.minutes, args.output)
     processor = OnevisionProcessor(args.tokenizer, module.model.config)
     for _ in stage.shares(warmup=100, decay=0.5):
         block = int(np.random.default_rng([args.seed, stage.step]).choice(BLOCKS, p=CHANCES))

@@ -19,7 +19,7 @@ from diffusers import WanPipeline
 
 from mmaccel import zoo
 
-from ..optimizer import Muon
+from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from ..wan.train import CAPTION_DROPOUT
 from ..wan.vae import HELD_OUT
@@ -38,7 +38,7 @@ def train(size: str, pipeline: WanPipeline, clips: tuple[torch.Tensor, list[str]
     model = model.to(args.device)
     average = Average(model)
     TrainingAttention.put_on(model)
-    stage = Stage(size, model, _optimizers(model), args.minutes, args.output, average)
+    stage = Stage(size, model, optimizers_of(model, blocks=(".blocks.",)), args.minutes, args.output, average)
     latents, captions = clips
     text = data.encoded_captions(pipeline, captions + [""])
     random, loss_of = torch.Generator(args.device).manual_seed(args.seed + stage.step), BlockLoss(model)
@@ -48,15 +48,6 @@ def train(size: str, pipeline: WanPipeline, clips: tuple[torch.Tensor, list[str]
         stage.took(loss)
         stage.due()
     save(stage.finish(), size, stage.step, pipeline, args)
-
-
-def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    inside = [p for n, p in model.named_parameters() if n.startswith("blocks.") and p.ndim == 2]
-    outside = [p for n, p in model.named_parameters() if not (n.startswith("blocks.") and p.ndim == 2)]
-    return [
-        Muon(inside, lr=0.02, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
-        torch.optim.AdamW(outside, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
 
 
 def _batch(

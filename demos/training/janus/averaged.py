@@ -18,16 +18,17 @@ from pathlib import Path
 import torch
 from transformers import JanusForConditionalGeneration
 
+from ..optimizer import muon_and_adam
 from ..recipe import Stage, begin, command_line
 from .drawing import Drawing
 from .shape import build_tokenizer
-from .train import CAPTION_DROPOUT, encoded_loss, optimizers_of, save, trained_parameters
+from .train import CAPTION_DROPOUT, RATE, encoded_loss, save, trained_parameters
 
 
 def train(model: JanusForConditionalGeneration, args: argparse.Namespace) -> int:
     """Train until the minutes are over, put the averaged weights into the model, and tell the steps."""
     inside, outside = trained_parameters(model)
-    optimizers = optimizers_of(inside, outside, args.pace, torch.bfloat16)
+    optimizers = muon_and_adam(inside, outside, pace=args.pace, lr=RATE)
     stage = Stage("averaged", torch.nn.ParameterList(inside + outside), optimizers, args.minutes, args.output)
     drawing = Drawing(args.device, args.seed + 1 + stage.step, CAPTION_DROPOUT)
     if args.compile:

@@ -24,12 +24,13 @@ from tqdm import tqdm
 
 from .. import emoji_world as world
 from ..checkpoint import Checkpoint, steps
-from ..optimizer import Muon, trapezoid
+from ..optimizer import muon_and_adam, trapezoid
 from ..recipe import begin, command_line, step_with
 from .data import draw
 from .shape import GRID, build_model, build_tokenizer, encode_captions, to_pixels
 from .vq import train_vq
 
+RATE = 3e-3  # of what is outside the blocks
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 
 
@@ -66,16 +67,6 @@ def trained_parameters(model) -> tuple[list[torch.nn.Parameter], list[torch.nn.P
     return inside, outside
 
 
-def optimizers_of(
-    inside: list[torch.nn.Parameter], outside: list[torch.nn.Parameter], pace: float, dtype: torch.dtype
-) -> list[torch.optim.Optimizer]:
-    """Muon, computing in `dtype`, and AdamW, at `pace` times the full learning rates."""
-    return [
-        Muon(inside, lr=0.02 * pace, momentum=0.95, weight_decay=0.01, dtype=dtype),
-        torch.optim.AdamW(outside, lr=3e-3 * pace, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-
-
 def train_language_model(
     model,
     tokenizer,
@@ -92,7 +83,7 @@ def train_language_model(
     With `dtype` bfloat16 the matrix products run in it, which is twice as fast on a CPU that has AVX512-BF16 or AMX.
     """
     inside, outside = trained_parameters(model)
-    optimizers = optimizers_of(inside, outside, pace, dtype)
+    optimizers = muon_and_adam(inside, outside, pace=pace, lr=RATE, dtype=dtype)
     module = torch.nn.ParameterList(inside + outside)
     checkpoint = Checkpoint(args.output / f"{stage}.safetensors", module, optimizers)
     first = checkpoint.load()

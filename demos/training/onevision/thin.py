@@ -25,12 +25,13 @@ from mmaccel import zoo
 from mmaccel.zoo.tiny_onevision import load
 
 from ..moving_world import ONEVISION
+from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape
 from .data import Batch, Packer, draw
 from .parts import Trained, answer_loss, soften
 from .thinning import thin
-from .train import QUESTIONS, check, finish, optimizers_of, steps_of
+from .train import QUESTIONS, check, finish, steps_of
 
 PACE = 0.3  # of the learning rates of the first training
 LOOKING, LOOKING_FRAMES = 16, 4  # clips a step that the tower looks at, and frames of each
@@ -72,7 +73,7 @@ def look(module: Trained, args: argparse.Namespace) -> Trained:
     """The tower's last layer on where things are, the features as they were; returns the averaged module."""
     before, last = copy.deepcopy(module), f"vision_tower.encoder.layers.{shape.VISION_LAYERS - 1}."
     parts = (last, "post_layernorm", "projector")
-    stage = Stage("looking", module, optimizers_of(module, parts, PACE), args.tower_minutes, args.output)
+    stage = Stage("looking", module, optimizers_of(module, parts, pace=PACE), args.tower_minutes, args.output)
     packer = Packer(args.tokenizer)
     for _ in stage.shares(warmup=150, decay=0.7):
         batch = draw(packer, [args.seed, 0, stage.step], LOOKING, LOOKING_FRAMES, asked=1)
@@ -87,7 +88,7 @@ def look(module: Trained, args: argparse.Namespace) -> Trained:
 
 def train(module: Trained, args: argparse.Namespace) -> Trained:
     """The language model on parts of what the tower sees; returns the averaged module."""
-    optimizers = optimizers_of(module, ("language_model", "image_newline"), PACE)
+    optimizers = optimizers_of(module, ("language_model", "image_newline"), pace=PACE)
     stage = Stage("thinned", module, optimizers, args.minutes - args.tower_minutes, args.output)
     packer = Packer(args.tokenizer)
     for _ in stage.shares(warmup=150, decay=0.7):

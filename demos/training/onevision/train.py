@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from ..moving_world import ONEVISION, Footage
-from ..optimizer import Muon
+from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape
 from .check import accuracy
@@ -36,19 +36,6 @@ CURRICULUM = ((0.12, 4, 16, FEW), (0.5, 8, 8, ONEVISION), (0.7, 16, 4, ONEVISION
 WHOLE = 0.7  # share of the time after which tokens are left out
 QUESTIONS = 12
 TRACK_WEIGHT, WORD_WEIGHT, PLACE_WEIGHT, LOOK_WEIGHT = 0.5, 0.5, 0.1, 0.1
-
-
-def optimizers_of(module: torch.nn.Module, parts: tuple[str, ...], pace: float = 1.0) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks of the named parts, AdamW for all else of them; freezes the others."""
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(any(part in name for part in parts))
-    named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-    inside = [p for n, p in named if ".layers." in n and p.ndim == 2]
-    outside = [p for n, p in named if not (".layers." in n and p.ndim == 2)]
-    return [
-        Muon(inside, lr=0.02 * pace, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
-        torch.optim.AdamW(outside, lr=2e-3 * pace, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
 
 
 def train_tower(module: Trained, args: argparse.Namespace) -> Trained:

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from .. import page_world as world
-from ..onevision.train import optimizers_of
+from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape
 from .check import exact
@@ -36,7 +36,7 @@ FOUND_WEIGHT, LETTER_WEIGHT = 0.5, 0.5
 
 def train(module: Trained, args: argparse.Namespace) -> Trained:
     """All weights at once."""
-    stage = Stage("reader", module, optimizers_of(module, ("",)), args.minutes, args.output)
+    stage = Stage("reader", module, optimizers_of(module), args.minutes, args.output)
     if args.compile:
         compile_blocks(module)
     for share in stage.shares(warmup=150, decay=0.5):

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from mmaccel.files import pictures
 
 from .. import moving_world as world
-from ..optimizer import Muon
+from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from . import shape
 from .parts import TrainingAttention, flow_loss
@@ -75,12 +75,7 @@ def pool(vae: AutoencoderKLWan, args: argparse.Namespace) -> tuple[torch.Tensor,
 def train_transformer(module: torch.nn.Module, pipeline: WanPipeline, average: Average, args) -> int:
     """Transformer and text encoder together; returns the number of steps."""
     latents, captions = pool(pipeline.vae, args)
-    inside = [p for n, p in module.named_parameters() if ".blocks." in n and p.ndim == 2]
-    outside = [p for n, p in module.named_parameters() if not (".blocks." in n and p.ndim == 2)]
-    optimizers = [
-        Muon(inside, lr=0.02, momentum=0.95, weight_decay=0.01, dtype=torch.bfloat16),
-        torch.optim.AdamW(outside, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    optimizers = optimizers_of(module, blocks=(".blocks.",))
     stage = Stage("transformer", module, optimizers, args.minutes, args.output, average)
     TrainingAttention.put_on(module.transformer, args.compile)
     for share in stage.shares(warmup=60, decay=0.5):
