@@ -29,9 +29,7 @@ WAYS: dict[str, tuple[Method, ...]] = {
     "plain": (),
     "SparsePrefill()": (vlm.SparsePrefill(),),
     "PrefillDrop()": (vlm.PrefillDrop(),),
-    "PrefillDrop(keep=(0.4, 0.2))": (vlm.PrefillDrop(keep=(0.4, 0.2)),),
     "PrefillDrop() and SparsePrefill()": (vlm.PrefillDrop(), vlm.SparsePrefill()),
-    "PrefillDrop(keep=(0.4, 0.2)) and SparsePrefill()": (vlm.PrefillDrop(keep=(0.4, 0.2)), vlm.SparsePrefill()),
 }
 HEADINGS = ("method", "first token", "speed-up", "loss", "added", "added, worst text", "found")
 

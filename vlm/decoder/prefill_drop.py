@@ -17,7 +17,7 @@ from .call import Call, GenerateRun
 from .kept_tokens import KeptTokens, install
 from .method import DecoderMethod, is_share
 
-DEPTH = 0.5  # of the layers compute the whole prompt
+DEPTH = 0.625  # of the layers compute the whole prompt
 STEP = 0.1  # of the layers are between two drops
 
 EXAMPLE = """from pathlib import Path
@@ -43,16 +43,16 @@ class PrefillDrop(DecoderMethod):
     FastKV (Jo et al., 2025): from some layer on, importance hardly changes. There the last queries vote, and the hidden
     states of the other tokens are dropped, so that the rest of the prompt's computation and its cache is saved. Asked
     to, they vote again some layers later, where fewer tokens hold what matters (PyramidInfer, Yang et al., 2024).
+    With :class:`SparsePrefill` the layers before that are cheaper too.
 
     Parameters
     ----------
     keep
-        Share of the prompt that the later layers get, above 0 and up to 1 (plain); default 0.4, since the paper's 0.2
-        lost too much on a small model. Of several, each smaller than the one before, the next is dropped to some layers
-        later: ``(0.4, 0.2)`` is faster by a tenth.
+        Share of the prompt that the later layers get, above 0 and up to 1 (plain); default 0.2, as in the paper. Of
+        several, each smaller than the one before, the next is dropped to a tenth of the layers later: ``(0.2, 0.1)``.
     layer
-        The last layer that reads everything, counted from 0; None (default) for half of the layers, as in the paper.
-        Further drops follow a tenth of the layers later each.
+        The last layer that reads everything, counted from 0; None (default) for five of eight layers. The paper has
+        half of them, where the queries of a small model did not know yet what they would look for.
     window
         Last tokens that vote, and are kept; default 32, as in SnapKV (2024), where the paper has 8.
     kernel
@@ -77,7 +77,7 @@ class PrefillDrop(DecoderMethod):
     vlm.PrefillDrop(keep=0.5)
     """
 
-    keep: float | tuple[float, ...] = 0.4
+    keep: float | tuple[float, ...] = 0.2
     layer: int | None = None
     window: int = 32
     kernel: int = 7
