@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
 from ..modality import Modality, get_modality, modalities
+
+BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas that are in no brackets
 
 
 def add_model(parser: argparse.ArgumentParser, default: str) -> None:
@@ -116,12 +119,14 @@ def parse_method(text: str) -> Any:
     --------
     >>> print(parse_method("image.ZipAR:window=2,verify=true"))
     image.ZipAR(window=2, verify=True)
+    >>> print(parse_method("vlm.PrefillDrop:keep=(0.2,0.1),window=16"))
+    vlm.PrefillDrop(keep=(0.2, 0.1), window=16)
     """
     from ..registry import get_method
 
     name, _, settings = text.partition(":")
     values: dict[str, Any] = {}
-    for item in filter(None, settings.split(",")):
+    for item in filter(None, BETWEEN.split(settings)):
         key, equals, value = item.partition("=")
         if not equals:
             raise SettingError(f"--method {text}: write KEY=VALUE after the colon, such as {name}:window=4")
@@ -136,7 +141,11 @@ def value_of(text: str) -> Any:
     --------
     >>> value_of("0.5"), value_of("False"), value_of("refresh")
     (0.5, False, 'refresh')
+    >>> value_of("(0.2, 0.1)")
+    [0.2, 0.1]
     """
+    if text.startswith("(") and text.endswith(")"):  # as a method is printed
+        text = f"[{text[1:-1].rstrip(', ')}]"
     try:
         return json.loads(text.replace("True", "true").replace("False", "false").replace("None", "null"))
     except (json.JSONDecodeError, RecursionError):

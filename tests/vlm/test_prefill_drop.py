@@ -88,6 +88,37 @@ def test_a_short_row_beside_a_long_one_keeps_everything(llama, method):
         assert "no prompt had min_length=32 tokens" in fast.report.warnings[0]
 
 
+@pytest.mark.parametrize("lengths", ((80, 30), (80, 40, 31)), ids=str)
+def test_rows_that_are_shorter_than_min_length_take_no_drop_from_others(llama, lengths):
+    """The short row is the widest after the first drop."""
+    model, arguments = llama
+    method = PrefillDrop(keep=(0.3, 0.1), layer=0, window=4, min_length=32)
+    call = arguments(batch=len(lengths), max_new_tokens=5)
+    for row, length in enumerate(lengths):
+        call["attention_mask"][row, : 80 - length] = 0
+    keys = []
+    with mmaccel.accelerate(model, method) as fast:
+        together = fast.generate(**call)
+        assert fast.report.engaged and not fast.report.warnings
+        keys.append(fast.report.keys)
+        for row, length in enumerate(lengths):
+            alone = {name: call[name][row : row + 1, 80 - length :] for name in ("input_ids", "attention_mask")}
+            tokens = fast.generate(**{**call, **alone})
+            assert together[row, 80:].tolist() == tokens[0, length:].tolist()
+            keys.append(fast.report.keys)
+    assert keys[0] == sum(keys[1:])
+
+
+def test_a_batch_of_short_rows_is_plain_however_it_is_padded(llama):
+    model, arguments = llama
+    call = arguments(batch=2, max_new_tokens=3)
+    call["attention_mask"][0, :50], call["attention_mask"][1, :55] = 0, 0
+    with mmaccel.accelerate(model, DROP) as fast:
+        tokens = fast.generate(**call)
+        assert not fast.report.engaged and "no prompt had min_length=32 tokens" in fast.report.warnings[0]
+    assert torch.equal(tokens, model.generate(**call))
+
+
 def test_a_second_turn_goes_on_with_what_was_kept(llama, chosen):
     model, arguments = llama
     call = arguments(max_new_tokens=3, return_dict_in_generate=True)
@@ -138,10 +169,21 @@ def test_what_does_not_fit_is_refused_or_told(llama):
         mmaccel.plan(model, PrefillDrop(), CompressKV())
     with pytest.raises(SettingError, match=r"layer must be at most 1, since LlamaForCausalLM has 3 layers"):
         mmaccel.plan(model, PrefillDrop(layer=2))
-    twice = PrefillDrop(keep=(0.4, 0.2))
-    assert twice.drops(30) == {14: 0.4, 17: 0.2} and twice.drops(3) == {1: 0.4}, "no room for a second"
+    with pytest.raises(SettingError, match=r"layer must be at most 0, since LlamaForCausalLM has 3 layers"):
+        mmaccel.plan(model, PrefillDrop(keep=(0.4, 0.2), layer=1))
+    with pytest.raises(SettingError, match=r"keep must have fewer shares, since LlamaForCausalLM has 3 layers"):
+        mmaccel.plan(model, PrefillDrop(keep=(0.4, 0.2, 0.1)))
+    assert PrefillDrop(keep=(0.4, 0.2)).drops(30) == {18: 0.4, 21: 0.2} and PrefillDrop().drops(3) == {1: 0.2}
     assert PrefillDrop(keep=[0.4, 0.2]) == PrefillDrop(keep=(0.4, 0.2))
-    settings = ({"keep": 0}, {"keep": (0.1, 0.4)}, {"keep": ()}, {"layer": -1}, {"window": 0}, {"kernel": 4})
+    settings = (
+        {"keep": 0},
+        {"keep": (0.1, 0.4)},
+        {"keep": (0.4, 0.4)},
+        {"keep": ()},
+        {"layer": -1},
+        {"window": 0},
+        {"kernel": 4},
+    )
     for bad in (*settings, {"min_length": 1}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             PrefillDrop(**bad)

@@ -150,9 +150,11 @@ class DecoderAdapter(Adapter):
                 f"{name} has layers with a window or a state, to which tokens that {method.name} drops are missing;"
                 " vlm.SparsePrefill drops none"
             )
-        last, count = method.last_whole(len(kinds)), len(kinds)
-        if not last < count - 1:
-            raise SettingError(f"{method}: layer must be at most {count - 2}, since {name} has {count} layers")
+        drops, count = [*method.drops(len(kinds))], len(kinds)
+        if not drops[-1] < count - 1:
+            most = count - 2 - drops[-1] + drops[0]
+            reason = f"layer must be at most {most}" if most >= 0 else "keep must have fewer shares"
+            raise SettingError(f"{method}: {reason}, since {name} has {count} layers")
 
     def attach(self, method: DecoderMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one also installs the session's attention and `generate`."""

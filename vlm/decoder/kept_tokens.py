@@ -32,6 +32,13 @@ class KeptTokens:
         Tokens of each row.
     before
         What this layer itself gets of the prompt, None (default) for all.
+
+    Attributes
+    ----------
+    columns : int64 `[B, K]`
+        Which columns of the prompt these are.
+    real : bool `[B, K]`
+        False where a row keeps fewer.
     """
 
     def __init__(
@@ -43,7 +50,6 @@ class KeptTokens:
         before: KeptTokens | None = None,
     ) -> None:
         self.last, self.real, self.chosen = last, chosen >= 0, chosen.clamp(min=0)
-        # of the prompt
         self.columns: torch.Tensor = self.chosen if before is None else before.columns.gather(1, self.chosen)
         self.length, self.lengths = length, list(lengths)
         self.whole = bool(self.real.all())

@@ -62,9 +62,9 @@ class DecoderMethod(Method):
         """What that cache takes."""
         raise TypeError(f"{type(self).__name__} replaces no cache")  # pragma: no cover
 
-    def last_whole(self, layers: int) -> int:
-        """The last layer that gets the whole prompt, in a decoder of so many."""
-        return layers - 1
+    def drops(self, layers: int) -> dict[int, float]:
+        """The share of a prompt that is kept after some layers of a decoder of so many, ascending."""
+        return {}
 
     def idle(self, run: GenerateRun) -> str:
         """Why the method may not have engaged."""

@@ -69,7 +69,7 @@ class PrefillDrop(DecoderMethod):
     Raises
     ------
     SettingError
-        If a setting is out of range; at the plan, if the model has no such layer.
+        If a setting is out of range; at the plan, if the model has no layer after the last drop.
 
     Examples
     --------
@@ -102,7 +102,9 @@ class PrefillDrop(DecoderMethod):
             object.__setattr__(self, "keep", tuple(self.keep))
         keep = self._shares
         fits = bool(keep) and all(is_share(share) for share in keep) and sorted({*keep}, reverse=True) == [*keep]
-        self._require(fits, "keep", "above 0 and at most 1, a share of the prompt, or several that fall")
+        self._require(
+            fits, "keep", "above 0 and at most 1, a share of the prompt, or several, each smaller than the last"
+        )
         self._require(self.layer is None or is_count(self.layer, 0), "layer", "a whole number of at least 0, or None")
         self._require(is_count(self.window), "window", "a whole number of at least 1")
         self._require(is_count(self.kernel) and self.kernel % 2 == 1, "kernel", "an odd number of at least 1")
@@ -118,12 +120,9 @@ class PrefillDrop(DecoderMethod):
 
     def drops(self, layers: int) -> dict[int, float]:
         """The share that is kept after each layer that is the last before a drop, in a decoder of so many layers."""
-        first, step = self.last_whole(layers), max(1, round(STEP * layers))
-        numbers = range(first, max(first, layers - 2) + 1, step)  # a small model has no room for all
-        return dict(zip(numbers, self._shares, strict=False))
-
-    def last_whole(self, layers: int) -> int:
-        return max(0, round(DEPTH * layers) - 1) if self.layer is None else self.layer
+        first = max(0, round(DEPTH * layers) - 1) if self.layer is None else self.layer
+        step = max(1, round(STEP * layers))
+        return {first + number * step: share for number, share in enumerate(self._shares)}
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         super().attach(session, stack)
@@ -153,7 +152,7 @@ class PrefillDrop(DecoderMethod):
             chosen = [self._row(call, row, lengths[row]) for row in range(len(lengths))]
             width = max(len(columns) for columns in chosen)
             left = [torch.nn.functional.pad(columns, (width - len(columns), 0), value=-1) for columns in chosen]
-            if width < call.keys:
+            if any(len(columns) < call.keys - start for columns, start in zip(chosen, call.starts, strict=True)):
                 call.run.kept.append(KeptTokens(call.layer_idx, torch.stack(left), length, lengths, before))
 
     def _row(self, call: Call, row: int, length: int) -> torch.Tensor:
