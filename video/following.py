@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -27,14 +28,16 @@ class FrameFollower(Follower):
 
     def __init__(self, session: PipelineSession, make: Callable[[SamplerRun], Stepper]) -> None:
         super().__init__(session, make)
-        self.samplers: list[Any] = []  # copies that were made since the last run began
+        self.copies: list[weakref.ref[Any]] = []  # made since the last run, whose last ones step the frames of the next
+        self.stepping = ExitStack()  # closes when the run ends
 
     def begin(self) -> None:
         """The run begins with its matrix."""
 
     def drop(self) -> None:
         super().drop()
-        self.samplers.clear()
+        self.stepping.close()
+        self.copies.clear()
 
     def attach(self, stack: ExitStack) -> None:
         override(stack, self.scheduler, "__deepcopy__", self.copied)
@@ -42,21 +45,25 @@ class FrameFollower(Follower):
         self.attach_passes(stack)
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        """A copy of the scheduler, whose steps are one frame's."""
+        """A copy of the scheduler, which may be a frame's."""
         made = plain_copy(self.scheduler, memo)
-        made.step = functools.partial(self.step_frame, len(self.samplers), made.step)
-        self.samplers.append(made)
+        self.copies.append(weakref.ref(made))
         return made
 
     def matrix(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
-        samplers = list(self.samplers)
+        """Begin a run: the pipeline has just made a copy for every frame."""
+        copies = [made for reference in self.copies if (made := reference()) is not None]
         self.drop()
         times, _, moves, _ = result = original(*args, **kwargs)
-        levels = levels_of(self.scheduler)
-        frames = [
-            FrameRun(levels, {step: own for own, step in enumerate(column.nonzero().flatten().tolist())}, sampler)
-            for sampler, column in zip(samplers, moves.T, strict=False)  # frames beyond whole blocks never move
-        ]
+        count = kwargs["num_latent_frames"] if "num_latent_frames" in kwargs else args[0]
+        if self.is_swapped or len(copies) < count:
+            return result
+        levels, frames = levels_of(self.scheduler), list[FrameRun]()
+        for number, column in enumerate(moves.T):  # frames beyond whole blocks have none, and never move
+            sampler = copies[number - count]
+            steps = {step: own for own, step in enumerate(column.nonzero().flatten().tolist())}
+            frames.append(FrameRun(levels, steps, sampler))
+            wrap_method(self.stepping, sampler, "step", functools.partial(self.step_frame, number))
         self.stepper = self.make(SamplerRun(len(times), mean_levels(frames, len(times)), frames=frames))
         return result
 

@@ -47,6 +47,22 @@ class Schedule:
         rest = max(0.0, budget * len(self.fractions) - sum(done)) / left
         return Schedule(done + solve(left, rest).fractions)
 
+    def computing(self, steps: set[int]) -> Schedule:
+        """The same at the same cost, with these steps computed, and as many of the others that were not.
+
+        Examples
+        --------
+        >>> Schedule((1, 0, 1, 0, 1, 0, 1)).computing({0, 1}).fractions
+        (1.0, 1.0, 1, 0, 0.0, 0, 1)
+        """
+        fractions = [*self.fractions]
+        others = [k for k, fraction in enumerate(fractions[:-1]) if fraction == 1 and k not in steps]
+        for k in _evenly(others, sum(fractions[k] < 1 for k in steps)):
+            fractions[k] = 0.0
+        for k in steps:
+            fractions[k] = 1.0
+        return Schedule(tuple(fractions))
+
     @property
     def longest_gap(self) -> int:
         """The most steps in a row that are not full."""

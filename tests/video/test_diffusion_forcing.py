@@ -173,3 +173,67 @@ def test_what_needs_all_frames_in_one_step_is_refused():
     with pytest.raises(UnsupportedTargetError, match="calibrate_steps needs steps that all frames make together"):
         calibrate_steps(pipe, **TEXT)
     assert "__deepcopy__" not in vars(pipe.scheduler)
+
+
+def test_a_scheduler_that_was_changed_is_told():
+    pipe, call = skyreels()
+    fast = mmaccel.accelerate(pipe, video.HeterogeneousSteps())
+    pipe.scheduler = diffusers.UniPCMultistepScheduler(**FLOW)
+    drawn = call(fast)
+    assert "pipe.scheduler was changed after accelerate(): remove() the session" in fast.report.warnings[0]
+    fast.remove()
+    assert torch.equal(drawn, call(pipe))
+
+
+def test_copies_of_the_scheduler_belong_to_nobody():
+    pipe, call = skyreels()
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        drawn, copies = call(fast, **LONG), []
+
+        def watch(pipe, *_):
+            copies.append(copy.deepcopy(pipe.scheduler))
+            return {}
+
+        assert torch.equal(call(fast, **LONG, callback_on_step_end=watch), drawn)
+        assert copies and not any("step" in vars(made) or "__deepcopy__" in vars(made) for made in copies)
+        times = pipe.scheduler.timesteps
+        assert pipe.generate_timestep_matrix(5, times, 5, 0)[0].shape == (len(times), 5), "called by hand"
+
+
+def test_a_staggered_run_keeps_to_its_budget_or_says_so():
+    pipe, call = skyreels()
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5)) as fast:
+        call(fast, **STAGGERED, num_inference_steps=20)
+        assert fast.report.work_ratio == 0.5 and not fast.report.warnings
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.25)) as fast:
+        call(fast, num_frames=65, ar_step=2, causal_block_size=1)
+        share = fast.report.work_ratio
+        assert f"a budget of 0.25 is too small for 12 steps: {share:.0%} of them are computed" in fast.report.warnings
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        drawn = call(fast, **STAGGERED, num_inference_steps=6)
+        assert "6 steps are too few to forecast any" in fast.report.warnings[0], "of a frame, and 18 of the whole run"
+    assert torch.equal(drawn, call(pipe, **STAGGERED, num_inference_steps=6))
+
+
+@pytest.mark.parametrize(("kind", "way"), (("ImageToVideo", {}), ("", LONG)), ids=("given frames", "long"))
+def test_a_tolerance_is_one_for_all_frames_and_runs(kind, way):
+    pipe, call = skyreels(kind)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.4)) as fast:
+        drawn, missed, computed = call(fast, **way), fast.report.details["missed"], fast.report.forwards
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.4, tolerance=1.001 * missed)) as fast:
+        assert torch.equal(call(fast, **way), drawn)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.4, tolerance=0.5 * missed)) as fast:
+        call(fast, **way)
+        assert fast.report.forwards > computed
+        assert len([text for text in fast.report.warnings if "further astray than the tolerance" in text]) == 1
+
+
+def test_the_sampler_that_is_advised_is_one_of_the_pipeline():
+    pipe, call = skyreels()
+    pipe.scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")
+    with pytest.raises(UnsupportedTargetError, match=r'UniPCMultistepScheduler\(prediction_type="flow_prediction"'):
+        mmaccel.plan(pipe, video.HeterogeneousSteps(target="converged"))
+    pipe.scheduler = diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(target="converged")) as fast:
+        call(fast)
+        assert fast.report.engaged

@@ -17,6 +17,7 @@ from ..families.adapter import (
     DiffusionMethod,
     DiffusionTransformerAdapter,
     PipelineSession,
+    has_frame_samplers,
     refuse_frame_samplers,
     require_steps,
 )
@@ -163,9 +164,12 @@ class HeterogeneousSteps(DiffusionMethod):
         require_steps(adapter, self.name)
         scheduler = adapter.target.scheduler
         if self.target == "converged" and not (is_flow(scheduler) and is_repeatable(scheduler)):
+            fitting = "FlowMatchEulerDiscreteScheduler(shift=3)"
+            if has_frame_samplers(adapter.target):
+                fitting = 'UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)'
             raise UnsupportedTargetError(
                 f"{type(scheduler).__name__} is no sampler of flow matching that draws no noise, as target='converged'"
-                " needs: leave target= out, or set pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=3)"
+                f" needs: leave target= out, or set pipe.scheduler = {fitting}"
             )
         if self.chooses_tokens:
             refuse_frame_samplers(adapter.target, f"{self.name}(fraction=..., policy={self.policy!r})")
