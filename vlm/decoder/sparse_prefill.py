@@ -35,14 +35,15 @@ class SparsePrefill(DecoderMethod):
         How blocks are chosen: ``"pooled_top_k"`` (default), ``"pooled_top_p"``, ``"a_shape"``,
         ``"vertical_slash"``, ``"flex_prefill"`` or ``"sparge"``; see :mod:`mmaccel.kernels.policies`.
     budget
-        Share of the blocks that causal attention sees, above 0 and up to 1 (plain); default 0.25.
+        Share of the blocks that causal attention sees, above 0 and up to 1 (plain); default 0.25. What
+        `dense_queries` read comes on top, which is most in short prompts.
     min_length
         Fewest queries for a sparse pass, default 256: below, dense attention is always faster.
     block_m, block_n
         Queries and keys in a block, powers of two of at least 16, default 64.
     dense_queries
-        Last queries that read everything, rounded up to whole blocks, default 64, as many as MInference goes by; 0 for
-        none. An answer goes on from them, and :class:`PrefillDrop` has them vote.
+        Last queries of a pass that read everything, rounded up to whole blocks, default 64, as many as MInference goes
+        by; 0 for none. An answer goes on from them, and :class:`PrefillDrop` has them vote.
     always
         Attend sparsely also where dense attention is measured to be faster (default False).
 
