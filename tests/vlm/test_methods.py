@@ -14,7 +14,7 @@ from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import GenerateRun
 from mmaccel.vlm.decoder.select_kv import LEARNED
 
-BLOCKS = {"min_length": 32, "block_m": 16, "block_n": 16, "dense_queries": 1, "always": True}
+BLOCKS = {"min_length": 32, "block_m": 16, "block_n": 16, "min_keys": 0, "dense_queries": 1, "always": True}
 METHODS = [
     *(SparsePrefill(policy=name, budget=0.4, **BLOCKS) for name in PREFILL),
     *(SelectKV(policy=name, budget=0.2, dense_layers=1) for name in DECODE),
@@ -165,10 +165,33 @@ def test_the_last_queries_of_a_sparse_prefill_read_everything(queries):
     assert not whole or not same[whole - 16 : whole].all()
 
 
+@pytest.mark.parametrize("policy", PREFILL)
+def test_every_query_of_a_sparse_prefill_reads_the_nearest_keys(policy, monkeypatch):
+    """As many as `min_keys`, where it sees so many; what the policy has chosen stays."""
+    found, attend_to = [], kernels.block_sparse_attention
+    monkeypatch.setattr(kernels, "block_sparse_attention", lambda q, k, v, plan, **how: found.append(plan) or attend_to(
+        q, k, v, plan, **how
+    ))  # fmt: skip
+    for keys in (0, 70):
+        attend(SparsePrefill(policy=policy, budget=0.2, **{**BLOCKS, "min_keys": keys, "dense_queries": 0}), None,
+               *haystack(320))  # fmt: skip
+    few, many = (plan.mask() for plan in found)
+    visible = torch.ones(20, 20, dtype=torch.bool).tril()
+    least = torch.arange(1, 21).clamp(max=5)
+    assert not (few & ~many).any() and not (many & ~visible).any()
+    assert torch.equal(many.sum(-1), torch.maximum(few.sum(-1), least).expand(many.shape[:3]))
+    nearest = torch.ones(20, 20, dtype=torch.bool).triu(-4) & visible
+    for row in (~few).sum(-1).nonzero().tolist():
+        added = (many & ~few)[tuple(row)]
+        gaps = (visible & ~few[tuple(row[:2])])[row[2]].nonzero().flatten()
+        assert torch.equal(added.nonzero().flatten(), gaps[len(gaps) - int(added.sum()) :])
+    assert (many | ~nearest)[:, :, :5].all(), "the first rows read all that they see"
+
+
 def test_pairs_of_unequal_blocks_are_counted(monkeypatch):
     plans, policy = [], PREFILL["pooled_top_k"]
     monkeypatch.setitem(PREFILL, "pooled_top_k", lambda *a, **k: plans.append(policy(*a, **k)) or plans[-1])
-    method = SparsePrefill(budget=0.4, min_length=32, block_m=16, block_n=32, dense_queries=0, always=True)
+    method = SparsePrefill(budget=0.4, min_length=32, block_m=16, block_n=32, min_keys=0, dense_queries=0, always=True)
     attention = SessionAttention([method])
     attention.run = GenerateRun()
     q, k, v = haystack(320)
@@ -292,7 +315,7 @@ def test_dense_where_that_is_faster(llama, monkeypatch):
     model, arguments = llama
     asked = []
     monkeypatch.setattr(kernels, "should_use_sparse", lambda *a, **how: asked.append((*a, how)))
-    method = SparsePrefill(min_length=32, block_m=16, block_n=16, dense_queries=0)
+    method = SparsePrefill(min_length=32, block_m=16, block_n=16, min_keys=0, dense_queries=0)
     tokens, report = fast(model, method, arguments(2))
     assert torch.equal(tokens, model.generate(**arguments(2)))
     assert [n for _, n, _, _ in asked] == [80, 75] * 3 and all(0.25 < share < 0.7 for share, _, _, _ in asked)

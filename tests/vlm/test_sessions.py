@@ -229,6 +229,7 @@ def test_a_call_that_broke_off_is_over(llama):
         (lambda: SparsePrefill(block_m=48), "block_m=48.*power of two"),
         (lambda: SparsePrefill(block_n=8), "block_n=8"),
         (lambda: SparsePrefill(dense_queries=-1), "dense_queries=-1"),
+        (lambda: SparsePrefill(min_keys=0.5), "min_keys=0.5"),
         (lambda: SparsePrefill(always=1), "always=1"),
         (lambda: SelectKV(policy="snap_kv"), "one of token_select"),
         (lambda: SelectKV(tokens=5), "tokens=5.*one of the two.*budget=None, tokens=1024"),

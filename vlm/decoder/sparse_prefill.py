@@ -11,6 +11,7 @@ from mmaccel import kernels
 from mmaccel.cache.layers import tensor_bytes
 from mmaccel.kernels.plan import BlockPlan
 from mmaccel.kernels.policies import PREFILL
+from mmaccel.kernels.policies.prefill.blocks import BlockGrid, keep_first
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
@@ -35,12 +36,15 @@ class SparsePrefill(DecoderMethod):
         How blocks are chosen: ``"pooled_top_k"`` (default), ``"pooled_top_p"``, ``"a_shape"``,
         ``"vertical_slash"``, ``"flex_prefill"`` or ``"sparge"``; see :mod:`mmaccel.kernels.policies`.
     budget
-        Share of the blocks that causal attention sees, above 0 and up to 1 (plain); default 0.25. What
-        `dense_queries` read comes on top, which is most in short prompts.
+        Share of the blocks that causal attention sees, above 0 and up to 1 (plain); default 0.25. What `min_keys` and
+        `dense_queries` add comes on top, and is most in short prompts.
     min_length
         Fewest queries for a sparse pass, default 256: below, dense attention is always faster.
     block_m, block_n
         Queries and keys in a block, powers of two of at least 16, default 64.
+    min_keys
+        Keys that a query reads at least, where it sees so many, in whole blocks: the nearest ones make up for what the
+        policy has too few of; default 1024, as in FlexPrefill (2025); 0 for none.
     dense_queries
         Last queries of a pass that read everything, rounded up to whole blocks, default 64, as many as MInference goes
         by; 0 for none. An answer goes on from them, and :class:`PrefillDrop` has them vote.
@@ -68,6 +72,7 @@ class SparsePrefill(DecoderMethod):
     min_length: int = 256
     block_m: int = 64
     block_n: int = 64
+    min_keys: int = 1024
     dense_queries: int = 64
     always: bool = False
 
@@ -83,6 +88,7 @@ class SparsePrefill(DecoderMethod):
         "min_length": 32,
         "block_m": 16,
         "block_n": 16,
+        "min_keys": 0,
         "dense_queries": 1,
         "always": True,
     }
@@ -94,7 +100,8 @@ class SparsePrefill(DecoderMethod):
         for name in ("block_m", "block_n"):
             size = getattr(self, name)
             self._require(is_count(size, 16) and size & (size - 1) == 0, name, "a power of two of at least 16")
-        self._require(is_count(self.dense_queries, 0), "dense_queries", "a whole number of at least 0")
+        for name in ("min_keys", "dense_queries"):
+            self._require(is_count(getattr(self, name), 0), name, "a whole number of at least 0")
         self._require(isinstance(self.always, bool), "always", "True or False")
 
     def attend(self, call: Call) -> torch.Tensor | None:
@@ -118,7 +125,7 @@ class SparsePrefill(DecoderMethod):
         plan = PREFILL[self.policy](
             query, key, budget=self.budget, causal=True, block_m=self.block_m, block_n=self.block_n
         )
-        plan = _dense_at_the_end(plan, self.dense_queries)
+        plan = _filled(plan, self.min_keys, self.dense_queries)
         share = plan.visible_share(causal=True)
         if self.always or kernels.should_use_sparse(share, plan.kv_len, query.device, causal=True, dtype=query.dtype):
             return plan
@@ -129,14 +136,19 @@ class SparsePrefill(DecoderMethod):
         return f"no prompt was longer than min_length={self.min_length} tokens"
 
 
-def _dense_at_the_end(plan: BlockPlan, queries: int) -> BlockPlan:
-    """The plan, whose last rows read all blocks: those of so many queries."""
-    if not queries:
+def _filled(plan: BlockPlan, keys: int, queries: int) -> BlockPlan:
+    """The plan with the nearest blocks added where rows have fewer keys than that, and all blocks for last queries."""
+    if not keys and not queries:
         return plan
+    grid = BlockGrid(plan.q_len, plan.kv_len, plan.block_m, plan.block_n, True, plan.col.device)
     table = plan.mask()
-    table[:, :, max(0, plan.q_len - queries) // plan.block_m :] = True
-    sizes = {"q_len": plan.q_len, "kv_len": plan.kv_len, "block_m": plan.block_m, "block_n": plan.block_n}
-    return BlockPlan.from_mask(table, causal=True, **sizes)
+    if keys:
+        last_query, last_key = grid.edges()[1], grid.edges()[3]
+        distance = (last_query - last_key).expand_as(table).float()
+        table = keep_first(distance, table, grid.visible, table.sum(-1).clamp(min=-(-keys // plan.block_n)))
+    if queries:
+        table[:, :, max(0, plan.q_len - queries) // plan.block_m :] = True
+    return grid.plan(table)
 
 
 def _attend(
