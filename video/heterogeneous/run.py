@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,10 +39,11 @@ class HeterogeneousRun(Stepper):
         self.outputs: dict[int, Any] = {}  # of the branches, in the last step that computed any
         self.expert: int | None = None
         self.trace = Trace(run.levels[run.step : -1])
-        self.longest = max((len(frame.moves) for frame in run.frames), default=run.steps)  # steps of a frame
+        together = FrameRun(run.levels, {step: step for step in range(run.steps)}, session.target.scheduler)
+        self.frames = run.frames or [together]
+        self.longest = max(len(frame.moves) for frame in self.frames)  # steps of a frame
         schedule = self._solve(run.steps, method.budget)
-        runs = run.frames or [FrameRun(run.levels, {}, session.target.scheduler)]
-        self.allocations = [self._allocate(frame.levels, schedule, frame.sampler) for frame in runs]
+        self.allocations = [self._allocate(frame.levels, schedule, frame.sampler) for frame in self.frames]
         self._share_out(schedule)
 
     @property
@@ -52,21 +54,16 @@ class HeterogeneousRun(Stepper):
     @property
     def missed(self) -> float:
         """Root mean square of all corrections so far, of the frames that move."""
-        squares = [
-            a.missed**2 for i, a in enumerate(self.allocations) if not self.run.frames or self.run.frames[i].moves
-        ]
-        return (sum(squares) / max(1, len(squares))) ** 0.5
+        pairs = zip(self.allocations, self.frames, strict=True)
+        return fmean(allocation.missed**2 for allocation, frame in pairs if frame.moves) ** 0.5
 
     def _share_out(self, schedule: Schedule) -> None:
         """Give every frame the part of its own steps in the schedule of the whole run."""
-        firsts = {min(frame.moves) for frame in self.run.frames if frame.moves}
+        firsts = {min(frame.moves) for frame in self.frames if frame.moves}
         if len(firsts) > 1 and self.method.steps is None:
             schedule = schedule.computing(firsts)
         self.schedule = schedule
-        if not self.run.frames:
-            self.allocation.schedule = schedule
-            return
-        for allocation, frame in zip(self.allocations, self.run.frames, strict=True):
+        for allocation, frame in zip(self.allocations, self.frames, strict=True):
             allocation.schedule = Schedule(tuple(schedule.fractions[step] for step in frame.moves))
 
     def _allocate(self, levels: list[float], schedule: Schedule, sampler: Any) -> StepAllocation:
@@ -166,7 +163,7 @@ class HeterogeneousRun(Stepper):
         if not run.frames:
             allocation.begin(run.step)
             return
-        moving = [(self.allocations[i], run.frames[i].moves[run.step]) for i in run.moving]
+        moving = [(self.allocations[i], self.frames[i].moves[run.step]) for i in run.moving]
         share = max(allocation.begin(own) for allocation, own in moving)
         if method.tolerance is not None and self.missed > method.tolerance:
             share = 1.0
