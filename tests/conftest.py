@@ -10,10 +10,14 @@ from mmaccel.files import kept_choices
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def still_one_thread():
+    """A benchmark sets its own: the tests after it would take several times as long, beside other processes."""
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
