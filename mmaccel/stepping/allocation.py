@@ -10,7 +10,7 @@ import torch
 from .forecast import Velocities
 from .layout import LatentLayout
 from .replay import Make, Replay
-from .schedule import Schedule
+from .schedule import LEAST_TRUST, Schedule
 
 TARGETS = ("plain", "converged")
 
@@ -29,7 +29,8 @@ class StepAllocation:
     schedule
         Share of the tokens that each step computes; the first step computes all in any case.
     forecast
-        Share of the velocity's slope that forecasts trust, 0 to 1; default 0.5.
+        Share of the velocity's slope that forecasts trust, 0 to 1; None (default) for the :attr:`Schedule.trust` of
+        the schedule where velocities are `curved`, else for a half.
     correct
         Make steps again, in which forecasts missed (default). Only for samplers that draw no random numbers.
     sampler
@@ -65,7 +66,7 @@ class StepAllocation:
         self,
         levels: Sequence[float],
         schedule: Schedule,
-        forecast: float = 0.5,
+        forecast: float | None = None,
         correct: bool = True,
         sampler: object | None = None,
         tokens: str = "hottest",
@@ -76,7 +77,8 @@ class StepAllocation:
     ) -> None:
         self.levels, self.schedule, self.sampler = levels, schedule, sampler
         self.tokens, self.by_groups, self.target, self.tolerance = tokens, by_groups, target, tolerance
-        self.velocities = Velocities(forecast, curved)
+        self.forecast, self.curved = forecast, curved
+        self.velocities = Velocities(self.trust, curved)
         self.replay = Replay(sampler) if correct else None
         self.layout = LatentLayout()
         self.index = 0
@@ -88,10 +90,16 @@ class StepAllocation:
 
     def restart(self) -> None:
         """Forget all velocities, as where another model takes over; the next step computes all tokens."""
-        self.velocities = Velocities(self.velocities.forecast, self.velocities.curved)
+        self.velocities = Velocities(self.trust, self.curved)
         if self.replay is not None:
             missed, self.replay = self.replay.missed, Replay(self.sampler)
             self.replay.missed = missed
+
+    @property
+    def trust(self) -> float:
+        """Share of the velocity's slope that forecasts trust."""
+        found = self.schedule.trust if self.curved else LEAST_TRUST
+        return found if self.forecast is None else self.forecast
 
     @property
     def missed(self) -> float:
@@ -100,7 +108,7 @@ class StepAllocation:
 
     def begin(self, step: int) -> float:
         """Decide what the step of this index computes; returns the share of the tokens, and sets `active`."""
-        self.index, self.active = step, None
+        self.index, self.active, self.velocities.forecast = step, None, self.trust
         is_due = not self.velocities.is_known or (self.tolerance is not None and self.missed > self.tolerance)
         self.share = 1.0 if is_due else self.schedule.fractions[step]
         if 0 < self.share < 1:

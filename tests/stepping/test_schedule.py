@@ -68,6 +68,21 @@ def test_a_velocity_that_does_not_change_is_integrated_exactly():
     torch.testing.assert_close(x, start - constant, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    (("#.#.#.#.#.", 0.5), ("#" * 18 + "..##", 2.2 / 3), ("#" * 27 + "..#", 1.0), ("." * 20 + "#" * 17 + "..#", 1.0)),
+)
+def test_less_of_the_slope_is_trusted_over_longer_gaps(marks, expected):
+    """All of it up to a tenth of the run, however many steps are left out before the first."""
+    schedule = Schedule(tuple(float(mark == "#") for mark in marks))
+    assert schedule.trust == pytest.approx(expected)
+    curved, straight, asked = (
+        StepAllocation([1.0] * 99, schedule, *rest, curved=curved)
+        for rest, curved in (((), True), ((), False), ((0.9,), True))
+    )
+    assert (curved.trust, straight.trust, asked.trust) == (schedule.trust, 0.5, 0.9)
+
+
 @pytest.mark.parametrize(("forecast", "expected"), [(0.0, 3.0), (0.5, 2.5), (1.0, 2.0)])
 def test_forecasts_trust_a_share_of_the_slope(forecast, expected):
     velocities = Velocities(forecast)

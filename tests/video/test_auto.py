@@ -49,12 +49,12 @@ def test_a_run_that_forecasts_miss_more_computes_more(wan):
     """Than that which was measured."""
     pipe, call = wan
     plain = pipe(**call)[0]
-    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5)) as fast:
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, forecast=0.0)) as fast:
         free = fast(**call)[0]
         missed = fast.report.details["missed"]
     found = {}
     for share in (2.0, 0.5, 0.0):
-        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, tolerance=share * missed)) as fast:
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, forecast=0.0, tolerance=share * missed)) as fast:
             found[share] = fast(**call)[0], fast.report.work_ratio
             told = [text for text in fast.report.warnings if "further astray than the tolerance" in text]
             assert bool(told) == (share < 1) == (fast.report.work_ratio > 0.5)

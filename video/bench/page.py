@@ -47,7 +47,7 @@ LIMITS = """
   difference there gives another clip, as good and far away. At a quarter of the time a forecast over long gaps can tip
   that, and without it (`forecast=0`, as the preset "fast" has it) mean and worst can be better; at half the time the
   forecast helps. Which prompts tip is chance. Letting the share follow how well the last forecast did, for all tokens
-  or each, or fade over the gap, was no better than the fixed half.
+  or each, was no better than one that follows from the longest gap.
 - **Calibrated steps** are better or worse than the general ones by the training of the model. The calibration looks at
   interpolation alone, not at what forecasts do to the samples in between.
 - **Time** is that of the denoising loop. What is not in the budget is the arithmetic of forecasts on the latents.
