@@ -166,7 +166,7 @@ class BlockDecoder:
         if self.outlooks and filling:
             kwargs["model_output"] = self._adjusted(kwargs)
         if self.rule is None or not filling:
-            self.plain_steps += filling
+            self.plain_steps += 1  # over a block that is full, too
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, masked)
 

@@ -63,6 +63,9 @@ class Adapter(ABC):
     def check(self, method: Method) -> None:  # noqa: B027  optional, most families have nothing to check
         """Raise if a method's settings cannot fit this target; called before anything is touched."""
 
+    def check_call(self, kwargs: dict[str, Any]) -> None:  # noqa: B027  optional too
+        """Raise if the arguments of `generate` are of no use to this session; called before each run of it."""
+
 
 _adapters: list[type[Adapter]] = []
 A = TypeVar("A", bound=type[Adapter])

@@ -100,8 +100,9 @@ class Method(Generic[S]):
         Whether the effect appears only from a session's second run on, because the first one calibrates.
     adapts
         Whether the output of a run follows from earlier runs of the session; it does not where `memory` is cleared.
-    outermost
-        Whether it changes what the methods beside it see, and so is attached behind them all, whatever their order.
+    nesting
+        In which order methods of a session are attached, whatever theirs: lower numbers first, within the others. 1 for
+        one that changes what those beside it see, -1 for one that needs a call as the model gets it; else 0.
     """
 
     name: ClassVar[str] = ""
@@ -117,7 +118,7 @@ class Method(Generic[S]):
     engaging: ClassVar[dict[str, Any]] = {}
     learns: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
-    outermost: ClassVar[bool] = False
+    nesting: ClassVar[int] = 0
 
     @property
     def exact(self) -> bool:

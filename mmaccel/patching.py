@@ -102,7 +102,7 @@ def wrap_generate(
 
     The report restarts with the outermost call, and the time of that call is measured. Of several methods on one
     model, the one attached last is outermost: the others run within its `original`. A `generate` that calls
-    itself gets the model's own.
+    itself gets the model's own, and one of another thread waits for its turn.
 
     Parameters
     ----------
@@ -119,17 +119,19 @@ def wrap_generate(
     within: list[bool] = []
 
     def generate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if within:
-            return original(*args, **kwargs)
-        kwargs.update(zip(names, args, strict=False))
-        if applies is not None and not applies(kwargs):
-            return original(**kwargs)
-        within.append(True)
-        try:
-            with session.run():
-                return function(original, kwargs)
-        finally:
-            within.clear()
+        with session.lock:
+            if within:
+                return original(*args, **kwargs)
+            kwargs.update(zip(names, args, strict=False))
+            if applies is not None and not applies(kwargs):
+                return original(**kwargs)
+            session.adapter.check_call(kwargs)
+            within.append(True)
+            try:
+                with session.run():
+                    return function(original, kwargs)
+            finally:
+                within.clear()
 
     wrap_method(stack, owner, "generate", generate)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -71,6 +72,7 @@ class Session(Generic[A]):
         self.around: list[Callable[[], AbstractContextManager[None]]] = []  # entered around every run
         self._stack: ExitStack | None = None
         self._removed = self._running = False
+        self.lock = threading.RLock()  # of the thread whose run it is
         for part in adapter.parts():
             holder = _holders.get(id(part))
             live = holder() if holder is not None else None
@@ -93,7 +95,7 @@ class Session(Generic[A]):
 
     def _attach(self) -> None:
         with ExitStack() as stack:
-            for method in sorted(self.plan.methods, key=lambda method: method.outermost):
+            for method in sorted(self.plan.methods, key=lambda method: method.nesting):
                 method.attach(self, stack)
             self._stack = stack.pop_all()
 
@@ -143,29 +145,31 @@ class Session(Generic[A]):
     def run(self) -> Iterator[None]:
         """One run: the report restarts, :attr:`around` is entered, and the time is measured.
 
-        A run within a run belongs to the outer one.
+        A run within a run belongs to the outer one; one of another thread waits for it.
         """
-        if self._running:
-            yield
-            return
-        self.report.start()
-        self._running, began = True, time.perf_counter()
-        try:
-            with ExitStack() as stack:
-                for enter in self.around:
-                    stack.enter_context(enter())
+        with self.lock:
+            if self._running:
                 yield
-                self.report.wall_seconds = time.perf_counter() - began
-        finally:
-            self._running = False
+                return
+            self.report.start()
+            self._running, began = True, time.perf_counter()
+            try:
+                with ExitStack() as stack:
+                    for enter in self.around:
+                        stack.enter_context(enter())
+                    yield
+                    self.report.wall_seconds = time.perf_counter() - began
+            finally:
+                self._running = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.adapter.call_is_run:
             return self.target(*args, **kwargs)
-        for method in self.plan.methods:
-            method.prepare(self, args, kwargs)
-        with self.run():
-            return self.target(*args, **kwargs)
+        with self.lock:
+            for method in self.plan.methods:
+                method.prepare(self, args, kwargs)
+            with self.run():
+                return self.target(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("target", "adapter"):  # not built yet: raise instead of recursing

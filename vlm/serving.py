@@ -47,6 +47,8 @@ class Chat(Request):
         Arguments of `generate`.
     seed
         Of sampling.
+    reason
+        Why the answer ended, once it has.
     """
 
     text: str
@@ -54,6 +56,7 @@ class Chat(Request):
     videos: list[list[Image.Image]]
     sampling: dict[str, Any]
     seed: int
+    reason: str = "stop"
     number: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -75,7 +78,7 @@ class ChatEndpoint(Endpoint[Chat]):
         fields.take("max_tokens")
         temperature, top_p = fields.number("temperature", 0, 100), fields.number("top_p", 1e-6, 1)
         seed = fields.whole("seed", 0, LARGEST_SEED)
-        streams = fields.take("stream", False) is True
+        streams = fields.flag("stream")
         fields.only("n", 1)
         fields.take("user")
         fields.take("stream_options")
@@ -128,7 +131,7 @@ class ChatEndpoint(Endpoint[Chat]):
         ended = self._ends(tokens)
         count = len(tokens) if ended is None else ended + 1
         message = {"role": "assistant", "content": text}
-        reason = "length" if ended is None else "stop"
+        request.reason = reason = "length" if ended is None else "stop"
         return {
             **self._heading(request, "chat.completion"),
             "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
@@ -143,7 +146,7 @@ class ChatEndpoint(Endpoint[Chat]):
 
     def piece(self, request: Chat, text: str | None) -> dict[str, Any]:
         delta = {} if text is None else {"role": "assistant", "content": text}
-        choice = {"index": 0, "delta": delta, "finish_reason": "stop" if text is None else None}
+        choice = {"index": 0, "delta": delta, "finish_reason": request.reason if text is None else None}
         return {**self._heading(request, "chat.completion.chunk"), "choices": [choice]}
 
     def _heading(self, request: Chat, kind: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import wrap_generate
 from mmaccel.session import Session
 
@@ -91,7 +91,11 @@ class ImageAdapter(Adapter):
     @torch.no_grad()
     def _accelerated(self, session: Session, method: Any, original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         generator, progress = (kwargs.pop(name, None) for name in OWN_ARGUMENTS)
-        _check_arguments(kwargs)
+        _check_arguments(kwargs, self.model.generation_config)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise SettingError(
+                f"generator is a {type(generator).__name__}: give one torch.Generator for the whole batch"
+            )
         report = session.report
         task = self.begin({name: value for name, value in kwargs.items() if name not in UNSUPPORTED_ARGUMENTS})
         method.check_layout(task.layout)
@@ -114,10 +118,11 @@ class ImageAdapter(Adapter):
         return result
 
 
-def _check_arguments(kwargs: dict[str, Any]) -> None:
-    """Refuse arguments of `generate` that accelerated decoding does not read."""
+def _check_arguments(kwargs: dict[str, Any], usual: Any) -> None:
+    """Refuse arguments of `generate`, or of its configuration, that accelerated decoding does not read."""
+    config = kwargs.get("generation_config") or usual
     for name in UNSUPPORTED_ARGUMENTS:
-        value = kwargs.get(name)
+        value = kwargs.get(name, getattr(config, name, None) if name.startswith("output_") else None)
         if value is not None and value is not False and not (isinstance(value, list) and not value):
             raise UnsupportedTargetError(
                 f"generate({name}=...) is not supported while accelerated:"

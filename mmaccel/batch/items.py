@@ -69,10 +69,11 @@ def read_items(path: Path, batching: Batching, root: Path | None = None) -> list
         raise SettingError(f"{path} has no {what}: there is nothing to do")
     seen: dict[str, Item] = {}
     for item in found:
-        if item.key in seen:
-            names = f"{seen[item.key].fields.get(batching.field)!s:.60} and {item.fields.get(batching.field)!s:.60}"
+        folded = item.key.casefold()  # some file systems do not tell "a" from "A"
+        if folded in seen:
+            names = f"{seen[folded].fields.get(batching.field)!s:.60} and {item.fields.get(batching.field)!s:.60}"
             raise SettingError(f"two items have the key {shown(item.key)} ({names}): give each a key of its own")
-        seen[item.key] = item
+        seen[folded] = item
     return found
 
 

@@ -80,7 +80,7 @@ def arguments_of(item: Item, batching: Batching, usual: argparse.Namespace) -> a
     batching.add_item(parser)
     fields = dict(item.fields)
     value = fields.pop(batching.field)
-    words = [_word(name, given) for name, given in fields.items() if given is not False]
+    words = [_word(name, given) for name, given in fields.items()]
     try:
         found = parser.parse_args(words, argparse.Namespace(**vars(usual)))
     except SettingError as error:
@@ -91,8 +91,9 @@ def arguments_of(item: Item, batching: Batching, usual: argparse.Namespace) -> a
 
 
 def _word(name: str, value: Any) -> str:
-    option = f"--{name.replace('_', '-')}"
-    return option if value is True else f"{option}={value}"
+    if isinstance(value, bool):
+        raise SettingError(f"{name} is {str(value).lower()}: give a number or a text, or leave it out")
+    return f"--{name.replace('_', '-')}={value}"
 
 
 class Work:

@@ -75,7 +75,8 @@ class SelectingLayer(RollbackLayer):
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         super().reorder_cache(beam_idx)
-        self.states.clear()
+        found = {rows: _reordered(state, rows, beam_idx) for rows, state in self.states.items()}
+        self.states = {rows: state for rows, state in found.items() if state}
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)
@@ -84,6 +85,17 @@ class SelectingLayer(RollbackLayer):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         super().batch_select_indices(indices)
         self.states.clear()
+
+
+def _reordered(state: dict[str, Any], rows: tuple[int, ...], beams: torch.Tensor) -> dict[str, Any]:
+    """What a policy remembers of some rows, once each goes on from the beam with the given number; {} if of others."""
+    sources = beams[list(rows)].cpu() - rows[0]
+    if bool((sources < 0).any()) or bool((sources >= len(rows)).any()):
+        return {}
+    return {
+        name: value.index_select(0, sources.to(value.device)) if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
 
 
 class SelectingCache(RollbackCache):

@@ -53,7 +53,9 @@ def _add_arguments(parser: Any) -> None:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=names)
     waiting = "requests that may wait; the next one is answered 503 (default 16)"
     parser.add_argument("--waiting", type=whole(1, 1000), default=16, help=waiting)
-    parser.add_argument("--batch", type=whole(1, COUNT), default=4, help="most rows of a batch (default 4)")
+    parser.add_argument(
+        "--batch", type=whole(1, COUNT), default=4, help="most rows of a batch of several requests (default 4)"
+    )
     streams = "live streams that may be open, where the kind has such; the next one is answered 503 (default 8)"
     parser.add_argument("--streams", type=whole(1, 1000), default=8, help=streams)
     spread = "put the model into replicas, by Ray: on this machine, or on a cluster at an address such as 10.0.0.5:6379"

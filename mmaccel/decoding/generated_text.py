@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,18 @@ class Drafts:
     @property
     def depth(self) -> int:
         return max(draft.depth for draft in self.rows)
+
+
+def of_row(processors: Any, row: int, rows: int) -> Any:
+    """Processors of logits that are shown one row of a batch, with what they remember of it."""
+    if rows == 1:
+        return processors
+    own = copy.deepcopy(processors)
+    for processor in own:
+        lengths = getattr(processor, "prompt_ignore_length", None)  # of the padding, which repetition leaves out
+        if isinstance(lengths, torch.Tensor):
+            processor.prompt_ignore_length = lengths[row : row + 1]
+    return own
 
 
 Verdicts = tuple[Verdict | None, ...]  # None for a text that had ended, or waits for others

@@ -13,7 +13,7 @@ from transformers import EncoderDecoderCache
 
 from mmaccel import private
 
-from .generated_text import Drafts, GeneratedText, Verdicts
+from .generated_text import Drafts, GeneratedText, Verdicts, of_row
 from .matching import Draft, Likely, Verdict, match
 from .pass_attention import PassAttention
 from .rollback import Rollback
@@ -66,7 +66,10 @@ class GeneratedTexts:
         self.model, self.kwargs, self.criteria = model, kwargs, criteria
         self.spreads, self.likely = spreads, likely
         self.device, self.start = ids.device, ids.shape[1]
-        self.texts = [GeneratedText(row[None], processors, criteria, config, streamer) for row in ids]
+        self.texts = [
+            GeneratedText(row[None], of_row(processors, number, len(ids)), criteria, config, streamer)
+            for number, row in enumerate(ids)
+        ]
         self.is_decoder = not model.config.is_encoder_decoder
         self.pad = private.pad_token(config)
         self.first, self._fed, self._end = True, 0, 0  # tokens that the last pass was given, and the place behind them

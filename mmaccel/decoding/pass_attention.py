@@ -40,7 +40,7 @@ class PassAttention:
         self._parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
         self._places: torch.Tensor | None = None
         intercept_attention(stack, own_attention(model), self)
-        hook(stack, model.get_decoder(), before=self._placed)
+        hook(stack, model.get_decoder(), before=self._placed, after=self._forget, always=True)
 
     def expect(self, mask: torch.Tensor, places: torch.Tensor, slots: Slots) -> None:
         """A pass with the mask `[B, 1, M, N]` of these slots follows, whose last `M` tokens are new, at `places`."""
@@ -51,6 +51,10 @@ class PassAttention:
         if self._places is None or kwargs.get("position_ids") is not None:
             return None
         return args, {**kwargs, "position_ids": self._places}
+
+    def _forget(self, *_: Any) -> None:
+        """The pass is over: another, such as one of a processor of logits for guidance, knows nothing of it."""
+        self._slots = self._mask = self._parts = self._places = None
 
     def __call__(
         self,

@@ -215,7 +215,17 @@ def _json(held: bytearray) -> dict[str, Any]:
         raise Refused(400, f"the request is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refused(400, "the request is no JSON object: send {...}")
+    if b"\\ud" in held.lower() and not _is_text(body):  # escapes that are halves of a character
+        raise Refused(400, "the request holds half of a character (a lone surrogate): send whole ones")
     return body
+
+
+def _is_text(body: Any) -> bool:
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _awaited(http: HttpRequest, request: Request, future: Future[Answer], until: float) -> Answer:

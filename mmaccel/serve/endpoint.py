@@ -171,6 +171,13 @@ class Fields:
             raise SettingError(f"{name} has {len(value)} characters: shorten it to {longest} or fewer")
         return value
 
+    def flag(self, name: str) -> bool:
+        """Whether something is asked for; by default it is not."""
+        value = self.take(name, False)
+        if not isinstance(value, bool):
+            raise SettingError(f"{name}={shown(value)}: it must be true or false")
+        return value
+
     def whole(self, name: str, low: int, high: int, default: Any = None) -> Any:
         """A whole number."""
         value = self.take(name, default)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,18 @@ from .patience import Patience
 
 LARGEST_MESSAGE = 2**20  # bytes, over a websocket
 GRACE = 5  # seconds for answers that are under way when the server is stopped
+
+
+class _Ending(uvicorn.Server):
+    """Refuses what waits as soon as it is told to stop, while its connections are still open."""
+
+    def __init__(self, config: uvicorn.Config, close: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.close = close
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        threading.Thread(target=self.close, daemon=True).start()  # waits for what runs
+        await super().shutdown(sockets)
 
 
 def serve(
@@ -43,7 +56,7 @@ def serve(
     looks: dict[str, Any] = {"log_level": "warning", "server_header": False, "ws_max_size": LARGEST_MESSAGE}
     config = uvicorn.Config(server.app, http=Patience, timeout_graceful_shutdown=GRACE, **looks)
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        _Ending(config, server.close).run(sockets=[listening])
     finally:
         server.close()
         listening.close()

@@ -52,7 +52,7 @@ class Worker:
     waiting
         Requests in the queue beside those that run; the next one is refused.
     batch
-        Most rows of a batch; 1 answers requests one by one.
+        Most rows of a batch of several requests; 1 answers requests one by one, each in one batch.
     """
 
     def __init__(self, endpoint: Endpoint[Any], metrics: Metrics, waiting: int = 16, batch: int = 4) -> None:
@@ -95,7 +95,8 @@ class Worker:
         with self._changed:
             self._closed = True
             for job in self._jobs:
-                job.future.set_exception(Refused(503, "the server ends: try again later"))
+                if job.future.set_running_or_notify_cancel():  # its client may have left
+                    job.future.set_exception(Refused(503, "the server ends: try again later"))
             self._jobs.clear()
             self._changed.notify()
         self._thread.join()
@@ -129,6 +130,10 @@ class Worker:
             for job, answer in zip(jobs, answers, strict=True):
                 job.future.set_result(answer)
         except Exception as error:
+            if len(jobs) > 1 and not isinstance(error, Left):  # one of them is at fault, the others are not
+                for job in jobs:
+                    self._run([job])
+                return
             if not isinstance(error, Left):
                 log.exception("a request failed")
             for job in jobs:

@@ -166,3 +166,14 @@ def test_a_released_cache_begins_anew(llama):
     cache.release()
     assert (layer.keys, layer.values, layer.current, layer.states) == (None, None, None, {})
     assert cache.get_seq_length() == 0 and cache.update(2 * key, key, 0)[0].tolist() == (2 * key).tolist()
+
+
+def test_what_a_policy_remembers_follows_its_beams(llama):
+    """Each row's memory goes where its row goes; that of rows which come from elsewhere is forgotten."""
+    layer = SelectingCache(llama[0].config, DECODE["token_select"]).layers[0]
+    layer.update(torch.zeros(4, 2, 3, 8), torch.zeros(4, 2, 3, 8))
+    layer.state((0, 1)).update(step=7, votes=torch.tensor([[1.0], [2.0]]))
+    layer.state((2, 3)).update(step=8, votes=torch.tensor([[3.0], [4.0]]))
+    layer.reorder_cache(torch.tensor([1, 1, 3, 0]))
+    assert layer.state((0, 1))["step"] == 7 and layer.state((0, 1))["votes"].tolist() == [[2.0], [2.0]]
+    assert layer.state((2, 3)) == {}

@@ -18,7 +18,7 @@ from draft_models import (
     recurrent_gemma,
 )
 from noted_streamer import NotedStreamer
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, SynthIDTextWatermarkingConfig
 
 import mmaccel
 from mmaccel.vlm import (
@@ -393,3 +393,37 @@ def test_what_a_session_keeps_is_bounded(llama):
             fast.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
             sizes.append(len(fast.memory[method.name]))
         assert sizes[-1] <= 64 + 2 * 49 and len(set(sizes[4:])) <= 2
+
+
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+@pytest.mark.parametrize("negative", (False, True))
+def test_a_second_pass_for_guidance_knows_nothing_of_drafts(llama, method, negative):
+    """transformers runs the model again within a processor of logits, for texts of another length."""
+    given = {**call(1, 0), "guidance_scale": 1.5}
+    if negative:
+        given["negative_prompt_ids"] = torch.randint(4, 50, (1, 30), generator=torch.Generator().manual_seed(0))
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, method) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+@pytest.mark.parametrize(("batch", "pad"), ((1, 5), (3, 0), (3, 5)))
+def test_processors_know_the_padding_of_their_row(llama, method, batch, pad):
+    """transformers leaves padding out of the penalty by a length for each row."""
+    given = call(batch, pad, repetition_penalty=1.3)
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, method) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])
+def test_processors_remember_their_row_alone(llama, method):
+    """A watermark in a batch is the one that each text has alone."""
+    keys = SynthIDTextWatermarkingConfig(keys=[654, 400, 836, 123, 340], ngram_len=3)
+    given = call(3, 5, watermarking_config=keys)
+    plain = llama.generate(**given)
+    assert not torch.equal(plain, llama.generate(**call(3, 5)))
+    with mmaccel.accelerate(llama, method) as fast:
+        assert torch.equal(fast.generate(**given), plain)

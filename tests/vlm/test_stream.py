@@ -448,8 +448,17 @@ def test_errors(parts):
     model, processor = parts
     with pytest.raises(UnsupportedTargetError, match="LlavaOnevision"):
         vlm.VideoStream(visual_examples.qwen2_vl()[0], processor)
-    with pytest.raises(SettingError, match="memory=0"):
-        vlm.VideoStream(model, processor, memory=0)
+    for bad in (
+        {"memory": 0},
+        {"memory": 2.5},
+        {"memory": "2048"},
+        {"prefill": "no"},
+        {"gate": 1.04},
+        {"reread": "all"},
+        {"method": vlm.VidCom2()},
+    ):
+        with pytest.raises(SettingError, match=f"{next(iter(bad))}=.*: pass "):
+            vlm.VideoStream(model, processor, **bad)
     with pytest.raises(UnknownNameError, match="peak_end"):
         vlm.VideoStream(model, processor, policy="peak_and")
     with pytest.raises(SettingError, match="reread=-1"):
@@ -465,6 +474,10 @@ def test_errors(parts):
     stream.push([frames(1)[0], frames(1)[0, :40, :30]])
     with pytest.raises(PromptError, match="question is empty"):
         stream.ask(" ")
+    for more in ({"return_dict_in_generate": True}, {"num_return_sequences": 2, "do_sample": True}):
+        with pytest.raises(SettingError, match="ask returns the text of one answer"):
+            stream.ask("what moves up?", **more)
+    assert stream.ask("what moves up?", num_beams=2, return_dict_in_generate=False, num_return_sequences=1)
     stream.close()
     with pytest.raises(PromptError, match="the stream has no frames"):
         stream.ask("what moves up?")

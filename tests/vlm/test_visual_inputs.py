@@ -289,7 +289,7 @@ def test_answers_that_are_more_than_prompts_are_not_gone_on_with():
         assert torch.equal(first.sequences[:, : call["input_ids"].shape[1]], call["input_ids"].expand(2, -1))
         ids = torch.cat([first.sequences, torch.full((2, 3), 9)], 1)
         fast.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, do_sample=False)
-        assert "is not from this session" in fast.report.warnings[0]
+        assert "a prompt that this session has not shortened" in fast.report.warnings[0]
 
 
 def second_turn(fast, first, call, **more):
@@ -466,3 +466,18 @@ def test_methods_on_the_cache_are_told_where_the_pictures_are():
         call = arguments(2)
         fast.generate(**dict(call))
         assert seen == [fast.adapter.spans(call)] and seen[0][0]
+
+
+@pytest.mark.parametrize("method", (vlm.EarlyTom(), vlm.HoliTom()), ids=str)
+def test_rows_with_different_numbers_of_pictures(method):
+    """SmolVLM's processor pads the shorter rows with pictures of zeros, which the model drops before the tower."""
+    model, _ = visual_examples.smolvlm()
+    one = [5, *[IMAGE] * 16, 6]
+    pixels = visual_examples.clip(2, 3, 32)
+    pixels[1, 1:] = 0
+    given = {**rows([4, *one * 3, 7, 8], [*one, 9, 10]), "pixel_values": pixels, "do_sample": False}
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, method) as fast:
+        assert fast.generate(**given).shape == plain.shape and fast.report.engaged
+        assert fast.report.visual_tokens < fast.report.plain_visual_tokens == 64
+    assert torch.equal(model.generate(**given), plain)

@@ -67,7 +67,7 @@ class RollingContext(DiffusionMethod):
         "What was seen between the first blocks and the latest.",
         example=EXAMPLE,
     )
-    outermost: ClassVar[bool] = True
+    nesting: ClassVar[int] = 1
     neutral: ClassVar[dict[str, Any]] = {"blocks": 10_000}
     engaging: ClassVar[dict[str, Any]] = {"blocks": 1, "first": 0}
 

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from mmaccel.cache import ContextStore
 from mmaccel.cache.model_hash import model_hash
+from mmaccel.errors import SettingError
 from mmaccel.files.user_cache import cache_folder
 from mmaccel.method import Advice, Method, is_count, is_number
 from mmaccel.patching import wrap_generate
@@ -84,6 +85,7 @@ class StoredContext(Method[Session]):
     )
     lossless: ClassVar[bool] = True
     role: ClassVar[str] = "stored context"
+    nesting: ClassVar[int] = -1
     # these would store keys and values that are not the model's own
     excludes: ClassVar[frozenset[str]] = frozenset(
         {"decoding cache", "prompt tokens", "visual tokens", "vlm.SparsePrefill"}
@@ -115,6 +117,8 @@ class StoredContext(Method[Session]):
         self, session: Session, store: ContextStore | None, original: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
         """Replaces `generate` of the model."""
+        if kwargs.get("contexts") is not None:
+            raise SettingError(f"{self.name} takes no contexts; vlm.JoinedContext does")
         warnings = session.report.warnings
         reason = f"gigabytes={self.gigabytes} keeps nothing" if store is None else None
         reason = reason or unfit_for_context(session.target, kwargs)

@@ -23,9 +23,11 @@ from mmaccel.session import Session
 from ..context.stored_context import StoredContext
 from ..families.rows import why_refused
 from ..input.prompt import Prompt
+from ..input.turns import recalled
 from .attention import SessionAttention
 from .call import GenerateRun
 from .generation import bring_cache, fill, tokens_made
+from .kept_tokens import require_all
 from .method import DecoderMethod
 
 
@@ -89,6 +91,14 @@ class DecoderAdapter(Adapter):
             self._check_layers(method, name)
         if isinstance(method, DecoderMethod):
             self._check_keys(method, name, modules)
+
+    def check_call(self, kwargs: dict[str, Any]) -> None:
+        """Raise if a cache holds a prompt that another session has shortened."""
+        cache = kwargs.get("past_key_values")
+        if cache is not None:
+            recalled(cache, self)
+            methods = [] if self.attention is None else self.attention.methods
+            require_all(cache, any(method.drops_tokens and not method.is_neutral for method in methods))
 
     def leaves_attention(self, method: Any) -> bool:
         """Whether a method has nothing to do with the attention of the decoder."""

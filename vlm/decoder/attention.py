@@ -69,7 +69,8 @@ class SessionAttention:
         call = Call(index, query, key, value, attention_mask, scaling, cached, None, plain, run)
         reason = _unsuited(module, call, dropout, is_causal, kwargs)
         if reason and call.evicted is None:
-            if reason != "gradients":
+            if reason != "gradients" and reason not in run.unsuited:
+                run.unsuited.add(reason)
                 run.warn(f"layer {index} and others like it ran plainly: {reason}")
             call.count_pairs()
             return plain(), None

@@ -45,6 +45,8 @@ class GenerateRun:
     visual
         A list of :class:`mmaccel.kernels.policies.Span` for each row of the batch, in slots of the prompt with its
         padding; None if unknown.
+    unsuited
+        Reasons why some layers ran plainly, each of which is told once.
     drops, kept
         The shares of the prompt to keep after some layers, and the tokens that later layers get, fewer from one to the
         next; none as long as that is all.
@@ -52,6 +54,7 @@ class GenerateRun:
 
     engaged: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
+    unsuited: set[str] = field(default_factory=set)
     keys: Sum = field(default_factory=Sum)
     plain_keys: Sum = field(default_factory=Sum)
     plan_bytes: int = 0

@@ -78,24 +78,6 @@ def _prompt(kwargs: dict[str, Any]) -> torch.Tensor | None:
     return next((value for value in found if isinstance(value, torch.Tensor)), None)
 
 
-class WholePrompt:
-    """A streamer that is given the original prompt, and not the shortened one that the language model reads."""
-
-    def __init__(self, streamer: Any, prompt: Prompt) -> None:
-        self.streamer = streamer
-        self._prompt: Prompt | None = prompt  # until it was streamed, which comes first
-
-    def put(self, value: torch.Tensor) -> None:
-        """Pass on tokens as `generate` makes them."""
-        if self._prompt is not None:
-            value, self._prompt = self._prompt.restored(value.to(self._prompt.full_ids.device)).cpu(), None
-        self.streamer.put(value)
-
-    def end(self) -> None:
-        """The text is complete."""
-        self.streamer.end()
-
-
 def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
     ids = kwargs.get("inputs")

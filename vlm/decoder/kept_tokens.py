@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.errors import PromptError
 from mmaccel.patching import hook
 
 from .call import Call, GenerateRun
@@ -96,6 +97,21 @@ def _taken(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tenso
     index = columns if dim == -1 else columns[..., None]
     wanted = [*shape[:dim], columns.shape[1], *shape[dim:][1:]]
     return values.expand(shape).gather(dim, index.expand(wanted))
+
+
+def require_all(cache: Any, is_known: bool) -> None:
+    """Refuse a cache whose later layers lack tokens, unless it `is_known` how to go on from it.
+
+    Raises
+    ------
+    PromptError
+        If tokens are missing.
+    """
+    if getattr(cache, ATTRIBUTE, None) and not is_known:
+        raise PromptError(
+            "past_key_values holds a prompt of which vlm.PrefillDrop has dropped tokens in the later layers: go on in a"
+            " session with vlm.PrefillDrop(), or start again without past_key_values"
+        )
 
 
 def install(

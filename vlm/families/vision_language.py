@@ -97,7 +97,7 @@ class VisionLanguageAdapter(VisualAdapter):
             return [(frames, rows * columns) for frames, rows, columns in patches]
         if not self.row.tiles:
             return []
-        tiles = kwargs[PIXELS[kind]].shape[:-3].numel()
+        tiles = _shown(kwargs[PIXELS[kind]], kind)
         return [(count, 1) for count in self._counts(kind, tiles, self.cells, kwargs, seen)]
 
     def visuals(
@@ -226,6 +226,13 @@ class PageReaderAdapter(VisionLanguageAdapter):
 
     family = "page_reader"
     classes = tuple(name for name, row in ROWS.items() if row.reads)
+
+
+def _shown(pixels: torch.Tensor, kind: str) -> int:
+    """Pictures or tiles in `[..., C, H, W]`, less those of zeros that pad rows with fewer, which no tower gets."""
+    if kind == "video" or pixels.dim() < 5:
+        return pixels.shape[:-3].numel()
+    return max(1, int(pixels.flatten(-3).any(-1).sum()))
 
 
 def _square(cells: int) -> Grid:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
 from mmaccel.report import Report
 from mmaccel.session import Session
@@ -144,7 +144,7 @@ class VisualAdapter(DecoderAdapter):
                 )
 
     def begin(self, methods: Sequence[DecoderMethod], run: GenerateRun, kwargs: dict[str, Any]) -> Prompt | None:
-        self.cuts = None
+        self.cuts = self.last = None
         method = next((m for m in methods if isinstance(m, Compressor) and not m.is_neutral), None)
         if method is None:
             run.visual = self.spans(kwargs)
@@ -154,13 +154,15 @@ class VisualAdapter(DecoderAdapter):
         if kwargs.get("input_ids") is None or kwargs.get("inputs_embeds") is not None:
             run.warn(f"{method} ran plainly: it needs input_ids, not inputs_embeds")
             return None
+        if kwargs["input_ids"].dim() != 2:
+            raise PromptError(f"input_ids has the shape {[*kwargs['input_ids'].shape]}: give [batch, tokens]")
         if setting(self.target, kwargs, "prefill_chunk_size") is not None:  # transformers cuts up token ids only
             run.warn(f"{method} ran plainly: prefill_chunk_size was given")
             return None
         cache = kwargs.get("past_key_values")
         turn = None if cache is None else recalled(cache, self)
         if turn is None and cache is not None and cache.get_seq_length():
-            run.warn(f"{method} ran plainly: past_key_values is not from this session")
+            run.warn(f"{method} ran plainly: past_key_values holds a prompt that this session has not shortened")
             return None
         before = None if turn is None else turn.cuts
         prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)

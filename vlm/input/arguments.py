@@ -7,8 +7,9 @@ from typing import Any
 
 from mmaccel.errors import SettingError
 
-from ..decoder.generation import WholePrompt, new_tokens, setting
+from ..decoder.generation import new_tokens, setting
 from .prompt import Prompt
+from .whole_prompt import restore
 
 COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token
 
@@ -48,8 +49,7 @@ def replace(
     for name in kwargs.keys() & {*COLUMNS}:
         kwargs[name] = prompt.of_columns(kwargs[name])
     kwargs.update(inputs, attention_mask=prompt.attention_mask, max_new_tokens=new)
-    if kwargs.get("streamer") is not None:
-        kwargs["streamer"] = WholePrompt(kwargs["streamer"], prompt)
+    restore(kwargs, prompt)
     least = setting(target, kwargs, "min_length")
     if least:  # it counts the prompt as it was given
         fewest = setting(target, kwargs, "min_new_tokens") or 0

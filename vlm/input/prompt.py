@@ -112,10 +112,12 @@ def shortened(
     Raises
     ------
     PromptError
-        If placeholders and features differ in number.
+        If placeholders and features differ in number, or the prompt does not go on from `before`.
     """
     full_ids = kwargs["input_ids"]
     seen = 0 if before is None else before.full_ids.shape[1]
+    if before is not None:
+        _require_more(full_ids, before)
     ids, mask = full_ids[:, seen:], kwargs.get("attention_mask")
     mask = torch.ones_like(full_ids) if mask is None else mask
     held = mask[:, : max(0, seen - 1)]  # the last token of an answer was never in the decoder
@@ -138,6 +140,17 @@ def shortened(
     prompt.kept, prompt.total = left.counts
     prompt.full_lengths, prompt.sizes, prompt.starts = lengths, left.sizes, left.starts
     return prompt if before is None else _after(_as_told(before, told), prompt)
+
+
+def _require_more(ids: torch.Tensor, before: Prompt) -> None:
+    """Refuse a prompt that cannot have all earlier turns and something new."""
+    rows, seen = before.full_ids.shape
+    if len(ids) != rows or ids.shape[1] <= seen:
+        raise PromptError(
+            f"past_key_values holds {rows} x {seen} tokens of earlier turns, and input_ids {tuple(ids.shape)} do not go"
+            " on from them: give all of them and the new turn, as in input_ids=torch.cat([tokens, question], 1), with"
+            " attention_mask= for both"
+        )
 
 
 def _positions(

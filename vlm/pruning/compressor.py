@@ -30,7 +30,8 @@ class Compressor(DecoderMethod):
     keep
         Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.25; None where `tokens` is given.
     tokens
-        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+        Number of tokens instead, at least 1, for each video, picture, or tile of one that is cut into tiles; None
+        (default) to go by `keep`.
 
     Class attributes
     ----------------

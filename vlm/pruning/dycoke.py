@@ -31,7 +31,8 @@ class DyCoke(Compressor):
         Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.475: with windows of 4 that is the
         paper's merging rate K = 0.7 (``keep = (1 + 3 * (1 - K)) / 4``); None where `tokens` is given.
     tokens
-        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+        Number of tokens instead, at least 1, for each video, picture, or tile of one that is cut into tiles; None
+        (default) to go by `keep`.
     window
         Frames of a window, at least 2, default 4 as in the paper.
 

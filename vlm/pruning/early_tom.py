@@ -35,7 +35,8 @@ class EarlyTom(Compressor):
         Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.2 as the reference code's example;
         None where `tokens` is given.
     tokens
-        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+        Number of tokens instead, at least 1, for each video, picture, or tile of one that is cut into tiles; None
+        (default) to go by `keep`.
     tau
         Running cosine with a segment's first frame below which a new one begins, from -1 to 1, default 0.5 as the
         reference code's example.

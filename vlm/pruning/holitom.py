@@ -38,7 +38,8 @@ class HoliTom(Compressor):
         Share of the visual tokens to give to the language model, above 0 and up to 1 (plain), default
         0.15 as the paper's main setting; None where `tokens` is given.
     tokens
-        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+        Number of tokens instead, at least 1, for each video, picture, or tile of one that is cut into tiles; None
+        (default) to go by `keep`.
     tau
         Cosine above which a position stands still from a frame to the next, from -1 to 1; None (default) takes the
         paper's values: 0.80, or 0.65 if at most a tenth is kept.

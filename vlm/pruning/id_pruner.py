@@ -29,7 +29,8 @@ class IDPruner(Compressor):
     keep
         Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.25; None where `tokens` is given.
     tokens
-        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+        Number of tokens instead, at least 1, for each video, picture, or tile of one that is cut into tiles; None
+        (default) to go by `keep`.
     balance
         From 0 (diversity alone) to 1 (importance alone); default 0.5 as the reference code.
     step

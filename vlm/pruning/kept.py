@@ -72,7 +72,7 @@ def kept(session: Session) -> list[Kept]:
     Raises
     ------
     SettingError
-        If the session has not shortened a prompt yet.
+        If that call shortened no prompt, or there was none.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def kept(session: Session) -> list[Kept]:
     """
     last = getattr(session.adapter, "last", None)
     if last is None:
-        raise SettingError("no call of this session has left out visual tokens yet: call generate with a video first")
+        raise SettingError("the last call of this session left out no visual tokens: call generate with a video first")
     prompt, cuts = last
     found = [sizes.clone() for sizes in prompt.sizes]
     if cuts is not None and cuts.columns:

@@ -33,7 +33,8 @@ class VidCom2(Compressor):
         Share of the visual tokens to keep, above 0 and up to 1 (plain), default 0.25 as the paper's main setting;
         None where `tokens` is given.
     tokens
-        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+        Number of tokens instead, at least 1, for each video, picture, or tile of one that is cut into tiles; None
+        (default) to go by `keep`.
     channels
         Share of the channels to compare by, those that vary least, above 0 and up to 1, default 0.5 as the
         reference code.

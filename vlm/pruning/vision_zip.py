@@ -32,7 +32,8 @@ class VisionZip(Compressor):
         Share of the visual tokens to give to the language model, above 0 and up to 1 (plain), default 0.25; None
         where `tokens` is given.
     tokens
-        Number of tokens for the whole video instead, at least 1; None (default) to go by `keep`.
+        Number of tokens instead, at least 1, for each video, picture, or tile of one that is cut into tiles; None
+        (default) to go by `keep`.
     dominant
         Share of those that are dominant, from 0 to 1, default 54/64 as in the paper.
 

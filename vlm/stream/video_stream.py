@@ -12,9 +12,10 @@ from PIL import Image
 
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, unknown_name
-from mmaccel.method import is_number
+from mmaccel.method import is_count, is_number
 
 from ..answering import prepare
+from ..decoder.generation import copies
 from ..families.llava_onevision import LlavaOnevisionAdapter
 from .response_gate import ResponseGate
 from .stats import VideoStreamStats
@@ -60,7 +61,7 @@ class VideoStream:
     UnsupportedTargetError
         If the model is of another family, or needs `prefill`.
     SettingError
-        If `memory` is less than 1.
+        If a setting is out of range.
 
     Examples
     --------
@@ -87,8 +88,7 @@ class VideoStream:
                 f"no streams for {type(model).__name__}: LlavaOnevisionForConditionalGeneration and"
                 " LlavaNextVideoForConditionalGeneration have them"
             )
-        if memory < 1:
-            raise SettingError(f"memory={memory}: it must be at least 1 token")
+        _check_settings(method, memory, gate, prefill, reread)
         if policy not in POLICIES:
             raise unknown_name("policy", policy, POLICIES)
         self.adapter, self.model, self.processor = adapter, model, processor
@@ -99,8 +99,6 @@ class VideoStream:
         self._tower: TowerCache | None = None
         if self.method.refresh < 1:
             self._tower = TowerCache(adapter.tower.encoder.layers, self.method.refresh, self.method.interval)
-        if reread is not None and not is_number(reread, 0):
-            raise SettingError(f"reread={reread!r}: pass a share of the memory of at least 0, such as 0.25, or None")
         self.prefill, self.reread = prefill, reread
         self._cache = self._new_cache()
         self._waiting: list[FrameTokens] = []  # frames that the cache does not have yet
@@ -209,13 +207,20 @@ class VideoStream:
         ------
         PromptError
             If the stream has no frames yet, or the question is empty.
+        SettingError
+            If more is asked for than the text of one answer.
         """
+        for name in ("return_dict_in_generate", "num_return_sequences"):
+            if more.get(name) and (more[name] is True or more[name] > 1):
+                raise SettingError(f"{name}={more[name]!r}: ask returns the text of one answer, leave it out")
         ids, embeds = self._prompt(question)
         self._read()
         more = {"do_sample": False, "max_new_tokens": max_new_tokens, **more}
-        mask = torch.ones_like(ids)
+        mask, cache = torch.ones_like(ids), self._cache.read()
+        if len(self._cache):
+            cache.batch_repeat_interleave(copies(self.model, more))
         tokens = self.model.generate(
-            input_ids=ids, inputs_embeds=embeds, attention_mask=mask, past_key_values=self._cache.read(), **more
+            input_ids=ids, inputs_embeds=embeds, attention_mask=mask, past_key_values=cache, **more
         )
         self.stats.memory_bytes = self.memory.nbytes() + self._cache.nbytes()
         return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
@@ -276,6 +281,23 @@ class VideoStream:
             tokens = torch.cat([tokens, self.model.model.image_newline[None].to(tokens)])
         embeds = torch.cat([embed(head), tokens[None].to(self.model.dtype), embed(tail)], 1)
         return torch.cat([head, head.new_full((1, len(tokens)), self.adapter.token_id("video")), tail], 1), embeds
+
+
+def _check_settings(method: Any, memory: Any, gate: Any, prefill: Any, reread: Any) -> None:
+    fits = {
+        "method": (method, method is None or isinstance(method, StreamingCompression), "a vlm.StreamingCompression()"),
+        "memory": (memory, is_count(memory), "a whole number of tokens of at least 1"),
+        "gate": (gate, gate is None or isinstance(gate, ResponseGate), "a vlm.ResponseGate()"),
+        "prefill": (prefill, isinstance(prefill, bool), "True or False"),
+        "reread": (
+            reread,
+            reread is None or is_number(reread, 0),
+            "a share of the memory of at least 0, such as 0.25, or None",
+        ),
+    }
+    for name, (value, is_fit, wanted) in fits.items():
+        if not is_fit:
+            raise SettingError(f"{name}={value!r}: pass {wanted}")
 
 
 def _is_several(frames: Any) -> bool:

@@ -1,0 +1,101 @@
+"""Caches that a caller hands on: to a later turn, to another session, without the earlier turns."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import mmaccel
+from mmaccel import vlm
+from mmaccel.errors import PromptError, SettingError
+from mmaccel.vlm import examples, visual_examples
+
+QUESTION = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+@pytest.fixture(scope="module")
+def onevision():
+    return visual_examples.onevision()
+
+
+def text(ids, **more):
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 3, "do_sample": False, **more}
+
+
+def told(model, arguments, method):
+    """Tokens and the cache of a turn about a clip."""
+    cache = DynamicCache()
+    with mmaccel.accelerate(model, method) as fast:
+        return fast.generate(**arguments(), past_key_values=cache), cache
+
+
+def test_a_turn_that_lacks_the_earlier_ones_is_refused(onevision):
+    """Its question would be cut off as known."""
+    model, arguments = onevision
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        cache = DynamicCache()
+        tokens = fast.generate(**arguments(), past_key_values=cache)
+        with pytest.raises(PromptError, match=r"do not go on from them.*torch\.cat\(\[tokens, question\], 1\)"):
+            fast.generate(**text(QUESTION, past_key_values=cache))
+        with pytest.raises(PromptError, match="do not go on"):
+            fast.generate(**text(tokens, past_key_values=cache))
+        whole = torch.cat([tokens, QUESTION], 1)
+        assert fast.generate(**text(whole, past_key_values=cache)).shape[1] == whole.shape[1] + 3
+
+
+@pytest.mark.parametrize("first", (vlm.VidCom2(keep=0.3), vlm.FastV(keep=0.3)), ids=str)
+@pytest.mark.parametrize(
+    "second",
+    (vlm.VidCom2(keep=0.5), vlm.VidCom2(keep=1.0), vlm.SparsePrefill(), vlm.FusedDraft(), vlm.StoredContext()),
+    ids=str,
+)
+def test_no_other_session_goes_on_from_a_shortened_prompt(onevision, first, second):
+    model, arguments = onevision
+    tokens, cache = told(model, arguments, first)
+    with mmaccel.accelerate(model, second) as fast:
+        with pytest.raises(PromptError, match="another session has shortened"):
+            fast.generate(**text(torch.cat([tokens, QUESTION], 1), past_key_values=cache))
+        assert torch.equal(fast.generate(**text(QUESTION)), model.generate(**text(QUESTION)))
+
+
+@pytest.mark.parametrize("second", (vlm.SparsePrefill(), vlm.FusedDraft(), vlm.PrefillDrop(keep=1.0)), ids=str)
+def test_only_a_drop_goes_on_from_a_drop(second):
+    model, arguments = examples.llama()
+    drop = vlm.PrefillDrop(keep=0.3, min_length=16, window=4)
+    with mmaccel.accelerate(model, drop) as fast:
+        first = fast.generate(**arguments(1), return_dict_in_generate=True)
+    more = text(torch.cat([first.sequences, QUESTION], 1), past_key_values=first.past_key_values)
+    with mmaccel.accelerate(model, second) as fast, pytest.raises(PromptError, match=r"vlm\.PrefillDrop has dropped"):
+        fast.generate(**more)
+    with mmaccel.accelerate(model, drop) as fast:
+        assert fast.generate(**more).shape[1] == more["input_ids"].shape[1] + 3
+
+
+def test_what_was_kept_is_that_of_the_last_call(onevision):
+    model, arguments = onevision
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        fast.generate(**arguments())
+        assert vlm.kept(fast)[0].share < 1
+        fast.generate(**text(QUESTION))
+        with pytest.raises(SettingError, match="the last call of this session left out no visual tokens"):
+            vlm.kept(fast)
+
+
+@pytest.mark.parametrize("turned", (False, True))
+@pytest.mark.parametrize("draft", (vlm.ModelDraft(always=True), vlm.FusedDraft(always=True)), ids=str)
+def test_stored_contexts_are_within_drafts_in_any_order(tmp_path, draft, turned):
+    model, arguments = examples.llama()
+    small, _ = examples.llama(seed=1, num_hidden_layers=1)
+    given = {**arguments(1), **({"assistant_model": small} if isinstance(draft, vlm.ModelDraft) else {})}
+    plain = model.generate(**arguments(1))
+    methods = [vlm.StoredContext(folder=str(tmp_path), least=16), draft]
+    with mmaccel.accelerate(model, *(reversed(methods) if turned else methods)) as fast:
+        for stored in (0, 64):
+            assert torch.equal(fast.generate(**given), plain)
+            assert fast.report.details["context"]["from_store"] == stored
+
+
+def test_a_stored_context_takes_no_spans(tmp_path):
+    model, arguments = examples.llama()
+    refused = pytest.raises(SettingError, match=r"takes no contexts; vlm\.JoinedContext does")
+    with mmaccel.accelerate(model, vlm.StoredContext(folder=str(tmp_path))) as fast, refused:
+        fast.generate(**arguments(1), contexts=[(0, 5)])

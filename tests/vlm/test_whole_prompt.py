@@ -1,0 +1,99 @@
+"""What a caller's criteria, processors and constraints see of a prompt that a session has shortened."""
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+import mmaccel
+from mmaccel import vlm
+from mmaccel.errors import PromptError
+from mmaccel.vlm import visual_examples
+
+METHODS = (vlm.VidCom2(), vlm.FastV(keep=0.3))
+BATCHES = pytest.mark.parametrize(("batch", "more"), ((1, {}), (2, {}), (2, {"num_beams": 2})), ids=str)
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    return visual_examples.qwen2_5_vl()
+
+
+class Noted(StoppingCriteria, LogitsProcessor):
+    """Stops after two new tokens, and notes what it is given."""
+
+    def __init__(self, prompt):
+        self.prompt, self.seen = prompt, []
+
+    def __call__(self, ids, scores, **kwargs):
+        self.seen.append(ids.clone())
+        if kwargs:
+            return torch.full((len(ids),), ids.shape[1] - self.prompt >= 2)
+        return scores
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@BATCHES
+def test_a_criterion_sees_the_whole_prompt(qwen, method, batch, more):
+    model, arguments = qwen
+    given = arguments(batch, max_new_tokens=9)
+    length = given["input_ids"].shape[1]
+    kwargs = {"stopping_criteria": StoppingCriteriaList([lambda ids, scores, **_: noted(ids, scores, stop=True)])}
+    noted = Noted(length)
+    with mmaccel.accelerate(model, method) as fast:
+        tokens = fast.generate(**given, **kwargs, **more)
+    assert tokens.shape[1] == length + 2
+    assert noted.seen
+    for ids in noted.seen:  # beam search asks for several rows of a prompt
+        assert torch.equal(ids[:, :length], given["input_ids"].repeat_interleave(len(ids) // batch, 0))
+
+
+@BATCHES
+def test_a_processor_sees_the_whole_prompt(qwen, batch, more):
+    model, arguments = qwen
+    given = arguments(batch, max_new_tokens=3)
+    length = given["input_ids"].shape[1]
+    noted = Noted(length)
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        plain = fast.generate(**given, **more)
+        assert torch.equal(fast.generate(**given, logits_processor=LogitsProcessorList([noted]), **more), plain)
+    assert [ids.shape[1] for ids in noted.seen] == [length, length + 1, length + 2]
+
+
+@BATCHES
+def test_a_constraint_sees_the_whole_prompt(qwen, batch, more):
+    model, arguments = qwen
+    given = arguments(batch, max_new_tokens=5)
+    length = given["input_ids"].shape[1]
+    seen = []
+
+    def allowed(row, ids):
+        seen.append((row, ids))
+        return [7] if len(ids) >= length + 2 else list(range(60))
+
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        tokens = fast.generate(**given, prefix_allowed_tokens_fn=allowed, **more)
+    assert bool((tokens[:, length + 2 :] == 7).all())
+    assert seen and all(torch.equal(ids[:length], given["input_ids"][row]) for row, ids in seen)
+
+
+def test_parts_of_transformers_stay_what_they_are(qwen):
+    """`generate` looks for their types, to replace its own."""
+    from transformers import TemperatureLogitsWarper
+
+    model, arguments = qwen
+    given = {**arguments(max_new_tokens=6), "do_sample": True}
+    runs = []
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        for more in ({"temperature": 0.5}, {"temperature": 9.0, "logits_processor": [TemperatureLogitsWarper(0.5)]}):
+            torch.manual_seed(0)
+            runs.append(fast.generate(**given, **more))
+    assert torch.equal(*runs)
+
+
+def test_ids_without_a_batch_are_refused(qwen):
+    model, arguments = qwen
+    given = arguments()
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        with pytest.raises(PromptError, match=r"give \[batch, tokens\]"):
+            fast.generate(**{**given, "input_ids": given["input_ids"][0]})
+        assert torch.equal(fast.generate(**given), fast.generate(**given))

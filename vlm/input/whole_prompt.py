@@ -1,0 +1,76 @@
+"""What a caller gave to `generate`, and what is to see the prompt as it was given and not the shortened one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from .prompt import Prompt
+
+OWN = "transformers."  # modules whose parts stay as they are: `generate` looks for their types
+
+
+def restore(kwargs: dict[str, Any], prompt: Prompt) -> None:
+    """Have the caller's streamer, stopping criteria, processors of logits and constraint see the whole prompt."""
+    if kwargs.get("streamer") is not None:
+        kwargs["streamer"] = WholeStream(kwargs["streamer"], prompt)
+    for name, kind, whole in (
+        ("stopping_criteria", StoppingCriteriaList, WholeCriterion),
+        ("logits_processor", LogitsProcessorList, WholeProcessor),
+    ):
+        if kwargs.get(name):
+            parts = [part if type(part).__module__.startswith(OWN) else whole(part, prompt) for part in kwargs[name]]
+            kwargs[name] = kind(parts)
+    if kwargs.get("prefix_allowed_tokens_fn") is not None:
+        kwargs["prefix_allowed_tokens_fn"] = _constraint(kwargs["prefix_allowed_tokens_fn"], prompt)
+
+
+class WholeStream:
+    """A streamer that is given the whole prompt."""
+
+    def __init__(self, streamer: Any, prompt: Prompt) -> None:
+        self.streamer = streamer
+        self._prompt: Prompt | None = prompt  # until it was streamed, which comes first
+
+    def put(self, value: torch.Tensor) -> None:
+        """Pass on tokens as `generate` makes them."""
+        if self._prompt is not None:
+            value, self._prompt = self._prompt.restored(value.to(self._prompt.full_ids.device)).cpu(), None
+        self.streamer.put(value)
+
+    def end(self) -> None:
+        """The text is complete."""
+        self.streamer.end()
+
+
+class WholeCriterion(StoppingCriteria):
+    """A criterion for stopping that reads the whole prompt."""
+
+    def __init__(self, criterion: Callable[..., Any], prompt: Prompt) -> None:
+        self.criterion, self.prompt = criterion, prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> Any:
+        """What the criterion says of `[B, L]`."""
+        return self.criterion(self.prompt.restored(input_ids), scores, **kwargs)
+
+
+class WholeProcessor(LogitsProcessor):
+    """A processor of logits that reads the whole prompt."""
+
+    def __init__(self, processor: Callable[..., Any], prompt: Prompt) -> None:
+        self.processor, self.prompt = processor, prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
+        """What the processor makes of scores `[B, V]` after `[B, L]`."""
+        return self.processor(self.prompt.restored(input_ids), scores)
+
+
+def _constraint(allowed: Callable[[int, torch.Tensor], Any], prompt: Prompt) -> Callable[[int, torch.Tensor], Any]:
+    def whole(row: int, ids: torch.Tensor) -> Any:
+        new = ids[prompt.input_ids.shape[1] :]
+        return allowed(row, torch.cat([prompt.full_ids[row], new]))
+
+    return whole
