@@ -35,12 +35,14 @@ class BlockDecoder:
 
     Attributes
     ----------
+    exact
+        Whether the methods are, where blocks are the model's own.
     rule, outlooks, verifier, prefix
         Of the methods, where there are such.
     """
 
     def __init__(self, session: Session, adapter: BlockPipelineAdapter, methods: Sequence[CanvasMethod]) -> None:
-        self.session, self.adapter = session, adapter
+        self.session, self.adapter, self.exact = session, adapter, session.report.exact
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
@@ -91,7 +93,16 @@ class BlockDecoder:
 
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
         """With the scheduler's steps, a run of the pipeline begins."""
-        self._begin(kwargs.get("block_length") or self.adapter.target.scheduler.config.block_length)
+        pipe = self.adapter.target
+        self._begin(kwargs.get("block_length") or pipe.scheduler.config.block_length)
+        own, report = getattr(pipe.model, "block_length", self.length), self.session.report
+        report.exact = self.exact
+        if self.length != own and isinstance(self.prefix, KeptPrefix) and self.exact:
+            report.exact = False
+            report.warnings.append(
+                f"block_length={self.length} is not that of the model, so that tokens before a block see some of it,"
+                f" and a cache of them is not exact: leave it out, or give block_length={own}"
+            )
         return original(*args, **kwargs)
 
     @contextmanager
@@ -166,7 +177,7 @@ class BlockDecoder:
         if self.outlooks and filling:
             kwargs["model_output"] = self._adjusted(kwargs)
         if self.rule is None or not filling:
-            self.plain_steps += 1  # over a block that is full, too
+            self.plain_steps += self.verifier is None or not self.verifier.is_last(self._steps)  # of full blocks, too
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, masked)
 
@@ -187,8 +198,8 @@ class BlockDecoder:
         memory, step = self.learned, int(kwargs["timestep"])
         logits = rule.adjust(kwargs["model_output"], masked, memory)
         out = original(**{**kwargs, "model_output": logits})
-        steps = max(int(self.adapter.target.scheduler.num_inference_steps), 1)
-        block = Block(logits.float(), out.sampled_tokens, out.sampled_probs.float(), masked, step, steps, memory)
+        sampled = out.sampled_tokens, out.sampled_probs.float()
+        block = Block(logits.float(), *sampled, masked, step, self._steps, memory)
         block.temperature, block.generator = kwargs.get("temperature", 0.0), kwargs.get("generator")
         if self.adapter.reads_causally or self.guide is not None:
             block.read = functools.partial(self._read, kwargs["sample"], masked)
@@ -204,6 +215,11 @@ class BlockDecoder:
         self.followed &= threshold is None or threshold >= 1
         self.plain_steps += max(most / max(own, 1), 1)
         return out
+
+    @property
+    def _steps(self) -> int:
+        """The most that the pipeline takes for a block."""
+        return max(int(self.adapter.target.scheduler.num_inference_steps), 1)
 
     def _within(self, block: torch.Tensor, prompt: torch.Tensor | None) -> torch.Tensor:
         """What of a block `[B, L]` belongs to the texts, their end included: for more the pipeline takes no step."""

@@ -58,6 +58,8 @@ def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) 
 class Session(Generic[A]):
     """A plan applied to one target. Use it as the target: calls and attribute reads are forwarded.
 
+    Several threads may call it: each waits for its turn.
+
     Leaving the ``with`` block, or :meth:`remove`, removes every trace from the target.
 
     Attributes

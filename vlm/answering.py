@@ -58,6 +58,7 @@ def from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
                 attn_implementation="sdpa",
                 trust_remote_code=False,
             )
+        getattr(processor, "tokenizer", processor).padding_side = "left"  # answers of a batch follow their prompts
     except ImportError as error:
         raise MissingExtraError(f"the processor of {model} needs more: pip install torchvision ({error})") from error
     except (OSError, ValueError) as error:

@@ -59,6 +59,10 @@ class Verifier:
         """How many steps the pipeline would have taken, one pass each; a block lasts as long as its slowest row."""
         return self.ended + max(self.made, default=0)
 
+    def is_last(self, steps: int) -> bool:
+        """Whether the pipeline would have taken all the `steps` that it may for this block, and so leave it."""
+        return max(self.made, default=0) >= steps
+
     def step(
         self, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any], finished: torch.Tensor | None
     ) -> Any:

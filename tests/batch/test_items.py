@@ -68,6 +68,11 @@ def test_what_is_wrong_with_a_row_is_said_of_it_alone(tmp_path, row, said):
     assert not good.problem and said in bad.problem and bad.problem.startswith("row 2: ") and bad.key == "000002"
 
 
+def test_keys_that_some_file_systems_do_not_tell_apart_are_refused(tmp_path):
+    with pytest.raises(SettingError, match="two items have the key 'A'"):
+        read_items(listed(tmp_path, {"text": "a", "key": "a"}, {"text": "b", "key": "A"}), Echo())
+
+
 def test_files_that_rows_name_lie_below_the_root(tmp_path):
     rows = [{"picture": "a.png", "regions": "r/a.json"}, {"picture": "../a.png"}, {"picture": "/etc/a.png"}]
     inside, above, elsewhere = read_items(listed(tmp_path, *rows), Seen())

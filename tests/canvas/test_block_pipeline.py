@@ -226,6 +226,32 @@ def test_foreign_models_run_with_rules():
         assert torch.equal(run(fast, arguments, 2), found)
 
 
+@pytest.mark.parametrize("length", (examples.BLOCK // 2, examples.BLOCK * 2))
+def test_a_cache_is_not_called_exact_with_other_blocks_than_the_model_s(length):
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
+        run(fast, arguments, block_length=length)
+        assert not fast.report.exact and f"give block_length={examples.BLOCK}" in fast.report.warnings[0]
+        run(fast, arguments)
+        assert fast.report.exact and not fast.report.warnings
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        plain = run(pipe, arguments, block_length=length)
+        assert torch.equal(run(fast, arguments, block_length=length), plain) and fast.report.exact
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("call", ({}, {"threshold": 0.3}, {"threshold": 0.2, "editing_threshold": 0.2}))
+@pytest.mark.parametrize("method", (canvas.FreeDave(4), canvas.PrefixCache()), ids=str)
+def test_plain_passes_are_those_that_the_pipeline_makes(build, method, call):
+    pipe, arguments = build()
+    passes = []
+    with pipe.model.register_forward_pre_hook(lambda *_: passes.append(None)):
+        run(pipe, arguments, **call)
+    with mmaccel.accelerate(pipe, method) as fast:
+        run(fast, arguments, **call)
+        assert fast.report.plain_forwards == len(passes)
+
+
 def test_a_block_causal_model_reads_causally_and_fills_in_both_directions():
     pipe, arguments = examples.block_causal()
     ids = arguments()["input_ids"][:, :20]

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import mmaccel
 from mmaccel.adapter import find_adapter
@@ -103,6 +104,8 @@ CALLS = (
     (ANY, {"stopping_criteria": [torch.nn.Identity()]}, UnsupportedTargetError, ("stopping_criteria", ".remove()")),
     (ANY, {"streamer": object()}, UnsupportedTargetError, ("streamer", ".remove()")),
     (ANY, {"output_scores": True}, UnsupportedTargetError, ("output_scores", ".remove()")),
+    (ANY, {"generation_config": GenerationConfig(output_logits=True)}, UnsupportedTargetError, ("output_logits",)),
+    (ANY, {"generator": [torch.Generator()]}, SettingError, ("generator", "one torch.Generator")),
     (ANY, {"num_beams": 2}, UnsupportedTargetError, ("num_beams=2", "num_beams=1")),
     (ANY, {"repetition_penalty": 1.3}, UnsupportedTargetError, ("repetition_penalty=1.3", "repetition_penalty=1.0")),
     (ANY, {"min_p": 0.2}, UnsupportedTargetError, ("min_p=0.2", "min_p=0.0")),

@@ -98,6 +98,11 @@ def test_an_answer_is_streamed_while_it_is_written(chat, questions):
     assert len({event.id for event in events}) == 1
 
 
+def test_a_stream_that_was_cut_says_so(chat, questions):
+    events = list(chat.create(**call(questions[0], stream=True, max_tokens=1)))
+    assert events[-1].choices[0].finish_reason == "length"
+
+
 def test_a_sampled_answer_follows_its_seed(endpoint, questions):
     def drawn(seed):
         request = endpoint.parse(_body(questions[0], temperature=100.0, seed=seed, top_p=1.0))

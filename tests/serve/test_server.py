@@ -3,6 +3,7 @@
 import http.client
 import queue
 import threading
+import time
 
 import httpx
 import pytest
@@ -40,7 +41,7 @@ class Slow(Endpoint):
         while not self.may.acquire(timeout=0.02):
             if all(request.left.is_set() for request in requests):
                 raise Left
-        if requests[0].text == "fails":
+        if "fails" in self.batches[-1]:
             raise ZeroDivisionError("secret of the machine")
         for request in requests:
             if request.pieces is not None:
@@ -195,6 +196,29 @@ def test_a_failure_is_told_without_the_machine_s_secrets(served, slow):
     assert post(address, {"text": "next"}).status_code == 200
 
 
+def test_a_request_that_fails_takes_no_other_with_it(slow):
+    with listening(slow, ServerLimits(waiting=8, batch=3)) as (server, address):
+        threads = [later(address, {"text": "first"})]
+        slow.began.get(timeout=30)
+        for number, text in enumerate(("good", "fails", "fine")):
+            threads.append(later(address, {"text": text, "group": "a"}))
+            until(lambda number=number: len(server.worker._jobs) == number + 1)
+        for _ in range(5):
+            slow.may.release()
+        for thread, _ in threads:
+            thread.join()
+    assert [answers[0].status_code for _, answers in threads] == [200, 200, 500, 200]
+    assert slow.batches == [["first"], ["good", "fails", "fine"], ["good"], ["fails"], ["fine"]]
+
+
+def test_half_of_a_character_is_refused(served, slow):
+    _, address = served
+    answer = httpx.post(f"{address}/v1/echo", content=b'{"text": "\\ud83d"}')
+    assert answer.status_code == 400 and "lone surrogate" in answer.json()["error"]["message"]
+    slow.may.release()
+    assert httpx.post(f"{address}/v1/echo", content=b'{"text": "\\ud83d\\ude00"}').json() == {"text": "\U0001f600"}
+
+
 @pytest.mark.parametrize(
     ("given", "status", "message"),
     (
@@ -252,8 +276,10 @@ def test_the_end_answers_those_who_wait(slow):
     with listening(slow) as (server, address):
         threads = [later(address, {"text": "runs"})]
         slow.began.get(timeout=30)
+        left = server.worker.submit(Request(), time.monotonic() + 60)
+        assert left.cancel(), "its client left"
         threads.append(later(address, {"text": "waits"}))
-        until(lambda: server.worker._jobs)
+        until(lambda: len(server.worker._jobs) == 2)
         slow.may.release()
         server.close()
         assert post(address, {"text": "late"}).status_code == 503

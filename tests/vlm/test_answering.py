@@ -160,6 +160,7 @@ def test_a_model_of_the_hub_is_loaded_without_its_code(hub):
     asked, found = hub
     found["model"].train()
     model, processor = answering.load("org/name", dtype=torch.float64)
+    assert processor.padding_side == "left"
     assert model is found["model"] and processor is found["processor"]
     assert not model.training and model.dtype == torch.float64
     assert [kind for kind, *_ in asked] == ["config", "processor", "model"]

@@ -1,0 +1,55 @@
+"""Several threads that call one session: each waits for its turn."""
+
+import threading
+
+import torch
+from draft_models import call, mistral
+
+import mmaccel
+from mmaccel.video import HeterogeneousSteps, examples
+from mmaccel.vlm import FusedDraft, TokenRecycling
+
+THREADS = 4
+
+
+def at_once(function):
+    """What a function returns, or raises, in each of several threads."""
+    found, ready = {}, threading.Barrier(THREADS)
+
+    def run(number):
+        ready.wait()
+        try:
+            found[number] = function(number)
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[number] for number in range(THREADS)]
+
+
+def test_each_thread_gets_its_own_text():
+    """Of a model with sliding windows, whose masks belong to a pass."""
+    model = mistral()
+    calls = [call(1, max_new_tokens=12 + number) for number in range(THREADS)]
+    plain = [model.generate(**given) for given in calls]
+    for method in (FusedDraft(always=True), TokenRecycling(always=True)):
+        with mmaccel.accelerate(model, method) as fast:
+            for _ in range(2):
+                got = at_once(lambda number: fast.generate(**calls[number]))
+                assert all(torch.equal(tokens, wanted) for tokens, wanted in zip(got, plain, strict=True)), got
+
+
+def test_each_thread_gets_its_own_clip():
+    pipe, arguments = examples.wan_pipeline()
+
+    def drawn(target, number):
+        return target(**arguments(1, steps=10 + number))[0]
+
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5)) as fast:
+        alone = [drawn(fast, number) for number in range(THREADS)]
+        got = at_once(lambda number: drawn(fast, number))
+    assert all(torch.equal(clip, wanted) for clip, wanted in zip(got, alone, strict=True)), got
