@@ -13,6 +13,7 @@ from mmaccel.errors import PromptError
 from mmaccel.patching import hook
 
 from .call import Call, GenerateRun
+from .columns import Columns, taken
 from .rows import causal_pairs
 
 ATTRIBUTE = "_mmaccel_kept"  # on the cache itself, so that a later turn knows, and its copies
@@ -36,10 +37,8 @@ class KeptTokens:
 
     Attributes
     ----------
-    columns : int64 `[B, K]`
-        Which columns of the prompt these are.
-    real : bool `[B, K]`
-        False where a row keeps fewer.
+    columns
+        Which of the prompt these are.
     """
 
     def __init__(
@@ -50,53 +49,24 @@ class KeptTokens:
         lengths: Sequence[int],
         before: KeptTokens | None = None,
     ) -> None:
-        self.last, self.real, self.chosen = last, chosen >= 0, chosen.clamp(min=0)
-        self.columns: torch.Tensor = self.chosen if before is None else before.columns.gather(1, self.chosen)
-        self.length, self.lengths = length, list(lengths)
-        self.whole = bool(self.real.all())
+        self.last, self.lengths, self.chosen = last, list(lengths), chosen.clamp(min=0)
+        index = self.chosen if before is None else before.columns.index.gather(1, self.chosen)
+        self.columns: Columns = Columns(index, chosen >= 0, length)
         self.filling = True  # whether the pass of the prompt is under way
 
     def fill(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         """Hidden states, and in `kwargs` positions and mask, of a layer in the pass of the prompt."""
-        embeddings = kwargs["position_embeddings"]
-        kwargs["position_embeddings"] = tuple(_taken(part, self.columns, -2) for part in embeddings)
-        if kwargs.get("position_ids") is not None:
-            kwargs["position_ids"] = _taken(kwargs["position_ids"], self.columns, -1)
-        kwargs["attention_mask"] = None if self.whole else self._causal()
-        return _taken(hidden, self.chosen, -2) if layer == self.last + 1 else hidden
-
-    def later_mask(self, mask: torch.Tensor | None, hidden: torch.Tensor, keys: int) -> torch.Tensor | None:
-        """The mask of a layer in a later pass, whose cache is shorter than the first layers'."""
-        if mask is not None:
-            prompt = mask[..., : self.length].gather(-1, self.columns[:, None, None].expand(-1, *mask.shape[1:3], -1))
-            return torch.cat([prompt & self.real[:, None, None], mask[..., self.length :]], -1)
-        if self.whole:
-            return None
-        new = keys - self.columns.shape[1] + hidden.shape[1]
-        return torch.nn.functional.pad(self.real, (0, new), value=True)[:, None, None]
+        self.columns.fill(kwargs)
+        return taken(hidden, self.chosen, -2) if layer == self.last + 1 else hidden
 
     def pairs_missing(self, call: Call) -> int:
         """Pairs of query and key that plain attention would compute beside those of a call."""
-        rows = zip(self.lengths, self.real.sum(1).tolist(), strict=True)
+        rows = zip(self.lengths, self.columns.real.sum(1).tolist(), strict=True)
         if self.filling:
             spared = [causal_pairs(length, length) - causal_pairs(count, count) for length, count in rows]
         else:
             spared = [call.queries * (length - count) for length, count in rows]
         return sum(spared) * call.query.shape[1]
-
-    def _causal(self) -> torch.Tensor:
-        width = self.columns.shape[1]
-        causal = torch.ones(width, width, dtype=torch.bool, device=self.real.device).tril()
-        return (causal & self.real[:, None, :])[:, None]
-
-
-def _taken(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tensor:
-    """Columns `[B, K]` of a tensor `[..., B, L]` or, with `dim` -2, `[..., B, L, D]`."""
-    shape = list(values.shape)
-    shape[dim - 1] = len(columns)
-    index = columns if dim == -1 else columns[..., None]
-    wanted = [*shape[:dim], columns.shape[1], *shape[dim:][1:]]
-    return values.expand(shape).gather(dim, index.expand(wanted))
 
 
 def require_all(cache: Any, is_known: bool) -> None:
@@ -145,8 +115,8 @@ def install(
             if cache is not None:
                 setattr(cache, ATTRIBUTE, active.kept)
         else:
-            keys = cache.get_seq_length(number)
-            kwargs["attention_mask"] = kept.later_mask(kwargs.get("attention_mask"), hidden, keys)
+            held = cache.get_seq_length(number)
+            kwargs["attention_mask"] = kept.columns.later_mask(kwargs.get("attention_mask"), hidden.shape[1], held)
         return (hidden, *args[1:]), kwargs
 
     for number, layer in enumerate(layers):

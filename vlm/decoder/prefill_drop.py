@@ -148,7 +148,7 @@ class PrefillDrop(DecoderMethod):
         elif call.starts is None:
             call.run.warn("PrefillDrop dropped nothing: the mask is more than causal with padding on the left")
         else:
-            length = call.keys if before is None else before.length
+            length = call.keys if before is None else before.columns.length
             lengths = [call.keys - start for start in call.starts] if before is None else before.lengths
             chosen = [self._row(call, row, lengths[row]) for row in range(len(lengths))]
             width = max(len(columns) for columns in chosen)

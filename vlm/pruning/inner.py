@@ -12,6 +12,7 @@ import torch
 from mmaccel.patching import hook
 
 from ..decoder.call import Call, GenerateRun
+from ..decoder.columns import Columns
 from ..decoder.generation import setting
 from ..input.prompt import NO_PLACE, Prompt
 from .clustering import means
@@ -44,7 +45,7 @@ class Cuts:
         self.kept: dict[int, int] = {}
         self.copies = 1  # rows of one prompt: beams
         self.scores: torch.Tensor | None = None
-        self.columns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer: columns and which are real
+        self.columns: dict[int, Columns] = {}  # by layer
 
     def mean_kept(self, layers: int) -> float:
         """Visual tokens of the prompts, a mean over the layers."""
@@ -67,10 +68,12 @@ class Cuts:
         at = max((cut for cut in self.columns if cut <= layer), default=None)
         if at is None:
             return hidden
+        columns = self.columns[at]
         if self.filling:
-            self._fill(kwargs, *self.columns[at], self.attends[layer])
+            columns.fill(kwargs, self.attends[layer])
         elif self.attends[layer]:
-            kwargs["attention_mask"] = self._later(kwargs, layer, hidden.shape[1], *self.columns[at])
+            held = kwargs["past_key_values"].get_seq_length(layer)
+            kwargs["attention_mask"] = columns.later_mask(kwargs.get("attention_mask"), hidden.shape[1], held)
         return hidden
 
     def _begin(self, tokens: int) -> None:
@@ -79,13 +82,6 @@ class Cuts:
         if self.filling and tokens != self.length:
             self.filling = False
             self.run.warn("nothing was dropped inside the language model: the prompt came in several chunks")
-
-    @staticmethod
-    def _fill(kwargs: dict[str, Any], columns: torch.Tensor, real: torch.Tensor, attends: bool) -> None:
-        kwargs["position_embeddings"] = tuple(_columns(part, columns, -2) for part in kwargs["position_embeddings"])
-        if kwargs.get("position_ids") is not None:
-            kwargs["position_ids"] = _columns(kwargs["position_ids"], columns, -1)
-        kwargs["attention_mask"] = _causal(real) if attends else real
 
     def _cut(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         earlier = self.columns.get(max(self.columns, default=-1))
@@ -96,7 +92,7 @@ class Cuts:
             mask = mask.repeat_interleave(rows // len(mask), 0)
             columns = torch.arange(hidden.shape[1], device=hidden.device).expand(rows, -1)
         else:
-            columns, mask = earlier
+            columns, mask = earlier.index, earlier.real
         if self.scores is None:
             self.run.warn(f"nothing was dropped before layer {layer}: the attention before it could not be read")
             return hidden
@@ -110,7 +106,7 @@ class Cuts:
             result[row, width - len(index) :] = states
             new[row, width - len(index) :] = columns[row, mask[row]][index]
             scores[row, width - len(index) :] = self.scores[row, mask[row]][index]
-        self.columns[layer], self.scores = (new, real), scores
+        self.columns[layer], self.scores = Columns(new, real, self.length), scores
         return result
 
     def _row(self, layer: int, row: int, hidden: torch.Tensor, mask: torch.Tensor, columns: torch.Tensor) -> Any:
@@ -126,19 +122,6 @@ class Cuts:
         if len(index) < len(hidden):
             self.run.engaged.add(self.method)
         return index, states
-
-    def _later(
-        self, kwargs: dict[str, Any], layer: int, tokens: int, columns: torch.Tensor, real: torch.Tensor
-    ) -> torch.Tensor | None:
-        """The mask `[B, 1, M, N]` of a later pass in a layer whose cache is shorter."""
-        mask = kwargs.get("attention_mask")
-        if mask is not None:
-            prompt = mask[..., : self.length].gather(-1, columns[:, None, None].expand(-1, *mask.shape[1:3], -1))
-            return torch.cat([prompt & real[:, None, None], mask[..., self.length :]], -1)
-        if bool(real.all()):
-            return None
-        new = kwargs["past_key_values"].get_seq_length(layer) - real.shape[1] + tokens
-        return torch.nn.functional.pad(real, (0, new), value=True)[:, None, None]
 
 
 def install(layers: Iterable[torch.nn.Module], cuts: Callable[[], Cuts | None], stack: ExitStack) -> None:
@@ -220,21 +203,3 @@ def _last_attention(call: Call) -> torch.Tensor:
     if call.mask is not None:
         scores = scores.masked_fill(~call.mask[:, :1, -1:], float("-inf"))
     return scores.softmax(-1).mean((1, 2))
-
-
-def _columns(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tensor:
-    """Columns `[B, K]` of a tensor that has the batch just before its dimension `dim`."""
-    shape = list(values.shape)
-    shape[dim - 1] = len(columns)
-    values = values.expand(shape)
-    index = columns if dim == -1 else columns[..., None]
-    return values.gather(dim, index.expand(*shape[:dim], -1) if dim == -1 else index.expand(*shape[:-2], -1, shape[-1]))
-
-
-def _causal(real: torch.Tensor) -> torch.Tensor | None:
-    """Causal mask of rows padded on the left, None where there is no padding."""
-    if bool(real.all()):
-        return None
-    width = real.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool, device=real.device).tril()
-    return (causal & real[:, None, :])[:, None]

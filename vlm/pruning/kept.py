@@ -86,7 +86,8 @@ def kept(session: Session) -> list[Kept]:
     prompt, cuts = last
     found = [sizes.clone() for sizes in prompt.sizes]
     if cuts is not None and cuts.columns:
-        _hide_cut(found, prompt, *cuts.columns[max(cuts.columns)])
+        columns = cuts.columns[max(cuts.columns)]
+        _hide_cut(found, prompt, columns.index, columns.real)
     order = sorted(range(len(found)), key=lambda index: prompt.starts[index])
     return [Kept(found[index]) for index in order]
 

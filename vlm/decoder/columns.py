@@ -1,0 +1,64 @@
+"""Columns of a prompt that some layers of a decoder have, where others have more: their positions and masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Columns:
+    """What the layers after a drop have of a prompt.
+
+    Attributes
+    ----------
+    index : int64 `[B, K]`
+        Which columns of the prompt these are, ascending.
+    real : bool `[B, K]`
+        False on the left, where a row has fewer.
+    length
+        Columns of the prompt, padding included.
+    """
+
+    index: torch.Tensor
+    real: torch.Tensor
+    length: int
+
+    def __post_init__(self) -> None:
+        self.whole = bool(self.real.all())
+
+    def fill(self, kwargs: dict[str, Any], attends: bool = True) -> None:
+        """Put positions and mask of a layer in the pass of the prompt into its arguments; some do not attend."""
+        kwargs["position_embeddings"] = tuple(taken(part, self.index, -2) for part in kwargs["position_embeddings"])
+        if kwargs.get("position_ids") is not None:
+            kwargs["position_ids"] = taken(kwargs["position_ids"], self.index, -1)
+        kwargs["attention_mask"] = self._causal() if attends else self.real
+
+    def later_mask(self, mask: torch.Tensor | None, tokens: int, held: int) -> torch.Tensor | None:
+        """The mask `[B, 1, M, N]` of a later pass over so many `tokens`, in a layer whose cache has `held` keys."""
+        if mask is not None:
+            prompt = mask[..., : self.length].gather(-1, self.index[:, None, None].expand(-1, *mask.shape[1:3], -1))
+            return torch.cat([prompt & self.real[:, None, None], mask[..., self.length :]], -1)
+        if self.whole:
+            return None
+        new = held - self.real.shape[1] + tokens
+        return torch.nn.functional.pad(self.real, (0, new), value=True)[:, None, None]
+
+    def _causal(self) -> torch.Tensor | None:
+        """Causal mask of rows padded on the left, None where there is no padding."""
+        if self.whole:
+            return None
+        width = self.real.shape[1]
+        causal = torch.ones(width, width, dtype=torch.bool, device=self.real.device).tril()
+        return (causal & self.real[:, None, :])[:, None]
+
+
+def taken(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tensor:
+    """Columns `[B, K]` of a tensor `[..., B, L]` or, with `dim` -2, `[..., B, L, D]`."""
+    shape = list(values.shape)
+    shape[dim - 1] = len(columns)
+    index = columns if dim == -1 else columns[..., None]
+    wanted = [*shape[:dim], columns.shape[1], *shape[dim:][1:]]
+    return values.expand(shape).gather(dim, index.expand(wanted))
