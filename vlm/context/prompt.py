@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 
-from ..decoder.generation import setting
+from ..decoder.generation import prompt_ids, setting
 from ..decoder.placeholders import placeholders
 from ..input.arguments import COLUMNS
 from .turning import MOVING
@@ -64,8 +64,8 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
 
 
 def _ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
-    ids = kwargs.get("input_ids", kwargs.get("inputs"))
-    return ids if isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.shape[1] > 1 else None
+    ids = prompt_ids(kwargs)
+    return ids if ids is not None and ids.ndim == 2 and ids.shape[1] > 1 else None
 
 
 @dataclass

@@ -54,7 +54,8 @@ def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
 
 def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:
     """Rows with beams counted, tokens of the prompt, and tokens to generate at most."""
-    prompt = _prompt(kwargs)
+    embeds = kwargs.get("inputs_embeds")
+    prompt = prompt_ids(kwargs) if embeds is None else embeds
     batch, length = (1, 1) if prompt is None else prompt.shape[:2]
     return batch * copies(model, kwargs), length, new_tokens(model, kwargs, length)
 
@@ -73,16 +74,16 @@ def new_tokens(model: Any, kwargs: dict[str, Any], length: int) -> int:
     return new
 
 
-def _prompt(kwargs: dict[str, Any]) -> torch.Tensor | None:
-    found = (kwargs.get(name) for name in ("inputs_embeds", "inputs", "input_ids"))
+def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The token ids of the prompt of a call of `generate`; None if it has embeddings alone."""
+    found = (kwargs.get(name) for name in ("inputs", "input_ids"))
     return next((value for value in found if isinstance(value, torch.Tensor)), None)
 
 
 def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
-    ids = kwargs.get("inputs")
-    ids = kwargs.get("input_ids") if ids is None else ids
-    given = ids.shape[1] if isinstance(ids, torch.Tensor) else 0
+    ids = prompt_ids(kwargs)
+    given = 0 if ids is None else ids.shape[1]
     return int(sequences.shape[0] * (sequences.shape[1] - given))
 
 

@@ -19,7 +19,7 @@ from mmaccel.session import Session
 
 from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
-from ..decoder.generation import copies, plain_keys, setting
+from ..decoder.generation import copies, plain_keys, prompt_ids, setting
 from ..decoder.method import DecoderMethod
 from ..input.arguments import replace
 from ..input.prompt import Prompt, shortened
@@ -92,7 +92,7 @@ class VisualAdapter(DecoderAdapter):
 
     def spans(self, kwargs: dict[str, Any]) -> list[list[Span]] | None:
         """Positions of the frames of a call in its prompt; None if unknown."""
-        ids = kwargs.get("input_ids", kwargs.get("inputs"))
+        ids = prompt_ids(kwargs)
         kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
         found = {kind: self.grids(kind, kwargs) for kind in kinds}
         grids = {kind: grid for kind, grid in found.items() if grid is not None}
