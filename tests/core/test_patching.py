@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mmaccel import private
+from mmaccel.adapter import Adapter
 from mmaccel.errors import ActiveSessionError
 from mmaccel.method import Method
 from mmaccel.patching import hook, intercept_sdpa, override, wrap_generate, wrap_method
@@ -75,14 +76,8 @@ class Writer:
         return [inputs, sorted(kwargs)]
 
 
-class WriterAdapter:
-    call_is_run = False
-
-    def __init__(self, target):
-        self.target = target
-
-    def parts(self):
-        return [self.target]
+class WriterAdapter(Adapter):
+    """A family of its own, which is not registered."""
 
 
 @pytest.fixture

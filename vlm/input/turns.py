@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ class Turn:
     Attributes
     ----------
     session
-        Identity of the adapter of the session that made it.
+        The adapter of the session that made it, if there still is one.
     prompt
         The prompt and the answer.
     cuts
@@ -29,7 +30,7 @@ class Turn:
         Tokens in the cache.
     """
 
-    session: int
+    session: weakref.ref[Any]
     prompt: Prompt
     cuts: Cuts | None
     length: int
@@ -37,7 +38,7 @@ class Turn:
 
 def remember(cache: Any, adapter: Any, prompt: Prompt, cuts: Cuts | None) -> None:
     """Attach its content to a cache."""
-    setattr(cache, ATTRIBUTE, Turn(id(adapter), prompt, cuts, cache.get_seq_length()))
+    setattr(cache, ATTRIBUTE, Turn(weakref.ref(adapter), prompt, cuts, cache.get_seq_length()))
 
 
 def recalled(cache: Any, adapter: Any) -> Turn | None:
@@ -51,7 +52,7 @@ def recalled(cache: Any, adapter: Any) -> Turn | None:
     turn: Turn | None = getattr(cache, ATTRIBUTE, None)
     if turn is None:
         return None
-    if turn.session != id(adapter):
+    if turn.session() is not adapter:
         raise PromptError(
             "past_key_values holds a prompt that another session has shortened: go on with that session, or start"
             " again without past_key_values"
