@@ -215,7 +215,7 @@ def _json(held: bytearray) -> dict[str, Any]:
         raise Refused(400, f"the request is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refused(400, "the request is no JSON object: send {...}")
-    if b"\\ud" in held.lower() and not _is_text(body):  # escapes that are halves of a character
+    if (b"\\ud" in held or b"\\uD" in held) and not _is_text(body):  # escapes that are halves of a character
         raise Refused(400, "the request holds half of a character (a lone surrogate): send whole ones")
     return body
 

@@ -77,8 +77,7 @@ class StepAllocation:
     ) -> None:
         self.levels, self.schedule, self.sampler = levels, schedule, sampler
         self.tokens, self.by_groups, self.target, self.tolerance = tokens, by_groups, target, tolerance
-        self.forecast, self.curved = forecast, curved
-        self.velocities = Velocities(self.trust, curved)
+        self.forecast, self.velocities = forecast, Velocities(curved=curved)
         self.replay = Replay(sampler) if correct else None
         self.layout = LatentLayout()
         self.index = 0
@@ -90,7 +89,7 @@ class StepAllocation:
 
     def restart(self) -> None:
         """Forget all velocities, as where another model takes over; the next step computes all tokens."""
-        self.velocities = Velocities(self.trust, self.curved)
+        self.velocities = Velocities(self.trust, self.velocities.curved)
         if self.replay is not None:
             missed, self.replay = self.replay.missed, Replay(self.sampler)
             self.replay.missed = missed
@@ -98,8 +97,9 @@ class StepAllocation:
     @property
     def trust(self) -> float:
         """Share of the velocity's slope that forecasts trust."""
-        found = self.schedule.trust if self.curved else LEAST_TRUST
-        return found if self.forecast is None else self.forecast
+        if self.forecast is not None:
+            return self.forecast
+        return self.schedule.trust if self.velocities.curved else LEAST_TRUST
 
     @property
     def missed(self) -> float:

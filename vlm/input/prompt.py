@@ -10,6 +10,7 @@ import torch
 
 from mmaccel.errors import PromptError
 
+from ..decoder.columns import taken
 from ..pruning.compressor import Compressor
 from .visual import Visual
 
@@ -89,7 +90,7 @@ class Prompt:
 
     def of_columns(self, values: torch.Tensor) -> torch.Tensor:
         """What remains of values of each column of the original prompt, `[B, L]`; 0 for padding."""
-        return _taken(values, self.source).masked_fill(self.source < 0, 0)
+        return taken(values, self.source.clamp(min=0), -1).masked_fill(self.source < 0, 0)
 
     def restored(self, sequences: torch.Tensor) -> torch.Tensor:
         """Sequences of `generate` with the original prompt."""
@@ -130,7 +131,7 @@ def shortened(
     input_ids, source, valid = left.columns(pad)
     position_ids = _positions(kwargs, found, token_ids, positions, before)
     if position_ids is not None:
-        position_ids = _taken(position_ids, source).masked_fill(~valid, 1)
+        position_ids = taken(position_ids, source.clamp(min=0), -1).masked_fill(~valid, 1)
     elif before is not None and before.position_ids is not None:
         position_ids = _next(before.position_ids, ids.shape[1])
     if position_ids is not None:
@@ -280,11 +281,6 @@ def _after(before: Prompt, prompt: Prompt) -> Prompt:
         cells=before.cells + prompt.cells,
         cached=before.input_ids.shape[1],
     )
-
-
-def _taken(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Columns `[B, K]` of `[..., B, L]`."""
-    return values.gather(-1, index.clamp(min=0).expand(*values.shape[:-1], -1))
 
 
 def _next(position_ids: torch.Tensor, count: int) -> torch.Tensor:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
-from PIL import Image
 
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, unknown_name
-from mmaccel.method import is_count, is_number
 
 from ..answering import prepare
 from ..decoder.generation import copies
 from ..families.llava_onevision import LlavaOnevisionAdapter
+from .checks import check_settings, frames_of
 from .response_gate import ResponseGate
 from .stats import VideoStreamStats
 from .stream_cache import HEAD, StreamCache
@@ -88,7 +86,7 @@ class VideoStream:
                 f"no streams for {type(model).__name__}: LlavaOnevisionForConditionalGeneration and"
                 " LlavaNextVideoForConditionalGeneration have them"
             )
-        _check_settings(method, memory, gate, prefill, reread)
+        check_settings(method, memory, gate, prefill, reread)
         if policy not in POLICIES:
             raise unknown_name("policy", policy, POLICIES)
         self.adapter, self.model, self.processor = adapter, model, processor
@@ -135,9 +133,7 @@ class VideoStream:
         PromptError
             If something else is among them; nothing of the push is taken then.
         """
-        chunk = list(frames) if _is_several(frames) else [frames]
-        for number, frame in enumerate(chunk):
-            _check_frame(frame, number)
+        chunk = frames_of(frames)
         if chunk:
             began = time.perf_counter()
             pixels = self.pixels(chunk)
@@ -281,35 +277,3 @@ class VideoStream:
             tokens = torch.cat([tokens, self.model.model.image_newline[None].to(tokens)])
         embeds = torch.cat([embed(head), tokens[None].to(self.model.dtype), embed(tail)], 1)
         return torch.cat([head, head.new_full((1, len(tokens)), self.adapter.token_id("video")), tail], 1), embeds
-
-
-def _check_settings(method: Any, memory: Any, gate: Any, prefill: Any, reread: Any) -> None:
-    fits = {
-        "method": (method, method is None or isinstance(method, StreamingCompression), "a vlm.StreamingCompression()"),
-        "memory": (memory, is_count(memory), "a whole number of tokens of at least 1"),
-        "gate": (gate, gate is None or isinstance(gate, ResponseGate), "a vlm.ResponseGate()"),
-        "prefill": (prefill, isinstance(prefill, bool), "True or False"),
-        "reread": (
-            reread,
-            reread is None or is_number(reread, 0),
-            "a share of the memory of at least 0, such as 0.25, or None",
-        ),
-    }
-    for name, (value, is_fit, wanted) in fits.items():
-        if not is_fit:
-            raise SettingError(f"{name}={value!r}: pass {wanted}")
-
-
-def _is_several(frames: Any) -> bool:
-    """Whether this is more than one picture."""
-    if isinstance(frames, Sequence):
-        return True
-    return getattr(frames, "ndim", 3) == 4
-
-
-def _check_frame(frame: Any, number: int) -> None:
-    shape = (*frame.size, 3) if isinstance(frame, Image.Image) else tuple(getattr(frame, "shape", ()))
-    is_bytes = isinstance(frame, Image.Image) or str(getattr(frame, "dtype", "")).endswith("uint8")
-    if not is_bytes or len(shape) != 3 or shape[2] != 3 or not all(shape):
-        found = f"{type(frame).__name__} of {getattr(frame, 'dtype', 'no numbers')} {list(shape)}"
-        raise PromptError(f"frame {number} of the push is a {found}: push PIL pictures or uint8 arrays [H, W, 3]")

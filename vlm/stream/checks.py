@@ -1,0 +1,58 @@
+"""What a stream is given: its settings and its frames, refused before anything is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from mmaccel.errors import PromptError, SettingError
+from mmaccel.method import is_count, is_number
+
+from .response_gate import ResponseGate
+from .streaming_compression import StreamingCompression
+
+
+def check_settings(method: Any, memory: Any, gate: Any, prefill: Any, reread: Any) -> None:
+    """Refuse settings of a stream that are out of range.
+
+    Raises
+    ------
+    SettingError
+        Names the first, its value and what to pass.
+    """
+    share = "a share of the memory of at least 0, such as 0.25, or None"
+    fits = {
+        "method": (method, method is None or isinstance(method, StreamingCompression), "a vlm.StreamingCompression()"),
+        "memory": (memory, is_count(memory), "a whole number of tokens of at least 1"),
+        "gate": (gate, gate is None or isinstance(gate, ResponseGate), "a vlm.ResponseGate()"),
+        "prefill": (prefill, isinstance(prefill, bool), "True or False"),
+        "reread": (reread, reread is None or is_number(reread, 0), share),
+    }
+    for name, (value, is_fit, wanted) in fits.items():
+        if not is_fit:
+            raise SettingError(f"{name}={value!r}: pass {wanted}")
+
+
+def frames_of(pushed: Any) -> list[Any]:
+    """The frames of a push, which is one or several.
+
+    Raises
+    ------
+    PromptError
+        If something else is among them.
+    """
+    is_several = isinstance(pushed, Sequence) or getattr(pushed, "ndim", 3) == 4
+    frames = list(pushed) if is_several else [pushed]
+    for number, frame in enumerate(frames):
+        _check_frame(frame, number)
+    return frames
+
+
+def _check_frame(frame: Any, number: int) -> None:
+    shape = (*frame.size, 3) if isinstance(frame, Image.Image) else tuple(getattr(frame, "shape", ()))
+    is_bytes = isinstance(frame, Image.Image) or str(getattr(frame, "dtype", "")).endswith("uint8")
+    if not is_bytes or len(shape) != 3 or shape[2] != 3 or not all(shape):
+        found = f"{type(frame).__name__} of {getattr(frame, 'dtype', 'no numbers')} {list(shape)}"
+        raise PromptError(f"frame {number} of the push is a {found}: push PIL pictures or uint8 arrays [H, W, 3]")
