@@ -58,7 +58,7 @@ def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) 
 class Session(Generic[A]):
     """A plan applied to one target. Use it as the target: calls and attribute reads are forwarded.
 
-    Several threads may call it: each waits for its turn.
+    Several threads may call `generate` of a model: each waits for its turn.
 
     Leaving the ``with`` block, or :meth:`remove`, removes every trace from the target.
 
@@ -74,7 +74,7 @@ class Session(Generic[A]):
         self.around: list[Callable[[], AbstractContextManager[None]]] = []  # entered around every run
         self._stack: ExitStack | None = None
         self._removed = self._running = False
-        self.lock = threading.RLock()  # of the thread whose run it is
+        self.lock = threading.RLock()  # of the thread whose call of `generate` it is
         for part in adapter.parts():
             holder = _holders.get(id(part))
             live = holder() if holder is not None else None
@@ -147,31 +147,29 @@ class Session(Generic[A]):
     def run(self) -> Iterator[None]:
         """One run: the report restarts, :attr:`around` is entered, and the time is measured.
 
-        A run within a run belongs to the outer one; one of another thread waits for it.
+        A run within a run belongs to the outer one.
         """
-        with self.lock:
-            if self._running:
+        if self._running:
+            yield
+            return
+        self.report.start()
+        self._running, began = True, time.perf_counter()
+        try:
+            with ExitStack() as stack:
+                for enter in self.around:
+                    stack.enter_context(enter())
                 yield
-                return
-            self.report.start()
-            self._running, began = True, time.perf_counter()
-            try:
-                with ExitStack() as stack:
-                    for enter in self.around:
-                        stack.enter_context(enter())
-                    yield
-                    self.report.wall_seconds = time.perf_counter() - began
-            finally:
-                self._running = False
+                self.report.wall_seconds = time.perf_counter() - began
+        finally:
+            self._running = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.adapter.call_is_run:
             return self.target(*args, **kwargs)
-        with self.lock:
-            for method in self.plan.methods:
-                method.prepare(self, args, kwargs)
-            with self.run():
-                return self.target(*args, **kwargs)
+        for method in self.plan.methods:
+            method.prepare(self, args, kwargs)
+        with self.run():
+            return self.target(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("target", "adapter"):  # not built yet: raise instead of recursing
