@@ -3,6 +3,7 @@
 import inspect
 import math
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.adapter import find_adapter
+from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MemoryLimitError, MissingExtraError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files import clips
 from mmaccel.stepping.layout import LatentLayout
@@ -144,14 +146,32 @@ def test_what_is_not_installed_is_said(monkeypatch):
 def test_the_benchmark_tunes_to_a_time(monkeypatch):
     from mmaccel.video.bench import benchmark
 
-    def seconds(tuning, entry):
-        return 1.0 if entry.kind == "plain" else 1 / (1 + entry.setup)
-
-    monkeypatch.setattr(benchmark, "seconds_of", seconds)
+    monkeypatch.setattr(benchmark, "share_of", lambda tuning, entry: 1 / (1 + entry.setup))
     tuning = SimpleNamespace(target=None)
     case = VideoCase("x", "rival", lambda x: x, 1e-3, 100.0)
     assert 1 / (1 + benchmark.tune(tuning, case, 0.25).setup) == pytest.approx(0.25, abs=0.05)
     assert benchmark.tune(tuning, VideoCase("y", "ours", lambda x: "fixed"), 0.25).setup == "fixed"
+
+
+def test_the_time_of_an_entry_is_taken_beside_a_plain_run():
+    from mmaccel.comparison.entry import Entry
+    from mmaccel.video.bench import benchmark
+
+    class Slowing(Workload):
+        """A machine that gets slower with every run; the entry does a quarter of the work."""
+
+        unit, target, prompts, clock, load = "steps", 1.0, ["a", "b"], 0.0, 1.0
+
+        def run(self, target, seed, fewer=None):
+            self.load *= 1.1
+            self.clock += target * self.load
+
+        def timer(self):
+            return self.clock
+
+    quick = Entry("quick", "ours", setup=lambda target: nullcontext(target / 4))
+    assert benchmark.share_of(Slowing(), quick) == pytest.approx(0.25, rel=0.11)
+    assert not quick.metrics, "nothing is judged while an entry is tuned"
 
 
 def test_the_page_compares_with_what_kept_to_the_time(tmp_path):

@@ -59,8 +59,7 @@ def all_entries(filming: Filming, judged: list[MotionPrompt], budget: float, ful
     made = list(_cases(filming, budget, full))
     found = [case for case in made if not case.is_missing]
     tuning = Filming(zoo.prompts(MODEL, TUNING_PROMPTS, seed=TUNING_SEED), pipe=filming.target)
-    plain = seconds_of(tuning, Entry(PLAIN, PLAIN)) if full else None
-    tuned = [tune(tuning, case, budget, plain) for case in tqdm(found, desc=f"tune to {budget:.0%}")]
+    tuned = [tune(tuning, case, budget) for case in tqdm(found, desc=f"tune to {budget:.0%}")]
     yield from judge(filming, budget, tuned, judged)
     yield from (_missing_row(filming, budget, case) for case in made if case.is_missing)
 
@@ -91,16 +90,15 @@ def _untuned(filming: Filming, budget: float) -> list[VideoCase]:
     return [*found, sea_cache_as_it_comes()] if budget == max(BUDGETS) else found
 
 
-def tune(tuning: Filming, case: VideoCase, budget: float, plain: float | None = None) -> Entry:
+def tune(tuning: Filming, case: VideoCase, budget: float) -> Entry:
     """The entry of a case that takes `budget` of the plain time, by bisection."""
     if case.low == case.high:
         return case.entry(tuning.target, case.low)
-    plain = seconds_of(tuning, Entry(PLAIN, PLAIN)) if plain is None else plain
     low, high = case.low, case.high  # the higher, the faster
     best, setting = float("inf"), low
     for _ in range(TUNING_ROUNDS):
         middle = (low * high) ** 0.5
-        share = seconds_of(tuning, case.entry(tuning.target, middle)) / plain
+        share = share_of(tuning, case.entry(tuning.target, middle))
         if abs(share - budget) < best:
             best, setting = abs(share - budget), middle
         if best < CLOSE:
@@ -109,10 +107,11 @@ def tune(tuning: Filming, case: VideoCase, budget: float, plain: float | None = 
     return case.entry(tuning.target, setting)
 
 
-def seconds_of(tuning: Filming, entry: Entry) -> float:
-    """Median time of an entry."""
-    Runner(tuning, [entry], range(len(tuning.prompts))).run(warm_up=False)
-    return results.median(entry.seconds)
+def share_of(tuning: Filming, entry: Entry) -> float:
+    """Share of the plain time that an entry takes: each of its runs beside a plain one, as the machine may be busy."""
+    plain = Entry(PLAIN, "reference")  # nothing is judged here
+    Runner(tuning, [plain, entry], range(len(tuning.prompts))).run(warm_up=False)
+    return 1 / results.median(entry.ratios(plain))
 
 
 def judge(
