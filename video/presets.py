@@ -8,12 +8,10 @@ from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
 
 MEASURED = {"model": "tiny-wan, 40 steps"}
 
-# The settings are those of the rows, also where others have become the default since: with `forecast=None` the first is
-# nearer to the plain clip, by what was measured of it alone (CHANGELOG.md).
 PRESETS: dict[str, dict[str, Preset]] = {
     "diffusion transformer": {
-        "balanced": Preset((HeterogeneousSteps(forecast=0.5),), "video", MEASURED),
-        "fast": Preset((HeterogeneousSteps(budget=0.25, forecast=0.5),), "video", MEASURED),
+        "balanced": Preset((HeterogeneousSteps(),), "video", MEASURED),
+        "fast": Preset((HeterogeneousSteps(budget=0.25),), "video", MEASURED),
     }
 }
 
