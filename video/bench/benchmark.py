@@ -111,7 +111,7 @@ def share_of(tuning: Filming, entry: Entry) -> float:
     """Share of the plain time that an entry takes: each of its runs beside a plain one, as the machine may be busy."""
     plain = Entry(PLAIN, "reference")  # nothing is judged here
     Runner(tuning, [plain, entry], range(len(tuning.prompts))).run(warm_up=False)
-    return 1 / results.median(entry.ratios(plain))
+    return _share(entry, plain)
 
 
 def judge(
@@ -148,7 +148,7 @@ def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: li
         kind=entry.kind,
         **entry.columns,
         **entry.timing(plain),
-        wall_share=results.median(1 / ratio for ratio in entry.ratios(plain)),
+        wall_share=_share(entry, plain),
         **_work(entry, samples),
         quality_metric=METRIC,
         **_figures(samples, plain),
@@ -157,6 +157,10 @@ def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: li
         samples=samples,
         **columns,
     )
+
+
+def _share(entry: Entry, plain: Entry) -> float:
+    return results.median(1 / ratio for ratio in entry.ratios(plain))
 
 
 def _figures(samples: list[Row], plain: Entry) -> Row:

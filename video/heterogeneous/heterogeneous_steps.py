@@ -64,8 +64,8 @@ class HeterogeneousSteps(DiffusionMethod):
     target
         What to be near to: the ``"plain"`` run (default), or the ``"converged"`` one of many more steps. Then a step
         goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
-        and half of the steps computed were measured to be nearer to the converged clip than the plain run of all is.
-        For samplers of flow matching that draw no noise.
+        and half of the steps computed were measured to be nearer to the converged clip than the plain run of all is, on
+        most prompts; on a few they give another clip, far from both. For samplers of flow matching that draw no noise.
     tolerance
         How far forecasts may lead astray, as the root mean square of all corrections in units of the latents, before a
         run computes all its further steps and so exceeds its budget; None (default) for any. `video.Auto` finds it for
