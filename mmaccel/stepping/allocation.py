@@ -153,6 +153,8 @@ class StepAllocation:
         velocities, replay = self.velocities, self.replay
         before = velocities.level.clone() if velocities.is_known else None
         merged = velocities.step(self.levels[self.index], computed, self.active, sum(self._span) / 2)
+        if replay is not None:
+            replay.arrive(sample)
         if replay is not None and before is not None and computed is not None:
             sample = replay.correct(sample, velocities, before, self.layout)
         if replay is not None and self.share == 1:

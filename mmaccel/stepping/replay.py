@@ -16,6 +16,18 @@ Make = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 @dataclass
+class _Change:
+    """What a pipeline did to the sample after a step: some values it held where the step began, to others it added."""
+
+    held: torch.Tensor
+    added: torch.Tensor
+
+    def __call__(self, began: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+        """The same done to a step that began and ended elsewhere."""
+        return torch.where(self.held, began, ended + self.added)
+
+
+@dataclass
 class _Made:
     """A step that was made: the levels that its velocities `[B, S, C]` stand for, and how to repeat it."""
 
@@ -23,6 +35,7 @@ class _Made:
     end: float
     velocity: torch.Tensor
     make: Make
+    change: _Change | None  # of the sample that it began with, since the step before
 
 
 class Replay:
@@ -44,6 +57,8 @@ class Replay:
         self.made: list[_Made] = []
         self.state: dict[str, Any] = {}
         self.start: torch.Tensor | None = None
+        self.began: torch.Tensor | None = None  # the pipeline's sample, where the step begins
+        self.change: _Change | None = None  # of that, since the step before
         self.reached: torch.Tensor | None = None  # where the last step ended
         self.missed = 0.0  # mean square of all corrections
 
@@ -54,12 +69,22 @@ class Replay:
         if self.sampler is not None:
             self.state = _copied(vars(self.sampler))
 
+    def arrive(self, sample: torch.Tensor) -> None:
+        """The pipeline's next step starts at `sample`, which it may have changed after the last one."""
+        began, reached = self.began, self.reached
+        self.began, self.change = _held(sample), None
+        if began is None or reached is None or sample is reached:
+            return
+        changed = sample != reached.to(sample.dtype)
+        if bool(changed.any()):
+            self.change = _Change(changed & (sample == began), sample - reached)
+
     def note(self, levels: tuple[float, float], velocity: torch.Tensor, make: Make, result: Any) -> None:
         """A step was made, which `make(velocity, sample)` makes again, and gave this result.
 
         Its velocities are those at one level, given twice, or the mean between two.
         """
-        self.made.append(_Made(*levels, velocity, make))
+        self.made.append(_Made(*levels, velocity, make, self.change))
         self.reached = next(tensors(result))
 
     def correct(
@@ -70,7 +95,8 @@ class Replay:
         Parameters
         ----------
         sample
-            Where the next step starts; changes that were made to it after the last step stay in it.
+            Where the next step starts. What the pipeline did to it between steps is done again: values that it held
+            stay, and what it added is added.
         velocities
             Those of now.
         before
@@ -86,20 +112,22 @@ class Replay:
                 is_late = True
         if not is_late:
             return sample
-        assert self.start is not None and self.reached is not None
+        assert self.start is not None
         if self.sampler is not None:
             vars(self.sampler).update(_copied(self.state))
-        again = self.start
-        for made in self.made:
+        began = ended = self.start
+        for number, made in enumerate(self.made):
+            began = made.change(began, ended) if number and made.change else ended
             velocity = layout.latents(made.velocity, sample).to(sample.dtype)
-            again = next(tensors(made.make(velocity, again)))
-        correction = again - self.reached
-        self.missed += float(correction.float().square().mean())
-        return (sample + correction).to(sample.dtype)
+            ended = next(tensors(made.make(velocity, began)))
+        corrected = (self.change(began, ended) if self.change else ended).to(sample.dtype)
+        self.missed += float((corrected - sample).float().square().mean())
+        return corrected
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return count_bytes([[made.velocity for made in self.made], self.start, self.reached])
+        made = [(made.velocity, made.change and vars(made.change)) for made in self.made]
+        return count_bytes([made, self.start, self.began, self.reached])
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from mmaccel.stepping import EasyReuse, LatentLayout, SamplerRun, StepAllocation
 from mmaccel.stepping.ratios import growth, stretched
 from mmaccel.stepping.replay import Replay
 from mmaccel.stepping.reuse import BranchState
+from mmaccel.stepping.schedule import Schedule
 from mmaccel.stepping.tensors import count_bytes, map_tensors, mean_change, mean_size, plus, relative_change, tensors
 
 ONE, TWO = torch.tensor([1.0, 3.0]), torch.tensor([5.0])
@@ -117,10 +118,34 @@ def test_pinned_tokens_are_never_chosen(tokens):
     assert chosen and chosen <= {2, 3, 4, 5}
 
 
-def test_steps_that_may_be_made_again_hold_three_tensors():
-    """Where they began, where the last one ended, and the velocities of each."""
+def test_steps_that_may_be_made_again_hold_four_tensors():
+    """Where they began, where the last one did and ended, and the velocities of each."""
     replay, x = Replay(), torch.zeros(3)
     replay.begin(x)
     for ends in (1, 2):
-        replay.note((1.0, 1.0), torch.ones(3), lambda velocity, sample: sample, x + 1)
-        assert replay.nbytes() == 4 * 3 * (2 + ends)
+        replay.arrive(x)
+        x = x + 1
+        replay.note((1.0, 1.0), torch.ones(3), lambda velocity, sample: sample, x)
+        assert replay.nbytes() == 4 * 3 * (3 + ends)
+
+
+@pytest.mark.parametrize("added", (0.0, 0.5))
+def test_what_a_pipeline_does_between_steps_is_no_miss_of_forecasts(added):
+    """It holds the first token until half of the run, as soft conditions do, and adds to the others in one step.
+
+    Along velocities on a straight slope the end is then that of the run that computes all.
+    """
+    levels = torch.linspace(1, 0, 13).tolist()
+    first, slope = torch.randn(2, 1, 3, 2, generator=torch.Generator().manual_seed(0))
+    found = []
+    for schedule in (Schedule((1.0,) * 12), Schedule((1, 1, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1))):
+        run, x = StepAllocation(levels, schedule, forecast=0.5), torch.zeros(1, 3, 2)
+        run.layout = LatentLayout(())
+        for k in range(12):
+            true = first + levels[k] * slope if run.begin(k) else None
+            ended = run.step(lambda v, x, k=k: x + (levels[k + 1] - levels[k]) * v, true, x)
+            ended = torch.cat([ended[:, :1], ended[:, 1:] + added], 1) if k == 4 else ended
+            x = torch.cat([x[:, :1], ended[:, 1:]], 1) if k < 6 else ended
+        found.append(x)
+    torch.testing.assert_close(found[1], found[0])
+    assert run.missed > 0
