@@ -73,7 +73,12 @@ class _Wrapped:
 
     def remove(self) -> None:
         self.live = False
-        if vars(self.owner).get(self.name) is not self:
+        above = vars(self.owner).get(self.name)
+        if above is not self:
+            while isinstance(above, _Wrapped) and above.original is not self:
+                above = above.original
+            if isinstance(above, _Wrapped):  # of ours, and attached later
+                above.original, above.had = self.original, self.had
             return
         if self.had:
             setattr(self.owner, self.name, self.original)
@@ -145,6 +150,8 @@ def hook(
 ) -> None:
     """Observe each call of one module, and change it where a function returns something, until `stack` closes.
 
+    A copy of the module takes over its hooks, which then do nothing.
+
     Parameters
     ----------
     before
@@ -154,10 +161,14 @@ def hook(
     always
         Whether `after` also runs after an exception, without an output.
     """
+
+    def of_this(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda called, *rest: function(called, *rest) if called is module else None
+
     if after is not None:
-        stack.callback(module.register_forward_hook(after, with_kwargs=True, always_call=always).remove)
+        stack.callback(module.register_forward_hook(of_this(after), with_kwargs=True, always_call=always).remove)
     if before is not None:
-        stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        stack.callback(module.register_forward_pre_hook(of_this(before), with_kwargs=True).remove)
 
 
 def attention_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -169,7 +169,8 @@ def plan(target: Any, *methods: Method | Plan, preset: str | None = None) -> Pla
 def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> tuple[Plan, Adapter]:
     """A plan and the adapter it was checked against."""
     adapter = find_adapter(target)
-    chosen, why = list(_flatten(methods, adapter)), ""
+    plans = [item for item in methods if isinstance(item, Plan)]
+    chosen, why = list(_flatten(methods, adapter)), "; ".join(plan.why for plan in plans if plan.why)
     if preset is not None:
         if chosen:
             raise ConflictError("give methods or a preset, not both")
@@ -179,7 +180,8 @@ def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> 
         presets = ", ".join(map(repr, presets_of(adapter.modality, adapter.family)))
         raise ConflictError(f"nothing to do: name a method{f', or a preset ({presets})' if presets else ''}")
     _check(chosen, adapter)
-    return Plan(tuple(chosen), family=adapter.family, why=why), adapter
+    measured = [point for plan in plans for point in plan.measured]
+    return Plan(tuple(chosen), family=adapter.family, measured=measured, why=why), adapter
 
 
 def _preset(adapter: Adapter, name: str) -> Preset:

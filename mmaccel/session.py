@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Generic, Self
@@ -56,7 +56,7 @@ def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) 
 
 
 class Session(Generic[A]):
-    """A plan applied to one target. Use it as the target: calls and attribute reads are forwarded.
+    """A plan applied to one target. Use it as the target: calls are forwarded, and attributes read or set.
 
     Several threads may call `generate` of a model: each waits for its turn.
 
@@ -65,16 +65,31 @@ class Session(Generic[A]):
     Attributes
     ----------
     target, plan, adapter, report
+    memory
+        What methods learn from one run for the next.
+    around
+        Entered around every run.
+    lock
+        Of the thread whose call of `generate` it is.
     """
+
+    target: Any
+    plan: Plan
+    adapter: A
+    report: Report
+    memory: dict[str, Any]
+    around: list[Callable[[], AbstractContextManager[None]]]
+    lock: threading.RLock
+    _stack: ExitStack | None
+    _removed: bool
+    _running: bool
 
     def __init__(self, plan: Plan, adapter: A) -> None:
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
-        self.memory: dict[str, Any] = {}  # what methods learn from one run for the next
-        self.around: list[Callable[[], AbstractContextManager[None]]] = []  # entered around every run
-        self._stack: ExitStack | None = None
+        self.memory, self.around, self.lock = {}, [], threading.RLock()
+        self._stack = None
         self._removed = self._running = False
-        self.lock = threading.RLock()  # of the thread whose call of `generate` it is
         for part in adapter.parts():
             holder = _holders.get(id(part))
             live = holder() if holder is not None else None
@@ -97,9 +112,13 @@ class Session(Generic[A]):
 
     def _attach(self) -> None:
         with ExitStack() as stack:
-            for method in sorted(self.plan.methods, key=lambda method: method.nesting):
-                method.attach(self, stack)
+            self.attach(self.plan.methods, stack)
             self._stack = stack.pop_all()
+
+    def attach(self, methods: Iterable[Method], stack: ExitStack) -> None:
+        """Attach methods to the target, the outermost last, until `stack` closes."""
+        for method in sorted(methods, key=lambda method: method.nesting):
+            method.attach(self, stack)
 
     def _detach(self) -> None:
         stack, self._stack = self._stack, None
@@ -125,12 +144,18 @@ class Session(Generic[A]):
         ...     plain.generate(**inputs, generation_mode="image")
         >>> print(fast.report)  # doctest: +SKIP
         """
-        was_active = self.active
-        self._detach()
-        began = time.perf_counter()
-        try:
+        with self.detached():
+            began = time.perf_counter()
             yield self.target
             self.report.baseline_seconds = time.perf_counter() - began
+
+    @contextmanager
+    def detached(self) -> Iterator[None]:
+        """Take all methods off the target inside this block; those of the plan are attached after it."""
+        was_active = self.active
+        self._detach()
+        try:
+            yield
         finally:
             if was_active and not self._removed:
                 self._attach()
@@ -166,7 +191,7 @@ class Session(Generic[A]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.adapter.call_is_run:
             return self.target(*args, **kwargs)
-        for method in self.plan.methods:
+        for method in self.plan.methods if self.active else ():
             method.prepare(self, args, kwargs)
         with self.run():
             return self.target(*args, **kwargs)
@@ -175,6 +200,13 @@ class Session(Generic[A]):
         if name in ("target", "adapter"):  # not built yet: raise instead of recursing
             raise AttributeError(name)
         return getattr(self.target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A setting such as ``fast.scheduler = ...`` is that of the target."""
+        if name in Session.__annotations__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.target, name, value)
 
     def __str__(self) -> str:
         state = "" if self.active else ", removed"

@@ -95,6 +95,20 @@ class Follower:
         levels = levels_of(self.scheduler)
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
 
+    def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        """A pipeline closes its progress bar however its loop ends, and with it the run that was in the middle."""
+        bar, run, stack = original(*args, **kwargs), self.stepper, ExitStack()
+
+        def close(original: Forward) -> None:
+            stack.close()
+            original()
+            if self.stepper is not None and self.stepper is run:
+                self.drop()
+
+        if hasattr(bar, "close"):
+            wrap_method(stack, bar, "close", close)
+        return bar
+
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
         self.passes += 1
         if self.is_swapped:
@@ -165,6 +179,8 @@ class Follower:
     def attach_passes(self, stack: ExitStack) -> None:
         """All of them but the scheduler's `step`."""
         wrap_method(stack, self.scheduler, "set_timesteps", self.set_timesteps)
+        if hasattr(self.session.target, "progress_bar"):
+            wrap_method(stack, self.session.target, "progress_bar", self.progress_bar)
         for expert, denoiser in enumerate(self.session.adapter.denoisers()):
             wrap_forward(stack, denoiser, functools.partial(self.forward, expert, denoiser))
 
@@ -215,7 +231,7 @@ def first_step(scheduler: Any, timestep: Any) -> int:
     begin = getattr(scheduler, "begin_index", None)
     if begin is not None or timestep is None:
         return begin or 0
-    at = torch.as_tensor(timestep).flatten()[0].item()
+    at = torch.as_tensor(timestep).max().item()  # a first frame that is held has one of 0
     return next((i for i, t in enumerate(scheduler.timesteps.tolist()) if t == at), 0)
 
 

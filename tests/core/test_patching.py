@@ -58,6 +58,16 @@ def test_a_wrapped_method_is_restored_and_not_copied():
     assert owner.method() == "class" and not vars(owner)
 
 
+def test_what_is_removed_from_below_leaves_nothing():
+    owner, first, second = Owner(), ExitStack(), ExitStack()
+    wrap_method(first, owner, "method", lambda original: f"inner {original()}")
+    wrap_method(second, owner, "method", lambda original: f"outer {original()}")
+    first.close()
+    assert owner.method() == "outer class"
+    second.close()
+    assert owner.method() == "class" and not vars(owner)
+
+
 def test_what_another_library_put_on_top_stays():
     owner, stack = Owner(), ExitStack()
     wrap_method(stack, owner, "method", lambda original: "ours")

@@ -11,7 +11,7 @@ import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.tuning.curve import point
-from mmaccel.video import EasyCache, HeterogeneousSteps, auto, examples
+from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention, auto, examples
 from mmaccel.video.heterogeneous import auto as auto_module
 from mmaccel.video.heterogeneous.auto import _Curve, as_tensor
 from mmaccel.video.quality import tensor_psnr
@@ -40,7 +40,7 @@ def test_a_quality_is_kept(wan, tmp_path):
     again = mmaccel.Plan.load(tmp_path / "plan.json")
     assert again.measured == curve and "dB" in str(again)
     with mmaccel.accelerate(pipe, again) as fast:
-        assert fast.plan.methods == (picked,)
+        assert fast.plan.methods == (picked,) and fast.plan.measured == curve
         fast(**call)  # its steps follow costs that are measured anew, so that on a busy machine the clip is another one
         assert fast.report.engaged
 
@@ -110,13 +110,70 @@ def test_a_quality_out_of_reach_runs_plainly(wan):
     plain = pipe(**call)[0]
     with mmaccel.accelerate(pipe, auto(min_psnr=1000)) as fast:
         assert torch.equal(fast(**call)[0], plain)
-        assert not fast.report.engaged and "did not engage" in str(fast.report)
-        assert fast.plan.methods == (auto(min_psnr=1000),) and fast.plan.measured
+        best = max(point["psnr"] for point in fast.plan.measured)
+        said = f"no setting kept 1000 dB on the first call, and the nearest to the plain output had {best:.1f} dB"
+        assert not fast.report.engaged and said in str(fast.report)
+        assert fast.plan.methods == (auto(min_psnr=1000),)
         passes = []
         hook = pipe.transformer.register_forward_hook(lambda *_: passes.append(1))
         fast(**call)
         hook.remove()
         assert len(passes) == 48, "measured once, also where nothing was found"
+        assert said in str(fast.report)
+
+
+def test_a_call_too_short_to_measure_settles_nothing(wan):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.2)) as fast:
+        plain = fast(**{**call, "num_inference_steps": 2})[0]
+        assert any("the next is measured" in text for text in fast.report.warnings) and not fast.plan.measured
+        fast(**call)
+        assert fast.report.engaged and fast.plan.measured and not fast.report.warnings
+    assert torch.equal(pipe(**{**call, "num_inference_steps": 2})[0], plain)
+
+
+def test_other_methods_of_the_plan_stay_and_are_measured_with_it(wan):
+    pipe, call = wan
+    other = SparseAttention(min_length=64, always=True)
+    with mmaccel.accelerate(pipe, other) as fast:
+        alone = fast(**call)[0]
+        keys, plain_keys = fast.report.keys, fast.report.plain_keys
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.2), other) as fast:
+        fast(**call)
+        picked = fast.plan.methods[0]
+        assert fast.plan.methods == (picked, other) and not isinstance(picked, type(auto()))
+        assert 0 < fast.report.keys <= keys and fast.report.keys / fast.report.plain_keys == keys / plain_keys
+        best = tensor_psnr(pipe_output(pipe, fast, call), alone)
+        assert all(point["psnr"] <= best for point in fast.plan.measured), "none is nearer than the other method alone"
+
+
+def pipe_output(pipe, fast, call):
+    with fast.baseline():
+        return pipe(**call)[0]
+
+
+def test_what_another_session_picked_is_taken_over(wan):
+    """As `mmaccel.compare` and `tune` give each run what the runs before it learned, after the session began."""
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.2)) as first:
+        out = first(**call)[0]
+        memory, plan = dict(first.memory), first.plan
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.2)) as fast:
+        fast.memory.update(memory)
+        again = fast(**call)[0]
+        assert fast.report.engaged and fast.plan == plan and fast.plan.measured == plan.measured
+    with mmaccel.accelerate(pipe, plan) as fast:
+        assert out.shape == again.shape and fast.plan == plan
+
+
+def test_a_removed_session_measures_nothing(wan):
+    pipe, call = wan
+    passes = []
+    pipe.transformer.register_forward_hook(lambda *_: passes.append(1))
+    fast = mmaccel.accelerate(pipe, auto(target_speedup=1.2))
+    fast.remove()
+    fast(**call)
+    assert len(passes) == 48 and not fast.plan.measured
 
 
 def test_the_baseline_is_one_plain_run(wan):

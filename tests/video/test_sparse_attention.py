@@ -1,5 +1,6 @@
 """Sparse attention in diffusion transformers: what the contract does not see."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -291,3 +292,32 @@ def test_a_pipeline_without_a_transformer_has_nothing_to_make_sparse():
     pipe.register_modules(transformer=None)
     with pytest.raises(UnsupportedTargetError, match="WanPipeline has no transformer to make sparse"):
         mmaccel.plan(pipe, SparseAttention())
+
+
+@pytest.mark.parametrize("text", (255, 256, 257))
+def test_attention_to_a_text_as_long_as_the_latents_stays_dense(text, monkeypatch):
+    """256 tokens of latents: then which of the two attentions it is cannot be told, and both are dense."""
+    pipe, arguments = examples.wan_pipeline()
+    call = {**arguments(1, steps=2), "prompt_embeds": torch.randn(1, text, 16), "guidance_scale": 1.0}
+    tokens = call["latents"][0, 0].numel() // 4
+    assert tokens == 256
+    lengths, real = [], module.kernels.block_sparse_attention
+
+    def noted(query, key, value, plan, **more):
+        lengths.append(key.shape[2])
+        return real(query, key, value, plan, **more)
+
+    monkeypatch.setattr(module.kernels, "block_sparse_attention", noted)
+    with mmaccel.accelerate(pipe, SparseAttention(min_length=32, always=True)) as fast:
+        fast(**call)
+    assert lengths == [tokens] * len(lengths) and bool(lengths) == (text != tokens)
+
+
+def test_a_copy_of_a_transformer_is_plain():
+    model, arguments = examples.wan()
+    call = arguments(1)
+    plain = model(**call)
+    with mmaccel.accelerate(model, SparseAttention(min_length=64, always=True)) as fast:
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(**call), plain) and not torch.equal(fast(**call), plain)
+    assert torch.equal(copied(**call), plain)

@@ -27,6 +27,7 @@ from ..families.adapter import (
     token_grid,
 )
 from ..families.compiled import refuse_compiled
+from ..families.families import arguments
 from ..steps import warn
 
 BLOCK = 64
@@ -123,9 +124,12 @@ class _Attention:
     def __init__(self, method: SparseAttention, session: PipelineSession) -> None:
         self.method, self.session = method, session
         self.grid: Grid | None = None
+        self.text = 0  # its length
 
     def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.grid = token_grid(module, args, kwargs)
+        text = arguments(module, args, kwargs).get("encoder_hidden_states")
+        self.text = text.shape[1] if isinstance(text, torch.Tensor) else 0
 
     def __call__(
         self,
@@ -140,7 +144,8 @@ class _Attention:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         length = query.shape[2] if query.ndim == 4 else 0
-        alike = query.ndim == 4 and key.shape == value.shape and key.shape[2] == length
+        # as many keys as the text has may be the text's, to which all tokens attend
+        alike = query.ndim == 4 and key.shape == value.shape and key.shape[2] == length != self.text
         fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
         order, plan = self._chosen(query, key) if fits else (None, None)
         if plan is None:

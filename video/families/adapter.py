@@ -71,7 +71,9 @@ class DiffusionTransformerAdapter(Adapter):
             method.check(self)
 
     def parts(self) -> list[Any]:
-        return list({id(part): part for part in (self.target, *self.denoisers())}.values())
+        scheduler = getattr(self.target, "scheduler", None)
+        held = (self.target, *self.denoisers(), *([] if scheduler is None else [scheduler]))
+        return list({id(part): part for part in held}.values())
 
 
 @register_adapter
@@ -112,12 +114,16 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{method} follows the steps of pipe.scheduler, which {name} does not have")
     if not adapter.denoisers():
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
-    sampler = type(adapter.target.scheduler).__name__
-    if sampler in REDRAWING:
-        raise UnsupportedTargetError(
-            f"{method} carries predictions from step to step, and {sampler} draws the sample anew in every one:"
-            " run fewer steps, or use video.SparseAttention"
-        )
+    scheduler = adapter.target.scheduler
+    sampler = type(scheduler).__name__
+    if scheduler.config.get("stochastic_sampling"):
+        sampler += "(stochastic_sampling=True)"
+    elif sampler not in REDRAWING:
+        return
+    raise UnsupportedTargetError(
+        f"{method} carries predictions from step to step, and {sampler} draws the sample anew in every one:"
+        " run fewer steps, or use video.SparseAttention"
+    )
 
 
 def has_frame_samplers(pipe: Any) -> bool:

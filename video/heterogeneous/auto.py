@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from ..families.adapter import (
 )
 from ..private import context_group
 from ..quality import tensor_psnr
+from ..steps import warn
 from .heterogeneous_steps import HeterogeneousSteps
 
 ROUNDS = 4  # measured budgets
@@ -37,6 +38,8 @@ THRESHOLDS = (0.05, 0.1, 0.2)  # of EasyCache
 # By how much a budget is larger than the smallest that keeps a floor on the measured prompt, and what it is at least,
 # but at most half-way to the whole: with smaller ones other prompts were up to 11 dB below the floor.
 SAFETY, SAFE = 1.5, 0.4
+# What a session remembers: the picked method or None, the measured points, and why nothing was picked.
+CHOSEN, MEASURED, UNPICKED = "chosen", "measured", "unpicked"
 
 
 @register("video")
@@ -44,9 +47,10 @@ SAFETY, SAFE = 1.5, 0.4
 class Auto(DiffusionMethod):
     """Measures the pipeline on the first prompt, and picks the method that reaches a speed-up or keeps a quality.
 
-    The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, which takes about
-    six times the plain time. From then on every call uses the picked setting. `session.plan` holds it with the
-    measured curve; a saved plan repeats it in another process without measuring. Lossy.
+    The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, together with the
+    plan's other methods, which takes about six times the plain time; its callbacks are called in each of these runs.
+    From then on every call uses the picked setting. `session.plan` holds it with the measured curve; a saved plan
+    repeats it in another process without measuring. Lossy.
 
     Parameters
     ----------
@@ -99,30 +103,55 @@ class Auto(DiffusionMethod):
             )
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
-        chosen = session.memory.get("chosen")
-        if chosen is not None:
-            chosen.attach(session, stack)
+        """Nothing but a warning where nothing was picked: what is picked takes this method's place in the plan."""
+
+        @contextmanager
+        def told() -> Iterator[None]:
+            if UNPICKED in session.memory:
+                warn(session.report, session.memory[UNPICKED])
+            yield
+
+        session.around.append(told)
+        stack.callback(session.around.remove, told)
 
     def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if "chosen" in session.memory:
+        memory, plan = session.memory, session.plan
+        if CHOSEN in memory and memory[CHOSEN] is None:
             return
-        curve = _Curve(session, args, kwargs)
+        with session.detached():
+            if CHOSEN not in memory:
+                self._measure(session, args, kwargs)
+            picked = memory.get(CHOSEN, self) or self
+            methods = tuple(picked if method is self else method for method in plan.methods)
+            session.plan = replace(plan, methods=methods, measured=memory.get(MEASURED, []))
+
+    def _measure(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Measure the call, and remember what to run from now on, or None; nothing where no setting had an effect."""
+        curve, memory = _Curve(session, args, kwargs), session.memory
         try:
-            with session.baseline():  # detached; attached again with what was chosen
-                curve.measure(self)
-                session.memory["chosen"] = picked = self._pick(curve)
+            curve.measure(self)
         finally:
             curve.restore()
         session.report.baseline_seconds = curve.plain_seconds
-        methods = (self,) if picked is None else (picked,)
-        session.plan = replace(session.plan, methods=methods, measured=curve.points)
+        memory.pop(UNPICKED, None)
+        if not curve.points:
+            memory[UNPICKED] = f"{self.name} ran plainly: no setting left out a step of this call; the next is measured"
+            return
+        memory[CHOSEN], memory[MEASURED] = self._pick(curve), curve.points
+        if memory[CHOSEN] is None:
+            best = max(float(point["psnr"]) for point in curve.points)
+            wanted = f"{self.min_psnr:g} dB" + (f" at {self.target_speedup:g}x" if self.target_speedup else "")
+            memory[UNPICKED] = (
+                f"{self.name} runs plainly: no setting kept {wanted} on the first call, and the nearest to the plain"
+                f" output had {best:.1f} dB; session.plan has all that were measured"
+            )
 
     def _pick(self, curve: _Curve) -> Method | None:
         wanted = self.target_speedup or (None if self.min_psnr else 2.0)
         number = self._picked(Goal(wanted, self.min_psnr), curve)
         if number is not None:
             return self._kept(curve.methods[number], curve.missed[number])
-        if self.min_psnr or not curve.points:
+        if self.min_psnr:
             return None
         pairs = zip(curve.methods, curve.points, strict=True)
         return max(pairs, key=lambda pair: float(pair[1]["speedup"]))[0]
@@ -166,11 +195,12 @@ class _Curve:
         self._run()  # the first call of a process is slower
         reference, self.plain_seconds = self._run()
         self.reference = as_tensor(reference)
+        companions = [other for other in self.session.plan.methods if other is not method]
         for candidate in tqdm(
             self._candidates(method), total=ROUNDS + len(THRESHOLDS), desc="video.Auto measures", leave=False
         ):
             with ExitStack() as stack:
-                candidate.attach(self.session, stack)
+                self.session.attach([candidate, *companions], stack)
                 output, seconds = self._run()
             if not self.session.report.engaged:  # the same as plainly, whatever the clock says
                 continue
