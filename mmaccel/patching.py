@@ -5,6 +5,7 @@ Classes are never changed, so other instances are not affected. The last change 
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -27,6 +28,9 @@ After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
 # Arguments of attention functions that change the result in ways that only the model's own attention knows.
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
+
+# The ends of the names of a module's dictionaries of hooks.
+HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 _numbers = itertools.count()
 
@@ -84,6 +88,23 @@ class _Wrapped:
             setattr(self.owner, self.name, self.original)
         else:
             delattr(self.owner, self.name)
+
+
+def twin_of(module: torch.nn.Module) -> torch.nn.Module:
+    """A shallow copy of a module: it shares what the module holds, but has hooks of its own, and its plain methods."""
+    twin = copy.copy(module)
+    held = vars(twin)
+    for name, value in list(held.items()):
+        if isinstance(value, _Wrapped):
+            while isinstance(value.original, _Wrapped):
+                value = value.original
+            if value.had:
+                held[name] = value.original
+            else:
+                del held[name]
+        elif name.endswith(HOOKS):
+            held[name] = copy.copy(value)
+    return twin
 
 
 def wrap_method(stack: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from . import private
 from .kernels.skinny_linear import skinny_linear, suits
 from .packed_linear import with_linears
-from .patching import wrap_forward
+from .patching import twin_of, wrap_forward
 
 _LOCK = threading.Lock()
 
@@ -22,7 +22,7 @@ class SkinnyLinear(nn.Linear):
     """A linear layer by :func:`~mmaccel.kernels.skinny_linear.skinny_linear`; it shares its weight with another."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        self.__dict__.update(vars(linear))
+        self.__dict__.update(vars(twin_of(linear)))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return skinny_linear(input, self.weight, self.bias)
@@ -38,9 +38,7 @@ def with_skinny_linears(module: nn.Module) -> nn.Module:
     ...     torch.allclose(with_skinny_linears(layer)(torch.ones(2, 512)), layer(torch.ones(2, 512)), atol=1e-6)
     True
     """
-    if not _layers(module):
-        return module
-    return with_linears(module, lambda layer: SkinnyLinear(layer) if _has_choice(layer) else layer)
+    return with_linears(module, lambda layer: SkinnyLinear(layer) if _has_choice(layer) else twin_of(layer))
 
 
 def skinny_linears(stack: ExitStack, module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from numbers import Real
 from os import PathLike
@@ -21,6 +22,7 @@ MOST_CHANNELS = 8  # an array whose two sides are both no larger could be either
 LOUDEST = 16.0  # floats beyond this are numbers of another scale, not loud samples
 # Where each kind of integer has its zero, and what it is divided by.
 INTEGERS = {"uint8": (128.0, 128.0), "int16": (0.0, 32_768.0), "int32": (0.0, 2_147_483_648.0)}
+BYTES = ("B", "b", "c")  # formats of memory that holds no numbers of its own
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
@@ -59,7 +61,18 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
     return torch.from_numpy(_mixed(values, channels))
 
 
+def copied(chunk: Any) -> Any:
+    """A chunk of sound in memory of its own."""
+    if isinstance(chunk, torch.Tensor):
+        return chunk.detach().clone()
+    if isinstance(chunk, bytearray) or (isinstance(chunk, memoryview) and chunk.format in BYTES):
+        return bytes(chunk)
+    return np.array(chunk) if isinstance(chunk, np.ndarray | memoryview) else copy.copy(chunk)
+
+
 def _array(chunk: Any, channels: int | None) -> np.ndarray:
+    if isinstance(chunk, memoryview) and chunk.format not in BYTES:
+        return np.array(chunk)
     if isinstance(chunk, bytes | bytearray | memoryview):
         data = bytes(chunk)
         if len(data) % (2 * (channels or 1)):
@@ -92,7 +105,7 @@ def _check_floats(values: np.ndarray) -> None:
 
 def _mixed(values: np.ndarray, channels: int | None) -> np.ndarray:
     """The mean of all channels, `[samples]`."""
-    if values.ndim == 1 and channels in (None, 1):
+    if values.ndim == 1 and (channels in (None, 1) or not values.size):
         return values
     if values.ndim != 2:
         raise AudioError(f"a chunk of shape {values.shape}: pass [samples] or [samples, channels]")

@@ -13,7 +13,7 @@ from mmaccel.errors import AudioError, MissingExtraError
 # in full, since the demo's decoder runs this file by itself
 from mmaccel.speech.audio.wav_header import check_wav, read_wav_header
 
-SLACK = 0.25  # seconds by which a container's duration may be off
+SLACK = 0.25  # seconds by which the times of a container may be off
 
 
 class AudioFile:
@@ -50,6 +50,9 @@ class AudioFile:
                 raise AudioError(f"{self.file} holds no sound: pass a file with an audio track")
             stream = container.streams.audio[0]
             for frame in self._frames(container, stream):
+                for silence in self._silence(container, frame):
+                    self.seconds += len(silence) / frame.sample_rate
+                    yield silence, frame.sample_rate
                 samples = _mixed(self.av, frame)
                 self.seconds += len(samples) / frame.sample_rate
                 yield samples, frame.sample_rate
@@ -69,6 +72,18 @@ class AudioFile:
                         f"{self.file} is damaged after {self.seconds:.2f} s ({error}): copy it again, or read the rest"
                         " with skip_damaged=True"
                     ) from error
+
+    def _silence(self, container: Any, frame: Any) -> Iterator[np.ndarray]:
+        """What is missing before a frame, where the sound of a video begins late or has a gap, in parts of a second."""
+        if frame.time is None or not container.duration:
+            return
+        begins = frame.time - (container.start_time or 0) / self.av.time_base
+        missing = begins - self.seconds
+        if missing < SLACK or begins > container.duration / self.av.time_base:  # or its time is none
+            return
+        count = round(missing * frame.sample_rate)
+        for start in range(0, count, frame.sample_rate):
+            yield np.zeros(min(frame.sample_rate, count - start), np.float32)
 
     def _check_length(self, container: Any, stream: Any) -> None:
         """Raise if the file announces more than it holds."""

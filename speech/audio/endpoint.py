@@ -116,8 +116,8 @@ class _SileroDetector:
 
     def __init__(self, network: Any) -> None:
         self.network = network
-        self.state = torch.zeros(self.STATE)
-        self.context = torch.zeros(self.CONTEXT)
+        self.state = torch.zeros(self.STATE, dtype=torch.float32)
+        self.context = torch.zeros(self.CONTEXT, dtype=torch.float32)
 
     def __call__(self, frame: torch.Tensor) -> float:
         return self.judge([(self, frame)])[0]

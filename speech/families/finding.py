@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+import weakref
 from typing import Any
 
 import torch
@@ -15,23 +18,36 @@ from mmaccel.skinny_linears import with_skinny_linears
 from .adapter import SpeechAdapter
 from .rows import REFUSED
 
+# One for each model, also where several recognisers run it: what watches it sees all that passes.
+_LOCKS: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
+
+
+def lock_of(model: Any) -> threading.RLock:
+    """The lock of those that take turns with a model."""
+    return _LOCKS.setdefault(model, threading.RLock())
+
 
 def recognising(model: Any, packed: bool) -> Any:
     """What recognises in place of a model: a twin for passes of a few tokens, and with its weights laid out if packed.
 
-    A session or an adapter stays what it is.
+    A session or an adapter stays what it is, and so does a model whose parts accelerate moves between devices.
     """
     if packed and isinstance(model, Session | SpeechAdapter):
         raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, torch.nn.Module) or any(hasattr(part, "_hf_hook") for part in model.modules()):
         return model
     return with_packed_linears(model) if packed else with_skinny_linears(model)
 
 
+def target_of(model: Any) -> Any:
+    """The model itself, of a session of it or an adapter too."""
+    return model.target if isinstance(model, Session | SpeechAdapter) else model
+
+
 def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
-    """The adapter of a model, of a session of it, or the one that is given, with its processor."""
-    model = model.target if isinstance(model, Session) else model
-    adapter = model if isinstance(model, SpeechAdapter) else adapter_class(type(model))(model)
+    """The adapter of a model, of a session of it, or a copy of the one that is given, with its processor."""
+    model = target_of(model) if isinstance(model, Session) else model
+    adapter = copy.copy(model) if isinstance(model, SpeechAdapter) else adapter_class(type(model))(model)
     if processor is not None:
         adapter.processor = processor
     if adapter.processor is None:

@@ -10,7 +10,7 @@ from typing import Any
 from mmaccel.errors import SettingError
 
 from ..families.adapter import Encoded, SpeechAdapter
-from ..stream.units import covered, units
+from ..stream.units import behind, covered, units
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Commitment(ABC):
         """Add a hypothesis; returns the newly committed units."""
         said = hypothesis.units
         rest = said[covered(self.committed, said) :]
+        if self.committed and rest and len(rest) == len(said):  # the first unit of a text has no space before it
+            rest[0] = behind(self.committed[-1], rest[0])
         # What is in a loop must not be promised.
         count = self.sure(hypothesis, said, rest) if hypothesis.ended else 0
         self.committed += rest[:count]

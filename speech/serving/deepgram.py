@@ -60,7 +60,7 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
 def whole(fields: Fields, name: str, default: int, most: int) -> int:
     """A number of the address."""
     text = fields.take(name, str(default))
-    if not text.isdecimal() or not int(text) <= most:
+    if not text.isdecimal() or len(text) > len(str(most)) or int(text) > most:
         raise SettingError(f"{name}={shown(text)}: give a whole number of at most {most}")
     return int(text)
 

@@ -11,14 +11,13 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from mmaccel.errors import AudioError, MmaccelError, SettingError, shown
-from mmaccel.method import is_number
 from mmaccel.serve.sockets import Line
 
 from ..stream.events import Endpoint, Event, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
 from .listening import Listening
+from .session_settings import TURNS, SessionSettings
 
-RATE = 24_000  # of OpenAI's samples
 TRANSCRIBED = "conversation.item.input_audio_transcription"
 
 
@@ -46,23 +45,22 @@ class Conversation:
 
     def __init__(self, recognizer: StreamingRecognizer, name: str) -> None:
         self._base, self.name = recognizer, name
-        self._waits = False  # with all words for a commit, instead of a pause
-        self._listening = Listening(recognizer, RATE)
+        self._settings = SessionSettings(turns=TURNS)
+        self._listening = Listening(recognizer, self._settings.rate)
         self._sent, self._texts = "", list[str]()
         self._item = _number("item")
         self._before: str | None = None
-        self.session: dict[str, Any] = {
-            "type": "transcription",
-            "id": _number("sess"),
-            "object": "realtime.transcription_session",
-            "audio": {
-                "input": {
-                    "format": {"type": "audio/pcm", "rate": RATE},
-                    "transcription": {"model": name},
-                    "turn_detection": {"type": "server_vad"},
-                }
-            },
-        }
+        self._about = {"type": "transcription", "id": _number("sess"), "object": "realtime.transcription_session"}
+
+    @property
+    def session(self) -> dict[str, Any]:
+        """The settings, as the client is told them."""
+        return {**self._about, "audio": {"input": self._settings.told(self.name)}}
+
+    @property
+    def _waits(self) -> bool:
+        """Whether all words wait for a commit, instead of a pause."""
+        return self._settings.turns is None
 
     def event(self, kind: str, **more: Any) -> dict[str, Any]:
         """A message to the client."""
@@ -81,28 +79,18 @@ class Conversation:
             self._next()
             return [self.event("input_audio_buffer.cleared")]
         if kind in ("session.update", "transcription_session.update"):
-            self._update(asked.get("session"))
-            return [self.event(f"{kind}d", session=self.session)]
+            return [*self._update(asked.get("session")), self.event(f"{kind}d", session=self.session)]
         raise SettingError(f"a message of type {shown(kind)}: send session.update, or input_audio_buffer.append")
 
-    def _update(self, session: Any) -> None:
-        """Other settings, from the next words on."""
-        given = _object(session, "session")
-        heard = _object(_object(given.get("audio"), "audio").get("input"), "audio.input") or given
-        words = _object(heard.get("transcription") or heard.get("input_audio_transcription"), "transcription")
-        turns = heard.get("turn_detection", {})
-        silence = _object(turns, "turn_detection").get("silence_duration_ms")
-        if words.get("model") not in (None, self.name):
-            raise SettingError(f"unknown model {shown(words['model'])}: this server has {self.name!r}")
-        if not (silence is None or is_number(silence, 1, 10_000)):
-            raise SettingError(f"silence_duration_ms={shown(silence)}: give milliseconds, such as 500")
-        rate = _rate(heard)
-        seconds = None if silence is None else silence / 1000
-        listens = self._base.told(words.get("language"), prompt=words.get("prompt") or "", silence=seconds)
-        self._listening, self._waits = Listening(listens, rate), turns is None
-        kept = self.session["audio"]["input"]
-        kept["format"]["rate"], kept["turn_detection"] = rate, turns
-        kept["transcription"] = {**words, "model": self.name}
+    def _update(self, session: Any) -> list[dict[str, Any]]:
+        """Other settings, from the next words on; what was said so far ends before them."""
+        settings = self._settings.updated(session, self.name)
+        if settings == self._settings:
+            return []
+        listening = Listening(settings.listener(self._base), settings.rate)
+        ended = self._answers(self._listening.end())
+        self._settings, self._listening = settings, listening
+        return ended
 
     def _answers(self, events: list[Event], is_committed: bool = False) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
@@ -147,22 +135,6 @@ def _read(message: str | bytes) -> dict[str, Any]:
     if not isinstance(asked, dict):
         raise SettingError("a message is no JSON object: send {...}")
     return asked
-
-
-def _object(value: Any, name: str) -> dict[str, Any]:
-    """A part of a message; empty where there is none."""
-    if not (value is None or isinstance(value, dict)):
-        raise SettingError(f"{name} is no JSON object: send {{...}}")
-    return value or {}
-
-
-def _rate(heard: dict[str, Any]) -> Any:
-    """Samples a second, as the messages of today or of the beta say it."""
-    form = _object(heard.get("format"), "format")
-    kind, old = form.get("type", "audio/pcm"), heard.get("input_audio_format", "pcm16")
-    if kind != "audio/pcm" or old != "pcm16":
-        raise SettingError("samples of 16 bits are taken here, and no other format: send audio/pcm")
-    return form.get("rate", RATE)
 
 
 def _samples(audio: Any) -> bytes:

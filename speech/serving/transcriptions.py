@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, shown
 from mmaccel.serve.endpoint import FILES, Answer, Endpoint, Fields, Left, Request
 from mmaccel.serve.forms import Upload
 from mmaccel.serve.sockets import Line
@@ -24,10 +24,11 @@ from ..stream.recognizer import StreamingRecognizer
 from ..stream.subtitles import FORMATS
 from ..stream.transcribe import Transcript, pieces, transcript
 from . import deepgram, flux, realtime
+from .session_settings import PROMPT
 
-PROMPT = 1_000  # characters
 HOLDS = ("json", "text", "srt", "vtt", "verbose_json")
 TEXTS = {"response_format": "json", "language": "", "prompt": "", "stream": "false"}  # fields, and what they are else
+GRANULARITIES = ("segment", "word")
 
 
 @dataclass(kw_only=True)
@@ -48,6 +49,8 @@ class Recording(Request):
         Whether ``"verbose_json"`` has the words too.
     said
         What a stream of events has told so far.
+    has_begun
+        Whether it was given a text to tell.
     """
 
     samples: torch.Tensor
@@ -56,6 +59,7 @@ class Recording(Request):
     language: str | None
     has_words: bool
     said: list[str] = field(default_factory=list)
+    has_begun: bool = False
 
 
 class TranscriptionEndpoint(Endpoint[Recording]):
@@ -67,7 +71,7 @@ class TranscriptionEndpoint(Endpoint[Recording]):
 
     def parse(self, body: Mapping[str, Any]) -> Recording:
         fields = Fields(body)
-        given, words = fields.take("file"), fields.take("timestamp_granularities", [])
+        given, times = fields.take("file"), fields.take("timestamp_granularities", [])
         texts = {name: fields.take(name, default) for name, default in TEXTS.items()}
         fields.only("temperature", "0", "0.0")
         fields.only("chunking_strategy", "auto")
@@ -76,6 +80,11 @@ class TranscriptionEndpoint(Endpoint[Recording]):
             if not isinstance(value, str):
                 raise SettingError(f"{name} is no text: send files as `file`")
         form, prompt, language = texts["response_format"], texts["prompt"], texts["language"] or None
+        times = times if isinstance(times, list) else [times]
+        if unknown := [one for one in times if one not in GRANULARITIES]:
+            raise SettingError(f"timestamp_granularities={shown(unknown[0])}: give {' or '.join(GRANULARITIES)}")
+        if texts["stream"].lower() not in ("true", "false"):
+            raise SettingError(f"stream={shown(texts['stream'])}: it must be true or false")
         if form not in HOLDS:
             raise SettingError(f"response_format={form!r}: give one of {', '.join(HOLDS)}")
         if len(prompt) > PROMPT:
@@ -83,9 +92,9 @@ class TranscriptionEndpoint(Endpoint[Recording]):
         return Recording(
             samples=_samples(given),
             form=form,
-            recognizer=self.opened.told(language, prompt=prompt),
+            recognizer=self.opened.told(language, prompt=prompt or None),
             language=language,
-            has_words="word" in words,
+            has_words="word" in times,
             pieces=queue.SimpleQueue() if texts["stream"].lower() == "true" else None,
         )
 
@@ -134,7 +143,8 @@ def _handed_on(events: list[Event], request: Recording) -> Iterator[Event]:
     """Events, of which finals go into the stream of the request too."""
     for event in events:
         if request.pieces is not None and isinstance(event, Final) and event.text:
-            request.pieces.put(event.text if request.pieces.empty() and not request.said else f" {event.text}")
+            request.pieces.put(f" {event.text}" if request.has_begun else event.text)
+            request.has_begun = True
         yield event
 
 
@@ -149,7 +159,7 @@ def _written(made: Transcript, request: Recording) -> Answer:
     segments = [_segment(number, segment) for number, segment in enumerate(made.segments)]
     words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in made.words]
     return {
-        "task": "transcribe",
+        "task": request.recognizer.task,
         "language": request.language or next((one.language for one in made.segments if one.language), "english"),
         "duration": len(request.samples) / RATE,
         "text": made.text,

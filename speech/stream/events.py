@@ -36,7 +36,7 @@ class Final:
     Attributes
     ----------
     text
-        Equal to one plain decode of the same audio.
+        Equal to one plain decode of the same audio as :class:`StreamingRecognizer` encodes it.
     words
         Its words with times in seconds of the stream.
     start, end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word, encode_together
-from ..families.finding import adapter_of, recognising
+from ..families.finding import adapter_of, lock_of, recognising, target_of
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .stream import SpeechStream
@@ -36,6 +35,8 @@ class StreamingRecognizer:
     `update_interval` seconds with the last hypothesis as a verified draft, and the policy decides which words stay. The
     final of a segment equals one plain greedy decode of its audio, token for token; partials are early guesses of it.
     Encoders that only append, such as that of Moonshine v2, process each frame once, which is equal up to rounding.
+    Whisper's, which takes 30 seconds, gets less silence behind the audio than in its own `generate`, which then and
+    again has another word.
 
     Parameters
     ----------
@@ -106,11 +107,13 @@ class StreamingRecognizer:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.adapter = adapter_of(recognising(model, packed), processor)
+        self.source = target_of(model)  # with which its twin shares the weights
+        self.language, self.task, self.prompt = language, task, prompt
         self.adapter.instruct(language, task, prompt)
         self.policy = LocalAgreement(2) if policy is None else policy
         self.endpoint = find_endpoint(endpoint)
         self.context, self.rejoin, self.timer = context, rejoin, timer
-        self.lock = threading.RLock()  # streams in threads must not run the model at once
+        self.lock = lock_of(self.adapter.target)  # streams in threads must not run the model at once
         self.gathering = Gathering(self.lock) if batched else None
         self._check()
 
@@ -118,7 +121,7 @@ class StreamingRecognizer:
         if not isinstance(self.policy, StreamingPolicy):
             raise SettingError(f"policy={self.policy!r}: pass one such as speech.LocalAgreement(2)")
         self.policy.check(self.adapter)
-        refuse_merged(self.adapter.target)
+        refuse_merged(self.source)
         if not is_count(self.context, 0, 10_000):
             raise SettingError(f"context={self.context!r}: pass between 0 and 10000 characters, such as 200")
         most = 20.0 if self.adapter.longest is None else min(self.adapter.longest, 20.0)
@@ -137,14 +140,18 @@ class StreamingRecognizer:
             )
 
     def told(
-        self, language: str | None = None, task: str = "transcribe", prompt: str = "", silence: float | None = None
+        self,
+        language: str | None = None,
+        task: str | None = None,
+        prompt: str | None = None,
+        silence: float | None = None,
     ) -> StreamingRecognizer:
         """The same recogniser with other instructions; both take turns with the model.
 
         Parameters
         ----------
         language, task, prompt
-            As at the beginning.
+            As at the beginning; None (default) for those of this recogniser.
         silence
             Seconds of silence that end a segment; None (default) for those of the endpoint.
 
@@ -157,7 +164,10 @@ class StreamingRecognizer:
         """
         other = copy.copy(self)
         other.adapter = copy.copy(self.adapter)
-        other.adapter.instruct(language, task, prompt)
+        other.language = self.language if language is None else language
+        other.task = self.task if task is None else task
+        other.prompt = self.prompt if prompt is None else prompt
+        other.adapter.instruct(other.language, other.task, other.prompt)
         if silence is not None:
             other.endpoint = self.endpoint.cutting(silence)
         other._check()
@@ -231,7 +241,7 @@ class StreamingRecognizer:
         again with all that the encoder can be given, if it had less.
         """
         with self.lock if self.gathering is None else self.gathering.joined():
-            refuse_merged(self.adapter.target)
+            refuse_merged(self.source)
             encoded = self._encode(samples, audio)
             with self.lock:
                 language = self.adapter.language_of(encoded)

@@ -83,6 +83,7 @@ class SpeechStream:
         """Seconds of audio that came."""
         return (self._buffer.end if self._total is None else self._total) / RATE
 
+    @torch.inference_mode(False)  # what is kept between two calls is written in both, in or out of that mode
     def push(self, chunk: Any, sample_rate: float | None = None, partials: bool = True) -> list[Event]:
         """Take in a chunk of any length; returns what became known by it.
 
@@ -113,6 +114,7 @@ class SpeechStream:
         self._buffer.append(self._resampler.push(samples))
         return self._advance(partials)
 
+    @torch.inference_mode(False)
     def finish(self) -> list[Event]:
         """The audio has ended: returns what was still held back. A second call returns nothing."""
         if self._finished:

@@ -13,6 +13,7 @@ import numpy as np
 _NO_SPACES = "\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 # Behind a character comes what belongs to it: marks, and closing punctuation.
 _UNIT = re.compile(rf"\s*(?:[{_NO_SPACES}][^\s\w]*|[^\s{_NO_SPACES}]+)")
+_UNSPACED = re.compile(f"[{_NO_SPACES}]")
 _MARKS = re.compile(r"[^\w]+|_")
 # A mark that ends a sentence, with what may close behind it; three dots are one that is broken off.
 _SENTENCE = re.compile(r"(?<!\.\.)[.?!\u3002\uff1f\uff01\u0964\u061f][\"'\u2019\u201d\u00bb\u300d)\]]*\s*$")
@@ -45,6 +46,18 @@ def plain(unit: str) -> str:
 def same(left: str, right: str) -> bool:
     """Whether two units are the same word."""
     return plain(left) == plain(right)
+
+
+def behind(before: str, unit: str) -> str:
+    """A unit that goes on behind another, with a space between them where their scripts have spaces.
+
+    Examples
+    --------
+    >>> behind(" Again.", "Fail"), behind("\u597d", "\u4f60")
+    (' Fail', '\u4f60')
+    """
+    spaced = not (unit[:1].isspace() or _UNSPACED.match(unit) or _UNSPACED.match(before.strip()))
+    return f" {unit}" if spaced else unit
 
 
 def ends_sentence(text: str) -> bool:

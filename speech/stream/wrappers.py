@@ -11,6 +11,7 @@ from typing import Any, Self
 from mmaccel.errors import SettingError, StreamFinishedError
 from mmaccel.method import is_count
 
+from ..audio.audio import copied
 from .events import Event
 from .stream import SpeechStream
 
@@ -98,27 +99,28 @@ class BackgroundStream:
             self.close()
 
     def push(self, chunk: Any, sample_rate: int | None = None) -> None:
-        """Hand over a chunk; raises what went wrong with an earlier one, after which more may be pushed."""
+        """Hand over a copy of a chunk; raises what went wrong with an earlier one, after which more may be pushed."""
         if self._finished:
             raise StreamFinishedError("the stream is finished: open another with recognizer.stream()")
-        self._chunks.put((chunk, sample_rate))
+        self._chunks.put((copied(chunk), sample_rate))  # devices use their memory again
         self._raise()
 
     def finish(self) -> None:
-        """The audio has ended: waits until the last event was called back."""
-        if not self._finished:
-            self._finished = True
-            self._chunks.put(None)
-        self._thread.join()
+        """The audio has ended: waits until the last event was called back, unless a callback says so."""
+        self._end()
         self._raise()
 
     def close(self) -> None:
         """Stop without the rest; chunks that wait are dropped."""
         self._dropped = True
+        self._end()
+
+    def _end(self) -> None:
         if not self._finished:
             self._finished = True
-            self._chunks.put(None)
-        self._thread.join()
+            threading.Thread(target=self._chunks.put, args=(None,), daemon=True).start()  # there may be no room yet
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _raise(self) -> None:
         if not self._errors.empty():

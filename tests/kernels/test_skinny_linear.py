@@ -214,7 +214,8 @@ def test_a_twin_shares_the_weights(monkeypatch):
     assert list(twin.state_dict()) == list(layers.state_dict())
     assert torch.allclose(copy.deepcopy(twin)(x), layers(x), atol=1e-5)
     small = nn.Linear(8, 8)
-    assert with_skinny_linears(small) is small
+    twin, x = with_skinny_linears(small), torch.randn(3, 8)
+    assert twin is not small and twin.weight is small.weight and torch.equal(twin(x), small(x))
 
 
 @pytest.fixture(scope="module")

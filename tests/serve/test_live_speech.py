@@ -93,7 +93,48 @@ def test_the_beta_s_messages_are_taken_too(listener):
     assert conversation.take('{"type": "input_audio_buffer.clear"}')[0]["type"] == "input_audio_buffer.cleared"
 
 
+def test_what_an_update_does_not_mention_stays_and_nothing_said_is_lost(listener, samples):
+    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+
+    def update(**heard):
+        return conversation.take(json.dumps({"type": "session.update", "session": {"audio": {"input": heard}}}))
+
+    def said(chunk):
+        append = {"type": "input_audio_buffer.append", "audio": base64.b64encode(chunk).decode()}
+        return conversation.take(json.dumps(append))
+
+    (told,) = update(format={"type": "audio/pcm", "rate": 16_000}, turn_detection=None)
+    kept = told["session"]["audio"]["input"]
+    chunks = raw(samples, 16_000)
+    assert not [event for chunk in chunks for event in said(chunk)]
+    (told,) = update(transcription={"model": "moonshine-tiny", "prompt": ""})
+    assert told["session"]["audio"]["input"] == {**kept, "transcription": {"model": "moonshine-tiny", "prompt": ""}}
+    listening = conversation._listening
+    (told,) = update(transcription={"prompt": ""})
+    assert conversation._listening is listening, "nothing else was asked for"
+    told = conversation.take('{"type": "input_audio_buffer.commit"}')
+    assert told[-1]["transcript"] == " ".join(final.text for final in finals(listener, chunks, 16_000))
+
+
+def test_an_update_in_the_middle_of_speech_ends_what_was_said(listener, samples):
+    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    for chunk in raw(samples, 24_000)[:3]:
+        append = {"type": "input_audio_buffer.append", "audio": base64.b64encode(chunk).decode()}
+        conversation.take(json.dumps(append))
+    turns = {"type": "server_vad", "silence_duration_ms": 700, "threshold": 0.4}
+    update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": turns}}}}
+    *ended, told = conversation.take(json.dumps(update))
+    assert DONE in [event["type"] for event in ended] and told["session"]["audio"]["input"]["turn_detection"] == turns
+
+
 BAD = (
+    ('{"type": "session.update", "session": {"nonsense": 1}}', "'nonsense' is not used here"),
+    ('{"type": "session.update", "session": {"audio": {"output": {}}}}', "'output' is not used here"),
+    ('{"type": "session.update", "session": {"turn_detection": {"type": "semantic_vad"}}}', "takes 'server_vad' only"),
+    ('{"type": "session.update", "session": {"turn_detection": false}}', "turn_detection is no JSON object"),
+    ('{"type": "session.update", "session": {"input_audio_transcription": {"prompt": 5}}}', "prompt=5: give a text"),
+    ('{"type": "session.update", "session": {"input_audio_transcription": {"language": ["en"]}}}', "give a text"),
+    ('{"type": "session.update", "session": {"input_audio_transcription": {"prompt": "\\ud800"}}}', "in UTF-8"),
     ("{", "is no JSON"),
     ("[1]", "no JSON object"),
     ('{"type": "response.create"}', "a message of type 'response.create'"),
@@ -102,7 +143,7 @@ BAD = (
     ('{"type": "input_audio_buffer.append", "audio": "AAAA"}', "whole number of 16-bit samples"),
     ('{"type": "session.update", "session": 1}', "session is no JSON object"),
     ('{"type": "session.update", "session": {"audio": {"input": {"format": {"type": "audio/pcmu"}}}}}', "audio/pcm"),
-    ('{"type": "session.update", "session": {"audio": {"input": {"format": {"rate": "x"}}}}}', "sample_rate='x'"),
+    ('{"type": "session.update", "session": {"audio": {"input": {"format": {"rate": "x"}}}}}', "rate='x'"),
     ('{"type": "session.update", "session": {"turn_detection": {"silence_duration_ms": "x"}}}', "milliseconds"),
     ('{"type": "session.update", "session": {"input_audio_transcription": {"model": "x"}}}', "unknown model 'x'"),
     ('{"type": "session.update", "session": {"input_audio_transcription": {"language": "de"}}}', "language='de'"),
@@ -188,7 +229,7 @@ def test_what_is_flushed_on_the_way_keeps_its_times(address, listener, samples):
 
 REFUSED = (
     ("/v1/listen?encoding=opus", {}, 400, "encoding='opus'"),
-    ("/v1/listen?sample_rate=x", {}, 400, "sample_rate='x'"),
+    ("/v1/listen?sample_rate=x", {}, 400, "rate='x'"),
     ("/v1/listen?sample_rate=1", {}, 400, "sample_rate=1"),
     ("/v1/listen?diarize=true", {}, 400, "'diarize' is not used here"),
     ("/v1/listen?model=nova-3", {}, 400, "model='nova-3'"),

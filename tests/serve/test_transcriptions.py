@@ -63,6 +63,8 @@ BAD = (
     ({"language": "de"}, "language='de'"),
     ({"prompt": "Kubernetes"}, "prompt='Kubernetes'"),
     ({"prompt": "x" * 2000}, "prompt has 2000 characters"),
+    ({"stream": "maybe"}, "stream='maybe': it must be true or false"),
+    ({"timestamp_granularities": ["nonsense"]}, "timestamp_granularities='nonsense': give segment or word"),
     ({"temperature": 0.7}, "temperature='0.7'"),
     ({"include": ["logprobs"]}, "'include' is not used here"),
     ({"model": "whisper-1"}, "unknown model 'whisper-1': this server has 'moonshine-tiny'"),

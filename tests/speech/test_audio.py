@@ -30,6 +30,8 @@ TONE = (0.5 * np.sin(np.arange(9_600) * 0.05)).astype(np.float32)
         (b"\x00\x40\x00\x80", [0.5, -1.0]),
         (bytearray(b"\x00\x40\x00\x80"), [0.5, -1.0]),
         (memoryview(b"\x00\x40"), [0.5]),
+        (memoryview(np.array([0.5, -0.25], np.float32)), [0.5, -0.25]),
+        (memoryview(np.array([16_384], np.int16)), [0.5]),
         ([0.5, 0.0], [0.5, 0.0]),
         ((0, 1), [0.0, 1.0]),
         (np.array([16.0, 0.5]), [16.0, 0.5]),
@@ -47,6 +49,7 @@ def test_several_channels_are_averaged_whichever_way_round():
     for chunk in (stereo, stereo.T, np.ascontiguousarray(stereo.T)):
         assert torch.equal(to_samples(chunk), torch.from_numpy(TONE / 2))
     assert to_samples(np.array([[1.0, 0.0], [0.0, 0.0]]), channels=2).tolist() == [0.5, 0.0]
+    assert to_samples([], channels=2).tolist() == to_samples(b"", channels=2).tolist() == []
     assert to_samples(b"\x00\x40\x00\x00" * 3, channels=2).tolist() == [0.25] * 3
 
 
@@ -195,6 +198,30 @@ def test_of_several_tracks_the_first(tmp_path):
             frame.sample_rate = 16_000
             container.mux([*track.encode(frame), *track.encode(None)])
     assert torch.equal(read_audio(tmp_path / "two.mkv"), torch.full((1_600,), 0.25))
+
+
+@pytest.mark.parametrize("begins", ((0.0, 2.0), (3.0, 3.1), (0.0, 0.15)), ids=str)
+def test_sound_of_a_video_has_its_times(tmp_path, begins):
+    """Where it begins late or has a gap there is silence, but for what the times of a file may be off."""
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "clip.mkv"), "w") as container:
+        pictures = container.add_stream("ffv1", rate=10, width=16, height=16)
+        sound = container.add_stream("pcm_s16le", rate=16_000, layout="mono")
+        for number in range(40):
+            picture = av.VideoFrame(16, 16, "yuv420p")
+            picture.pts = number
+            container.mux(pictures.encode(picture))
+        container.mux(pictures.encode(None))
+        for begin in begins:
+            frame = av.AudioFrame.from_ndarray(np.full((1, 1_600), 8_192, np.int16), format="s16", layout="mono")
+            frame.sample_rate, frame.pts = 16_000, round(16_000 * begin)
+            container.mux(sound.encode(frame))
+        container.mux(sound.encode(None))
+    samples, first, second = read_audio(tmp_path / "clip.mkv"), round(16_000 * begins[0]), round(16_000 * begins[1])
+    second = second if second - first > 1_600 + 4_000 else first + 1_600
+    loud = torch.zeros(second + 1_600)
+    loud[first : first + 1_600] = loud[second:] = 0.25
+    assert torch.equal(samples, loud)
 
 
 def test_formats_can_be_limited(tmp_path):

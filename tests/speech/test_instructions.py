@@ -75,6 +75,16 @@ def test_a_recogniser_hands_it_on(multilingual):
         multilingual, endpoint=speech.EnergyEndpoint(longest=4.0), language="de", task="translate", prompt="w3"
     )
     assert (found.adapter.language, found.adapter.task, found.adapter.hint) == ("de", "translate", "w3")
+    for told, expected in (
+        ({}, ("de", "translate", "w3")),
+        ({"language": "en"}, ("en", "translate", "w3")),
+        ({"task": "transcribe", "prompt": "w5"}, ("de", "transcribe", "w5")),
+        ({"prompt": ""}, ("de", "translate", "")),
+    ):
+        other = found.told(**told)
+        assert (other.adapter.language, other.adapter.task, other.adapter.hint) == expected, "what is not told stays"
+        assert (other.language, other.task, other.prompt) == expected
+        assert other.told().adapter.task == expected[1]
 
 
 @pytest.mark.parametrize("told", (None, "auto", "de"))

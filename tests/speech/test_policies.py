@@ -91,6 +91,12 @@ def test_a_change_of_heart_does_not_repeat_or_lose_later_words():
     assert list(follow(LocalAgreement(), texts))[-2:] == ["ice cream is good", "ice cream is good"]
 
 
+def test_words_behind_what_stays_have_a_space():
+    """Also where a hypothesis leaves out all that is committed, as behind a cut."""
+    texts = ["Unless a system", "Unless a system"]
+    assert list(follow(LocalAgreement(), texts, ["I'm"]))[-1] == "I'm Unless a system"
+
+
 def test_what_is_committed_before_the_first_hypothesis():
     assert list(follow(LocalAgreement(), ["no matter try", "no matter try"], ["no", " matter"])) == [
         "no matter",

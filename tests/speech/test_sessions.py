@@ -1,5 +1,7 @@
 """A recogniser on a model that a session accelerates."""
 
+import threading
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import mmaccel
 from mmaccel import speech
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.speech import examples
+from mmaccel.speech.families.finding import adapter_of
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.testing.contract import snapshot
 
@@ -51,12 +54,14 @@ def test_merged_tokens_have_no_times(tiny):
     model, processor = tiny
     recognizer = StreamingRecognizer(model, processor, endpoint=ENDPOINT)
     expected, encoded = _finals(recognizer), recognizer.adapter.encode(_recording())
+    words = recognizer.adapter.words(encoded, [3, 4], recognizer.adapter.prompt())
     stream = recognizer.stream()
     with mmaccel.accelerate(model, speech.MergeAudioTokens(keep=0.5)) as fast:
         with pytest.raises(UnsupportedTargetError, match=r"MergeAudioTokens.*call \.remove\(\) on that session"):
             StreamingRecognizer(fast, processor, endpoint=ENDPOINT)
         with pytest.raises(UnsupportedTargetError, match="words would get wrong ones"):
-            recognizer.adapter.words(encoded, [3, 4], recognizer.adapter.prompt())
+            StreamingRecognizer(model, processor, endpoint=ENDPOINT)
+        assert recognizer.adapter.words(encoded, [3, 4], recognizer.adapter.prompt()) == words, "by its own twin"
         with pytest.raises(UnsupportedTargetError):
             stream.push(_recording())
         with fast.baseline():
@@ -77,3 +82,46 @@ def test_packed_weights_say_the_same(tiny, policy):
     assert packed.adapter.target is not model and snapshot(model) == before
     with mmaccel.accelerate(model, speech.SuffixDraft()) as fast, pytest.raises(SettingError, match="the model itself"):
         StreamingRecognizer(fast, processor, packed=True)
+
+
+def test_recognisers_of_one_model_run_at_once_beside_its_own_generate(tiny):
+    """Each watches what passes through its own twin."""
+    model, processor = tiny
+    arguments = MODELS[model.config.model_type][0]()[1](1, max_new_tokens=4)
+    both = [StreamingRecognizer(model, processor, endpoint=ENDPOINT) for _ in range(2)]
+    expected, before = _finals(both[0]), snapshot(model)
+    heard, stop = [], threading.Event()
+
+    def generate():
+        while not stop.is_set():
+            model.generate(**arguments)
+
+    def hear(recognizer):
+        try:
+            heard.extend(_finals(recognizer) for _ in range(6))
+        except Exception as error:
+            heard.append(error)
+
+    threads = [threading.Thread(target=hear, args=(one,)) for one in both]
+    beside = threading.Thread(target=generate)
+    for thread in (beside, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stop.set()
+    beside.join(60)
+    assert heard == [expected] * 12 and snapshot(model) == before
+
+
+def test_a_model_that_cannot_have_a_twin_has_one_lock(tiny):
+    model, processor = tiny
+    model.get_encoder()._hf_hook = object()  # as accelerate's, which moves parts between devices
+    one, other = (StreamingRecognizer(model, processor, endpoint=ENDPOINT) for _ in range(2))
+    assert one.adapter.target is other.adapter.target is model and one.lock is other.lock
+
+
+def test_a_given_adapter_is_not_changed(tiny):
+    model, processor = tiny
+    adapter = adapter_of(model, processor)
+    StreamingRecognizer(adapter, examples.moonshine_processor(), endpoint=ENDPOINT)
+    assert adapter.processor is processor

@@ -196,6 +196,24 @@ def test_ten_streams_on_one_model_stay_apart():
     assert mixed == alone
 
 
+def test_a_stream_goes_in_and_out_of_inference_mode():
+    expected, _ = run(recognizer(), torch.cat([talk(), silence(0.1)]))
+    with recognizer().stream() as stream:
+        with torch.inference_mode():
+            events = stream.push(talk())
+        events += stream.push(silence(0.1)) + stream.finish()
+    assert finals(events) == finals(expected)
+
+
+def test_a_stream_does_not_depend_on_the_default_kind_of_numbers():
+    expected, _ = run(recognizer(), talk())
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert finals(run(recognizer(), talk().float())[0]) == finals(expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_threads_take_turns_with_the_model():
     asr, running, most = recognizer(), [0], [0]
     encode = asr.adapter.encode
@@ -596,7 +614,7 @@ def test_bad_settings():
     assert StreamingRecognizer(adapter, "letters").adapter.processor == "letters"
     with pytest.raises(SettingError, match="packed=True with a ScriptedAdapter"):
         StreamingRecognizer(adapter, packed=True)
-    adapter.sample_rate = 24_000
+    adapter.processor, adapter.sample_rate = "letters", 24_000
     with pytest.raises(UnsupportedTargetError, match="16000 samples a second, this model 24000"):
         StreamingRecognizer(adapter)
 
@@ -671,7 +689,7 @@ def test_a_name_is_loaded_with_its_own_processor(monkeypatch):
         "mmaccel.speech.stream.transcribe.load", lambda name: named.append(name) or (adapter, "letters")
     )
     made = as_recognizer("moonshine-tiny", "another", "energy", 7)
-    assert named == ["moonshine-tiny"] and made.adapter is adapter and adapter.processor == "letters"
+    assert named == ["moonshine-tiny"] and type(made.adapter) is type(adapter) and made.adapter.processor == "letters"
 
 
 def test_a_recording_that_is_missing_is_noticed_before_a_model_is_loaded(monkeypatch):
@@ -760,6 +778,32 @@ def test_a_thread_calls_back(in_background):
     assert finals(events) == finals(run(recognizer(), talk())[0])
     with pytest.raises(StreamFinishedError):
         background.push(silence(1))
+
+
+def test_a_thread_has_a_copy_of_each_chunk(in_background):
+    """A device writes its next samples into the same memory."""
+    events, memory = [], np.zeros(1600, np.float32)
+    background = in_background(recognizer().stream(), events.append)
+    for chunk in talk().split(1600):
+        memory[: len(chunk)] = chunk
+        background.push(memory[: len(chunk)])
+        memory[:] = np.nan
+    background.finish()
+    assert finals(events) == finals(run(recognizer(), talk())[0])
+
+
+@pytest.mark.parametrize("end", ("finish", "close"))
+def test_a_callback_may_end_its_thread(in_background, end):
+    events = []
+
+    def heard(event):
+        events.append(event)
+        getattr(background, end)()
+
+    background = in_background(recognizer().stream(), heard)
+    background.push(torch.cat([spoken(range(4)), silence(1)]))
+    background._thread.join(10)
+    assert not background._thread.is_alive() and events and background._errors.empty()
 
 
 def test_a_thread_is_told_the_rate(in_background):
