@@ -53,6 +53,7 @@ class SpeechStream:
     ) -> None:
         self.recognizer, self.channels = recognizer, channels
         self.stats = StreamStats()
+        self._heard: int | None = None  # channels of the last chunk that has several
         self._resampler = Resampler(sample_rate)
         self._listener = recognizer.endpoint.listen()
         self._segmenter = Segmenter(recognizer.endpoint, update_interval)
@@ -106,7 +107,7 @@ class SpeechStream:
         """
         if self._finished or self._total is not None:
             raise StreamFinishedError("the stream is finished: open another with recognizer.stream()")
-        samples = to_samples(chunk, self.channels)
+        samples = to_samples(chunk, self._channels_of(chunk))
         if sample_rate is not None and sample_rate != self.sample_rate:
             following = Resampler(sample_rate)
             self._buffer.append(self._resampler.finish())
@@ -128,6 +129,15 @@ class SpeechStream:
         events = self._advance(True)
         self.close()
         return events
+
+    def _channels_of(self, chunk: Any) -> int | None:
+        """How many a chunk has; those of the chunks before it where it is a single sample, which may be either way."""
+        shape = tuple(getattr(chunk, "shape", ()))
+        if self.channels is None and len(shape) == 2:
+            if 1 in shape:
+                return self._heard if self._heard in shape else None
+            self._heard = min(shape) or self._heard
+        return self.channels
 
     def close(self) -> None:
         """Let go of the audio, and take no more; what was held back is dropped."""

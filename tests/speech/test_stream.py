@@ -196,6 +196,16 @@ def test_ten_streams_on_one_model_stay_apart():
     assert mixed == alone
 
 
+def test_a_chunk_of_one_sample_has_as_many_channels_as_those_before_it():
+    samples = torch.stack([talk(), -talk() / 2], 1)
+    with recognizer().stream() as stream, recognizer().stream() as whole:
+        events = [event for chunk in samples.split([8_000, 1, 1, len(samples) - 8_002]) for event in stream.push(chunk)]
+        assert finals(events + stream.finish()) == finals(whole.push(samples) + whole.finish())
+    with recognizer().stream() as mono:
+        mono.push(torch.zeros(1, 1_600))
+        assert mono.time == 0.1
+
+
 def test_a_stream_goes_in_and_out_of_inference_mode():
     expected, _ = run(recognizer(), torch.cat([talk(), silence(0.1)]))
     with recognizer().stream() as stream:
