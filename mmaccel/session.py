@@ -202,11 +202,11 @@ class Session(Generic[A]):
         return getattr(self.target, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A setting such as ``fast.scheduler = ...`` is that of the target."""
-        if name in Session.__annotations__:
-            super().__setattr__(name, value)
-        else:
+        """What the target has, as in ``fast.scheduler = ...``, is set there."""
+        if name not in Session.__annotations__ and hasattr(vars(self).get("target"), name):
             setattr(self.target, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __str__(self) -> str:
         state = "" if self.active else ", removed"

@@ -597,7 +597,7 @@ def test_which_samplers_can_be_repeated():
         (UniPCMultistepScheduler(**FLOW, solver_p=DPMSolverMultistepScheduler()), False, False),
         (HeliosScheduler(**helios), True, False),
         (HeliosScheduler(**helios, scheduler_type="dmd"), False, False),
-        (DRAWING["Euler"](), False, False),
+        (FlowMatchEulerDiscreteScheduler(shift=3, stochastic_sampling=True), False, False),
         (DRAWING["SDE"](), False, False),
         (DDIMScheduler(), False, False),
     ):
