@@ -674,3 +674,15 @@ def test_the_long_warm_up_is_that_of_the_first_expert(wan, monkeypatch):
 def test_settings_are_checked(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):
         HeterogeneousSteps(**settings)
+
+
+@pytest.mark.parametrize("steps", (1, 3, 9))
+def test_too_few_steps_are_the_plain_ones_whatever_the_target(wan, steps):
+    pipe, call = wan
+    plain, longer = (run(pipe, call, num_inference_steps=count) for count in (steps, 12))
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(target="converged")) as fast:
+        assert torch.equal(run(fast, call, num_inference_steps=steps), plain) and not fast.report.engaged
+        assert any("too few to forecast any" in text for text in fast.report.warnings)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.99, target="converged")) as fast:
+        assert not torch.equal(run(fast, call, num_inference_steps=12), longer)
+        assert fast.report.engaged, "also where all steps are computed"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmaccel.cache import require_memory
-from mmaccel.stepping.allocation import StepAllocation
+from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
 from mmaccel.stepping.tensors import count_bytes
@@ -42,6 +42,8 @@ class HeterogeneousRun(Stepper):
         together = FrameRun(run.levels, {step: step for step in range(run.steps)}, session.target.scheduler)
         self.frames = run.frames or [together]
         self.longest = max(len(frame.moves) for frame in self.frames)  # steps of a frame
+        short = method.steps is None and self._is_short(min(run.steps, self.longest))
+        self.target = TARGETS[0] if short else method.target
         schedule = self._solve(run.steps, method.budget)
         self.allocations = [self._allocate(frame.levels, schedule, frame.sampler) for frame in self.frames]
         self._share_out(schedule)
@@ -76,10 +78,10 @@ class HeterogeneousRun(Stepper):
             sampler,
             method.tokens,
             by_groups=method.policy == "groups",
-            target=method.target,
+            target=self.target,
             tolerance=None if self.run.frames else method.tolerance,  # which frames keep together
             # lines where the steps were solved for lines, and where a sampler bends them itself
-            curved=method.target == "converged" or (is_one_step(sampler) and method.steps is None),
+            curved=self.target == "converged" or (is_one_step(sampler) and method.steps is None),
         )
 
     def _solve(self, steps: int, budget: float) -> Schedule:
@@ -199,7 +201,9 @@ class HeterogeneousRun(Stepper):
             return make(output, sample)
         if not allocation.velocities.is_known:
             allocation.layout = layout_of(self.session.adapter.denoisers()[run.expert], output)
-        if self.method.target == "converged" and not is_one_step(self.session.target.scheduler):
+        if self.target == "converged":
+            self.report.engaged = True  # also where all steps are computed
+        if self.target == "converged" and not is_one_step(self.session.target.scheduler):
             begin, end = allocation.levels[allocation.index :][:2]
             make = straight(make, end - begin)
         result = allocation.step(make, output, sample)
