@@ -82,14 +82,14 @@ class Session(Generic[A]):
     lock: threading.RLock
     _stack: ExitStack | None
     _removed: bool
-    _running: bool
+    _running: int | None  # the thread of the run
 
     def __init__(self, plan: Plan, adapter: A) -> None:
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory, self.around, self.lock = {}, [], threading.RLock()
         self._stack = None
-        self._removed = self._running = False
+        self._removed, self._running = False, None
         for part in adapter.parts():
             holder = _holders.get(id(part))
             live = holder() if holder is not None else None
@@ -172,13 +172,15 @@ class Session(Generic[A]):
     def run(self) -> Iterator[None]:
         """One run: the report restarts, :attr:`around` is entered, and the time is measured.
 
-        A run within a run belongs to the outer one.
+        A run within a run belongs to the outer one. Raises an `ActiveSessionError` in the middle of that of another
+        thread.
         """
+        self._check_turn()
         if self._running:
             yield
             return
         self.report.start()
-        self._running, began = True, time.perf_counter()
+        self._running, began = threading.get_ident(), time.perf_counter()
         try:
             with ExitStack() as stack:
                 for enter in self.around:
@@ -186,11 +188,19 @@ class Session(Generic[A]):
                 yield
                 self.report.wall_seconds = time.perf_counter() - began
         finally:
-            self._running = False
+            self._running = None
+
+    def _check_turn(self) -> None:
+        if self._running not in (None, threading.get_ident()):
+            raise ActiveSessionError(
+                f"{type(self.target).__name__} is in the middle of another call, and serves one at a time: wait for"
+                " that call, or accelerate a second one with parts of its own"
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.adapter.call_is_run:
             return self.target(*args, **kwargs)
+        self._check_turn()
         for method in self.plan.methods if self.active else ():
             method.prepare(self, args, kwargs)
         with self.run():

@@ -1,5 +1,7 @@
 """Methods inside diffusers' block-diffusion pipeline, on untrained models of both kinds."""
 
+import threading
+
 import pytest
 import torch
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
@@ -8,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import mmaccel
 from mmaccel import canvas
 from mmaccel.canvas import examples
-from mmaccel.errors import ConflictError, MmaccelError, SettingError, UnsupportedTargetError
+from mmaccel.errors import ActiveSessionError, ConflictError, MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.zoo.block_pipeline import ChatScheduler
 
 BUILDS = (examples.bidirectional, examples.block_causal)
@@ -150,6 +152,28 @@ def test_one_step_a_block_and_an_interrupted_run():
             run(fast, arguments, 2, callback_on_step_end=stop)
         assert torch.equal(run(fast, arguments, 2, num_inference_steps=1), plain)
     assert torch.equal(run(pipe, arguments, 2, num_inference_steps=1), plain)
+
+
+def test_a_second_call_at_once_is_refused_and_the_first_goes_on():
+    pipe, arguments = examples.block_causal()
+    plain, told = run(pipe, arguments, 2), []
+
+    def second():
+        with pytest.raises(ActiveSessionError) as error:
+            run(fast, arguments, 2)
+        told.append(str(error.value))
+
+    def meanwhile(pipe, step, timestep, kwargs):
+        if not told:
+            other = threading.Thread(target=second)
+            other.start()
+            other.join()
+        return {}
+
+    with mmaccel.accelerate(pipe, canvas.FreeDave(), canvas.PrefixCache()) as fast:
+        assert torch.equal(run(fast, arguments, 2, callback_on_step_end=meanwhile), plain)
+        assert "LLaDA2Pipeline is in the middle of another call" in told[0]
+        assert torch.equal(run(fast, arguments, 2), plain)
 
 
 def test_two_rules_do_not_go_together():
