@@ -82,6 +82,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.matrix = PackedMatrix(linear)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
 
     @property
     def weight(self) -> torch.Tensor:

@@ -90,6 +90,18 @@ class _Wrapped:
             delattr(self.owner, self.name)
 
 
+def has_twin(module: torch.nn.Module) -> bool:
+    """Whether all parts of a module run as their classes say, but for what sessions changed: then so does a twin."""
+    return all(_plain_forward(part) and not private.is_compiled(part) for part in module.modules())
+
+
+def _plain_forward(module: torch.nn.Module) -> bool:
+    value = vars(module).get("forward")
+    while isinstance(value, _Wrapped) and value.had:
+        value = value.original
+    return value is None or isinstance(value, _Wrapped)
+
+
 def twin_of(module: torch.nn.Module) -> torch.nn.Module:
     """A shallow copy of a module: it shares what the module holds, but has hooks of its own, and its plain methods."""
     twin = copy.copy(module)

@@ -169,8 +169,8 @@ def plan(target: Any, *methods: Method | Plan, preset: str | None = None) -> Pla
 def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> tuple[Plan, Adapter]:
     """A plan and the adapter it was checked against."""
     adapter = find_adapter(target)
-    plans = [item for item in methods if isinstance(item, Plan)]
-    chosen, why = list(_flatten(methods, adapter)), "; ".join(plan.why for plan in plans if plan.why)
+    alone = methods[0] if len(methods) == 1 and isinstance(methods[0], Plan) else None  # with what was measured of it
+    chosen, why = list(_flatten(methods, adapter)), alone.why if alone else ""
     if preset is not None:
         if chosen:
             raise ConflictError("give methods or a preset, not both")
@@ -180,7 +180,7 @@ def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> 
         presets = ", ".join(map(repr, presets_of(adapter.modality, adapter.family)))
         raise ConflictError(f"nothing to do: name a method{f', or a preset ({presets})' if presets else ''}")
     _check(chosen, adapter)
-    measured = [point for plan in plans for point in plan.measured]
+    measured = list(alone.measured) if alone else []
     return Plan(tuple(chosen), family=adapter.family, measured=measured, why=why), adapter
 
 

@@ -81,6 +81,7 @@ class Session(Generic[A]):
     around: list[Callable[[], AbstractContextManager[None]]]
     lock: threading.RLock
     _stack: ExitStack | None
+    _held: list[Any]
     _removed: bool
     _running: int | None  # the thread of the run
 
@@ -88,22 +89,28 @@ class Session(Generic[A]):
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory, self.around, self.lock = {}, [], threading.RLock()
-        self._stack = None
+        self._stack, self._held = None, []
         self._removed, self._running = False, None
-        for part in adapter.parts():
-            holder = _holders.get(id(part))
-            live = holder() if holder is not None else None
-            if live is not None and not live._removed:
-                raise ActiveSessionError(
-                    f"this {type(part).__name__} is already accelerated by {live}: call .remove() on that session first"
-                )
-        for part in adapter.parts():
-            _holders[id(part)] = weakref.ref(self)
         try:
+            for part in adapter.parts():
+                self.hold(part)
             self._attach()
         except BaseException:
             self.remove()
             raise
+
+    def hold(self, part: Any) -> None:
+        """Have a part of the target to oneself until :meth:`remove`; raises an `ActiveSessionError` if another has."""
+        holder = _holders.get(id(part))
+        live = holder() if holder is not None else None
+        if live is self:
+            return
+        if live is not None and not live._removed:
+            raise ActiveSessionError(
+                f"this {type(part).__name__} is already accelerated by {live}: call .remove() on that session first"
+            )
+        _holders[id(part)] = weakref.ref(self)
+        self._held.append(part)
 
     @property
     def active(self) -> bool:
@@ -129,10 +136,8 @@ class Session(Generic[A]):
         """Leave the target exactly as it was. Calling it again does nothing."""
         self._removed = True
         self._detach()
-        for part in self.adapter.parts():
-            holder = _holders.get(id(part))
-            if holder is not None and holder() in (None, self):
-                del _holders[id(part)]
+        while self._held:
+            del _holders[id(self._held.pop())]
 
     @contextmanager
     def baseline(self) -> Iterator[Any]:

@@ -105,6 +105,7 @@ def mean_levels(frames: list[FrameRun], steps: int) -> list[float]:
 
 def follow(session: PipelineSession, stack: ExitStack, make: Callable[[SamplerRun], Stepper]) -> None:
     """Put ``make(run)`` in charge of every run of the session's pipeline, until `stack` closes."""
+    session.hold(session.target.scheduler)
     follower = (FrameFollower if has_frame_samplers(session.target) else Follower)(session, make)
     follower.attach(stack)
     session.around.append(follower.call)

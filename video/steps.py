@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -97,12 +98,13 @@ class Follower:
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         """A pipeline closes its progress bar however its loop ends, and with it the run that was in the middle."""
-        bar, run, stack = original(*args, **kwargs), self.stepper, ExitStack()
+        bar, stack = original(*args, **kwargs), ExitStack()
+        run = None if self.stepper is None else weakref.ref(self.stepper)
 
         def close(original: Forward) -> None:
             stack.close()
             original()
-            if self.stepper is not None and self.stepper is run:
+            if run is not None and self.stepper is run():
                 self.drop()
 
         if hasattr(bar, "close"):

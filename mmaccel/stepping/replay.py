@@ -73,7 +73,7 @@ class Replay:
         """The pipeline's next step starts at `sample`, which it may have changed after the last one."""
         began, reached = self.began, self.reached
         self.began, self.change = _held(sample), None
-        if began is None or reached is None or sample is reached:
+        if began is None or reached is None:
             return
         changed = sample != reached.to(sample.dtype)
         if bool(changed.any()):
@@ -85,7 +85,7 @@ class Replay:
         Its velocities are those at one level, given twice, or the mean between two.
         """
         self.made.append(_Made(*levels, velocity, make, self.change))
-        self.reached = next(tensors(result))
+        self.reached = next(tensors(result)).clone()  # callbacks write into it
 
     def correct(
         self, sample: torch.Tensor, velocities: Velocities, before: torch.Tensor, layout: LatentLayout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from numbers import Real
 from os import PathLike
@@ -67,12 +66,15 @@ def copied(chunk: Any) -> Any:
         return chunk.detach().clone()
     if isinstance(chunk, bytearray) or (isinstance(chunk, memoryview) and chunk.format in BYTES):
         return bytes(chunk)
-    return np.array(chunk) if isinstance(chunk, np.ndarray | memoryview) else copy.copy(chunk)
+    if isinstance(chunk, np.ndarray | memoryview):
+        return np.array(chunk)
+    return list(chunk) if isinstance(chunk, list) else chunk
 
 
 def _array(chunk: Any, channels: int | None) -> np.ndarray:
     if isinstance(chunk, memoryview) and chunk.format not in BYTES:
-        return np.array(chunk)
+        values = np.array(chunk)
+        return values if channels is None or values.ndim > 1 else values.reshape(-1, channels)
     if isinstance(chunk, bytes | bytearray | memoryview):
         data = bytes(chunk)
         if len(data) % (2 * (channels or 1)):
@@ -199,7 +201,8 @@ def read_audio(path: str | PathLike[str], *, skip_damaged: bool = False) -> torc
     path
         Any file that FFmpeg reads. Several channels are averaged; of several tracks the first is taken.
     skip_damaged
-        Whether to use the readable part of a damaged or cut-off file, default False.
+        Whether to use the readable part of a damaged or cut-off file, default False. Where the sound of a video begins
+        late or has a gap, and where a part is damaged, there is silence, so that times are those of the file.
 
     Raises
     ------

@@ -13,6 +13,7 @@ from mmaccel.errors import AudioError, MissingExtraError
 # in full, since the demo's decoder runs this file by itself
 from mmaccel.speech.audio.wav_header import check_wav, read_wav_header
 
+LONGEST_GAP = 3600.0  # seconds without sound, which are filled with silence
 SLACK = 0.25  # seconds by which the times of a container may be off
 
 
@@ -24,7 +25,7 @@ class AudioFile:
     file
         Any file that FFmpeg reads.
     skip_damaged
-        Whether to use the readable part of a damaged or cut-off file.
+        Whether to use the readable part of a damaged or cut-off file, with silence for the rest of it.
     options
         FFmpeg's own, such as which formats it may be in.
     """
@@ -81,6 +82,11 @@ class AudioFile:
         missing = begins - self.seconds
         if missing < SLACK or begins > container.duration / self.av.time_base:  # or its time is none
             return
+        if missing > LONGEST_GAP:
+            raise AudioError(
+                f"{self.file} has no sound from {self.seconds:.0f} to {begins:.0f} s: cut that out, or set its times"
+                " right, as with ffmpeg -i"
+            )
         count = round(missing * frame.sample_rate)
         for start in range(0, count, frame.sample_rate):
             yield np.zeros(min(frame.sample_rate, count - start), np.float32)

@@ -12,13 +12,14 @@ import torch
 from mmaccel.adapter import adapters
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.packed_linear import with_packed_linears
+from mmaccel.patching import has_twin
 from mmaccel.session import Session
 from mmaccel.skinny_linears import with_skinny_linears
 
 from .adapter import SpeechAdapter
 from .rows import REFUSED
 
-# One for each model, also where several recognisers run it: what watches it sees all that passes.
+# One for each module that runs, also where several recognisers share it: what watches it sees all that passes.
 _LOCKS: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
 
 
@@ -30,23 +31,19 @@ def lock_of(model: Any) -> threading.RLock:
 def recognising(model: Any, packed: bool) -> Any:
     """What recognises in place of a model: a twin for passes of a few tokens, and with its weights laid out if packed.
 
-    A session or an adapter stays what it is, and so does a model whose parts accelerate moves between devices.
+    A session or an adapter stays what it is, and so does a model of which a part was compiled or had its `forward`
+    replaced, as accelerate does to move it between devices: that calls the model's own parts, not those of a twin.
     """
     if packed and isinstance(model, Session | SpeechAdapter):
         raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
-    if not isinstance(model, torch.nn.Module) or any(hasattr(part, "_hf_hook") for part in model.modules()):
+    if not isinstance(model, torch.nn.Module) or not has_twin(model):
         return model
     return with_packed_linears(model) if packed else with_skinny_linears(model)
 
 
-def target_of(model: Any) -> Any:
-    """The model itself, of a session of it or an adapter too."""
-    return model.target if isinstance(model, Session | SpeechAdapter) else model
-
-
 def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
     """The adapter of a model, of a session of it, or a copy of the one that is given, with its processor."""
-    model = target_of(model) if isinstance(model, Session) else model
+    model = model.target if isinstance(model, Session) else model
     adapter = copy.copy(model) if isinstance(model, SpeechAdapter) else adapter_class(type(model))(model)
     if processor is not None:
         adapter.processor = processor

@@ -19,6 +19,8 @@ class Listening:
         Of what is pushed.
     update_interval
         Seconds between two hypotheses, None for finals only.
+    before
+        Seconds that came before.
     """
 
     def __init__(
@@ -27,9 +29,10 @@ class Listening:
         sample_rate: float,
         channels: int = 1,
         update_interval: float | None = 0.5,
+        before: float = 0.0,
     ) -> None:
         self._recognizer, self._settings = recognizer, (sample_rate, update_interval, channels)
-        self._stream, self._before = recognizer.stream(*self._settings), 0.0
+        self._stream, self._before = recognizer.stream(*self._settings), before
 
     @property
     def time(self) -> float:

@@ -87,10 +87,11 @@ class Conversation:
         settings = self._settings.updated(session, self.name)
         if settings == self._settings:
             return []
-        listening = Listening(settings.listener(self._base), settings.rate)
+        listens = settings.listener(self._base)
         ended = self._answers(self._listening.end())
+        listening = Listening(listens, settings.rate, before=self._listening.time)
         self._settings, self._listening = settings, listening
-        return ended
+        return [*ended, *(self._completed() if self._texts and not self._waits else [])]
 
     def _answers(self, events: list[Event], is_committed: bool = False) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []

@@ -21,7 +21,7 @@ from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word, encode_together
-from ..families.finding import adapter_of, lock_of, recognising, target_of
+from ..families.finding import adapter_of, lock_of, recognising
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .stream import SpeechStream
@@ -41,8 +41,8 @@ class StreamingRecognizer:
     Parameters
     ----------
     model
-        A recogniser that mmaccel has an adapter for, its adapter, or a session of it. It is not changed. Words need
-        times, so it is refused while a session merges its audio tokens.
+        A recogniser that mmaccel has an adapter for, its adapter, or a session of it. It is not changed, and may be
+        used elsewhere meanwhile. Words need times, so a session that merges audio tokens is refused.
     processor
         Its processor: tokenizer and feature extractor.
     policy
@@ -107,7 +107,6 @@ class StreamingRecognizer:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.adapter = adapter_of(recognising(model, packed), processor)
-        self.source = target_of(model)  # with which its twin shares the weights
         self.language, self.task, self.prompt = language, task, prompt
         self.adapter.instruct(language, task, prompt)
         self.policy = LocalAgreement(2) if policy is None else policy
@@ -121,7 +120,7 @@ class StreamingRecognizer:
         if not isinstance(self.policy, StreamingPolicy):
             raise SettingError(f"policy={self.policy!r}: pass one such as speech.LocalAgreement(2)")
         self.policy.check(self.adapter)
-        refuse_merged(self.source)
+        refuse_merged(self.adapter.target)
         if not is_count(self.context, 0, 10_000):
             raise SettingError(f"context={self.context!r}: pass between 0 and 10000 characters, such as 200")
         most = 20.0 if self.adapter.longest is None else min(self.adapter.longest, 20.0)
@@ -241,7 +240,7 @@ class StreamingRecognizer:
         again with all that the encoder can be given, if it had less.
         """
         with self.lock if self.gathering is None else self.gathering.joined():
-            refuse_merged(self.source)
+            refuse_merged(self.adapter.target)
             encoded = self._encode(samples, audio)
             with self.lock:
                 language = self.adapter.language_of(encoded)

@@ -107,7 +107,9 @@ class SpeechStream:
         """
         if self._finished or self._total is not None:
             raise StreamFinishedError("the stream is finished: open another with recognizer.stream()")
-        samples = to_samples(chunk, self._channels_of(chunk))
+        samples = to_samples(chunk, self._channels_of(shape := tuple(getattr(chunk, "shape", ()))))
+        if self.channels is None and len(shape) == 2 and min(shape) > 1:
+            self._heard = min(shape)
         if sample_rate is not None and sample_rate != self.sample_rate:
             following = Resampler(sample_rate)
             self._buffer.append(self._resampler.finish())
@@ -130,14 +132,9 @@ class SpeechStream:
         self.close()
         return events
 
-    def _channels_of(self, chunk: Any) -> int | None:
+    def _channels_of(self, shape: tuple[int, ...]) -> int | None:
         """How many a chunk has; those of the chunks before it where it is a single sample, which may be either way."""
-        shape = tuple(getattr(chunk, "shape", ()))
-        if self.channels is None and len(shape) == 2:
-            if 1 in shape:
-                return self._heard if self._heard in shape else None
-            self._heard = min(shape) or self._heard
-        return self.channels
+        return self._heard if self.channels is None and 1 in shape and self._heard in shape else self.channels
 
     def close(self) -> None:
         """Let go of the audio, and take no more; what was held back is dropped."""

@@ -116,10 +116,14 @@ class BackgroundStream:
         self._end()
 
     def _end(self) -> None:
+        is_called_back = threading.current_thread() is self._thread
         if not self._finished:
             self._finished = True
-            threading.Thread(target=self._chunks.put, args=(None,), daemon=True).start()  # there may be no room yet
-        if threading.current_thread() is not self._thread:
+            if is_called_back:  # it makes room itself
+                threading.Thread(target=self._chunks.put, args=(None,), daemon=True).start()
+            else:
+                self._chunks.put(None)
+        if not is_called_back:
             self._thread.join()
 
     def _raise(self) -> None:

@@ -123,8 +123,23 @@ def test_an_update_in_the_middle_of_speech_ends_what_was_said(listener, samples)
         conversation.take(json.dumps(append))
     turns = {"type": "server_vad", "silence_duration_ms": 700, "threshold": 0.4}
     update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": turns}}}}
+    time = conversation._listening.time
     *ended, told = conversation.take(json.dumps(update))
     assert DONE in [event["type"] for event in ended] and told["session"]["audio"]["input"]["turn_detection"] == turns
+    assert conversation._listening.time == pytest.approx(time, abs=0.1), "times go on"
+
+
+def test_what_waits_for_a_commit_is_told_once_pauses_end_turns(listener, samples):
+    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    for turns in (None, {"type": "server_vad"}):
+        update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": turns}}}}
+        *ended, _ = conversation.take(json.dumps(update))
+        if turns is None:
+            for chunk in raw(samples, 24_000)[:4]:
+                append = {"type": "input_audio_buffer.append", "audio": base64.b64encode(chunk).decode()}
+                assert conversation.take(json.dumps(append)) == []
+    assert ended[-1]["type"] == DONE and ended[-1]["transcript"]
+    assert not conversation._texts
 
 
 BAD = (

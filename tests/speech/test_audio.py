@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
-from mmaccel.speech.audio import audio
+from mmaccel.speech.audio import audio, audio_file
 from mmaccel.speech.audio.audio import Resampler, read_audio, to_samples
 from mmaccel.speech.audio.audio_file import AudioFile
 from mmaccel.speech.audio.wav_header import read_wav_header
@@ -49,6 +49,8 @@ def test_several_channels_are_averaged_whichever_way_round():
     for chunk in (stereo, stereo.T, np.ascontiguousarray(stereo.T)):
         assert torch.equal(to_samples(chunk), torch.from_numpy(TONE / 2))
     assert to_samples(np.array([[1.0, 0.0], [0.0, 0.0]]), channels=2).tolist() == [0.5, 0.0]
+    pairs = memoryview(np.array([16_384, 0] * 3, np.int16))
+    assert to_samples(pairs, channels=2).tolist() == to_samples(bytes(pairs), channels=2).tolist() == [0.25] * 3
     assert to_samples([], channels=2).tolist() == to_samples(b"", channels=2).tolist() == []
     assert to_samples(b"\x00\x40\x00\x00" * 3, channels=2).tolist() == [0.25] * 3
 
@@ -222,6 +224,12 @@ def test_sound_of_a_video_has_its_times(tmp_path, begins):
     loud = torch.zeros(second + 1_600)
     loud[first : first + 1_600] = loud[second:] = 0.25
     assert torch.equal(samples, loud)
+
+
+def test_an_hour_without_sound_is_no_gap(tmp_path, monkeypatch):
+    monkeypatch.setattr(audio_file, "LONGEST_GAP", 2.0)
+    with pytest.raises(AudioError, match=r"clip.mkv has no sound from 0 to 3 s: cut that out"):
+        test_sound_of_a_video_has_its_times(tmp_path, (3.0, 3.1))
 
 
 def test_formats_can_be_limited(tmp_path):

@@ -202,6 +202,11 @@ def test_a_chunk_of_one_sample_has_as_many_channels_as_those_before_it():
         events = [event for chunk in samples.split([8_000, 1, 1, len(samples) - 8_002]) for event in stream.push(chunk)]
         assert finals(events + stream.finish()) == finals(whole.push(samples) + whole.finish())
     with recognizer().stream() as mono:
+        with pytest.raises(AudioError, match="shape"):
+            mono.push(torch.zeros(320, 160))  # is as if it had not been pushed
+        mono.push(torch.zeros(1, 160))
+        assert mono.time == 0.01
+    with recognizer().stream() as mono:
         mono.push(torch.zeros(1, 1_600))
         assert mono.time == 0.1
 
@@ -870,6 +875,10 @@ def test_errors_in_a_thread_are_told(in_background):
         background.push(torch.full((160,), torch.nan))
         background.push(torch.cat([spoken(range(4)), silence(1)]))
     assert [type(error) for error in told] == [AudioError] and said(events) == [0, 1, 2, 3]
+    background = in_background(recognizer().stream(), events.append, told.append)
+    background.push(value for value in (0.0, 1.0))
+    background.finish()
+    assert [type(error) for error in told[1:]] == [AudioError]
     background = in_background(recognizer().stream(), events.append)
     background.push(torch.full((160,), torch.nan))
     with pytest.raises(AudioError, match="NaN"):

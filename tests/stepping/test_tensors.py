@@ -129,8 +129,9 @@ def test_steps_that_may_be_made_again_hold_four_tensors():
         assert replay.nbytes() == 4 * 3 * (3 + ends)
 
 
+@pytest.mark.parametrize("in_place", (False, True))
 @pytest.mark.parametrize("added", (0.0, 0.5))
-def test_what_a_pipeline_does_between_steps_is_no_miss_of_forecasts(added):
+def test_what_a_pipeline_does_between_steps_is_no_miss_of_forecasts(added, in_place):
     """It holds the first token until half of the run, as soft conditions do, and adds to the others in one step.
 
     Along velocities on a straight slope the end is then that of the run that computes all.
@@ -144,7 +145,9 @@ def test_what_a_pipeline_does_between_steps_is_no_miss_of_forecasts(added):
         for k in range(12):
             true = first + levels[k] * slope if run.begin(k) else None
             ended = run.step(lambda v, x, k=k: x + (levels[k + 1] - levels[k]) * v, true, x)
-            ended = torch.cat([ended[:, :1], ended[:, 1:] + added], 1) if k == 4 else ended
+            if k == 4:
+                ended = ended if in_place else ended.clone()
+                ended[:, 1:] += added
             x = torch.cat([x[:, :1], ended[:, 1:]], 1) if k < 6 else ended
         found.append(x)
     torch.testing.assert_close(found[1], found[0])

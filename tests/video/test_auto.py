@@ -132,6 +132,18 @@ def test_a_call_too_short_to_measure_settles_nothing(wan):
     assert torch.equal(pipe(**{**call, "num_inference_steps": 2})[0], plain)
 
 
+def test_what_other_methods_save_is_no_point_of_the_curve(wan):
+    """Nor settles a call of which no step can be left out."""
+    pipe, call = wan
+    other = SparseAttention(min_length=64, always=True)
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.2), other) as fast:
+        fast(**{**call, "num_inference_steps": 2})
+        assert not fast.plan.measured and fast.report.engaged
+        assert any("changed nothing" in text for text in fast.report.warnings)
+        fast(**call)
+        assert fast.plan.measured and fast.plan.methods[1] == other
+
+
 def test_other_methods_of_the_plan_stay_and_are_measured_with_it(wan):
     pipe, call = wan
     other = SparseAttention(min_length=64, always=True)
@@ -162,6 +174,11 @@ def test_what_another_session_picked_is_taken_over(wan):
         fast.memory.update(memory)
         again = fast(**call)[0]
         assert fast.report.engaged and fast.plan == plan and fast.plan.measured == plan.measured
+    nothing = {"chosen": None, "measured": plan.measured, "unpicked": "nothing kept it"}
+    with mmaccel.accelerate(pipe, auto(min_psnr=1000)) as fast:
+        fast.memory.update(nothing)
+        fast(**call)
+        assert fast.plan.measured == plan.measured and fast.report.warnings == ["nothing kept it"]
     with mmaccel.accelerate(pipe, plan) as fast:
         assert out.shape == again.shape and fast.plan == plan
 

@@ -452,10 +452,16 @@ def test_a_sampler_that_is_shared_is_accelerated_once():
     """Two pipelines with transformers of their own."""
     (one, _), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(seed=1)
     other.scheduler = one.scheduler
+    sparse = video.SparseAttention(min_length=64, always=True)
+    with mmaccel.accelerate(one, sparse), mmaccel.accelerate(other, sparse):
+        pass  # neither follows it
     told = "this FlowMatchEulerDiscreteScheduler is already accelerated by"
     with mmaccel.accelerate(one, video.HeterogeneousSteps()), pytest.raises(ActiveSessionError, match=told):
         mmaccel.accelerate(other, video.HeterogeneousSteps())
-    mmaccel.accelerate(other, video.HeterogeneousSteps()).remove()
+    fast = mmaccel.accelerate(other, video.HeterogeneousSteps())
+    other.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5)
+    fast.remove()
+    mmaccel.accelerate(one, video.HeterogeneousSteps()).remove()  # the first is free, though it was swapped
 
 
 def test_a_sampler_that_draws_every_step_anew_is_refused():

@@ -71,9 +71,7 @@ class DiffusionTransformerAdapter(Adapter):
             method.check(self)
 
     def parts(self) -> list[Any]:
-        scheduler = getattr(self.target, "scheduler", None)
-        held = (self.target, *self.denoisers(), *([] if scheduler is None else [scheduler]))
-        return list({id(part): part for part in held}.values())
+        return list({id(part): part for part in (self.target, *self.denoisers())}.values())
 
 
 @register_adapter
@@ -116,13 +114,17 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     scheduler = adapter.target.scheduler
     sampler = type(scheduler).__name__
+    advice = "run fewer steps, or use video.SparseAttention"
     if scheduler.config.get("stochastic_sampling"):
         sampler += "(stochastic_sampling=True)"
+        advice = (
+            f"set pipe.scheduler = {type(scheduler).__name__}.from_config(pipe.scheduler.config,"
+            " stochastic_sampling=False)"
+        )
     elif sampler not in REDRAWING:
         return
     raise UnsupportedTargetError(
-        f"{method} carries predictions from step to step, and {sampler} draws the sample anew in every one:"
-        " run fewer steps, or use video.SparseAttention"
+        f"{method} carries predictions from step to step, and {sampler} draws the sample anew in every one: {advice}"
     )
 
 

@@ -116,12 +116,13 @@ class Auto(DiffusionMethod):
 
     def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         memory, plan = session.memory, session.plan
-        if CHOSEN in memory and memory[CHOSEN] is None:
+        if memory.get(CHOSEN) is None and MEASURED in memory:
+            session.plan = replace(plan, measured=memory[MEASURED])
             return
         with session.detached():
-            if CHOSEN not in memory:
+            if MEASURED not in memory:
                 self._measure(session, args, kwargs)
-            picked = memory.get(CHOSEN, self) or self
+            picked = memory.get(CHOSEN) or self
             methods = tuple(picked if method is self else method for method in plan.methods)
             session.plan = replace(plan, methods=methods, measured=memory.get(MEASURED, []))
 
@@ -135,14 +136,16 @@ class Auto(DiffusionMethod):
         session.report.baseline_seconds = curve.plain_seconds
         memory.pop(UNPICKED, None)
         if not curve.points:
-            memory[UNPICKED] = f"{self.name} ran plainly: no setting left out a step of this call; the next is measured"
+            memory[UNPICKED] = (
+                f"{self.name} changed nothing: no setting left out a step of this call; the next is measured"
+            )
             return
         memory[CHOSEN], memory[MEASURED] = self._pick(curve), curve.points
         if memory[CHOSEN] is None:
             best = max(float(point["psnr"]) for point in curve.points)
             wanted = f"{self.min_psnr:g} dB" + (f" at {self.target_speedup:g}x" if self.target_speedup else "")
             memory[UNPICKED] = (
-                f"{self.name} runs plainly: no setting kept {wanted} on the first call, and the nearest to the plain"
+                f"{self.name} changes nothing: no setting kept {wanted} on the first call, and the nearest to the plain"
                 f" output had {best:.1f} dB; session.plan has all that were measured"
             )
 
@@ -202,7 +205,8 @@ class _Curve:
             with ExitStack() as stack:
                 self.session.attach([candidate, *companions], stack)
                 output, seconds = self._run()
-            if not self.session.report.engaged:  # the same as plainly, whatever the clock says
+            report = self.session.report
+            if not report.forwards < report.plain_forwards:  # no step was left out, whatever the clock says
                 continue
             quality = tensor_psnr(self.reference, as_tensor(output))
             self.methods.append(candidate)
