@@ -104,8 +104,9 @@ def _plain_forward(module: torch.nn.Module) -> bool:
 
 def twin_of(module: torch.nn.Module) -> torch.nn.Module:
     """A shallow copy of a module: it shares what the module holds, but has hooks of its own, and its plain methods."""
-    twin = copy.copy(module)
+    twin = module.__new__(type(module))  # not by copy.copy, which a module with a parametrized weight refuses
     held = vars(twin)
+    held.update(vars(module))
     for name, value in list(held.items()):
         if isinstance(value, _Wrapped):
             while isinstance(value.original, _Wrapped):
