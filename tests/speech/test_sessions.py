@@ -81,6 +81,15 @@ def test_packed_weights_say_the_same(tiny, policy):
         StreamingRecognizer(fast, processor, packed=True)
 
 
+def test_an_encoder_that_appends_may_be_packed():
+    model = examples.moonshine_streaming()[0]
+    plain, packed = (
+        StreamingRecognizer(model, examples.moonshine_processor(), endpoint=ENDPOINT, packed=packed)
+        for packed in (False, True)
+    )
+    assert _finals(packed) == _finals(plain) != []
+
+
 def test_recognisers_of_one_model_run_at_once_beside_its_own_generate(tiny):
     """Each watches what passes through its own twin."""
     model, processor = tiny
