@@ -81,6 +81,7 @@ class BlockDecoder:
     def attach(self, stack: ExitStack) -> None:
         """Install itself, until `stack` closes."""
         pipe = self.adapter.target
+        self.session.hold(pipe.scheduler)
         self.session.around.append(self._run)
         stack.callback(self.session.around.remove, self._run)
         if self.prefix is not None:

@@ -46,6 +46,7 @@ class PictureDecoder:
 
     def attach(self, stack: ExitStack) -> None:
         """Install itself, until `stack` closes."""
+        self.session.hold(self.pipe.scheduler)
         self.session.around.append(self._run)
         stack.callback(self.session.around.remove, self._run)
         wrap_forward(stack, self.pipe.transformer, self._forward)

@@ -43,6 +43,7 @@ class UniformDecoder:
 
     def attach(self, stack: ExitStack) -> None:
         """Install itself, until `stack` closes."""
+        self.session.hold(self.pipe.scheduler)
         self.session.around.append(self._run)
         stack.callback(self.session.around.remove, self._run)
         wrap_forward(stack, self.pipe.model, self._forward)

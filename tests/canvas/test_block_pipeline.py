@@ -176,6 +176,15 @@ def test_a_second_call_at_once_is_refused_and_the_first_goes_on():
         assert torch.equal(run(fast, arguments, 2), plain)
 
 
+def test_a_scheduler_that_two_pipelines_share_serves_one_at_a_time():
+    (one, _), (other, _) = examples.block_causal(0), examples.block_causal(1)
+    other.scheduler = one.scheduler
+    told = "this BlockRefinementScheduler is already accelerated by Session"
+    with mmaccel.accelerate(one, canvas.FreeDave()), pytest.raises(ActiveSessionError, match=told):
+        mmaccel.accelerate(other, canvas.FreeDave())
+    mmaccel.accelerate(other, canvas.FreeDave()).remove()
+
+
 def test_two_rules_do_not_go_together():
     pipe, _ = examples.bidirectional()
     with pytest.raises(ConflictError, match="FactorCommit"):
