@@ -55,7 +55,8 @@ def test_the_page_has_every_row_and_says_how_many_texts(tmp_path):
     language_benchmark.BENCHMARK.write_page(result, tmp_path / "language.md")
     page = (tmp_path / "language.md").read_text(encoding="utf-8")
     assert page == COMMITTED.with_suffix(".md").read_text(encoding="utf-8")
-    lines = [line for line in page.splitlines() if line.startswith(("| SparsePrefill", "| SelectKV", "| CompressKV"))]
+    methods = tuple(f"| {name}" for name in ("SparsePrefill", "SelectKV", "CompressKV", "PrefillDrop"))
+    lines = [line for line in page.splitlines() if line.startswith(methods)]
     assert len(lines) == len(result["rows"])
     counts = {len(row["seeds"]) for row in result["rows"]}
     assert all(f"{count} text{'s' * (count > 1)} and {count} planted number" in page for count in counts)
