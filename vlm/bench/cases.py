@@ -14,9 +14,8 @@ from ..pruning.compressor import Compressor
 SHARES = (0.25, 0.15, 0.1)
 STEPS = (2, 4, 7, 10)  # of fewer frames, from one to the next
 FAMILY = "llava_onevision"
-# Settings that suit this model better than the paper's, beside those: its tower finds all of a slow clip alike,
-# and of its four layers each would be followed by merging.
-TUNED: dict[str, dict[str, Any]] = {"vlm.HoliTom": {"tau": 0.9}, "vlm.EarlyTom": {"alike": 0.5, "merge_after": 2}}
+# Other settings beside the defaults: the tower of this model finds all of a slow clip alike; and the paper's.
+OTHERS: dict[str, dict[str, Any]] = {"vlm.HoliTom": {"tau": 0.9}, "vlm.EarlyTom": {"alike": -1.0}}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def cases(model: Any, shares: tuple[float, ...] = SHARES) -> list[Entry]:
     for share in shares:
         for method in compressors(share):
             found.append(Entry.of(model, method, share=share))
-            if more := TUNED.get(method.name):
+            if more := OTHERS.get(method.name):
                 found.append(Entry.of(model, dataclasses.replace(method, **more), share=share))
     return found
 
