@@ -67,13 +67,13 @@ def _machine() -> str:
     headers = {name: _result(name)["header"] for name in NAMES}
     machines = {header["machine"]["processor"] for header in headers.values()}
     threads = {name: header["threads"] for name, header in headers.items()}
-    *others, last = (name for name, count in threads.items() if count == 1)
-    alone = f"{', '.join(others)} and {last}" if others else last
-    assert len(machines) == 1 and alone and set(threads.values()) == {1, 2}
+    assert len(machines) == 1 and set(threads.values()) <= {1, 2}
+    alone = [name for name, count in threads.items() if count == 1]
+    on, but = ("1 thread", "") if len(alone) == len(threads) else ("2 threads", f";\n{' and '.join(alone)} on 1")
     return (
         f"**Not measured yet: the checkpoints above.** {_gpu()}\nAll other figures are of the small models of the same"
-        f" classes that come with mmaccel, on 2 threads of an {machines.pop()};\n{alone} on 1."
-        " `mmaccel.compare` measures your model on your machine."
+        f" classes that come with mmaccel, on {on} of an {machines.pop()}{but if alone else ''}."
+        "\n`mmaccel.compare` measures your model on your machine."
     )
 
 

@@ -36,7 +36,7 @@ LIMITS = """
   things shown so unevenly.
 - **`EarlyTom`** merges frames in the middle of a segment only: short segments spare less of the tower's work than long
   ones do. Where only frames merge that are alike in every place (`alike`), more is seen of what is there for a moment,
-  and the tower is spared little.
+  and the tower is spared a little less.
 - **Methods by attention** compute the tower's last attention once more to read it, which costs a part of the tower.
 """
 TITLES = {"brief": "Brief events", "slow": "Slow clips", "long": "Brief events in 64 frames"}
