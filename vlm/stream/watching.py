@@ -16,7 +16,7 @@ from ..input.read_video import frames_in_file
 from .ahead import ahead
 from .video_stream import VideoStream
 
-CHUNK = 4  # frames that the tower takes together
+CHUNK = 6  # frames that the tower takes together
 QUEUED = 2  # chunks that wait between two stages
 
 
