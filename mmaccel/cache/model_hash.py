@@ -8,17 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
-SAMPLES = 256  # values that are looked at of each weight
+SAMPLES = 256  # values of each weight that are looked at every time
 SIZE = 16  # bytes of a hash
 ADAPTERS = ("active_adapter", "disable_adapters", "scaling")  # of a layer of peft: which of its weights count
 PLACE = ("_name_or_path", "transformers_version")  # of a configuration: where it came from, not what it is
 
 
 def model_hash(model: Any) -> str:
-    """The hash of a transformers model: its class, configuration, weights' names, values of each, and peft's adapters.
+    """The hash of a transformers model: its class, configuration, all weights with their names, and peft's adapters.
 
-    The values are 256 of each weight at even distances, so that this takes milliseconds: training changes nearly all.
+    Weights are what `state_dict` has, buffers and packed ones of quantised layers too. All their bits are added up
+    once, and again where torch counts a change; 256 values at even distances are looked at every time, which takes
+    milliseconds and shows what torch does not count, such as a merge into `weight.data`.
 
     Raises
     ------
@@ -28,16 +31,56 @@ def model_hash(model: Any) -> str:
     total = hashlib.blake2b(type(model).__name__.encode(), digest_size=SIZE)
     config = {key: value for key, value in model.config.to_dict().items() if key not in PLACE}
     total.update(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, weight in model.named_parameters():
-        if weight.is_meta:
-            raise ValueError(f"{name} is not in memory")
-        total.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        flat = weight.detach().reshape(-1)
-        total.update(tensor_bytes_of(flat[:: max(1, len(flat) // SAMPLES)]))
+    for name, value in model.state_dict(keep_vars=True).items():
+        total.update(name.encode() + _weight(name, value))
     for name, module in model.named_modules():
         if hasattr(module, ADAPTERS[0]):
             total.update(f"{name} {[getattr(module, key, None) for key in ADAPTERS]}".encode())
     return total.hexdigest()
+
+
+# Of each weight: where its values lay, torch's count of its changes, and the sum of its bits.
+_sums: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _weight(name: str, value: Any) -> bytes:
+    """What tells a weight from others, or the packed weights of a layer."""
+    if isinstance(value, list | tuple):
+        return b"".join(_weight(name, item) for item in value)
+    if not isinstance(value, torch.Tensor):
+        return repr(value).encode()
+    if value.is_meta:
+        raise ValueError(f"{name} is not in memory")
+    plain = value.detach()
+    told = f"{tuple(plain.shape)} {plain.dtype}"
+    if plain.is_quantized:
+        told, plain = f"{told} {plain.qscheme()}", plain.dequantize()
+    flat = plain.reshape(-1)
+    return f"{told} {_sum(value, plain)}".encode() + tensor_bytes_of(flat[:: max(1, len(flat) // SAMPLES)])
+
+
+def _sum(weight: torch.Tensor, values: torch.Tensor) -> int:
+    """The sum of a weight's bits, counted again where it has changed."""
+    if weight.is_inference() or weight.is_quantized:  # which torch counts no changes of
+        return bit_sum(values)
+    now = weight.data_ptr(), weight._version
+    known = _sums.get(weight)
+    if known is None or known[0] != now:
+        known = _sums[weight] = now, bit_sum(values)
+    return int(known[1])
+
+
+def bit_sum(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's bits, read as whole numbers of eight bytes: any flipped bit changes it.
+
+    Examples
+    --------
+    >>> bit_sum(torch.zeros(2, 8)), bit_sum(torch.ones(1)) == bit_sum(-torch.ones(1))
+    (0, False)
+    """
+    data: Any = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = len(data) // 8 * 8
+    return int(data[:whole].view(torch.int64).sum()) + int(data[whole:].sum())
 
 
 def content_hash(values: Iterable[tuple[str, Any]]) -> bytes:
