@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from mmaccel.patching import wrap_method
+from .own_thread import wrap_in_thread
 
 
 class DepthDecoding:
@@ -18,7 +18,7 @@ class DepthDecoding:
     For each frame of 80 ms, CSM lets its depth decoder generate a text of one token for each codebook, with all the
     preparation of `generate`, and with a copy of the weights of a codebook's head for each token. Here the settings and
     processors of the first frame serve the others, and heads are used where they lie. The same tokens are drawn from
-    the same random state.
+    the same random state. Where a frame begins with what the decoder takes for padding, its own `generate` runs.
 
     Parameters
     ----------
@@ -32,12 +32,15 @@ class DepthDecoding:
         self._samples = False
 
     def attach(self, stack: ExitStack) -> None:
-        """Take the place of the decoder's `generate` until `stack` closes."""
-        wrap_method(stack, self.decoder, "generate", self._generate)
+        """Take the place of the decoder's `generate` in this thread until `stack` closes."""
+        wrap_in_thread(stack, self.decoder, "generate", self._generate)
 
     def _generate(
         self, original: Callable[..., Any], input_ids: torch.Tensor, backbone_last_hidden_state: torch.Tensor
     ) -> Any:
+        pad = self.decoder.generation_config.pad_token_id
+        if pad is not None and (input_ids == pad).any():
+            return original(input_ids=input_ids, backbone_last_hidden_state=backbone_last_hidden_state)
         if self._processors is not None:
             return self._frame(input_ids, backbone_last_hidden_state)
 

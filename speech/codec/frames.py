@@ -30,13 +30,14 @@ class Frames:
 
     def check(self, frames: torch.Tensor, batch: int) -> None:
         """Raise a `SettingError` for what are no frames of this codec."""
+        _require_tensor(frames)
         config, shape = self.model.config, tuple(frames.shape)
         if len(shape) != 3 or shape[0] != batch or not 1 <= shape[1] <= config.num_quantizers:
             raise SettingError(
                 f"codes of shape {shape}: push [batch={batch}, at most {config.num_quantizers} codebooks, frames]"
             )
-        if frames.is_floating_point() or frames.dtype == torch.bool:
-            raise SettingError(f"codes of {frames.dtype}: push integers, such as codes.long()")
+        if frames.dtype not in (torch.int32, torch.int64):
+            raise SettingError(f"codes of {frames.dtype}: push integers of 32 or 64 bits, such as codes.long()")
         if frames.numel() and not 0 <= int(frames.min()) <= int(frames.max()) < config.codebook_size:
             raise SettingError(
                 f"codes from {int(frames.min())} to {int(frames.max())}: they must be from 0 to"
@@ -54,11 +55,17 @@ class Latents(Frames):
         return states
 
     def check(self, frames: torch.Tensor, batch: int) -> None:
+        _require_tensor(frames)
         size, shape = self.model.config.latent_dim, tuple(frames.shape)
         if len(shape) != 3 or shape[:2] != (batch, size) or not frames.is_floating_point():
             raise SettingError(
                 f"{frames.dtype} of shape {shape}: push floats [batch={batch}, latent_dim={size}, frames]"
             )
+
+
+def _require_tensor(frames: Any) -> None:
+    if not isinstance(frames, torch.Tensor):
+        raise SettingError(f"frames as {type(frames).__name__}: push a tensor, such as torch.as_tensor(frames)")
 
 
 def frames_of(model: Any) -> Frames:

@@ -11,9 +11,10 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
-from mmaccel.patching import wrap_method
 
 from .depth_decoding import DepthDecoding
+from .frames import Frames, Latents
+from .own_thread import wrap_in_thread
 
 Take = Callable[[torch.Tensor], None]
 
@@ -30,6 +31,7 @@ class Speaker(ABC):
     """
 
     name: ClassVar[str]
+    frames: ClassVar[type[Frames]] = Frames  # what its codec makes sound of
 
     def __init__(self, model: Any, codec: Any = None) -> None:
         self.model, self.codec = model, codec
@@ -43,6 +45,16 @@ class Speaker(ABC):
 
     def check(self, inputs: dict[str, Any]) -> None:  # noqa: B027  most take all arguments
         """Raise a `SettingError` for arguments of `generate` that do not suit."""
+
+    def check_codec(self) -> None:
+        """Raise a `SettingError` for a codec of another kind."""
+        if self.frames.name not in {cls.__name__ for cls in type(self.codec).__mro__}:
+            raise SettingError(f"codec={type(self.codec).__name__}: {self.name} needs a {self.frames.name}")
+
+    def asked(self, inputs: dict[str, Any], name: str) -> Any:
+        """A setting of `generate`, wherever it is given; None for its default."""
+        configs = (inputs.get("generation_config"), self.model.generation_config)
+        return inputs.get(name, next((getattr(each, name, None) for each in configs if each is not None), None))
 
 
 class CsmSpeaker(Speaker):
@@ -85,6 +97,7 @@ class PocketSpeaker(Speaker):
     """Pocket TTS: latents of a codec like Mimi, by a flow head; the codec is a model of its own."""
 
     name = "PocketTTSForConditionalGeneration"
+    frames = Latents
 
     def __init__(self, model: Any, codec: Any = None) -> None:
         if codec is None:
@@ -97,15 +110,14 @@ class PocketSpeaker(Speaker):
             take(self.model.denormalize_latents(latent)[..., None])
             return latent
 
-        wrap_method(stack, self.model, "sample_latent", sample)
+        wrap_in_thread(stack, self.model, "sample_latent", sample)
         return {}
 
     def check(self, inputs: dict[str, Any]) -> None:
         ids = inputs.get("input_ids", inputs.get("inputs"))
-        if ids is not None and len(ids) > 1:
-            raise SettingError(
-                f"{len(ids)} texts: Pocket TTS tells only afterwards where each ends; stream one at a time"
-            )
+        rows = (1 if ids is None else len(ids)) * (self.asked(inputs, "num_return_sequences") or 1)
+        if rows > 1:
+            raise SettingError(f"{rows} texts: Pocket TTS tells only afterwards where each ends; stream one at a time")
 
 
 class MoshiSpeaker(Speaker):
@@ -128,7 +140,7 @@ class MoshiSpeaker(Speaker):
             if kind is None:
                 columns.look(self.model.generated_audio_codes)  # the last are drawn behind all steps
 
-        wrap_method(stack, self.model, "prepare_inputs_for_generation", prepare)
+        wrap_in_thread(stack, self.model, "prepare_inputs_for_generation", prepare)
         stack.push(end)
         return {"return_audio_waveforms": False, "return_audio_codes": True}
 
@@ -137,8 +149,10 @@ class MoshiSpeaker(Speaker):
             if name in inputs:
                 raise SettingError(f"{name}={inputs[name]!r}: the sound comes block by block; leave it out")
         for name in ("num_beams", "num_return_sequences"):
-            if inputs.get(name, 1) != 1:
-                raise SettingError(f"{name}={inputs[name]!r}: one text sounds while it is drawn; leave it out")
+            if (self.asked(inputs, name) or 1) != 1:
+                raise SettingError(
+                    f"{name}={self.asked(inputs, name)!r}: one text sounds while it is drawn; leave it out"
+                )
 
 
 class _Columns:

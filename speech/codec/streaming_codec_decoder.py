@@ -105,6 +105,8 @@ class StreamingCodecDecoder:
         """
         if not is_count(batch):
             raise SettingError(f"stream(batch={batch!r}): batch must be an integer of at least 1")
+        if not (blocks is None or isinstance(blocks, Iterable)):
+            raise SettingError(f"stream(blocks={blocks!r}): blocks are the frames of each block, such as [1, 2, 4]")
         return CodecStream(self, batch, None if blocks is None else iter(blocks))
 
     @torch.no_grad()
@@ -200,12 +202,20 @@ class CodecStream:
             return [self._decode(self._gather(self.waiting))] if self.waiting else []
         audio = []
         while self.waiting:
-            self._size = self._size or next(self._blocks, 0) or self.waiting
+            self._size = self._size or self._next_size()
             if self.waiting < self._size:
                 break
             audio.append(self._decode(self._gather(self._size)))
             self._size = 0
         return audio
+
+    def _next_size(self) -> int:
+        """Frames of the next block; all that wait where no more sizes are given."""
+        assert self._blocks is not None
+        size = next(self._blocks, self.waiting)
+        if not is_count(size):
+            raise SettingError(f"a block of {size!r} frames: blocks are whole numbers of at least 1, such as [1, 2, 4]")
+        return size
 
     def _gather(self, size: int) -> torch.Tensor:
         """The first frames of those that wait."""

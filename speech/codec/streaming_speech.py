@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable
 from typing import Any
 
-import torch
-
-from mmaccel.errors import MmaccelError, SettingError
+from mmaccel.errors import SettingError
 
 from .first_byte_meter import FirstByteMeter
 from .growing_blocks import growing_blocks
 from .speakers import speaker_of
-from .streaming_codec_decoder import CodecStream, StreamingCodecDecoder
-
-# One stream at a time for each model, also where several objects speak with it: its methods are wrapped meanwhile.
-_TURNS: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
+from .speech_stream import SpeechStream
+from .streaming_codec_decoder import StreamingCodecDecoder
 
 
 class StreamingSpeech:
     """Hear a speech generator from its first frame on; the sound is that of generating all, then decoding it.
 
-    Frames are those of `model.generate` from the same random state, token for token. They become sound as they come, by
-    :class:`~mmaccel.speech.StreamingCodecDecoder`, up to rounding. CSM's depth decoder is prepared once for a text
-    instead of for each frame. While a stream is open methods of the model are wrapped; then it is as it was.
+    Frames are those of `model.generate` from the same random state, token for token, as long as nothing else draws
+    from it meanwhile. They become sound as they come, by :class:`~mmaccel.speech.StreamingCodecDecoder`, up to
+    rounding; the fade-in of Pocket TTS's processor is left out. CSM's depth decoder is prepared once for a text instead
+    of for each frame. While a stream is open methods of the model are wrapped, which calls of other threads do not
+    notice (Moshi itself keeps what it generates, and can do one thing at a time); then it is as it was.
 
     Parameters
     ----------
@@ -43,14 +37,15 @@ class StreamingSpeech:
     meter
         Time to the first sound and gaps of the last stream, a :class:`~mmaccel.speech.FirstByteMeter`.
     generated
-        What `generate` returned at the end of the last stream, such as codes `[B, frames, codebooks]`; None before.
+        What `generate` returned at the end of the last stream, such as codes `[B, frames, codebooks]`; None before that
+        end, and where it was not reached.
 
     Raises
     ------
     UnsupportedTargetError
         If the model is another one, or its codec cannot be decoded block by block.
     SettingError
-        If the codec is missing.
+        If the codec is missing, or one of another kind.
 
     Examples
     --------
@@ -63,20 +58,21 @@ class StreamingSpeech:
     def __init__(self, model: Any, codec: Any = None) -> None:
         self.speaker = speaker_of(model, codec)
         self.decoder = StreamingCodecDecoder(self.speaker.codec)
+        self.speaker.check_codec()
         self.meter = FirstByteMeter(self.sample_rate)
         self.generated: Any = None
-        self._turn = _TURNS.setdefault(model, threading.Lock())
 
     @property
     def sample_rate(self) -> int:
         """Samples a second of the sound."""
         return self.decoder.sample_rate
 
-    def stream(self, blocks: Iterable[int] | None = None, **inputs: Any) -> Iterator[torch.Tensor]:
+    def stream(self, blocks: Iterable[int] | None = None, **inputs: Any) -> SpeechStream:
         """Generate, and yield the sound of each block, `[B, channels, samples]`.
 
-        Generating goes on in a thread, ahead of whoever takes the blocks; it stops when the iterator is closed. A row
-        of a batch that has ended goes on with codes 0 until all have: cut it where its codes end.
+        Generating begins with the first block asked for and goes on in a thread, ahead of whoever takes the blocks; it
+        stops when the iterator is closed, from any thread, or dropped. A row of a batch that has ended goes on with
+        codes 0 until all have: cut it where its codes end.
 
         Parameters
         ----------
@@ -88,76 +84,14 @@ class StreamingSpeech:
         Raises
         ------
         SettingError
-            If `inputs` ask for a streamer or for all of the sound, or codes are drawn that the codec does not have.
+            If `inputs` ask for a streamer or for all of the sound, codes are drawn that the codec does not have, or a
+            block is no whole number of frames.
         MmaccelError
             While another stream of this model is open.
         """
         if inputs.get("streamer") is not None:
             raise SettingError("streamer=...: stream() brings its own; leave it out")
         self.speaker.check(inputs)
-        return self._blocks(growing_blocks() if blocks is None else blocks, inputs)
-
-    def _blocks(self, blocks: Iterable[int], inputs: dict[str, Any]) -> Iterator[torch.Tensor]:
-        if not self._turn.acquire(blocking=False):
-            raise MmaccelError("this model speaks already: close that stream, or take all of it, first")
-        run = _Run(self, blocks)
-        thread = threading.Thread(target=run.generate, args=(inputs,), name="mmaccel speech out", daemon=True)
-        try:
-            self.meter.restart()
-            thread.start()  # which raises where there are too many
-            while (audio := run.ready.get()) is not None:
-                yield audio
-            if run.error is not None:
-                raise run.error
-        finally:
-            run.left.set()
-            if thread.ident is not None:
-                thread.join()
-            self._turn.release()
-
-
-class _Left(Exception):  # noqa: N818  no error: nobody listens any more
-    pass
-
-
-class _Run:
-    """One stream: what is generated in a thread, and the sound that is ready."""
-
-    def __init__(self, voice: StreamingSpeech, blocks: Iterable[int]) -> None:
-        self.voice, self.blocks = voice, blocks
-        self.ready: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
-        self.left = threading.Event()
-        self.error: Exception | None = None
-        self._stream: CodecStream | None = None
-        kind = voice.speaker.model.device.type
-        # Autocast holds in the thread that entered it only: the one that generates enters that of who asked.
-        dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        self.autocast = torch.autocast(kind, dtype=dtype, enabled=is_on)
-
-    def generate(self, inputs: dict[str, Any]) -> None:
-        speaker = self.voice.speaker
-        try:
-            with self.autocast:
-                with ExitStack() as stack:
-                    self.voice.generated = speaker.model.generate(**inputs, **speaker.follow(stack, self._take))
-                if self._stream is not None:
-                    self._give(self._stream.finish())
-        except _Left:
-            pass
-        except Exception as error:
-            self.error = error
-        finally:
-            self.ready.put(None)
-
-    def _take(self, frame: torch.Tensor) -> None:
-        """A frame `[B, Q, 1]`."""
-        if self.left.is_set():
-            raise _Left
-        if self._stream is None:
-            self._stream = self.voice.decoder.stream(len(frame), self.blocks)
-        self._give(self._stream.push(frame.to(self.voice.decoder.model.device)))
-
-    def _give(self, audio: torch.Tensor) -> None:
-        if audio.shape[-1]:
-            self.voice.meter.add(audio)
-            self.ready.put(audio)
+        if not (blocks is None or isinstance(blocks, Iterable)):
+            raise SettingError(f"blocks={blocks!r}: give the frames of each block, such as [1, 2, 4]")
+        return SpeechStream(self, growing_blocks() if blocks is None else blocks, inputs)

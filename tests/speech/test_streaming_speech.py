@@ -1,6 +1,10 @@
 """Speech that sounds while it is generated is what generating all, then decoding it, gives."""
 
+import gc
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ from tiny_codec import TINY, same
 from transformers import (
     CsmConfig,
     CsmForConditionalGeneration,
+    GenerationConfig,
     MimiConfig,
     MoshiConfig,
     MoshiForConditionalGeneration,
@@ -161,7 +166,93 @@ def test_an_error_within_is_raised_and_leaves_nothing(csm):
     assert snapshot(csm) == before
 
 
+def test_a_stream_is_closed_from_another_thread(csm):
+    stream = StreamingSpeech(csm).stream(**arguments(max_new_tokens=2000, **SETTINGS["greedy"]))
+    next(stream)
+    threading.Timer(0.2, stream.close).start()
+    assert len(list(stream)) < 250 and list(stream) == []
+    assert len(list(StreamingSpeech(csm).stream(**arguments(**SETTINGS["greedy"])))) == 3
+
+
+def test_a_stream_that_the_generating_thread_collects_leaves_the_next_its_turn(csm, monkeypatch):
+    voice = StreamingSpeech(csm)
+    cycle = [voice.stream(**arguments(max_new_tokens=2000, **SETTINGS["greedy"]))]
+    cycle.append(cycle)
+    next(cycle[0])
+    thread = next(thread for thread in threading.enumerate() if thread.name == "mmaccel speech out")
+    monkeypatch.setattr(voice.meter, "add", lambda _: gc.collect())  # called in that thread
+    gc.disable()
+    try:
+        del cycle
+        thread.join(20)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
+    monkeypatch.undo()
+    assert len(list(voice.stream(**arguments(**SETTINGS["greedy"])))) == 3
+
+
+def test_python_ends_while_a_stream_is_open():
+    script = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n"
+        "from test_streaming_speech import *\n"
+        "stream = StreamingSpeech(build()).stream(**arguments(max_new_tokens=5000, **SETTINGS['greedy']))\n"
+        "next(stream)\n"
+        "sys.exit(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 7, done.stderr
+
+
+def test_other_threads_call_the_model_itself_meanwhile(csm):
+    inputs = arguments(**SETTINGS["greedy"])
+    wanted = csm.generate(**inputs)
+    with StreamingSpeech(csm).stream(**arguments(max_new_tokens=2000, **SETTINGS["sampled"])) as stream:
+        next(stream)
+        assert all(torch.equal(csm.generate(**inputs), wanted) for _ in range(3))
+
+
+def test_only_a_whole_stream_has_a_result(csm):
+    voice = StreamingSpeech(csm)
+    list(voice.stream(**arguments(**SETTINGS["greedy"])))
+    assert voice.generated is not None
+    with voice.stream(**arguments(max_new_tokens=2000, **SETTINGS["greedy"])) as stream:
+        next(stream)
+    assert voice.generated is None
+
+
+def test_padding_of_the_depth_decoder_is_masked_as_by_its_own_generate(csm):
+    for pad in (0, 5, 62):
+        inputs = arguments(depth_decoder_pad_token_id=pad, **SETTINGS["greedy"])
+        wanted = csm.generate(**inputs)
+        voice = StreamingSpeech(csm)
+        list(voice.stream(**inputs))
+        assert torch.equal(voice.generated, wanted)
+
+
+def test_what_ends_the_generating_thread_reaches_who_listens(csm):
+    def leave(*_):
+        raise SystemExit(3)
+
+    hook = csm.depth_decoder.register_forward_pre_hook(leave)
+    try:
+        with pytest.raises(SystemExit):
+            list(StreamingSpeech(csm).stream(**arguments(**SETTINGS["greedy"])))
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("blocks", ([-1], [2.5], ["a"], [0]))
+def test_blocks_are_whole_numbers_of_frames(csm, blocks):
+    with pytest.raises(SettingError, match="such as .1, 2, 4."):
+        list(StreamingSpeech(csm).stream(blocks, **arguments(**SETTINGS["greedy"])))
+
+
 def test_what_is_refused(csm):
+    with pytest.raises(SettingError, match="blocks=4: give the frames of each block"):
+        StreamingSpeech(csm).stream(4, **arguments())
+    with pytest.raises(SettingError, match="codec=PocketTTSAudioTokenizerModel: CsmFor.* needs a MimiModel"):
+        StreamingSpeech(csm, pocket()[1])
     with pytest.raises(UnsupportedTargetError, match="no streaming speech for Linear: give a Csm"):
         StreamingSpeech(torch.nn.Linear(1, 1))
     with pytest.raises(SettingError, match="output_audio=True: the sound"):
@@ -204,6 +295,15 @@ def test_latents_sound_as_they_come():
     assert same(torch.cat(blocks, -1), codec.decode(latents[None]).audio_values) and snapshot(model) == before
     with pytest.raises(SettingError, match="2 texts: Pocket TTS"):
         voice.stream(input_ids=ids.repeat(2, 1))
+    for setting in (
+        {"num_return_sequences": 2},
+        {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)},
+    ):
+        with pytest.raises(SettingError, match="2 texts: Pocket TTS"):
+            voice.stream(input_ids=ids, **setting)
+    torch.manual_seed(3)
+    rounded = list(StreamingSpeech(model, codec.to(torch.bfloat16)).stream(**inputs))
+    assert rounded[0].dtype == torch.bfloat16 and sum(audio.shape[-1] for audio in rounded) == FRAMES * 1920
     with pytest.raises(SettingError, match="processor.audio_tokenizer"):
         StreamingSpeech(model)
     with pytest.raises(SettingError, match=r"int64 of shape \(1, 6, 1\): push floats"):
