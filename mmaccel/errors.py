@@ -75,7 +75,7 @@ def shown(value: Any) -> str:
     return _short.repr(value)
 
 
-def unknown_name(kind: str, name: str, options: Iterable[str]) -> UnknownNameError:
+def unknown_name(kind: str, name: Any, options: Iterable[str]) -> UnknownNameError:
     """An error that suggests the nearest names, or lists all if none is near.
 
     Examples
@@ -84,7 +84,7 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> UnknownNameErr
     unknown preset 'exat': did you mean 'exact'?
     """
     options = list(options)
-    near = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), options, n=3, cutoff=0.5)
     if near:
         hint = "did you mean " + " or ".join(repr(option) for option in near) + "?"
     else:

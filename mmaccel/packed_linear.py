@@ -19,7 +19,10 @@ from .patching import twin_of
 
 
 class Prepared:
-    """A tensor that is derived from a module's weight: computed once, and again whenever the weight has changed."""
+    """A tensor that is derived from a module's weight: computed once, and again whenever the weight has changed.
+
+    Changes within `weight.data` are not seen, as torch does not count them: a merge of an adapter comes first.
+    """
 
     def __init__(self, module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.module, self.make = module, make
@@ -103,7 +106,8 @@ class PackedLinear(nn.Module):
 def with_packed_linears(module: nn.Module) -> nn.Module:
     """A twin of a module that shares everything with it but runs its linear layers packed.
 
-    The module itself is not changed, and later changes of its weights are seen by the twin.
+    The module itself is not changed, and later changes of its weights are seen by the twin, but for those made within
+    `weight.data`, which torch does not count.
 
     Examples
     --------

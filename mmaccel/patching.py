@@ -9,6 +9,7 @@ import copy
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -125,8 +126,20 @@ def wrap_method(stack: ExitStack, owner: Any, name: str, function: Callable[...,
     stack.callback(_Wrapped(owner, name, function).remove)
 
 
+def wrap_in_thread(stack: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """The same for calls of this thread alone; those of other threads get the method itself."""
+    thread = threading.get_ident()
+
+    def chosen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(*args, **kwargs)
+        return function(original, *args, **kwargs)
+
+    wrap_method(stack, owner, name, chosen)
+
+
 def wrap_forward(stack: ExitStack, module: torch.nn.Module, function: Callable[..., Any]) -> None:
-    """The same for a module's `forward`, or for its compiled call, which stays compiled."""
+    """:func:`wrap_method` for a module's `forward`, or for its compiled call, which stays compiled."""
     wrap_method(stack, module, private.COMPILED_CALL if private.is_compiled(module) else "forward", function)
 
 

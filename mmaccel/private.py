@@ -41,6 +41,21 @@ def own_loop(
     )
 
 
+# Of transformers, whose `generate` writes several texts of codes at once, or lays codes out by itself.
+OF_CODES = ("MoshiForConditionalGeneration", "MusicgenForCausalLM", "MusicgenMelodyForCausalLM")
+
+
+def makes_no_text(model: Any) -> bool:
+    """Whether what `generate` writes is no text of single tokens: its class has another loop, as speech generators."""
+    from transformers import GenerationMixin
+
+    names = {cls.__name__ for cls in type(model).__mro__}
+    return not names.isdisjoint(OF_CODES) or getattr(type(model), "_sample", None) not in (
+        None,
+        GenerationMixin._sample,
+    )
+
+
 def pad_token(config: Any) -> int:
     """The token with which a loop of `generate` fills texts up that ended before others; 0 where none can end."""
     found = config._pad_token_tensor

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -117,7 +118,7 @@ class ContextStore:
 
     def _entry(self, path: Path) -> Entry | None:
         try:
-            with safe_open(path, "pt") as file:
+            with _opened(path) as file:
                 told = file.metadata() or {}
                 names = set(file.keys())
             if told.get("format") != FORMAT:
@@ -135,7 +136,7 @@ class ContextStore:
     def read(self, entry: Entry, device: torch.device | str = "cpu") -> list[State] | None:
         """Keys and values of each layer, `[heads, tokens, dim]`; None, and a line in `troubles`, if they are broken."""
         try:
-            with safe_open(entry.path, "pt") as file:
+            with _opened(entry.path) as file:
                 found = {name: file.get_tensor(name) for name in entry.sums}
             for name, tensor in found.items():
                 if bit_sum(tensor) != entry.sums[name] or tensor.ndim != 3 or tensor.shape[1] != entry.tokens:
@@ -220,6 +221,14 @@ class ContextStore:
 
 
 KINDS = ("keys", "values")
+
+
+def _opened(path: Path) -> Any:
+    """An open entry; an OSError where it is gone, also between the two times that safetensors opens a file."""
+    try:
+        return safe_open(path, "pt")
+    except RuntimeError as error:
+        raise FileNotFoundError(f"{path} cannot be opened") from error
 
 
 def _pairs(values: dict[str, int]) -> str:

@@ -112,7 +112,7 @@ def check_packets(file: Path, asked: Any, kind: str, options: dict[str, str], er
     """
     most = asked.clip_seconds if kind == "video" else asked.audio_seconds
     try:
-        with av.open(str(file), options=options) as container:
+        with av.open(str(file.absolute()), options=options, metadata_errors="replace") as container:
             streams = getattr(container.streams, kind)
             if not streams:
                 raise error(f"{file} holds no {kind}: upload one that does")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
+from mmaccel.method import is_count
 
 from .audio_file import AudioFile
 from .wav_header import RATES
@@ -47,6 +48,8 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
     >>> to_samples(np.array([[16384, 0], [-32768, 0]], np.int16), channels=2)
     tensor([ 0.2500, -0.5000])
     """
+    if channels is not None and not is_count(channels):
+        raise AudioError(f"channels={channels!r}: pass how many there are, such as channels=2")
     values = _array(chunk, channels)
     name = values.dtype.name
     if name in INTEGERS:
@@ -207,7 +210,8 @@ def read_audio(path: str | PathLike[str], *, skip_damaged: bool = False) -> torc
     Raises
     ------
     AudioError
-        If the file is missing, a folder, empty, without sound, damaged or cut off, or a WAV file has a wrong header.
+        If the file is missing, a folder, empty, without sound, damaged or cut off, holds samples that are not finite or
+        of another scale, or a WAV file has a wrong header.
     MissingExtraError
         If PyAV is not installed.
 
@@ -226,6 +230,10 @@ def joined(decoded: Iterable[tuple[np.ndarray, int]], path: str | PathLike[str])
         if resampler is None or rate != resampler.rate:  # some streams change it on the way
             pieces += [] if resampler is None else [resampler.finish()]
             resampler = Resampler(rate)
+        try:
+            _check_floats(samples)
+        except AudioError as error:
+            raise AudioError(f"{path}: {error}") from None
         pieces.append(resampler.push(torch.from_numpy(samples)))
     if resampler is None:
         raise AudioError(f"{path} holds no samples: record or copy it again")

@@ -14,6 +14,7 @@ from mmaccel.errors import AudioError, MissingExtraError
 from mmaccel.speech.audio.wav_header import check_wav, read_wav_header
 
 LONGEST_GAP = 3600.0  # seconds without sound, which are filled with silence
+MOST_CHANNELS = 64
 SLACK = 0.25  # seconds by which the times of a container may be off
 
 
@@ -41,7 +42,9 @@ class AudioFile:
     def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:
         check_wav(self.file)
         try:
-            container = self.av.open(str(self.file), options=self.options)
+            # as an absolute path: FFmpeg takes what stands before a colon for a protocol; old titles are not UTF-8
+            place = str(self.file.absolute())
+            container = self.av.open(place, options=self.options, metadata_errors="replace")
         except (self.av.FFmpegError, ValueError) as error:
             raise AudioError(
                 f"{self.file} is not an audio file that FFmpeg knows ({error}): convert it first"
@@ -50,6 +53,9 @@ class AudioFile:
             if not container.streams.audio:
                 raise AudioError(f"{self.file} holds no sound: pass a file with an audio track")
             stream = container.streams.audio[0]
+            channels = 0 if stream.codec_context is None else stream.codec_context.channels
+            if channels > MOST_CHANNELS:
+                raise AudioError(f"{self.file} has {channels} channels, and FFmpeg mixes {MOST_CHANNELS} at most")
             for frame in self._frames(container, stream):
                 for silence in self._silence(container, frame):
                     self.seconds += len(silence) / frame.sample_rate

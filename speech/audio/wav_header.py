@@ -30,7 +30,7 @@ class WavHeader:
     byte_rate, block
         Bytes a second, and of one sample of all channels.
     bits
-        Of one sample.
+        Of one sample, those that count.
     missing
         Bytes that the file lacks compared with the sizes that its header tells.
     """
@@ -42,6 +42,11 @@ class WavHeader:
     block: int
     bits: int
     missing: int
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether integers of 24 bits lie in 32, which FFmpeg takes for floats."""
+        return self.format == PCM and self.bits == 24 and self.block == self.channels * 4
 
     def lie(self) -> str:
         """What is wrong with the numbers, in words; empty if they can be true."""
@@ -55,8 +60,7 @@ class WavHeader:
         if not 8 <= self.bits <= 64:
             return f"samples of {self.bits} bits, where there are 8 to 64"
         block = self.channels * -(-self.bits // 8)
-        padded = self.channels * 4 if self.bits == 24 else block  # 24 bits may lie in 32
-        if self.block not in (block, padded):
+        if self.block != block and not self.is_padded:
             return f"{self.block} bytes for {numbers}, which take {block}"
         if self.byte_rate != self.rate * self.block:
             needed = self.rate * self.block
@@ -65,11 +69,17 @@ class WavHeader:
 
 
 def check_wav(file: Path) -> None:
-    """Raise an `AudioError` if this is a WAV file whose header cannot be true; whether it is cut off is not looked at.
+    """Raise an `AudioError` if this is a WAV file whose header cannot be true, or whose samples FFmpeg mistakes.
+
+    Whether it is cut off is not looked at.
 
     Files of other kinds are left to FFmpeg, and so are WAV files without a whole header.
     """
     header = read_wav_header(file)
+    if header is not None and header.is_padded:
+        raise AudioError(
+            f"{file} has samples of 24 bits in 32 each, which FFmpeg mistakes for others: save it as 24 bits"
+        )
     if header is not None and (lie := header.lie()):
         raise AudioError(
             f"{file} has a wrong header: it says {lie}. Repair it with the true rate, such as"
@@ -96,6 +106,8 @@ def read_wav_header(file: Path) -> WavHeader | None:
     kind, channels, rate, byte_rate, block, bits = struct.unpack("<HHIIHH", numbers[:16])
     if kind == EXTENSIBLE and len(numbers) >= 26:
         kind = int.from_bytes(numbers[24:26], "little")
+        valid = int.from_bytes(numbers[18:20], "little")
+        bits = 24 if (valid, bits) == (24, 32) else bits
     return WavHeader(kind, channels, rate, byte_rate, block, bits, missing)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from .own_thread import wrap_in_thread
+from mmaccel.patching import wrap_in_thread
 
 
 class DepthDecoding:

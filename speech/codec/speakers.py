@@ -11,10 +11,10 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.patching import wrap_in_thread
 
 from .depth_decoding import DepthDecoding
 from .frames import Frames, Latents
-from .own_thread import wrap_in_thread
 
 Take = Callable[[torch.Tensor], None]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
-import weakref
 from typing import Any
 
 import torch
@@ -18,14 +16,6 @@ from mmaccel.skinny_linears import with_skinny_linears
 
 from .adapter import SpeechAdapter
 from .rows import REFUSED
-
-# One for each module that runs, also where several recognisers share it: what watches it sees all that passes.
-_LOCKS: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
-
-
-def lock_of(model: Any) -> threading.RLock:
-    """The lock of those that take turns with a model."""
-    return _LOCKS.setdefault(model, threading.RLock())
 
 
 def recognising(model: Any, packed: bool) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.locks import lock_of
 from mmaccel.method import is_count, is_number
 
 from ..audio.endpoint import RATE, EndpointPolicy, VoiceActivityDetector, find_endpoint, judge_all
@@ -21,7 +22,7 @@ from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word, encode_together
-from ..families.finding import adapter_of, lock_of, recognising
+from ..families.finding import adapter_of, recognising
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .stream import SpeechStream

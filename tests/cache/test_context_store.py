@@ -53,6 +53,19 @@ def test_half_precision_comes_back_as_it_was(store):
     assert torch.equal(key, odd[0][0]) and torch.equal(value, odd[0][1]) and key.dtype == torch.bfloat16
 
 
+def test_an_entry_that_goes_while_it_is_opened_is_no_trouble(store, monkeypatch):
+    store.write("m", {"a": 8}, states())
+    entry, _ = store.find("m", {"a": 8})
+
+    def gone(*_):
+        raise RuntimeError("unable to open file: No such file or directory")  # safetensors opens a file twice
+
+    monkeypatch.setattr(context_store, "safe_open", gone)
+    assert store.read(entry) is None
+    assert ContextStore(store.folder, 1).find("m", {"a": 8}) is None
+    assert not store.troubles and only_file(store).exists()
+
+
 def test_another_model_is_told(store):
     store.write("m", {"a": 8}, states())
     assert store.find("n", {"a": 8}) is None

@@ -1,5 +1,6 @@
 """Samples from chunks, streams and files."""
 
+import struct
 import sys
 import wave
 from types import SimpleNamespace
@@ -367,3 +368,32 @@ def test_a_file_that_changes_its_rate_keeps_its_last_samples(monkeypatch, tmp_pa
     assert len(samples) == pytest.approx(48_000, abs=2)
     for rate_began in (0, 16_000, 32_000):  # each part from its beginning to its end
         assert torch.allclose(samples[rate_began + 300 : rate_began + 15_700], torch.tensor(0.5), atol=0.01)
+
+
+def float_wav(path, samples, channels=1):
+    """A WAV file of floats at 48,000 a second."""
+    data = np.asarray(samples, "<f4").tobytes()
+    head = struct.pack("<HHIIHH", 3, channels, 48_000, 48_000 * 4 * channels, 4 * channels, 32)
+    body = b"WAVEfmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(data)) + data
+    path.write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
+    return path
+
+
+def test_samples_of_files_are_looked_at_as_those_of_chunks(tmp_path):
+    good = np.full(4_800, 0.5)
+    with pytest.raises(AudioError, match=r"some.wav: 1 of \d+ samples are NaN or infinite"):
+        read_audio(float_wav(tmp_path / "some.wav", [*good, np.nan, *good]))
+    with pytest.raises(AudioError, match=r"loud.wav: samples up to 16384, where floats are in -1 to 1"):
+        read_audio(float_wav(tmp_path / "loud.wav", good * 32768))
+    assert len(read_audio(float_wav(tmp_path / "good.wav", good))) == 1_600
+
+
+def test_more_channels_than_are_mixed(tmp_path):
+    with pytest.raises(AudioError, match="many.wav has 65 channels, and FFmpeg mixes 64 at most"):
+        read_audio(float_wav(tmp_path / "many.wav", np.zeros(65 * 480), channels=65))
+
+
+@pytest.mark.parametrize("channels", (0, -1, 2.0))
+def test_channels_are_counted(channels):
+    with pytest.raises(AudioError, match=f"channels={channels}"):
+        to_samples(bytes(8), channels=channels)

@@ -34,6 +34,6 @@ def test_a_stream_whose_codes_differ_has_no_figures():
     assert first_sound._differs(codes, codes) == "" and first_sound._differs(codes, codes + 1) == "codes differ"
     row = first_sound._row("stream", 1.0, refused="codes differ", first_sound=0.1)
     assert row == {"way": "stream", "refused": "codes differ"}
-    told = {"rows": [first_sound._row("plain", 2.0, first_sound=2.0), row], "frames": 2}
+    told = {"rows": [first_sound._row("plain", 2.0, first_sound=2.0), row], "frames": 2, "rounds": 1}
     page = first_sound.page({**results.result([]), **told, "millions": {"millions": 1.0, "codec": 0.5}})
     assert "| stream | codes differ |  |  |" in page and "| plain | 2.00 | 2.00 |  |" in page

@@ -22,6 +22,8 @@ from transformers import (
     PocketTTSForConditionalGeneration,
 )
 
+import mmaccel
+from mmaccel import vlm
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.speech.codec.streaming_speech import StreamingSpeech
 from mmaccel.testing.contract import snapshot
@@ -246,6 +248,13 @@ def test_what_ends_the_generating_thread_reaches_who_listens(csm):
 def test_blocks_are_whole_numbers_of_frames(csm, blocks):
     with pytest.raises(SettingError, match="such as .1, 2, 4."):
         list(StreamingSpeech(csm).stream(blocks, **arguments(**SETTINGS["greedy"])))
+
+
+def test_methods_for_text_refuse_what_speaks(csm):
+    for model in (csm, pocket()[0], moshi()):
+        for method in (vlm.FusedDraft(), vlm.StoredContext()):
+            with pytest.raises(UnsupportedTargetError, match=r"in a loop of its own; .* speech.StreamingSpeech is for"):
+                mmaccel.accelerate(model, method)
 
 
 def test_what_is_refused(csm):

@@ -75,7 +75,6 @@ def test_a_data_chunk_longer_than_the_file(tmp_path):
         {"channels": 2, "block": 4, "byte_rate": 64_000},
         {"bits": 12},
         {"bits": 24, "block": 3, "byte_rate": 48_000},
-        {"bits": 24, "block": 4, "byte_rate": 64_000},
         {"kind": 3, "bits": 64, "block": 8, "byte_rate": 128_000},
         {"kind": 7, "bits": 8, "block": 1, "byte_rate": 16_000},
         {"kind": 0x11, "bits": 4, "block": 256, "byte_rate": 8_110},  # compressed: all its own
@@ -86,6 +85,17 @@ def test_headers_that_are_true(tmp_path, changes):
     good = wav(tmp_path / "good.wav", **changes)
     check_wav(good)
     assert read_wav_header(good).missing == 0
+
+
+def test_samples_that_ffmpeg_mistakes(tmp_path):
+    """24 bits in 32, by a plain header and by an extensible one."""
+    plain = wav(tmp_path / "plain.wav", bits=24, block=4, byte_rate=64_000)
+    extra = struct.pack("<HHIH", 22, 24, 4, 1) + bytes(14)
+    wide = wav(tmp_path / "wide.wav", kind=0xFFFE, bits=32, block=4, byte_rate=64_000, extra=extra)
+    for path in (plain, wide):
+        for skip in (False, True):
+            with pytest.raises(AudioError, match="24 bits in 32 each, .* save it as 24 bits"):
+                read_audio(path, skip_damaged=skip)
 
 
 def test_the_kind_of_an_extensible_header_is_in_its_end(tmp_path):

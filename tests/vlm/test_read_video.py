@@ -8,7 +8,7 @@ import struct
 import sys
 import tracemalloc
 import weakref
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar
@@ -152,6 +152,91 @@ def test_turned_clips_are_upright(tmp_path, matrix, turns, backend):
     assert np.array_equal(vlm.read_video(path, 5, backend=backend).frames, upright)
 
 
+MIRRORS = {
+    (-1, 0, 0, 1): lambda frame: frame[:, ::-1],
+    (1, 0, 0, -1): lambda frame: frame[::-1],
+    (0, 1, 1, 0): lambda frame: frame.transpose(1, 0, 2),
+    (0, -1, -1, 0): lambda frame: frame[::-1, ::-1].transpose(1, 0, 2),
+}
+
+
+@pytest.mark.parametrize("matrix", MIRRORS, ids=str)
+def test_mirrored_clips_are_shown_as_players_show_them(tmp_path, matrix):
+    source = write(tmp_path / "clip.mp4", 2, size=(160, 100))
+    with av.open(str(tmp_path / "corner.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 160, 100, "yuv420p"
+        picture = everything(source)[0][1].copy()
+        picture[:50, :60] = 250  # one corner, so that all eight ways differ
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+        container.mux(stream.encode())
+    stored = everything(tmp_path / "corner.mp4")[0][0]
+    path = turned(tmp_path / "corner.mp4", tmp_path / "mirrored.mp4", matrix)
+    assert np.array_equal(vlm.read_video(path, 1, backend="av").frames[0], MIRRORS[matrix](stored))
+
+
+@pytest.mark.parametrize("frames", (4, 8, 16, 30))
+def test_frames_that_avi_numbers_out_of_order(tmp_path, frames):
+    """H.264 refers to later frames, and AVI has no times to say so: frames count in the order in which they come."""
+    path = tmp_path / "clip.avi"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25, options={"bf": "3"})
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        for index in range(30):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((HEIGHT, WIDTH, 3), index * 8, np.uint8))))
+        container.mux(stream.encode())
+    video = vlm.read_video(path, frames, backend="av")
+    shown = video.frames.mean((1, 2, 3)) / 8
+    assert video.total_frames == 30 and np.allclose(shown, video.indices, atol=0.5)
+
+
+@pytest.mark.parametrize("ending", ("avi", "mp4", "mkv"))
+def test_titles_in_other_encodings(tmp_path, ending):
+    path = tmp_path / f"clip.{ending}"
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = "CafXXX"
+        stream = container.add_stream("mpeg4", rate=25)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        for index in range(5):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((HEIGHT, WIDTH, 3), index, np.uint8))))
+        container.mux(stream.encode())
+    path.write_bytes(path.read_bytes().replace(b"CafXXX", "Café à".encode("latin-1")))
+    assert len(vlm.read_video(path, 5, backend="av")) == 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no colons in names")
+def test_a_name_with_a_colon(tmp_path, clip, monkeypatch):
+    (tmp_path / "2024-01-01T12:30.mp4").write_bytes(clip.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert len(vlm.read_video("2024-01-01T12:30.mp4", 3, backend="av")) == 3
+
+
+def test_a_codec_that_is_not_known(tmp_path, clip):
+    path = tmp_path / "unknown.mp4"
+    path.write_bytes(clip.read_bytes().replace(b"avc1", b"zzz1"))
+    with pytest.raises(VideoFileError, match="a codec that this FFmpeg does not know: convert it"):
+        vlm.read_video(path, 3, backend="av")
+
+
+def test_pictures_that_are_cut_off_are_no_video(tmp_path):
+    path = tmp_path / "clip.gif"
+    pictures = [Image.effect_noise((40, 30), 9 + index) for index in range(4)]
+    pictures[0].save(path, save_all=True, append_images=pictures[1:])
+    whole = path.read_bytes()
+    for end in range(20, len(whole), 37):
+        path.write_bytes(whole[:end])
+        with suppress(VideoFileError):
+            vlm.read_video(path, 1)
+    assert len(whole) > 2000
+
+
+def test_pictures_of_too_many_pixels(tmp_path, monkeypatch):
+    Image.new("RGB", (64, 64)).save(tmp_path / "large.gif")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(VideoFileError, match="frames of too many pixels: scale it down"):
+        vlm.read_video(tmp_path / "large.gif", 1)
+
+
 def test_trimmed_clips_begin_where_players_begin(tmp_path):
     """An edit list hides five frames; decord counts them, and says so."""
     path = write(tmp_path / "trimmed.mp4", pts=[40 * i - 200 for i in range(30)], avoid_negative_ts="disabled")
@@ -252,7 +337,7 @@ def test_a_damaged_clip_names_the_frame(tmp_path):
 
 BAD = (
     ({"frames": 31}, SettingError, "31 frames requested, but .* has 30: pass frames=30 or fewer"),
-    ({"frames": 31, "sampling": "qwen"}, SettingError, "32 frames requested"),
+    ({"frames": 31, "sampling": "qwen"}, SettingError, "31 frames requested, but .* has 30: pass frames=30 or fewer"),
     ({}, SettingError, "frames=None, fps=None: give one of the two"),
     ({"frames": 8, "fps": 2}, SettingError, "frames=8, fps=2: give one of the two"),
     ({"frames": 0}, SettingError, "frames=0: pass a whole number"),
@@ -260,6 +345,10 @@ BAD = (
     ({"frames": True}, SettingError, "frames=True"),
     ({"fps": 0}, SettingError, "fps=0: pass frames per second above 0"),
     ({"fps": float("nan")}, SettingError, "fps=nan"),
+    ({"fps": "2"}, SettingError, "fps='2'"),
+    ({"frames": 8, "start": "0"}, SettingError, "start='0'"),
+    ({"frames": 8, "max_side": "448"}, SettingError, "max_side='448'"),
+    ({"frames": 8, "sampling": None}, UnknownNameError, "unknown sampling None: choose from 'llava'"),
     ({"fps": 2, "min_frames": 9, "max_frames": 8}, SettingError, "min_frames=9, max_frames=8"),
     ({"frames": 8, "sampling": "lava"}, UnknownNameError, "did you mean 'llava'"),
     ({"frames": 8, "backend": "pyav"}, UnknownNameError, "unknown backend 'pyav': did you mean 'av'"),
@@ -512,6 +601,15 @@ def test_llava_spreads_the_most_frames_over_the_whole_clip():
 def test_qwen_numbers_are_even():
     for frames, count in ((1, 2), (2, 2), (3, 4), (5, 4), (7, 8)):
         assert len(sampling.sample_frames("qwen", 100, frames=frames)) == count
+
+
+@pytest.mark.parametrize(("total", "count"), ((1, 1), (2, 2), (3, 2), (7, 6)))
+def test_qwen_takes_all_of_a_short_clip_in_pairs(total, count):
+    assert len(sampling.sample_frames("qwen", total, frames=total)) == count
+
+
+def test_a_tiny_rate_takes_one_frame():
+    assert sampling.sample_frames("llava", 30, fps=1e-310, rate=25.0).tolist() == [0]
 
 
 def test_every_backend_has_a_reader():

@@ -1,9 +1,12 @@
 """Videos that go on: bounded memory, a tower whose reuse is exact where it is complete, the answers of a plain call."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import GenerationConfig
 
 from mmaccel import vlm
 from mmaccel.demos.training.onevision import shape
@@ -543,3 +546,39 @@ def test_history_starts_with_the_frame_alone():
     first = history.novelty(frame)
     history.add(frame)
     assert history.frames == 1 and (history.novelty(frame) < first).all()
+
+
+def test_two_streams_in_two_threads_are_as_two_one_after_the_other(parts):
+    model, processor = parts
+    clips = [frames(16, seed) for seed in (1, 2)]
+    plain = features(model, processor, clips[0])
+
+    def seen(clip):
+        stream = vlm.VideoStream(model, processor)
+        for first in range(0, len(clip), 2):
+            stream.push(clip[first : first + 2])
+        return stream.memory.tokens()
+
+    wanted, before = [seen(clip) for clip in clips], snapshot(model)
+    for _ in range(4):
+        with ThreadPoolExecutor(2) as threads:
+            found = threads.map(seen, clips)
+            meanwhile = features(model, processor, clips[0])
+            assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert torch.equal(meanwhile, plain), "who calls the model itself gets its own tower"
+    assert snapshot(model) == before
+
+
+def test_settings_of_generate_are_the_users(parts):
+    model, processor = parts
+    with vlm.VideoStream(model, processor) as stream:
+        stream.push(frames(2))
+        counted = []
+        hook = model.lm_head.register_forward_hook(lambda *_: counted.append(1))
+        stream.ask("what moves up?", generation_config=GenerationConfig(max_new_tokens=3, min_new_tokens=3))
+        hook.remove()
+        assert len(counted) == 3
+        with pytest.raises(SettingError, match="return_dict_in_generate=True: ask returns the text"):
+            stream.ask("what moves up?", generation_config=GenerationConfig(return_dict_in_generate=True))
+        with pytest.raises(PromptError, match="question=.'a', 'b'.: ask one question"):
+            stream.ask(["a", "b"])

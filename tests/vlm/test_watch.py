@@ -10,7 +10,10 @@ from mmaccel import vlm, zoo
 from mmaccel.demos.vlm import watched_video
 from mmaccel.errors import SettingError, VideoFileError
 from mmaccel.vlm.input.changes import Changes
+from mmaccel.vlm.input.read_video import frames_in_file
+from mmaccel.vlm.stream import watching
 from mmaccel.vlm.stream.ahead import ahead
+from mmaccel.vlm.stream.watching import CHUNK
 
 METHOD = vlm.StreamingCompression(keep=0.25, refresh=1.0)
 
@@ -36,8 +39,8 @@ def test_a_file_that_is_watched_whole_is_a_file_that_was_read_and_pushed(parts, 
     watching, pushing = (vlm.VideoStream(*parts, METHOD) for _ in range(2))
     seen = vlm.watch(watching, file, still=0, frames=10)
     read = vlm.read_video(file, frames=10).frames
-    for first in range(0, 10, 4):
-        pushing.push(read[first : first + 4])
+    for first in range(0, 10, CHUNK):
+        pushing.push(read[first : first + CHUNK])
     assert (seen.frames, seen.decoded) == (10, 10) and seen.seconds > 0
     assert torch.equal(watching.memory.tokens(), pushing.memory.tokens())
     assert watching.ask("what moves up?", 3) == pushing.ask("what moves up?", 3)
@@ -49,8 +52,8 @@ def test_frames_that_show_nothing_new_never_reach_the_tower(parts, file):
     new = [frame for frame in read if changes.new(frame)]
     watching, pushing = (vlm.VideoStream(*parts, METHOD) for _ in range(2))
     seen = vlm.watch(watching, file, still=80, frames=99)
-    for first in range(0, len(new), 4):
-        pushing.push(new[first : first + 4])
+    for first in range(0, len(new), CHUNK):
+        pushing.push(new[first : first + CHUNK])
     assert seen.frames == len(new) < seen.decoded == 12 and str(seen) == f"{len(new)} of 12 frames showed something new"
     assert torch.equal(watching.memory.tokens(), pushing.memory.tokens())
 
@@ -77,6 +80,26 @@ def test_small_things_count_and_noise_does_not():
     assert Changes(24).new(ground) and all(Changes(0).new(frame) for frame in (ground, ground))
     changes = Changes(24)
     assert changes.new(ground) and changes.new(ground[:3, :5]), "another size is another scene"
+
+
+def test_frames_before_a_fault_are_kept(parts, file, monkeypatch):
+    def broken(*_, **more):
+        yield from vlm.read_video(file, frames=CHUNK + 1).frames
+        raise VideoFileError("frame 7 is damaged")
+
+    monkeypatch.setattr(watching, "frames_in_file", broken)
+    stream = vlm.VideoStream(*parts, METHOD)
+    with pytest.raises(VideoFileError, match="frame 7"):
+        vlm.watch(stream, file, still=0)
+    assert stream.stats.frames == CHUNK + 1
+
+
+def test_so_many_frames_a_second_of_a_long_clip(tmp_path):
+    path = tmp_path / "long.mp4"
+    watched_video.write(np.zeros((800, 16, 16, 3), np.uint8), path, 16)  # 8 a second
+    assert sum(1 for _ in frames_in_file(path, fps=8)) == 800
+    assert sum(1 for _ in frames_in_file(path, fps=2)) == 200
+    assert sum(1 for _ in frames_in_file(path, 900)) == 800
 
 
 def test_no_thread_stays_whatever_happens(parts, file, monkeypatch):

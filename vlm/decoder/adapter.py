@@ -76,6 +76,11 @@ class DecoderAdapter(Adapter):
         name = type(self.target).__name__
         if self.target.config.is_encoder_decoder:
             raise UnsupportedTargetError(f"{name} is an encoder-decoder; the vlm methods work on decoders")
+        if private.makes_no_text(self.target):
+            raise UnsupportedTargetError(
+                f"{name} writes sound, or other codes, in a loop of its own; the vlm methods work on text:"
+                " speech.StreamingSpeech is for sound"
+            )
         modules = self.attention_modules()
         if not modules:
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")

@@ -187,7 +187,7 @@ class Adaptation:
         return output
 
     def _compare(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Replaces `forward` of the whole model: its logits are corrected."""
+        """Replaces `forward` of the whole model: its logits are corrected, and the loss is that of the others."""
         whole = kwargs.pop("return_dict", None)
         self.within = True
         try:

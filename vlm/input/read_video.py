@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -175,14 +176,15 @@ def frames_in_file(
     end: float | None = None,
     backend: str | None = None,
 ) -> Generator[np.ndarray, None, None]:
-    """At most so many frames of a video file one by one, as they are decoded; see :func:`read_video`."""
+    """At most so many frames of a video file one by one, or `fps` of each second; see :func:`read_video`."""
     check_sampling(sampling, frames, fps, MIN_FRAMES, MAX_FRAMES)
     _check(start, end, None)
     file = _file(path)
     reader = READERS[_backend(file, backend)](file)
     try:
         part = _part(reader, start, end, file)
-        asked: dict[str, Any] = {"frames": None if frames is None else min(frames, len(part)), "fps": fps}
+        most = {} if frames is None else {"frames": min(frames, len(part))}
+        asked: dict[str, Any] = {"fps": fps, "max_frames": max(MIN_FRAMES, len(part)), **most}
         yield from reader.frames((part[0] + sample_frames(sampling, len(part), rate=_rate(reader), **asked)).tolist())
     finally:
         reader.close()
@@ -199,9 +201,9 @@ def take(
 
 def _check(start: float | None, end: float | None, max_side: int | None) -> None:
     first, last = 0.0 if start is None else start, math.inf if end is None else end
-    if not 0 <= first < last:
+    if not (isinstance(first, Real) and isinstance(last, Real) and 0 <= first < last):
         raise SettingError(f"start={start!r}, end={end!r}: seconds of at least 0, start before end")
-    if max_side is not None and max_side < 1:
+    if max_side is not None and not (isinstance(max_side, Integral) and max_side >= 1):
         raise SettingError(f"max_side={max_side!r}: pass pixels, such as max_side=448")
 
 

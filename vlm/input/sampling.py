@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ def sample_frames(
     total
         Frames to choose from.
     frames
-        Number of frames to take; ``"qwen"`` takes the nearest even number, at least 2.
+        Number of frames to take; ``"qwen"`` takes the nearest even number that there is, and 1 of a single frame.
     fps
         Frames to take per second instead. ``"llava"`` then takes every n-th frame.
     rate
@@ -98,13 +99,13 @@ def sample_frames(
     """
     check_sampling(sampling, frames, fps, min_frames, max_frames)
     if frames is not None:
-        count = max(2, round(frames / 2) * 2) if sampling == "qwen" else frames
-        if count > total:
-            raise SettingError(f"{count} frames requested, but {name} has {total}: pass frames={total} or fewer")
-        return RULES[sampling](total, count)
+        if frames > total:
+            raise SettingError(f"{frames} frames requested, but {name} has {total}: pass frames={total} or fewer")
+        even = min(max(2, round(frames / 2) * 2), total // 2 * 2) or 1
+        return RULES[sampling](total, even if sampling == "qwen" else frames)
     assert fps is not None and rate is not None
     if sampling == "llava":
-        every = np.arange(0, total, max(1, round(rate / fps)))
+        every = np.arange(0, total, max(1, round(min(rate / fps, total))))
         return every if len(every) <= max_frames else llava(total, max_frames)
     return RULES[sampling](total, _count(sampling, total, total / rate * fps, min_frames, max_frames))
 
@@ -118,13 +119,13 @@ def _count(sampling: str, total: int, asked: float, min_frames: int, max_frames:
 
 def check_sampling(sampling: str, frames: int | None, fps: float | None, min_frames: int, max_frames: int) -> None:
     """Raise for settings that no video can satisfy."""
-    if sampling not in RULES:
+    if not isinstance(sampling, str) or sampling not in RULES:
         raise unknown_name("sampling", sampling, RULES)
     if (frames is None) == (fps is None):
         raise SettingError(f"frames={frames!r}, fps={fps!r}: give one of the two, such as frames=32")
     if frames is not None and (isinstance(frames, bool) or not isinstance(frames, int | np.integer) or frames < 1):
         raise SettingError(f"frames={frames!r}: pass a whole number of at least 1, such as frames=32")
-    if fps is not None and not (math.isfinite(fps) and fps > 0):
+    if fps is not None and not (isinstance(fps, Real) and math.isfinite(fps) and fps > 0):
         raise SettingError(f"fps={fps!r}: pass frames per second above 0, such as fps=2")
     if not 1 <= min_frames <= max_frames:
         raise SettingError(f"min_frames={min_frames}, max_frames={max_frames}: at least 1, and in this order")

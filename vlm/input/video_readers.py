@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +49,7 @@ class AvReader:
 
     def __init__(self, path: Path, options: dict[str, str] | None = None) -> None:
         self.path, self._av, self._options = path, _import("av", "av"), options or {}
+        self._counted = False  # frames come in the order of their times, but with those of others
         self._open()
         self._pts, self._keys, expected = self._list()
         if not self._pts:
@@ -63,8 +65,10 @@ class AvReader:
         self._position: int | None = None
 
     def _open(self) -> None:
-        try:
-            self.container = self._av.open(str(self.path), options=self._options)
+        # as an absolute path: FFmpeg takes what stands before a colon for a protocol
+        place = str(self.path.absolute())
+        try:  # old files have titles in other encodings than UTF-8
+            self.container = self._av.open(place, options=self._options, metadata_errors="replace")
         except self._av.error.FFmpegError as error:
             raise VideoFileError(f"{self.path} {NOT_A_VIDEO}") from error
         streams = [s for s in self.container.streams.video if not s.disposition & s.disposition.attached_pic]
@@ -73,13 +77,18 @@ class AvReader:
             self.container.close()
             raise VideoFileError(f"{self.path} {what}: pass a file with a video stream")
         self.stream: Any = streams[0]
+        if self.stream.codec_context is None:
+            self.container.close()
+            raise VideoFileError(f"{self.path} has a codec that this FFmpeg does not know: convert it to H.264")
         self.stream.thread_type = "AUTO"
         self.stream.codec_context.options = self._options
         self._decoded: Any = None
 
     def _list(self) -> tuple[list[int], list[int], int | None]:
         """Presentation times of all frames and of keyframes, ascending, and the header's number of frames."""
-        shown, keys, hidden, plain = [], [], 0, self.stream.codec_context.name != "vp8"
+        # AVI has no times of frames that are shown out of order, and FFmpeg numbers their packets.
+        numbered = "avi" in self.container.format.name.split(",") and self.stream.codec_context.has_b_frames
+        shown, keys, hidden, plain = [], [], 0, self.stream.codec_context.name != "vp8" and not numbered
         try:
             for packet in self.container.demux(self.stream):
                 if packet.is_corrupt:  # half a packet, where the file is cut off
@@ -107,13 +116,17 @@ class AvReader:
             raise VideoFileError(f"{self.path} is damaged: download or copy it again") from error
         if any(pts is None for pts in found):
             raise VideoFileError(f"{self.path} has frames without times: convert it, such as with ffmpeg -i IN OUT.mp4")
-        self._decoded = None
+        self._decoded, self._counted = None, found != sorted(found)
         return sorted(found)
 
     def _decode(self) -> Iterator[Any]:
+        times = iter(self._pts) if self._counted else None
         for packet in self.container.demux(self.stream):
             if not packet.is_corrupt:  # else the frames that the decoder still holds would be lost
-                yield from packet.decode()
+                for frame in packet.decode():
+                    if times is not None:
+                        frame.pts = next(times, None)
+                    yield frame
 
     def _restart(self) -> None:
         self.container.close()
@@ -128,8 +141,7 @@ class AvReader:
                 raise self._damaged(index) from error
             if frame is None:
                 raise self._damaged(index)
-            turns = round(getattr(frame, "rotation", 0) / 90) % 4
-            yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns))
+            yield _upright(frame)
 
     def _frame(self, pts: int) -> Any:
         """The frame of this time, or None."""
@@ -209,8 +221,10 @@ class PictureReader:
             self._picture = Image.open(path, formats=self.FORMATS)
             count = getattr(self._picture, "n_frames", 1)
             shown = [self._duration(index) for index in range(count)]
-        except (UnidentifiedImageError, OSError, EOFError, SyntaxError) as error:
+        except (UnidentifiedImageError, OSError, EOFError, SyntaxError, IndexError, struct.error) as error:
             raise VideoFileError(f"{path} {NOT_A_VIDEO}") from error
+        except Image.DecompressionBombError as error:
+            raise VideoFileError(f"{path} has frames of too many pixels: scale it down ({error})") from error
         self.times = np.cumsum([0.0, *shown[:-1]]) / 1000
 
     def _duration(self, index: int) -> float:
@@ -250,6 +264,18 @@ def damaged(path: Path, index: int, times: np.ndarray) -> VideoFileError:
         f"{path} is cut off or damaged at frame {index} ({times[index]:.2f} s): download or copy it again,"
         f" or read what is before it with end={max(0.0, times[index] - 0.01):.2f}"
     )
+
+
+def _upright(frame: Any) -> np.ndarray:
+    """A frame of PyAV as uint8 `[H, W, 3]`, turned and mirrored as its display matrix says, by right angles."""
+    picture: np.ndarray = frame.to_ndarray(format="rgb24")
+    told = next((data for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
+    if told is None:
+        return picture
+    a, b, _, c, d, *_ = np.frombuffer(bytes(told), np.int32).tolist()  # x, y are shown at a x + c y, b x + d y
+    if abs(a) + abs(d) < abs(b) + abs(c):
+        picture, a, d = picture.transpose(1, 0, 2), c, b
+    return np.ascontiguousarray(picture[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
 
 
 def _import(module: str, package: str) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.patching import override
+from mmaccel.patching import wrap_in_thread
 
 PARTS = ("layer_norm1", "layer_norm2", "self_attn", "mlp")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -72,11 +72,14 @@ class TowerCache:
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
-        """Let the tower reuse what is known while it encodes one chunk of frames; its layers are left as they were."""
+        """Let the tower reuse what is known while this thread encodes one chunk of frames.
+
+        Its layers are left as they were; whoever else would wrap them meanwhile has to wait.
+        """
         full = self.chunks % self.interval == 0 or self.refresh == 1
         with ExitStack() as stack:
             for number, layer in enumerate(self.layers):
-                override(stack, layer, "forward", _Forward(self, number, layer, full))
+                wrap_in_thread(stack, layer, "forward", _Forward(self, number, layer, full))
             yield
         self.chunks += 1
 
@@ -87,7 +90,9 @@ class _Forward:
     def __init__(self, cache: TowerCache, number: int, layer: Any, full: bool) -> None:
         self.cache, self.number, self.layer, self.full = cache, number, layer, full
 
-    def __call__(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
+    def __call__(
+        self, original: Any, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> torch.Tensor:
         tokens = hidden_states.shape[0] * hidden_states.shape[1]
         self.cache.plain += tokens
         if self.full:

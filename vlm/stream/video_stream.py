@@ -10,6 +10,7 @@ import torch
 
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, unknown_name
+from mmaccel.locks import lock_of
 
 from ..answering import prepare
 from ..decoder.generation import copies
@@ -81,7 +82,7 @@ class VideoStream:
         reread: float | None = REREAD,
     ) -> None:
         adapter = find_adapter(model)
-        if not isinstance(adapter, LlavaOnevisionAdapter):
+        if not isinstance(adapter, LlavaOnevisionAdapter) or not hasattr(model.model, "get_video_features"):
             raise UnsupportedTargetError(
                 f"no streams for {type(model).__name__}: LlavaOnevisionForConditionalGeneration and"
                 " LlavaNextVideoForConditionalGeneration have them"
@@ -150,7 +151,7 @@ class VideoStream:
         """Take in frames that :meth:`pixels` prepared."""
         began = time.perf_counter()
         pixels = pixels.to(self.model.device, self.model.dtype)
-        with self._tower.chunk() if self._tower else nullcontext():
+        with lock_of(self.model), self._tower.chunk() if self._tower else nullcontext():
             (visual,) = self.adapter.encode("video", self.method, {"pixel_values_videos": pixels})
         for features in visual.frames:
             self._remember(features)
@@ -199,6 +200,8 @@ class VideoStream:
     def ask(self, question: str, max_new_tokens: int = 32, **more: Any) -> str:
         """The answer to a question about what was seen so far; further arguments are those of `generate`.
 
+        Greedy, and of at most `max_new_tokens`, unless a `generation_config` says otherwise.
+
         Raises
         ------
         PromptError
@@ -206,12 +209,14 @@ class VideoStream:
         SettingError
             If more is asked for than the text of one answer.
         """
+        config = more.get("generation_config")
         for name in ("return_dict_in_generate", "num_return_sequences"):
-            if more.get(name) and (more[name] is True or more[name] > 1):
-                raise SettingError(f"{name}={more[name]!r}: ask returns the text of one answer, leave it out")
+            for value in (more.get(name), getattr(config or self.model.generation_config, name, None)):
+                if value and (value is True or value > 1):
+                    raise SettingError(f"{name}={value!r}: ask returns the text of one answer, leave it out")
         ids, embeds = self._prompt(question)
         self._read()
-        more = {"do_sample": False, "max_new_tokens": max_new_tokens, **more}
+        more = {**({} if config else {"do_sample": False, "max_new_tokens": max_new_tokens}), **more}
         mask, cache = torch.ones_like(ids), self._cache.read()
         if len(self._cache):
             cache.batch_repeat_interleave(copies(self.model, more))
@@ -268,6 +273,8 @@ class VideoStream:
         """Token ids `[1, L]` of the conversation, and their embeddings with the memory as video."""
         if not self.memory.frames:
             raise PromptError("the stream has no frames yet: push one before you ask")
+        if not isinstance(question, str):
+            raise PromptError(f"question={question!r}: ask one question, such as 'what moves up?'")
         if not question.strip():
             raise PromptError("the question is empty: ask something about the video, such as 'what moves up?'")
         head, tail = self._words(question)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mmaccel.errors import VideoFileError
+
 from ..input.changes import STILL, Changes
 from ..input.read_video import frames_in_file
 from .ahead import ahead
@@ -90,16 +92,22 @@ def watch(
     def fresh() -> Iterator[list[np.ndarray]]:
         nonlocal decoded
         chunk: list[np.ndarray] = []
+        fault: VideoFileError | None = None
         with closing(frames_in_file(path, **which)) as decoding:
-            for frame in decoding:
-                decoded += 1
-                if changes.new(frame):
-                    chunk.append(frame)
-                if len(chunk) == CHUNK:
-                    yield chunk
-                    chunk = []
+            try:
+                for frame in decoding:
+                    decoded += 1
+                    if changes.new(frame):
+                        chunk.append(frame)
+                    if len(chunk) == CHUNK:
+                        yield chunk
+                        chunk = []
+            except VideoFileError as error:
+                fault = error
         if chunk:
             yield chunk
+        if fault is not None:
+            raise fault
 
     before = stream.stats.frames
     with closing(ahead(fresh(), QUEUED)) as chunks, closing(ahead(map(stream.pixels, chunks), QUEUED)) as prepared:
