@@ -1,5 +1,6 @@
 """Videos that go on: bounded memory, a tower whose reuse is exact where it is complete, the answers of a plain call."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -139,8 +140,8 @@ def test_a_stream_that_was_closed_holds_nothing_and_judges_no_old_answer(parts, 
     assert not stream.has_news("what moves?", "a star"), "the answer fits as it did then"
 
 
-def test_a_stream_that_was_closed_counts_its_chunks_anew(parts):
-    """Every third chunk is computed in full: after one and a close the next, and not the second next."""
+def test_a_stream_that_was_closed_counts_its_frames_anew(parts):
+    """Every third frame is computed whole: after one and a close the next, and not the second next."""
     model, processor = parts
     stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(refresh=0.25, interval=3), policy="window")
     shares = []
@@ -148,7 +149,7 @@ def test_a_stream_that_was_closed_counts_its_chunks_anew(parts):
     def push():
         tower = stream._tower
         computed, plain = tower.computed, tower.plain
-        stream.push(frames(2))
+        stream.push(frames(1))
         shares.append((tower.computed - computed) / (tower.plain - plain))
 
     for _ in range(5):
@@ -158,7 +159,22 @@ def test_a_stream_that_was_closed_counts_its_chunks_anew(parts):
     for _ in range(4):
         push()
     assert shares == [1, 0.25, 0.25, 1, 0.25, 1, 0.25, 0.25, 1]
-    assert stream.stats.tower_share == pytest.approx(sum(shares) / 9) and stream.stats.frames == 18
+    assert stream.stats.tower_share == pytest.approx(sum(shares) / 9) and stream.stats.frames == 9
+
+
+@pytest.mark.parametrize("cut", (2, 3, 5, 7))
+def test_what_a_tower_reuses_does_not_depend_on_how_frames_are_pushed(parts, cut):
+    model, processor = parts
+    clip = frames(7)
+
+    def seen(size):
+        stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.5, refresh=0.25, interval=3))
+        for first in range(0, len(clip), size):
+            stream.push(clip[first : first + size])
+        return stream.memory.tokens(), stream.stats.tower_share
+
+    (one, share), (other, as_much) = seen(1), seen(cut)
+    assert torch.allclose(one, other, atol=1e-4) and share == as_much == pytest.approx((3 + 4 * 0.25) / 7)
 
 
 def test_a_stream_has_the_parts_it_was_given(parts):
@@ -280,7 +296,7 @@ def test_a_frame_larger_than_the_memory_is_kept_alone():
 
 def tower_pass(model, processor, clip, cache):
     pixels = processor(videos=[list(clip)], text="?", return_tensors="pt")["pixel_values_videos"][0]
-    with torch.no_grad(), cache.chunk():
+    with torch.no_grad(), cache.chunk(len(clip)):
         return model.model.vision_tower(pixels, output_hidden_states=True).hidden_states[-1]
 
 
@@ -325,20 +341,26 @@ def test_an_exception_leaves_the_tower_as_it_was(parts):
     model, processor = parts
     before = snapshot(model)
     cache = TowerCache(model.model.vision_tower.encoder.layers, 0.25)
-    with pytest.raises(RuntimeError), cache.chunk():
+    with pytest.raises(RuntimeError), cache.chunk(2):
         raise RuntimeError
     assert snapshot(model) == before
 
 
 def test_a_chunk_that_broke_off_does_not_count(parts):
-    """The next one is the full one that it would have been."""
+    """The next one begins with the whole frame that it would have had."""
     model, processor = parts
     cache = TowerCache(model.model.vision_tower.encoder.layers, refresh=0.1, interval=2)
-    clips = [frames(2, seed) for seed in range(3)]
+    clips = [frames(1, seed) for seed in range(3)]
     tower_pass(model, processor, clips[0], cache)
     tower_pass(model, processor, clips[1], cache)
-    with pytest.raises(RuntimeError), cache.chunk():
+    known = {number: frames_.key.clone() for number, frames_ in cache.references.items()}
+    with pytest.raises(RuntimeError), cache.chunk(2):
         raise RuntimeError
+    hook = model.model.vision_tower.encoder.layers[-1].mlp.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tower_pass(model, processor, clips[2], cache)
+    hook.remove()
+    assert all(torch.equal(known[number], frames_.key) for number, frames_ in cache.references.items())
     computed, plain = cache.computed, cache.plain
     tower_pass(model, processor, clips[2], cache)
     assert cache.computed - computed == cache.plain - plain > 0
@@ -418,15 +440,17 @@ def test_a_decoder_whose_keys_cannot_move_is_refused(parts):
         rotary.rope_type = "default"
 
 
-def test_the_last_frame_of_a_full_chunk_is_what_later_ones_are_held_against(parts):
+def test_the_last_whole_frame_is_what_later_ones_are_held_against(parts):
     model, processor = parts
-    cache = TowerCache(model.model.vision_tower.encoder.layers, refresh=1e-6, interval=100)
-    clip = np.stack([frames(1)[0], frames(1, seed=7)[0]])
-    first = tower_pass(model, processor, clip, cache)
-    before = cache.computed
-    again = tower_pass(model, processor, clip[1:], cache)
-    assert torch.allclose(again[0], first[1], atol=1e-5)
-    assert cache.computed - before == len(cache.layers), "a token of each layer at least"
+    one, other = frames(1)[0], frames(1, seed=7)[0]
+    plain = plain_pass(model, processor, np.stack([one, other]))
+    for cuts in ([0, 4], [0, 1, 4], [0, 3, 4]):  # whole ones are the first and the third
+        cache = TowerCache(model.model.vision_tower.encoder.layers, refresh=1e-6, interval=2)
+        clip = np.stack([one, one, other, other])
+        out = torch.cat([tower_pass(model, processor, clip[a:b], cache) for a, b in itertools.pairwise(cuts)])
+        assert torch.allclose(out, plain[[0, 0, 1, 1]], atol=1e-5)
+        tokens = plain.shape[1]
+        assert cache.computed == len(cache.layers) * 2 * (tokens + 1), "a token of each layer at least"
 
 
 def test_what_is_remembered_of_a_chunk_is_one_frame_in_memory(parts):

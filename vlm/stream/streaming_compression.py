@@ -35,7 +35,7 @@ class StreamingCompression(Compressor):
         Share of a frame's tokens that the tower computes anew where it reuses the rest, above 0 and up to 1 (no
         reuse), default 0.25 as the paper's. For streams only.
     interval
-        Every how many chunks the tower computes everything, default 2 as the paper's. For streams only.
+        Every how many frames the tower computes everything, default 2 as the paper's. For streams only.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""STC's cacher: a vision tower computes anew only those tokens of a frame that have changed."""
+"""STC's cacher: a vision tower computes anew only those tokens of most frames that have changed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,34 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 @dataclass
-class Reference:
-    """What one layer computed of the reference frame, each `[1, N, E]`."""
+class Frames:
+    """What one layer computed of some frames, each `[F, N, E]`."""
 
     key: torch.Tensor
     value: torch.Tensor
     attention: torch.Tensor
     mlp: torch.Tensor
 
+    def of(self, rows: list[int] | slice) -> Frames:
+        """That of some of them."""
+        return Frames(*(part[rows] for part in self._parts()))
+
+    def behind(self, before: Frames | None) -> Frames:
+        """Those of others, and then these."""
+        if before is None:
+            return self
+        return Frames(*(torch.cat(pair) for pair in zip(before._parts(), self._parts(), strict=True)))
+
+    def last(self) -> Frames:
+        """That of the last one, in memory of its own."""
+        return Frames(*(part[-1:].clone() for part in self._parts()))
+
+    def _parts(self) -> tuple[torch.Tensor, ...]:
+        return self.key, self.value, self.attention, self.mlp
+
 
 class TowerCache:
-    """What the layers of a tower computed of the last frame of the last full chunk.
+    """What the layers of a tower computed of the last frame that was computed whole.
 
     Parameters
     ----------
@@ -38,7 +55,7 @@ class TowerCache:
         Share of the tokens of other frames that is computed anew, those whose keys have changed most; 1 for all,
         which is exact.
     interval
-        Every how many chunks all is computed.
+        Every how many frames one is computed whole.
 
     Attributes
     ----------
@@ -61,60 +78,71 @@ class TowerCache:
                     f"the tower has layers of {type(layer).__name__}: its work can be reused in SigLIP and CLIP only;"
                     " give the stream vlm.StreamingCompression(refresh=1.0)"
                 )
-        self.references: dict[int, Reference] = {}
-        self.chunks = 0
+        self.references: dict[int, Frames] = {}
+        self.frames = 0
         self.computed = self.plain = 0
 
     def reset(self) -> None:
-        """Forget the reference frame: the next chunk is the first; what was computed goes on being counted."""
+        """Forget the reference frame: the next one is the first; what was computed goes on being counted."""
         self.references.clear()
-        self.chunks = 0
+        self.frames = 0
+
+    def is_whole(self, number: int) -> bool:
+        """Whether all of a frame is computed, the first being number 0."""
+        return number % self.interval == 0 or self.refresh == 1
 
     @contextmanager
-    def chunk(self) -> Iterator[None]:
-        """Let the tower reuse what is known while this thread encodes one chunk of frames.
+    def chunk(self, frames: int) -> Iterator[None]:
+        """Let the tower reuse what is known while this thread encodes so many frames.
 
         Its layers are left as they were; whoever else would wrap them meanwhile has to wait.
         """
-        full = self.chunks % self.interval == 0 or self.refresh == 1
+        made: dict[int, Frames] = {}
         with ExitStack() as stack:
             for number, layer in enumerate(self.layers):
-                wrap_in_thread(stack, layer, "forward", _Forward(self, number, layer, full))
+                wrap_in_thread(stack, layer, "forward", _Forward(self, number, layer, made))
             yield
-        self.chunks += 1
+        self.references |= made
+        self.frames += frames
 
 
 class _Forward:
     """The forward of one layer during one chunk."""
 
-    def __init__(self, cache: TowerCache, number: int, layer: Any, full: bool) -> None:
-        self.cache, self.number, self.layer, self.full = cache, number, layer, full
+    def __init__(self, cache: TowerCache, number: int, layer: Any, made: dict[int, Frames]) -> None:
+        self.cache, self.number, self.layer, self.made = cache, number, layer, made
 
     def __call__(
         self, original: Any, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> torch.Tensor:
-        tokens = hidden_states.shape[0] * hidden_states.shape[1]
-        self.cache.plain += tokens
-        if self.full:
-            self.cache.computed += tokens
-            return self._all(hidden_states)
-        return self._changed(hidden_states)
+        cache, count = self.cache, len(hidden_states)
+        cache.plain += count * hidden_states.shape[1]
+        whole = [row for row in range(count) if cache.is_whole(cache.frames + row)]
+        others = [row for row in range(count) if row not in whole]
+        known, result = cache.references.get(self.number), torch.empty_like(hidden_states)
+        before = known is not None
+        if whole:
+            result[whole], made = self._all(hidden_states[whole])
+            known, self.made[self.number] = made.behind(known), made.last()
+        if others:
+            assert known is not None  # the first frame of all is whole
+            latest = [before - 1 + sum(first < row for first in whole) for row in others]
+            result[others] = self._changed(hidden_states[others], known.of(latest))
+        return result
 
-    def _all(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _all(self, hidden: torch.Tensor) -> tuple[torch.Tensor, Frames]:
         layer = self.layer
+        self.cache.computed += hidden.shape[0] * hidden.shape[1]
         normed = layer.layer_norm1(hidden)
         attention = layer.self_attn
         query, key, value = attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed)
         attended = attention.out_proj(self._attend(query, key, value))
         middle = hidden + attended
         mlp = layer.mlp(layer.layer_norm2(middle))
-        last = (x[-1:].clone() for x in (key, value, attended, mlp))
-        self.cache.references[self.number] = Reference(*last)
-        result: torch.Tensor = middle + mlp
-        return result
+        return middle + mlp, Frames(key, value, attended, mlp)
 
-    def _changed(self, hidden: torch.Tensor) -> torch.Tensor:
-        layer, known = self.layer, self.cache.references[self.number]
+    def _changed(self, hidden: torch.Tensor, known: Frames) -> torch.Tensor:
+        layer = self.layer
         normed = layer.layer_norm1(hidden)
         key = layer.self_attn.k_proj(normed)
         count = max(1, round(self.cache.refresh * hidden.shape[1]))
@@ -126,7 +154,8 @@ class _Forward:
         attended = layer.self_attn.out_proj(self._attend(layer.self_attn.q_proj(fresh), key, value))
         middle = hidden + _put(known.attention, index, attended)
         inner = middle.gather(1, index.expand(-1, -1, middle.shape[2]))
-        return middle + _put(known.mlp, index, layer.mlp(layer.layer_norm2(inner)))
+        result: torch.Tensor = middle + _put(known.mlp, index, layer.mlp(layer.layer_norm2(inner)))
+        return result
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         attention = self.layer.self_attn
@@ -135,6 +164,5 @@ class _Forward:
 
 
 def _put(known: torch.Tensor, index: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-    """What is known of each token `[1, N, E]`, with the fresh ones `[F, count, E]` at their places."""
-    full = known.expand(len(fresh), -1, -1).clone()
-    return full.scatter_(1, index.expand(-1, -1, fresh.shape[2]), fresh)
+    """What is known of each token `[F, N, E]`, with the fresh ones `[F, count, E]` at their places."""
+    return known.scatter(1, index.expand(-1, -1, fresh.shape[2]), fresh)

@@ -151,7 +151,7 @@ class VideoStream:
         """Take in frames that :meth:`pixels` prepared."""
         began = time.perf_counter()
         pixels = pixels.to(self.model.device, self.model.dtype)
-        with lock_of(self.model), self._tower.chunk() if self._tower else nullcontext():
+        with lock_of(self.model), self._tower.chunk(pixels.shape[1]) if self._tower else nullcontext():
             (visual,) = self.adapter.encode("video", self.method, {"pixel_values_videos": pixels})
         for features in visual.frames:
             self._remember(features)
