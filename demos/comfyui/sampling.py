@@ -7,11 +7,15 @@ ones are made again with better velocities, whatever the sampler keeps of its pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from mmaccel.cache.layers import tensor_bytes
+from mmaccel.patching import override
 from mmaccel.report import Report
 from mmaccel.stepping import StepAllocation, refresh
 from mmaccel.stepping.schedule import FEWEST, default_warmup
@@ -31,19 +35,23 @@ FOLLOWED = {
 }
 
 
-def reason_to_pass(function: Any, options: dict[str, Any], steps: int, budget: float) -> str:
-    """Why a run is better left as it is; empty where some of its steps can be forecast."""
+def reason_to_pass(function: Any, options: dict[str, Any], sigmas: Sequence[Any], budget: float) -> str:
+    """Why a run over these noise levels is better left as it is; empty where some of its steps can be forecast."""
+    steps = len(sigmas) - 1
     name = getattr(function, "__name__", type(function).__name__)
     if name not in FOLLOWED:
         known = ", ".join(FOLLOWED.values())
         return f"the steps of {name.removeprefix('sample_')} cannot be forecast: choose the sampler {known}"
     if options.get("s_churn"):
         return "a sampler with s_churn draws new noise in its steps: set it to 0"
-    if budget * steps < FEWEST:
+    needed = math.ceil(round(FEWEST / budget, 6))
+    if steps < needed:
         return (
-            f"{budget:g} of {steps} steps are too few to forecast the others from: take {round(FEWEST / budget)} steps"
+            f"{budget:g} of {steps} steps are too few to forecast the others from: take {needed} steps"
             " or more, or a larger budget"
         )
+    if any(float(sigma) == 0 for sigma in sigmas[:-1]):
+        return "a step begins without noise, where there is no velocity"
     return ""
 
 
@@ -112,7 +120,28 @@ class ForecastSampler:
     ) -> torch.Tensor:
         """Sample as the function does; `noise` `[B, C, ...]`, `sigmas` `[steps + 1]`."""
         run = _Run(self, model, noise, sigmas, extra_args or {}, options)
-        return run.sample(callback)
+        with ExitStack() as stack:
+            _keep_coefficients(stack, self.function)
+            return run.sample(callback)
+
+
+def _keep_coefficients(stack: ExitStack, function: Function) -> None:
+    """Let deis integrate its coefficients once for a run, which depend on its noise levels only, until `stack` closes.
+
+    That takes it as long as many small models take for a step, and it begins anew for every step that is made again.
+    """
+    source = getattr(function, "__globals__", {}).get("deis")
+    if getattr(function, "__name__", "") != "sample_deis" or not hasattr(source, "get_deis_coeff_list"):
+        return
+    found: list[Any] = []
+    original = source.get_deis_coeff_list
+
+    def kept(*args: Any, **more: Any) -> Any:
+        if not found:
+            found.append(original(*args, **more))
+        return found[0]
+
+    override(stack, source, "get_deis_coeff_list", kept)
 
 
 class _Run:
@@ -176,7 +205,8 @@ class _Run:
         computed.append(float(is_computed))
         report.plain_forwards, report.forwards = len(computed), sum(computed)
         report.engaged = report.engaged or not is_computed
-        report.peak_extra_bytes = max(report.peak_extra_bytes, self.allocation.nbytes())
+        held = self.allocation.nbytes() + tensor_bytes(self.velocities)
+        report.peak_extra_bytes = max(report.peak_extra_bytes, held)
 
 
 def _wide(sigma: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

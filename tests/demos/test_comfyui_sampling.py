@@ -1,9 +1,11 @@
 """The nodes' sampling without ComfyUI: functions with its interface, over a model in closed form."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +52,18 @@ def sample_dpmpp_2m(model, x, sigmas, extra_args=None, callback=None, disable=No
         velocity = (x - model(x, level * x.new_ones([len(x)]), **(extra_args or {}))) / level
         slope = 0 if before is None else (velocity - before) / (level - sigmas[i - 1])
         x, before = x + (below - level) * (velocity + slope * (below - level) / 2), velocity
+    return x
+
+
+deis = SimpleNamespace(get_deis_coeff_list=None)
+
+
+def sample_deis(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    """Euler's steps, with weights from a module of this name, as ComfyUI's has them."""
+    weights = deis.get_deis_coeff_list(sigmas, 3)
+    for weight, level, below in zip(weights, sigmas, sigmas[1:], strict=False):
+        denoised = model(x, level * x.new_ones([len(x)]), **(extra_args or {}))
+        x = x + weight * (below - level) * (x - denoised) / level
     return x
 
 
@@ -109,25 +123,42 @@ def test_numbers_keep_their_type():
     assert x.dtype == torch.bfloat16 and x.isfinite().all()
 
 
+LEVELS = [1 - step / 40 for step in range(41)]
+
+
 def other(*_):
     raise AssertionError
 
 
 @pytest.mark.parametrize(
-    ("function", "options", "steps", "budget", "reason"),
+    ("function", "options", "levels", "budget", "reason"),
     (
-        (other, {}, 40, 0.5, "the steps of other cannot be forecast: choose the sampler euler, "),
-        (object(), {}, 40, 0.5, "the steps of object cannot be forecast"),
-        (sample_euler, {"s_churn": 1.0}, 40, 0.5, ".*s_churn draws new noise"),
-        (sample_euler, {"s_churn": 0.0}, 4, 0.5, "0.5 of 4 steps are too few .* take 16 steps or more"),
-        (sample_euler, {}, 40, 0.5, ""),
-        (sample_dpmpp_2m, {}, 16, 0.5, ""),
+        (other, {}, LEVELS, 0.5, "the steps of other cannot be forecast: choose the sampler euler, "),
+        (object(), {}, LEVELS, 0.5, "the steps of object cannot be forecast"),
+        (sample_euler, {"s_churn": 1.0}, LEVELS, 0.5, ".*s_churn draws new noise"),
+        (sample_euler, {"s_churn": 0.0}, LEVELS[-5:], 0.5, "0.5 of 4 steps are too few .* take 16 steps or more"),
+        (sample_euler, {}, LEVELS[-16:], 0.5, "0.5 of 15 steps are too few .* take 16 steps or more"),
+        (sample_euler, {}, LEVELS[-39:], 0.21, "0.21 of 38 steps are too few .* take 39 steps or more"),
+        (sample_euler, {}, [*LEVELS, 0.0], 0.5, "a step begins without noise"),
+        (sample_euler, {}, LEVELS, 0.5, ""),
+        (sample_dpmpp_2m, {}, LEVELS[-17:], 0.5, ""),
     ),
 )
-def test_runs_that_are_better_left_alone_say_why(function, options, steps, budget, reason):
-    import re
+def test_runs_that_are_better_left_alone_say_why(function, options, levels, budget, reason):
+    assert re.match(reason or "$", reason_to_pass(function, options, levels, budget))
 
-    assert re.match(reason or "$", reason_to_pass(function, options, steps, budget))
+
+def test_deis_integrates_its_coefficients_once(monkeypatch):
+    counted = []
+    monkeypatch.setattr(deis, "get_deis_coeff_list", original := lambda *given: counted.append(given) or [1.0] * STEPS)
+    x, calls, _ = drawn(sample_deis, 0.5)
+    assert len(counted) == 1 and deis.get_deis_coeff_list is original and calls == STEPS / 2
+    assert error(x, drawn(sample_deis, 1.0)[0]) < 1e-2
+
+
+def test_the_memory_of_all_velocities_is_told():
+    _, _, report = drawn(sample_dpmpp_2m, 0.5)
+    assert report.peak_extra_bytes >= STEPS * NOISE.nbytes
 
 
 def test_the_pack_is_installed_anew_into_a_comfyui(tmp_path):
