@@ -29,6 +29,8 @@ from .input.uploaded_video import read_clip
 
 ROLES = ("system", "user", "assistant")
 MESSAGES, CHARACTERS, MOST_FILES = 200, 200_000, 64  # of a request
+COLDEST = 1e-4  # temperature below which words are the likeliest ones, as far as numbers go
+USAGE = {"include_usage"}
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
 DATA = re.compile(r"data:(image|video)/([a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
 
@@ -47,8 +49,10 @@ class Chat(Request):
         Arguments of `generate`.
     seed
         Of sampling.
-    reason
-        Why the answer ended, once it has.
+    tells_usage
+        Whether a stream ends with the number of tokens.
+    reason, usage
+        Why the answer ended, and how many tokens were read and written, once it has.
     """
 
     text: str
@@ -56,7 +60,9 @@ class Chat(Request):
     videos: list[list[Image.Image]]
     sampling: dict[str, Any]
     seed: int
+    tells_usage: bool = False
     reason: str = "stop"
+    usage: dict[str, int] = field(default_factory=dict)
     number: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -81,8 +87,10 @@ class ChatEndpoint(Endpoint[Chat]):
         streams = fields.flag("stream")
         fields.only("n", 1)
         fields.take("user")
-        fields.take("stream_options")
+        usage = _usage_asked(fields.take("stream_options", {}))
         fields.end()
+        if temperature is not None and temperature < COLDEST:
+            temperature = 0.0
         sampling: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": bool(temperature)}
         if temperature:
             sampling |= {"temperature": temperature, **({} if top_p is None else {"top_p": top_p})}
@@ -94,6 +102,7 @@ class ChatEndpoint(Endpoint[Chat]):
             sampling=sampling,
             seed=secrets.randbelow(2**31) if seed is None else seed,
             pieces=queue.SimpleQueue() if streams else None,
+            tells_usage=usage,
         )
         if not (temperature or streams or pictures or len(videos) > 1):
             made.group = (tokens, *((len(video), video[0].size) for video in videos))
@@ -110,9 +119,12 @@ class ChatEndpoint(Endpoint[Chat]):
         pictures = [picture for request in requests for picture in request.pictures]
         videos = [video for request in requests for video in request.videos]
         texts = [request.text for request in requests]
-        inputs = self.processor(
-            text=texts, images=pictures or None, videos=videos or None, return_tensors="pt", padding=True
-        ).to(self.target.device)
+        try:
+            inputs = self.processor(
+                text=texts, images=pictures or None, videos=videos or None, return_tensors="pt", padding=True
+            ).to(self.target.device)
+        except ValueError as error:
+            raise PromptError(f"the model's processor does not take this request: {error}") from error
         more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Left(requests)])}
         first = requests[0]
         if first.pieces is not None:
@@ -132,10 +144,11 @@ class ChatEndpoint(Endpoint[Chat]):
         count = len(tokens) if ended is None else ended + 1
         message = {"role": "assistant", "content": text}
         request.reason = reason = "length" if ended is None else "stop"
+        request.usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
         return {
             **self._heading(request, "chat.completion"),
             "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count},
+            "usage": request.usage,
         }
 
     def _ends(self, tokens: torch.Tensor) -> int | None:
@@ -144,6 +157,11 @@ class ChatEndpoint(Endpoint[Chat]):
         at = torch.isin(tokens.cpu(), torch.tensor(ends if ends is not None else [-1])).nonzero()
         return int(at[0]) if len(at) else None
 
+    def ending(self, request: Chat) -> list[dict[str, Any]]:
+        """The end, and if it was asked for a piece without text that tells how many tokens were read and written."""
+        usage = {**self._heading(request, "chat.completion.chunk"), "choices": [], "usage": request.usage}
+        return [*super().ending(request), *([usage] if request.tells_usage else [])]
+
     def piece(self, request: Chat, text: str | None) -> dict[str, Any]:
         delta = {} if text is None else {"role": "assistant", "content": text}
         choice = {"index": 0, "delta": delta, "finish_reason": request.reason if text is None else None}
@@ -151,6 +169,14 @@ class ChatEndpoint(Endpoint[Chat]):
 
     def _heading(self, request: Chat, kind: str) -> dict[str, Any]:
         return {"id": request.number, "object": kind, "created": request.created, "model": self.name}
+
+
+def _usage_asked(options: Any) -> bool:
+    """Whether `stream_options` ask for the number of tokens."""
+    asked = options.get("include_usage", False) if isinstance(options, dict) and options.keys() <= USAGE else None
+    if not isinstance(asked, bool):
+        raise SettingError(f'stream_options={shown(options)}: send {{"include_usage": true}}, or leave it out')
+    return asked
 
 
 class _Left(StoppingCriteria):  # type: ignore[misc]

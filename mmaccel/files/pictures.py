@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
+from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 
 from ..errors import PromptError, SettingError
 from .endings import PICTURES
@@ -20,7 +20,7 @@ READ = ("PNG", "JPEG", "WEBP", "BMP")
 
 
 def read_picture(path: Path) -> Image.Image:
-    """A picture of a file, in RGB.
+    """A picture of a file, in RGB, upright.
 
     Raises
     ------
@@ -29,11 +29,16 @@ def read_picture(path: Path) -> Image.Image:
     """
     try:
         with Image.open(path, formats=READ) as picture:
-            return picture.convert("RGB")
+            return upright(picture)
     except FileNotFoundError as error:
         raise PromptError(f"there is no file {path}: give a picture, or --example for a shipped one") from error
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise PromptError(f"{path} is no picture that can be read ({', '.join(READ)}): {error}") from error
+
+
+def upright(picture: Image.Image) -> Image.Image:
+    """A picture in RGB, turned as its EXIF data says: cameras store photographs as they held them."""
+    return ImageOps.exif_transpose(picture).convert("RGB")
 
 
 def check_format(path: str | Path) -> None:

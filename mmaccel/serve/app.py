@@ -33,6 +33,7 @@ from .sockets import Sockets
 
 log = logging.getLogger("mmaccel.serve")
 PATIENCE = 0.1  # seconds between looks at whether a client is still there
+MOST_VALUES = 300_000  # of a request in JSON, a few of which are files as one text each
 GONE = 499  # nobody reads it; as nginx counts clients that left
 # A page loads nothing from elsewhere, and no other page may hold it in a frame.
 PAGE = {
@@ -202,13 +203,16 @@ class Server:
                 log.info("a stream ended early: %s", error)
                 yield _event(told(status_of(error), _message(error)))
             else:
-                yield _event(self.endpoint.piece(request, None))
+                for last in self.endpoint.ending(request):
+                    yield _event(last)
             yield "data: [DONE]\n\n"
         finally:
             request.left.set()
 
 
 def _json(held: bytearray) -> dict[str, Any]:
+    if held.count(b",") > MOST_VALUES:  # reading them takes long, and many times their memory
+        raise Refused(413, f"the request has more than {MOST_VALUES} values: send fewer")
     try:
         body = json.loads(held)
     except (ValueError, RecursionError) as error:

@@ -139,6 +139,10 @@ class Endpoint(ABC, Generic[R]):
         """Pages of HTML for people, by path; none by default."""
         return {}
 
+    def ending(self, request: R) -> list[dict[str, Any]]:
+        """The events that end a stream."""
+        return [self.piece(request, None)]
+
     def piece(self, request: R, text: str | None) -> dict[str, Any]:
         """An event of a stream: some text, or None for its end."""
         raise NotImplementedError  # pragma: no cover

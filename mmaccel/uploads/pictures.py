@@ -8,12 +8,12 @@ from typing import BinaryIO
 from PIL import Image
 
 from ..errors import SettingError
-from ..files.pictures import READ
+from ..files.pictures import READ, upright
 from .limits import UploadLimits
 
 
 def read_picture(file: Path | BinaryIO, limits: UploadLimits) -> Image.Image:
-    """An uploaded picture in RGB.
+    """An uploaded picture in RGB, upright.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def read_picture(file: Path | BinaryIO, limits: UploadLimits) -> Image.Image:
             if picture.width * picture.height > limits.frame_pixels:
                 size = f"{picture.width}x{picture.height} pixels"
                 raise SettingError(f"a picture has {size}: {limits.frame_pixels} are enough")
-            return picture.convert("RGB")
+            return upright(picture)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, SettingError):
             raise

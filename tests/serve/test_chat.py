@@ -40,6 +40,9 @@ def questions():
     return zoo.questions("tiny-onevision", 8)
 
 
+WHITE = Image.new("RGB", (60, 40), "white")
+
+
 def data_url(frames):
     """A clip as a data URL, without loss."""
     written, pictures = io.BytesIO(), [Image.fromarray(frame) for frame in frames]
@@ -96,6 +99,40 @@ def test_an_answer_is_streamed_while_it_is_written(chat, questions):
     text = "".join(event.choices[0].delta.content or "" for event in events)
     assert text.strip() == whole and events[-1].choices[0].finish_reason == "stop"
     assert len({event.id for event in events}) == 1
+
+
+def test_a_stream_ends_with_its_usage_where_that_is_asked_for(chat, questions):
+    whole = chat.create(**call(questions[0])).usage
+    events = list(chat.create(**call(questions[0], stream=True, stream_options={"include_usage": True})))
+    assert events[-1].choices == [] and events[-1].usage == whole and events[-2].choices[0].finish_reason == "stop"
+    for options in ({"include_usage": 1}, {"usage": True}):
+        with pytest.raises(openai.BadRequestError, match=r"send {.*include_usage.*: true}"):
+            chat.create(**call(questions[0], stream=True, stream_options=options))
+
+
+@pytest.mark.parametrize("temperature", (1e-40, 1e-300, 1e-5))
+def test_very_cold_answers_are_the_likeliest(chat, questions, temperature):
+    whole = chat.create(**call(questions[0])).choices[0].message.content
+    assert chat.create(**call(questions[0], temperature=temperature)).choices[0].message.content == whole
+
+
+def test_what_the_processor_refuses_is_no_failure_of_the_server(endpoint, monkeypatch):
+    def refuses(*_, **more):
+        raise ValueError("the ratio of its sides must be smaller than 200")
+
+    monkeypatch.setattr(type(endpoint.processor), "__call__", refuses)
+    request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": picture_url(WHITE)})})
+    with pytest.raises(mmaccel.errors.PromptError, match="processor does not take this request: the ratio"):
+        endpoint.answer([request])
+
+
+def test_photographs_are_seen_upright(endpoint):
+    written, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    WHITE.transpose(Image.Transpose.ROTATE_90).save(written, "JPEG", exif=exif)
+    url = "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
+    request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": url})})
+    assert request.pictures[0].size == WHITE.size == (60, 40)
 
 
 def test_a_stream_that_was_cut_says_so(chat, questions):

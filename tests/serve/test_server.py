@@ -238,6 +238,13 @@ def test_bad_requests_are_refused(served, given, status, message):
     assert answer.status_code == status and message in answer.text
 
 
+def test_a_request_of_very_many_values_is_not_read(slow):
+    with listening(slow) as (_, address):
+        bomb = b'{"text": [' + b"{}," * 300_001 + b"{}]}"
+        answer = httpx.post(f"{address}/v1/echo", content=bomb)
+    assert answer.status_code == 413 and "more than 300000 values" in answer.text
+
+
 def test_other_paths_and_ways_are_none(served):
     assert httpx.post(f"{served[1]}/v1/other").json()["error"]["message"] == "Not Found: /v1/other"
     assert httpx.get(f"{served[1]}/v1/echo").status_code == 405
