@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,6 +38,22 @@ def own_loop(
     """The model's own loop of `generate`, greedy or sampling, from within a `custom_generate`."""
     return model._sample(
         input_ids, logits_processor=processors, stopping_criteria=criteria, generation_config=config, **kwargs
+    )
+
+
+def kept_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters of a module itself, and those buffers that its `state_dict` has."""
+    buffers = {key: value for key, value in module._buffers.items() if key not in module._non_persistent_buffers_set}
+    for key, value in {**module._parameters, **buffers}.items():
+        if value is not None:
+            yield key, value
+
+
+def keeps_its_own_way(module: torch.nn.Module) -> bool:
+    """Whether the `state_dict` of a module has more than its parameters and buffers."""
+    kind, plain = type(module), torch.nn.Module
+    return (
+        kind._save_to_state_dict is not plain._save_to_state_dict or kind.get_extra_state is not plain.get_extra_state
     )
 
 

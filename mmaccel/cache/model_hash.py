@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mmaccel import private
+
 SAMPLES = 256  # values of each weight that are looked at every time
 SIZE = 16  # bytes of a hash
+WHOLE = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # whole numbers, by their bytes
+PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)
 ADAPTERS = ("active_adapter", "disable_adapters", "scaling")  # of a layer of peft: which of its weights count
 PLACE = ("_name_or_path", "transformers_version")  # of a configuration: where it came from, not what it is
 
@@ -19,9 +24,10 @@ PLACE = ("_name_or_path", "transformers_version")  # of a configuration: where i
 def model_hash(model: Any) -> str:
     """The hash of a transformers model: its class, configuration, all weights with their names, and peft's adapters.
 
-    Weights are what `state_dict` has, buffers and packed ones of quantised layers too. All their bits are added up
-    once, and again where torch counts a change; 256 values at even distances are looked at every time, which takes
-    milliseconds and shows what torch does not count, such as a merge into `weight.data`.
+    All bits of parameters and buffers are looked at once, and again where torch counts a change; 256 values of each, at
+    even distances, every time, which takes milliseconds and shows what torch does not count, such as a merge into
+    `weight.data` or a step of a fused optimizer. What modules keep in ways of their own, such as packed weights of
+    quantised ones, is looked at once.
 
     Raises
     ------
@@ -31,43 +37,80 @@ def model_hash(model: Any) -> str:
     total = hashlib.blake2b(type(model).__name__.encode(), digest_size=SIZE)
     config = {key: value for key, value in model.config.to_dict().items() if key not in PLACE}
     total.update(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, value in model.state_dict(keep_vars=True).items():
-        total.update(name.encode() + _weight(name, value))
     for name, module in model.named_modules():
+        for key, value in private.kept_tensors(module):
+            total.update(f"{name}.{key}".encode() + _weight(f"{name}.{key}", value))
+        if private.keeps_its_own_way(module):
+            total.update(_own_state(module))
         if hasattr(module, ADAPTERS[0]):
             total.update(f"{name} {[getattr(module, key, None) for key in ADAPTERS]}".encode())
     return total.hexdigest()
 
 
-# Of each weight: where its values lay, torch's count of its changes, and the sum of its bits.
-_sums: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# Of each weight: where its values lay, torch's count of its changes, and the hash of all of them.
+_hashes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_own_states: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
 
 
-def _weight(name: str, value: Any) -> bytes:
-    """What tells a weight from others, or the packed weights of a layer."""
-    if isinstance(value, list | tuple):
-        return b"".join(_weight(name, item) for item in value)
-    if not isinstance(value, torch.Tensor):
-        return repr(value).encode()
+def _weight(name: str, value: torch.Tensor) -> bytes:
+    """What tells a weight from others."""
     if value.is_meta:
         raise ValueError(f"{name} is not in memory")
-    plain = value.detach()
-    told = f"{tuple(plain.shape)} {plain.dtype}"
-    if plain.is_quantized:
-        told, plain = f"{told} {plain.qscheme()}", plain.dequantize()
-    flat = plain.reshape(-1)
-    return f"{told} {_sum(value, plain)}".encode() + tensor_bytes_of(flat[:: max(1, len(flat) // SAMPLES)])
+    values = _strided(value)
+    some = values.reshape(-1)[:: max(1, values.numel() // SAMPLES)]
+    return f"{tuple(value.shape)} {value.dtype} ".encode() + _all_of(value, values) + tensor_bytes_of(some)
 
 
-def _sum(weight: torch.Tensor, values: torch.Tensor) -> int:
-    """The sum of a weight's bits, counted again where it has changed."""
-    if weight.is_inference() or weight.is_quantized:  # which torch counts no changes of
-        return bit_sum(values)
-    now = weight.data_ptr(), weight._version
-    known = _sums.get(weight)
+def _strided(value: torch.Tensor) -> torch.Tensor:
+    """A weight as numbers that lie one after the other, whatever it keeps them as."""
+    values = value.detach()
+    if values.is_quantized:
+        return values.dequantize()
+    values = values if values.layout == torch.strided else values.to_dense()
+    return values.resolve_conj().resolve_neg()
+
+
+def _all_of(weight: torch.Tensor, values: torch.Tensor) -> bytes:
+    """The hash of all values of a weight, computed again where torch has counted a change."""
+    place = weight.data_ptr() if weight.layout == torch.strided else 0
+    now = place, 0 if weight.is_inference() else weight._version
+    known = _hashes.get(weight)
     if known is None or known[0] != now:
-        known = _sums[weight] = now, bit_sum(values)
-    return int(known[1])
+        known = _hashes[weight] = now, _hash_of_sums(values)
+    found: bytes = known[1]
+    return found
+
+
+def _hash_of_sums(values: torch.Tensor) -> bytes:
+    """The hash of sums of all bits, by row and by column: fast, and another if values change, or change places."""
+    if not values.numel():
+        return b""
+    rows = values.reshape(len(values) if values.ndim > 1 else 1, -1)
+    bits = rows.clone(memory_format=torch.contiguous_format) if rows.storage_offset() else rows.contiguous()
+    width = next(size for size in WHOLE if bits.shape[1] * bits.element_size() % size == 0)
+    whole = bits.view(torch.uint8).view(WHOLE[width])
+    total = hashlib.blake2b(digest_size=SIZE)
+    for dim in (0, 1):
+        total.update(tensor_bytes_of(whole.sum(dim, dtype=torch.int64)))
+    return total.digest()
+
+
+def _own_state(module: Any) -> bytes:
+    """The hash of what a module keeps in a way of its own."""
+    if module not in _own_states:
+        _own_states[module] = content_hash([("state", _plain(module.state_dict()))])
+    return _own_states[module]
+
+
+def _plain(value: Any) -> Any:
+    """What can be hashed of a state: tensors, and of what else there is numbers and texts, whose `repr` tells them."""
+    if isinstance(value, torch.Tensor):
+        return _strided(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value if isinstance(value, PLAIN) else type(value).__name__
 
 
 def bit_sum(tensor: torch.Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -213,9 +214,9 @@ class CodecStream:
         """Frames of the next block; all that wait where no more sizes are given."""
         assert self._blocks is not None
         size = next(self._blocks, self.waiting)
-        if not is_count(size):
+        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
             raise SettingError(f"a block of {size!r} frames: blocks are whole numbers of at least 1, such as [1, 2, 4]")
-        return size
+        return int(size)
 
     def _gather(self, size: int) -> torch.Tensor:
         """The first frames of those that wait."""

@@ -55,3 +55,44 @@ def test_packed_weights_count(model: torch.nn.Module) -> None:
     packed = [torch.ao.quantization.quantize_dynamic(each, {torch.nn.Linear}) for each in (model, model, other)]
     first, again, different = (model_hash(each) for each in packed)
     assert first == again != different
+
+
+def test_rows_that_change_places_tell_models_apart(model: torch.nn.Module) -> None:
+    before = model_hash(model)
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight[[7, 11]] = weight[[11, 7]]
+    assert model_hash(model) != before
+
+
+def test_signs_that_change_in_pairs_tell_models_apart(model: torch.nn.Module) -> None:
+    before = model_hash(model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7, 1:5:2] *= -1
+    assert model_hash(model) != before
+
+
+@pytest.mark.parametrize("kind", ("part of another", "made in inference", "sparse", "conjugate", "odd", "empty"))
+def test_weights_of_every_kind_are_hashed(model: torch.nn.Module, kind: str) -> None:
+    layer = model.model.layers[0]
+    if kind == "part of another":
+        layer.register_buffer("more", torch.arange(9, dtype=torch.float32)[1:])
+    elif kind == "made in inference":
+        with torch.inference_mode():
+            layer.register_buffer("more", torch.ones(3, 4))
+    elif kind == "sparse":
+        layer.register_buffer("more", torch.eye(3).to_sparse())
+    elif kind == "conjugate":
+        layer.register_buffer("more", torch.tensor([1 + 2j]).conj())
+    else:
+        layer.register_buffer("more", torch.ones(3 if kind == "odd" else 0, 5, dtype=torch.bfloat16))
+    first = model_hash(model)
+    assert first == model_hash(model)
+    layer.more = torch.zeros(2)
+    assert model_hash(model) != first
+
+
+def test_what_a_call_makes_is_no_weight(model: torch.nn.Module) -> None:
+    before = model_hash(model)
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 2  # as rotary positions of long prompts are
+    assert model_hash(model) == before
