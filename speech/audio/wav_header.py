@@ -30,9 +30,11 @@ class WavHeader:
     byte_rate, block
         Bytes a second, and of one sample of all channels.
     bits
-        Of one sample, those that count.
+        Of one sample.
     missing
         Bytes that the file lacks compared with the sizes that its header tells.
+    valid
+        Bits of a sample that count, where the header tells them; else 0.
     """
 
     format: int
@@ -42,11 +44,13 @@ class WavHeader:
     block: int
     bits: int
     missing: int
+    valid: int = 0
 
     @property
     def is_padded(self) -> bool:
-        """Whether integers of 24 bits lie in 32, which FFmpeg takes for floats."""
-        return self.format == PCM and self.bits == 24 and self.block == self.channels * 4
+        """Whether integers lie in more bytes than they need, such as 24 bits in 32, which FFmpeg takes for others."""
+        narrow = self.bits == 24 or (self.bits == 32 and 0 < self.valid <= 24)
+        return self.format == PCM and narrow and self.block == self.channels * 4
 
     def lie(self) -> str:
         """What is wrong with the numbers, in words; empty if they can be true."""
@@ -78,7 +82,8 @@ def check_wav(file: Path) -> None:
     header = read_wav_header(file)
     if header is not None and header.is_padded:
         raise AudioError(
-            f"{file} has samples of 24 bits in 32 each, which FFmpeg mistakes for others: save it as 24 bits"
+            f"{file} has samples of {header.valid or header.bits} bits in 32 each, which FFmpeg mistakes for others:"
+            " save it as 16 or 24 bits"
         )
     if header is not None and (lie := header.lie()):
         raise AudioError(
@@ -104,11 +109,11 @@ def read_wav_header(file: Path) -> WavHeader | None:
     if len(numbers) < 16:
         return None
     kind, channels, rate, byte_rate, block, bits = struct.unpack("<HHIIHH", numbers[:16])
+    valid = 0
     if kind == EXTENSIBLE and len(numbers) >= 26:
         kind = int.from_bytes(numbers[24:26], "little")
         valid = int.from_bytes(numbers[18:20], "little")
-        bits = 24 if (valid, bits) == (24, 32) else bits
-    return WavHeader(kind, channels, rate, byte_rate, block, bits, missing)
+    return WavHeader(kind, channels, rate, byte_rate, block, bits, missing, valid)
 
 
 def _chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:

@@ -54,7 +54,8 @@ class Speaker(ABC):
     def asked(self, inputs: dict[str, Any], name: str) -> Any:
         """A setting of `generate`, wherever it is given; None for its default."""
         configs = (inputs.get("generation_config"), self.model.generation_config)
-        return inputs.get(name, next((getattr(each, name, None) for each in configs if each is not None), None))
+        found = (inputs.get(name), *(getattr(each, name, None) for each in configs))
+        return next((value for value in found if value is not None), None)
 
 
 class CsmSpeaker(Speaker):

@@ -77,12 +77,16 @@ class _Run:
         self.error: BaseException | None = None
         self._stream: CodecStream | None = None
         self._thread: threading.Thread | None = None
+        self._begins = threading.Lock()  # also where two threads ask for the first block
         self._turn = _TURNS.setdefault(voice.speaker.model, threading.Lock())
 
     def start(self) -> None:
         """Begin to generate, the first time."""
-        if self._thread is not None or self.left.is_set():
-            return
+        with self._begins:
+            if self._thread is None and not self.left.is_set():
+                self._thread = self._begun()
+
+    def _begun(self) -> threading.Thread:
         if not self._turn.acquire(blocking=False):
             raise MmaccelError("this model speaks already: close that stream, or take all of it, first")
         try:
@@ -97,7 +101,7 @@ class _Run:
         except BaseException:
             self._turn.release()
             raise
-        self._thread = thread
+        return thread
 
     def leave(self) -> None:
         """Nobody listens any more."""

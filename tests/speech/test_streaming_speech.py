@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,13 @@ def test_a_stream_is_closed_from_another_thread(csm):
     threading.Timer(0.2, stream.close).start()
     assert len(list(stream)) < 250 and list(stream) == []
     assert len(list(StreamingSpeech(csm).stream(**arguments(**SETTINGS["greedy"])))) == 3
+
+
+def test_two_threads_may_ask_for_the_first_block(csm):
+    stream = StreamingSpeech(csm).stream([1] * FRAMES, **arguments(**SETTINGS["greedy"]))
+    with ThreadPoolExecutor(2) as threads:
+        blocks = [one for found in threads.map(lambda _: list(stream), range(2)) for one in found]
+    assert len(blocks) == FRAMES
 
 
 def test_a_stream_that_the_generating_thread_collects_leaves_the_next_its_turn(csm, monkeypatch):

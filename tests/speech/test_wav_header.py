@@ -92,9 +92,11 @@ def test_samples_that_ffmpeg_mistakes(tmp_path):
     plain = wav(tmp_path / "plain.wav", bits=24, block=4, byte_rate=64_000)
     extra = struct.pack("<HHIH", 22, 24, 4, 1) + bytes(14)
     wide = wav(tmp_path / "wide.wav", kind=0xFFFE, bits=32, block=4, byte_rate=64_000, extra=extra)
-    for path in (plain, wide):
+    extra = struct.pack("<HHIH", 22, 16, 4, 1) + bytes(14)
+    half = wav(tmp_path / "half.wav", kind=0xFFFE, bits=32, block=4, byte_rate=64_000, extra=extra)
+    for path, bits in ((plain, 24), (wide, 24), (half, 16)):
         for skip in (False, True):
-            with pytest.raises(AudioError, match="24 bits in 32 each, .* save it as 24 bits"):
+            with pytest.raises(AudioError, match=f"{bits} bits in 32 each, .* save it as 16 or 24 bits"):
                 read_audio(path, skip_damaged=skip)
 
 

@@ -178,16 +178,21 @@ def test_mirrored_clips_are_shown_as_players_show_them(tmp_path, matrix):
 @pytest.mark.parametrize("frames", (4, 8, 16, 30))
 def test_frames_that_avi_numbers_out_of_order(tmp_path, frames):
     """H.264 refers to later frames, and AVI has no times to say so: frames count in the order in which they come."""
-    path = tmp_path / "clip.avi"
+    path, noise = tmp_path / "clip.avi", np.random.default_rng(0).integers(0, 9, (30, 120, 160, 3), np.uint8)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=25, options={"bf": "3"})
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        for index in range(30):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((HEIGHT, WIDTH, 3), index * 8, np.uint8))))
+        stream = container.add_stream("libx264", rate=25, options={"bf": "3", "crf": "9"})
+        stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
+        for index, grain in enumerate(noise):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(grain + np.uint8(index * 8))))
         container.mux(stream.encode())
     video = vlm.read_video(path, frames, backend="av")
-    shown = video.frames.mean((1, 2, 3)) / 8
+    shown = (video.frames.mean((1, 2, 3)) - 4) / 8
     assert video.total_frames == 30 and np.allclose(shown, video.indices, atol=0.5)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    with pytest.raises(VideoFileError, match=r"is cut off after about 0\.\d+ s: .* with end=") as error:
+        vlm.read_video(path, frames, backend="av")
+    end = float(str(error.value).rsplit("end=", 1)[1])
+    assert 0 < len(vlm.read_video(path, 1, end=end, backend="av")) < 30
 
 
 @pytest.mark.parametrize("ending", ("avi", "mp4", "mkv"))

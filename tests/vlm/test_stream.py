@@ -600,8 +600,17 @@ def test_settings_of_generate_are_the_users(parts):
         counted = []
         hook = model.lm_head.register_forward_hook(lambda *_: counted.append(1))
         stream.ask("what moves up?", generation_config=GenerationConfig(max_new_tokens=3, min_new_tokens=3))
-        hook.remove()
         assert len(counted) == 3
+        for given, count in (
+            ({"generation_config": GenerationConfig(min_new_tokens=40)}, 32),
+            ({"generation_config": GenerationConfig(max_new_tokens=3, min_new_tokens=9), "max_new_tokens": 9}, 9),
+            ({"max_new_tokens": 4, "min_new_tokens": 4}, 4),
+            ({"min_new_tokens": 40}, 32),
+        ):
+            counted.clear()
+            stream.ask("what moves up?", **given)
+            assert len(counted) == count
+        hook.remove()
         with pytest.raises(SettingError, match="return_dict_in_generate=True: ask returns the text"):
             stream.ask("what moves up?", generation_config=GenerationConfig(return_dict_in_generate=True))
         with pytest.raises(PromptError, match="question=.'a', 'b'.: ask one question"):

@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,7 @@ def _check(start: float | None, end: float | None, max_side: int | None) -> None
     first, last = 0.0 if start is None else start, math.inf if end is None else end
     if not (isinstance(first, Real) and isinstance(last, Real) and 0 <= first < last):
         raise SettingError(f"start={start!r}, end={end!r}: seconds of at least 0, start before end")
-    if max_side is not None and not (isinstance(max_side, Integral) and max_side >= 1):
+    if max_side is not None and not (isinstance(max_side, Real) and max_side >= 1):
         raise SettingError(f"max_side={max_side!r}: pass pixels, such as max_side=448")
 
 

@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from mmaccel.errors import MissingExtraError, VideoFileError
 
 WHOLE = 0.98  # share of the frames that the header promises: some headers are off by a few
+NUMBERED = ("h264", "hevc")  # in AVI
 BATCH = 8  # frames that decord is asked for at a time
 NOT_A_VIDEO = "is not a video, or its beginning or end is missing: download or copy it again"
 
@@ -61,7 +62,7 @@ class AvReader:
         if (
             expected is not None and len(self._pts) < WHOLE * expected
         ):  # what is before a keyframe needs nothing after it
-            self.cut_off = float((self._keys[-1] - self._pts[0]) * base) if self._keys else 0.0
+            self.cut_off = float(((self._keys or self._pts)[-1] - self._pts[0]) * base)
         self._position: int | None = None
 
     def _open(self) -> None:
@@ -86,9 +87,10 @@ class AvReader:
 
     def _list(self) -> tuple[list[int], list[int], int | None]:
         """Presentation times of all frames and of keyframes, ascending, and the header's number of frames."""
+        context = self.stream.codec_context
         # AVI has no times of frames that are shown out of order, and FFmpeg numbers their packets.
-        numbered = "avi" in self.container.format.name.split(",") and self.stream.codec_context.has_b_frames
-        shown, keys, hidden, plain = [], [], 0, self.stream.codec_context.name != "vp8" and not numbered
+        numbered = "avi" in self.container.format.name and context.name in NUMBERED and context.has_b_frames
+        shown, keys, hidden, plain = [], [], 0, context.name != "vp8" and not numbered
         try:
             for packet in self.container.demux(self.stream):
                 if packet.is_corrupt:  # half a packet, where the file is cut off
@@ -105,7 +107,7 @@ class AvReader:
         except self._av.error.FFmpegError:  # cut off: what is before it counts
             pass
         if not plain:  # packets without times, or with pictures that are never shown
-            return self._list_by_decoding(), [], None
+            return self._list_by_decoding(), [], self.stream.frames if numbered else None
         return sorted(shown), sorted(keys), max(0, self.stream.frames - hidden) or None
 
     def _list_by_decoding(self) -> list[int]:

@@ -26,19 +26,13 @@ class Frames:
     attention: torch.Tensor
     mlp: torch.Tensor
 
-    def of(self, rows: list[int] | slice) -> Frames:
-        """That of some of them."""
+    def of(self, rows: list[int]) -> Frames:
+        """That of some of them, in memory of its own."""
         return Frames(*(part[rows] for part in self._parts()))
 
-    def behind(self, before: Frames | None) -> Frames:
-        """Those of others, and then these."""
-        if before is None:
-            return self
-        return Frames(*(torch.cat(pair) for pair in zip(before._parts(), self._parts(), strict=True)))
-
-    def last(self) -> Frames:
-        """That of the last one, in memory of its own."""
-        return Frames(*(part[-1:].clone() for part in self._parts()))
+    def then(self, others: Frames) -> Frames:
+        """These, and behind them others."""
+        return Frames(*(torch.cat(pair) for pair in zip(self._parts(), others._parts(), strict=True)))
 
     def _parts(self) -> tuple[torch.Tensor, ...]:
         return self.key, self.value, self.attention, self.mlp
@@ -119,15 +113,18 @@ class _Forward:
         cache.plain += count * hidden_states.shape[1]
         whole = [row for row in range(count) if cache.is_whole(cache.frames + row)]
         others = [row for row in range(count) if row not in whole]
-        known, result = cache.references.get(self.number), torch.empty_like(hidden_states)
-        before = known is not None
-        if whole:
-            result[whole], made = self._all(hidden_states[whole])
-            known, self.made[self.number] = made.behind(known), made.last()
-        if others:
-            assert known is not None  # the first frame of all is whole
-            latest = [before - 1 + sum(first < row for first in whole) for row in others]
-            result[others] = self._changed(hidden_states[others], known.of(latest))
+        if not whole:
+            return self._changed(hidden_states, cache.references[self.number].of([0] * count))
+        done, made = self._all(hidden_states[whole] if others else hidden_states)
+        self.made[self.number] = made.of([-1])
+        if not others:
+            return done
+        latest = [sum(first < row for first in whole) - 1 for row in others]
+        known = made.of([place for place in latest if place >= 0])
+        if before := latest.count(-1):  # as many frames before the first whole one
+            known = cache.references[self.number].of([0] * before).then(known)
+        result = torch.empty_like(hidden_states)
+        result[whole], result[others] = done, self._changed(hidden_states[others], known)
         return result
 
     def _all(self, hidden: torch.Tensor) -> tuple[torch.Tensor, Frames]:
@@ -142,6 +139,7 @@ class _Forward:
         return middle + mlp, Frames(key, value, attended, mlp)
 
     def _changed(self, hidden: torch.Tensor, known: Frames) -> torch.Tensor:
+        """The output for frames of which each is held against a known one, whose memory it takes."""
         layer = self.layer
         normed = layer.layer_norm1(hidden)
         key = layer.self_attn.k_proj(normed)
@@ -164,5 +162,5 @@ class _Forward:
 
 
 def _put(known: torch.Tensor, index: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-    """What is known of each token `[F, N, E]`, with the fresh ones `[F, count, E]` at their places."""
-    return known.scatter(1, index.expand(-1, -1, fresh.shape[2]), fresh)
+    """What is known of each token `[F, N, E]`, with the fresh ones `[F, count, E]` put at their places."""
+    return known.scatter_(1, index.expand(-1, -1, fresh.shape[2]), fresh)

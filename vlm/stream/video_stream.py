@@ -24,6 +24,7 @@ from .token_memory import POLICIES, FrameTokens, TokenMemory
 from .tower_cache import TowerCache
 
 REREAD = 0.125  # share of the memory
+LONGEST = 32  # tokens of an answer
 AT_ONCE = 256  # tokens of new frames that the language model reads together
 
 
@@ -197,10 +198,11 @@ class VideoStream:
             stats.tower_share = self._tower.computed / self._tower.plain
         stats.memory_bytes = self.memory.nbytes() + self._cache.nbytes()
 
-    def ask(self, question: str, max_new_tokens: int = 32, **more: Any) -> str:
+    def ask(self, question: str, max_new_tokens: int | None = None, **more: Any) -> str:
         """The answer to a question about what was seen so far; further arguments are those of `generate`.
 
-        Greedy, and of at most `max_new_tokens`, unless a `generation_config` says otherwise.
+        Greedy, unless a `generation_config` is given, and of at most 32 tokens, unless it or `max_new_tokens` says
+        otherwise.
 
         Raises
         ------
@@ -216,7 +218,9 @@ class VideoStream:
                     raise SettingError(f"{name}={value!r}: ask returns the text of one answer, leave it out")
         ids, embeds = self._prompt(question)
         self._read()
-        more = {**({} if config else {"do_sample": False, "max_new_tokens": max_new_tokens}), **more}
+        bounded = config is not None and (config.max_new_tokens or config.max_length)
+        length = max_new_tokens or (None if bounded else LONGEST)
+        more = {**({} if config else {"do_sample": False}), **({"max_new_tokens": length} if length else {}), **more}
         mask, cache = torch.ones_like(ids), self._cache.read()
         if len(self._cache):
             cache.batch_repeat_interleave(copies(self.model, more))
