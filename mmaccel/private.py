@@ -62,14 +62,10 @@ OF_CODES = ("MoshiForConditionalGeneration", "MusicgenForCausalLM", "MusicgenMel
 
 
 def makes_no_text(model: Any) -> bool:
-    """Whether what `generate` writes is no text of single tokens: its class has another loop, as speech generators."""
-    from transformers import GenerationMixin
-
+    """Whether what `generate` writes is no text of single tokens: transformers has another loop for its class."""
     names = {cls.__name__ for cls in type(model).__mro__}
-    return not names.isdisjoint(OF_CODES) or getattr(type(model), "_sample", None) not in (
-        None,
-        GenerationMixin._sample,
-    )
+    loop = getattr(type(model), "_sample", None)
+    return not names.isdisjoint(OF_CODES) or getattr(loop, "__module__", "").startswith("transformers.models.")
 
 
 def pad_token(config: Any) -> int:

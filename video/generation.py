@@ -14,6 +14,7 @@ from mmaccel import zoo
 from mmaccel.adapter import find_adapter
 from mmaccel.cache import free_memory
 from mmaccel.errors import MemoryLimitError, MmaccelError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.session import Session
 from mmaccel.zoo.weights import no_foreign_code
 
 from .families.adapter import DiffusionTransformerAdapter
@@ -67,6 +68,23 @@ def check_memory(settings: VideoSettings) -> None:
         )
 
 
+def check_places(pipe: Any, settings: VideoSettings) -> None:
+    """Raise a `SettingError` if a clip has more places in a row than rotary positions of the transformer tell apart."""
+    config = getattr(getattr(pipe, "transformer", None), "config", None)
+    most, patch = getattr(config, "rope_max_seq_len", None), getattr(config, "patch_size", None)
+    if not isinstance(most, int) or not isinstance(patch, list | tuple) or len(patch) != 3:
+        return
+    time, space = (getattr(pipe, f"vae_scale_factor_{name}", None) or 1 for name in ("temporal", "spatial"))
+    largest = {
+        "frames": (most * patch[0] - 1) * time + 1,
+        "height": most * patch[1] * space,
+        "width": most * patch[2] * space,
+    }
+    for name, limit in largest.items():
+        if (getattr(settings, name) or 0) > limit:
+            raise SettingError(f"{name}={getattr(settings, name)}: {type(pipe).__name__} makes at most {limit}")
+
+
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
     """Load a pipeline from a zoo name, a hub id or a folder; never runs a checkpoint's code.
 
@@ -118,6 +136,7 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
     """
     if not prompt.strip():
         raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
+    check_places(target.target if isinstance(target, Session) else target, settings)
     generator = torch.Generator().manual_seed(settings.seed)
     began = time.perf_counter()
     try:

@@ -17,7 +17,7 @@ from mmaccel.errors import SettingError, shown
 from mmaccel.files import clips
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
-from .generation import VideoSettings, check_memory, film
+from .generation import VideoSettings, check_memory, check_places, film
 
 PROMPT, RATE = 4_000, 8  # characters, and frames a second of the file
 NUMBERS = ("seconds", "seed", "steps", "guidance", "frames")  # texts in a form
@@ -63,6 +63,7 @@ class VideoEndpoint(Endpoint[Filming]):
         )
         fields.end()
         check_memory(settings)
+        check_places(self.opened, settings)
         return Filming(prompt=prompt, settings=settings)
 
     def answer(self, requests: list[Filming]) -> list[bytes]:
@@ -81,6 +82,7 @@ class VideoEndpoint(Endpoint[Filming]):
         with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
             path = Path(folder) / "clip.mp4"
             clips.save(frames, path, RATE)
+            request.settings.frames = len(frames)  # pipelines round what is asked for
             return [path.read_bytes()]
 
     def described(self, request: Filming) -> dict[str, Any]:
@@ -108,7 +110,7 @@ class VideoEndpoint(Endpoint[Filming]):
 def _number(value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -204,7 +204,9 @@ class _Streamer(TextStreamer):  # type: ignore[misc]
 
 def _conversation(messages: Any, frames: int) -> tuple[list[dict[str, Any]], list[Any], list[Any]]:
     """The messages for a chat template, with their pictures and videos."""
-    if not isinstance(messages, list) or not 0 < len(messages) <= MESSAGES:
+    if isinstance(messages, list) and len(messages) > MESSAGES:
+        raise SettingError(f"{len(messages)} messages: give at most {MESSAGES}")
+    if not isinstance(messages, list) or not messages:
         raise SettingError(f"messages is missing: give 1 to {MESSAGES} of them, such as [{{'role': 'user', ...}}]")
     found: list[dict[str, Any]] = []
     pictures: list[Image.Image] = []

@@ -82,5 +82,5 @@ def number(name: str, text: Any, low: float, high: float, whole: bool = True) ->
         value = math.nan
     if not low <= value <= high:  # also where it is not a number
         kind = "a whole number" if whole else "a number"
-        raise SettingError(f"{name} {text[:30]}: give {kind} from {low:g} to {high:g}, or leave the field empty")
+        raise SettingError(f"{name} {text[:30]}: give {kind} from {low:.10g} to {high:.10g}, or leave the field empty")
     return value

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mmaccel import private
@@ -26,7 +27,7 @@ def model_hash(model: Any) -> str:
 
     All bits of parameters and buffers are looked at once, and again where torch counts a change; 256 values of each, at
     even distances, every time, which takes milliseconds and shows what torch does not count, such as a merge into
-    `weight.data` or a step of a fused optimizer. What modules keep in ways of their own, such as packed weights of
+    `weight.data`. What modules keep in ways of their own, such as packed weights of
     quantised ones, is looked at once.
 
     Raises
@@ -73,12 +74,31 @@ def _strided(value: torch.Tensor) -> torch.Tensor:
 def _all_of(weight: torch.Tensor, values: torch.Tensor) -> bytes:
     """The hash of all values of a weight, computed again where torch has counted a change."""
     place = weight.data_ptr() if weight.layout == torch.strided else 0
-    now = place, 0 if weight.is_inference() else weight._version
+    now = place, 0 if weight.is_inference() else weight._version, _steps.taken()
     known = _hashes.get(weight)
     if known is None or known[0] != now:
         known = _hashes[weight] = now, _hash_of_sums(values)
     found: bytes = known[1]
     return found
+
+
+class _Steps:
+    """Counts the steps of all optimizers from its first use on: torch counts no change of what fused ones change."""
+
+    def __init__(self) -> None:
+        self._count: int | None = None
+
+    def taken(self) -> int:
+        if self._count is None:
+            self._count = 0
+            register_optimizer_step_post_hook(self._step)
+        return self._count
+
+    def _step(self, *_: Any) -> None:
+        self._count = self.taken() + 1
+
+
+_steps = _Steps()
 
 
 def _hash_of_sums(values: torch.Tensor) -> bytes:

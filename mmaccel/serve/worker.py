@@ -58,6 +58,7 @@ class Worker:
     def __init__(self, endpoint: Endpoint[Any], metrics: Metrics, waiting: int = 16, batch: int = 4) -> None:
         self.endpoint, self.metrics, self.waiting, self.batch = endpoint, metrics, waiting, batch
         self._jobs: list[Job] = []
+        self._running: list[Job] = []
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="mmaccel serve", daemon=True)
@@ -91,9 +92,10 @@ class Worker:
             raise Refused(503, f"{count + coming} requests are waiting already: try again in a few seconds")
 
     def close(self) -> None:
-        """Answer what runs, refuse what waits, and end the thread."""
+        """Answer what runs, unless it was to be fetched later, refuse what waits, and end the thread."""
         with self._changed:
             self._closed = True
+            self._leave_running()
             for job in self._jobs:
                 if job.future.set_running_or_notify_cancel():  # its client may have left
                     job.future.set_exception(Refused(503, "the server ends: try again later"))
@@ -101,9 +103,18 @@ class Worker:
             self._changed.notify()
         self._thread.join()
 
+    def _leave_running(self) -> None:
+        """Give up what could not be fetched any more, once the server ends."""
+        if self._closed and self.endpoint.later:
+            for job in self._running:
+                job.request.left.set()
+
     def _work(self) -> None:
         while jobs := self._next():
             running = [job for job in jobs if job.begin()]
+            with self._changed:
+                self._running = running
+                self._leave_running()
             if running:
                 self._run(running)
 

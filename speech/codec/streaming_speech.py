@@ -87,7 +87,7 @@ class StreamingSpeech:
             If `inputs` ask for a streamer or for all of the sound, codes are drawn that the codec does not have, or a
             block is no whole number of frames.
         MmaccelError
-            While another stream of this model is open.
+            While another stream of this model generates.
         """
         if inputs.get("streamer") is not None:
             raise SettingError("streamer=...: stream() brings its own; leave it out")

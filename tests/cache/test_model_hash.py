@@ -96,3 +96,13 @@ def test_what_a_call_makes_is_no_weight(model: torch.nn.Module) -> None:
     before = model_hash(model)
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 2  # as rotary positions of long prompts are
     assert model_hash(model) == before
+
+
+@pytest.mark.parametrize("fused", (False, True))
+def test_a_step_of_an_optimizer_tells_models_apart(model: torch.nn.Module, fused: bool) -> None:
+    before = model_hash(model)
+    weight = model.get_input_embeddings().weight.requires_grad_(True)
+    optimizer = torch.optim.AdamW([weight], fused=fused, weight_decay=0.0)
+    model(torch.tensor([[17, 18]])).logits.sum().backward()  # these two rows alone
+    optimizer.step()
+    assert model_hash(model) != before

@@ -9,6 +9,7 @@ from listening import client, listening
 
 import mmaccel
 from mmaccel.modality import get_modality
+from mmaccel.serve.endpoint import Left
 from mmaccel.video.generation import VideoSettings, film
 from mmaccel.video.serving import ENDPOINT
 
@@ -98,6 +99,23 @@ def test_a_clip_that_is_deleted_is_given_up(ask, served):
     )
 
 
+def test_a_promise_tells_the_length_of_what_was_made(ask, tmp_path):
+    video = ended(ask, ask.create(prompt=PROMPT, size="32x32", extra_body={"steps": 1, "frames": 8}))
+    made = frames(ask.download_content(video.id).read(), tmp_path)
+    assert (video.seconds, len(made)) == ("1", 9)  # as the pipeline rounds
+
+
+def test_a_server_that_ends_gives_up_a_clip_that_nobody_can_fetch(endpoint):
+    with listening(endpoint) as (server, address):
+        made = client(address).videos.create(prompt=PROMPT, extra_body={"steps": 1000})
+        running = server.promises.kept[made.id].future
+        until = time.monotonic() + 60
+        while not running.running() and time.monotonic() < until:
+            time.sleep(0.02)
+        began = time.monotonic()
+    assert time.monotonic() - began < 60 and isinstance(running.exception(), Left)
+
+
 def test_promises_need_the_key_and_old_ones_are_forgotten(served, monkeypatch):
     server, address = served
     kept = server.promises.kept
@@ -127,6 +145,9 @@ def test_only_so_many_are_kept(served, monkeypatch, ask):
         ({"seconds": "soon"}, "seconds='soon'"),
         ({"seconds": "4", "frames": 9}, "seconds and frames say the same"),
         ({"steps": 0}, "steps=0"),
+        ({"steps": "[" * 3000}, "steps="),
+        ({"frames": 300}, "frames=300: TinyWanPipeline makes at most"),
+        ({"size": "4096x64"}, "width=4096: TinyWanPipeline makes at most"),
         ({"input_reference": "x"}, "'input_reference' is not used here"),
     ),
 )

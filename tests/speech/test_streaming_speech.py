@@ -14,6 +14,7 @@ from transformers import (
     CsmConfig,
     CsmForConditionalGeneration,
     GenerationConfig,
+    LlamaForCausalLM,
     MimiConfig,
     MoshiConfig,
     MoshiForConditionalGeneration,
@@ -28,6 +29,7 @@ from mmaccel import vlm
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.speech.codec.streaming_speech import StreamingSpeech
 from mmaccel.testing.contract import snapshot
+from mmaccel.vlm import examples
 
 CODES, CODEBOOKS, FRAMES = 64, 4, 6
 CODED = ("codebook_size", "codebook_dim", "vector_quantization_hidden_dimension", "num_quantizers")
@@ -263,6 +265,18 @@ def test_methods_for_text_refuse_what_speaks(csm):
         for method in (vlm.FusedDraft(), vlm.StoredContext()):
             with pytest.raises(UnsupportedTargetError, match=r"in a loop of its own; .* speech.StreamingSpeech is for"):
                 mmaccel.accelerate(model, method)
+
+
+def test_a_class_of_ones_own_with_another_loop_is_a_text_model():
+    class Logged(LlamaForCausalLM):
+        def _sample(self, *args, **kwargs):
+            return super()._sample(*args, **kwargs)
+
+    model, arguments = examples.llama()
+    model.__class__ = Logged
+    wanted = model.generate(**arguments())
+    with mmaccel.accelerate(model, vlm.FusedDraft()) as fast:
+        assert torch.equal(fast.generate(**arguments()), wanted)
 
 
 def test_what_is_refused(csm):
