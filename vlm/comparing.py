@@ -9,10 +9,10 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import SettingError
 
 from .answering import prepare
-from .decoder.generation import setting
 from .families.visual_adapter import VisualAdapter
 
 AGREED = Metric("agreed", "same answers", "share of answers that equal those of the plain model, word for word", ".0%")

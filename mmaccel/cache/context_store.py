@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from mmaccel.files.output import replacing
 
 from .layers import tensor_bytes
-from .model_hash import bit_sum
 
 FORMAT = "1"
 NAMES = "context-*.safetensors"
@@ -233,3 +232,16 @@ def _opened(path: Path) -> Any:
 
 def _pairs(values: dict[str, int]) -> str:
     return " ".join(f"{key}:{value}" for key, value in values.items())
+
+
+def bit_sum(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's bits, read as whole numbers of eight bytes: any flipped bit changes it.
+
+    Examples
+    --------
+    >>> bit_sum(torch.zeros(2, 8)), bit_sum(torch.ones(1)) == bit_sum(-torch.ones(1))
+    (0, False)
+    """
+    data: Any = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = len(data) // 8 * 8
+    return int(data[:whole].view(torch.int64).sum()) + int(data[whole:].sum())

@@ -27,8 +27,7 @@ def model_hash(model: Any) -> str:
 
     All bits of parameters and buffers are looked at once, and again where torch counts a change; 256 values of each, at
     even distances, every time, which takes milliseconds and shows what torch does not count, such as a merge into
-    `weight.data`. What modules keep in ways of their own, such as packed weights of
-    quantised ones, is looked at once.
+    `weight.data`. What modules keep in ways of their own, such as packed weights of quantised ones, is looked at once.
 
     Raises
     ------
@@ -131,19 +130,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return value if isinstance(value, PLAIN) else type(value).__name__
-
-
-def bit_sum(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's bits, read as whole numbers of eight bytes: any flipped bit changes it.
-
-    Examples
-    --------
-    >>> bit_sum(torch.zeros(2, 8)), bit_sum(torch.ones(1)) == bit_sum(-torch.ones(1))
-    (0, False)
-    """
-    data: Any = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = len(data) // 8 * 8
-    return int(data[:whole].view(torch.int64).sum()) + int(data[whole:].sum())
 
 
 def content_hash(values: Iterable[tuple[str, Any]]) -> bytes:

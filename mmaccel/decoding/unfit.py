@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 from .rollback import WITH_STATE, can_go_back, reads_on
+from .setting import setting
 
 # Processors of transformers that look at more than the row they are given.
 OF_A_BATCH = (
@@ -41,11 +42,9 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
     for name in ("assistant_model", "custom_generate"):
         if kwargs.get(name) is not None:
             return f"{name} was given"
-    configs = [config for config in (kwargs.get("generation_config"), model.generation_config) if config is not None]
     for name, plain in OTHER_LOOPS.items():
-        values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
-        value = next((value for value in values if value is not None), plain)
-        if value != plain:
+        value = setting(model, kwargs, name)
+        if value is not None and value != plain:
             return f"{name}={value!r}"
     return None
 

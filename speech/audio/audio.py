@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from numbers import Integral, Real
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
+from mmaccel.method import is_whole
 
 from .audio_file import AudioFile
 from .wav_header import RATES
@@ -47,9 +48,7 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
     >>> to_samples(np.array([[16384, 0], [-32768, 0]], np.int16), channels=2)
     tensor([ 0.2500, -0.5000])
     """
-    if channels is not None and not (
-        isinstance(channels, Integral) and not isinstance(channels, bool) and channels > 0
-    ):
+    if channels is not None and not is_whole(channels):
         raise AudioError(f"channels={channels!r}: pass how many there are, such as channels=2")
     values = _array(chunk, channels)
     name = values.dtype.name

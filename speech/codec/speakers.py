@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import wrap_in_thread
 
@@ -46,16 +47,10 @@ class Speaker(ABC):
     def check(self, inputs: dict[str, Any]) -> None:  # noqa: B027  most take all arguments
         """Raise a `SettingError` for arguments of `generate` that do not suit."""
 
-    def check_codec(self) -> None:
-        """Raise a `SettingError` for a codec of another kind."""
-        if self.frames.name not in {cls.__name__ for cls in type(self.codec).__mro__}:
+    def check_codec(self, frames: Frames) -> None:
+        """Raise a `SettingError` for a codec that makes sound of other frames."""
+        if type(frames) is not self.frames:
             raise SettingError(f"codec={type(self.codec).__name__}: {self.name} needs a {self.frames.name}")
-
-    def asked(self, inputs: dict[str, Any], name: str) -> Any:
-        """A setting of `generate`, wherever it is given; None for its default."""
-        configs = (inputs.get("generation_config"), self.model.generation_config)
-        found = (inputs.get(name), *(getattr(each, name, None) for each in configs))
-        return next((value for value in found if value is not None), None)
 
 
 class CsmSpeaker(Speaker):
@@ -116,7 +111,7 @@ class PocketSpeaker(Speaker):
 
     def check(self, inputs: dict[str, Any]) -> None:
         ids = inputs.get("input_ids", inputs.get("inputs"))
-        rows = (1 if ids is None else len(ids)) * (self.asked(inputs, "num_return_sequences") or 1)
+        rows = (1 if ids is None else len(ids)) * (setting(self.model, inputs, "num_return_sequences") or 1)
         if rows > 1:
             raise SettingError(f"{rows} texts: Pocket TTS tells only afterwards where each ends; stream one at a time")
 
@@ -150,10 +145,8 @@ class MoshiSpeaker(Speaker):
             if name in inputs:
                 raise SettingError(f"{name}={inputs[name]!r}: the sound comes block by block; leave it out")
         for name in ("num_beams", "num_return_sequences"):
-            if (self.asked(inputs, name) or 1) != 1:
-                raise SettingError(
-                    f"{name}={self.asked(inputs, name)!r}: one text sounds while it is drawn; leave it out"
-                )
+            if (value := setting(self.model, inputs, name) or 1) != 1:
+                raise SettingError(f"{name}={value!r}: one text sounds while it is drawn; leave it out")
 
 
 class _Columns:

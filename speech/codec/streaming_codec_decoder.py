@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -15,7 +14,7 @@ from transformers import DynamicCache
 
 from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
-from mmaccel.method import is_count
+from mmaccel.method import is_count, is_whole
 from mmaccel.packed_linear import with_packed_linears
 
 from ..families.private import mimi_decoder_parts
@@ -106,9 +105,7 @@ class StreamingCodecDecoder:
         """
         if not is_count(batch):
             raise SettingError(f"stream(batch={batch!r}): batch must be an integer of at least 1")
-        if not (blocks is None or isinstance(blocks, Iterable)):
-            raise SettingError(f"stream(blocks={blocks!r}): blocks are the frames of each block, such as [1, 2, 4]")
-        return CodecStream(self, batch, None if blocks is None else iter(blocks))
+        return CodecStream(self, batch, None if blocks is None else sizes_of(blocks))
 
     @torch.no_grad()
     def decode(self, codes: torch.Tensor, state: CodecState) -> torch.Tensor:
@@ -214,7 +211,7 @@ class CodecStream:
         """Frames of the next block; all that wait where no more sizes are given."""
         assert self._blocks is not None
         size = next(self._blocks, self.waiting)
-        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+        if not is_whole(size):
             raise SettingError(f"a block of {size!r} frames: blocks are whole numbers of at least 1, such as [1, 2, 4]")
         return int(size)
 
@@ -246,6 +243,13 @@ class CodecStream:
             raise SettingError(
                 f"{codes.shape[1]} codebooks after {self._pending[0].shape[1]}: push the same number each time"
             )
+
+
+def sizes_of(blocks: Iterable[int]) -> Iterator[int]:
+    """The sizes of blocks one by one; raises a `SettingError` for what has none."""
+    if not isinstance(blocks, Iterable):
+        raise SettingError(f"blocks={blocks!r}: give the frames of each block, such as [1, 2, 4]")
+    return iter(blocks)
 
 
 def _is(module: Any, name: str) -> bool:

@@ -10,8 +10,8 @@ from mmaccel.errors import SettingError
 from .first_byte_meter import FirstByteMeter
 from .growing_blocks import growing_blocks
 from .speakers import speaker_of
-from .speech_stream import SpeechStream
-from .streaming_codec_decoder import StreamingCodecDecoder
+from .spoken_stream import SpokenStream
+from .streaming_codec_decoder import StreamingCodecDecoder, sizes_of
 
 
 class StreamingSpeech:
@@ -58,7 +58,7 @@ class StreamingSpeech:
     def __init__(self, model: Any, codec: Any = None) -> None:
         self.speaker = speaker_of(model, codec)
         self.decoder = StreamingCodecDecoder(self.speaker.codec)
-        self.speaker.check_codec()
+        self.speaker.check_codec(self.decoder.frames)
         self.meter = FirstByteMeter(self.sample_rate)
         self.generated: Any = None
 
@@ -67,7 +67,7 @@ class StreamingSpeech:
         """Samples a second of the sound."""
         return self.decoder.sample_rate
 
-    def stream(self, blocks: Iterable[int] | None = None, **inputs: Any) -> SpeechStream:
+    def stream(self, blocks: Iterable[int] | None = None, **inputs: Any) -> SpokenStream:
         """Generate, and yield the sound of each block, `[B, channels, samples]`.
 
         Generating begins with the first block asked for and goes on in a thread, ahead of whoever takes the blocks; it
@@ -92,6 +92,4 @@ class StreamingSpeech:
         if inputs.get("streamer") is not None:
             raise SettingError("streamer=...: stream() brings its own; leave it out")
         self.speaker.check(inputs)
-        if not (blocks is None or isinstance(blocks, Iterable)):
-            raise SettingError(f"blocks={blocks!r}: give the frames of each block, such as [1, 2, 4]")
-        return SpeechStream(self, growing_blocks() if blocks is None else blocks, inputs)
+        return SpokenStream(self, growing_blocks() if blocks is None else sizes_of(blocks), inputs)

@@ -11,8 +11,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
+from mmaccel.decoding.setting import setting
 
-from ..decoder.generation import prompt_ids, setting
+from ..decoder.generation import prompt_ids
 from ..decoder.placeholders import placeholders
 from ..input.arguments import COLUMNS
 from .turning import MOVING

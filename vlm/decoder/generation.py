@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mmaccel.cache import require_memory
+from mmaccel.decoding.setting import setting
 from mmaccel.report import Report
 
 from ..input.prompt import Prompt
@@ -43,13 +44,6 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     cache.reader = attention
     kwargs["past_key_values"] = cache
     return cache
-
-
-def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
-    """An argument of `generate`, from the call or its generation config."""
-    sources = (kwargs.get("generation_config"), model.generation_config)
-    values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
-    return next((value for value in values if value is not None), None)
 
 
 def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:

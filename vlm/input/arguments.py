@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import SettingError
 
-from ..decoder.generation import new_tokens, setting
+from ..decoder.generation import new_tokens
 from .prompt import Prompt
 from .whole_prompt import restore
 

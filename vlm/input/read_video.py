@@ -183,8 +183,8 @@ def frames_in_file(
     reader = READERS[_backend(file, backend)](file)
     try:
         part = _part(reader, start, end, file)
-        most = {} if frames is None else {"frames": min(frames, len(part))}
-        asked: dict[str, Any] = {"fps": fps, "max_frames": max(MIN_FRAMES, len(part)), **most}
+        asked: dict[str, Any] = {"frames": None if frames is None else min(frames, len(part)), "fps": fps}
+        asked["max_frames"] = max(MIN_FRAMES, len(part))
         yield from reader.frames((part[0] + sample_frames(sampling, len(part), rate=_rate(reader), **asked)).tolist())
     finally:
         reader.close()

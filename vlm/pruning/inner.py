@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from mmaccel.decoding.setting import setting
 from mmaccel.patching import hook
 
 from ..decoder.call import Call, GenerateRun
 from ..decoder.columns import Columns
-from ..decoder.generation import setting
 from ..input.prompt import NO_PLACE, Prompt
 from .clustering import means
 from .compressed import top

@@ -18,7 +18,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 @dataclass
-class Frames:
+class Computed:
     """What one layer computed of some frames, each `[F, N, E]`."""
 
     key: torch.Tensor
@@ -26,13 +26,13 @@ class Frames:
     attention: torch.Tensor
     mlp: torch.Tensor
 
-    def of(self, rows: list[int]) -> Frames:
+    def of(self, rows: list[int]) -> Computed:
         """That of some of them, in memory of its own."""
-        return Frames(*(part[rows] for part in self._parts()))
+        return Computed(*(part[rows] for part in self._parts()))
 
-    def then(self, others: Frames) -> Frames:
+    def then(self, others: Computed) -> Computed:
         """These, and behind them others."""
-        return Frames(*(torch.cat(pair) for pair in zip(self._parts(), others._parts(), strict=True)))
+        return Computed(*(torch.cat(pair) for pair in zip(self._parts(), others._parts(), strict=True)))
 
     def _parts(self) -> tuple[torch.Tensor, ...]:
         return self.key, self.value, self.attention, self.mlp
@@ -72,7 +72,7 @@ class TowerCache:
                     f"the tower has layers of {type(layer).__name__}: its work can be reused in SigLIP and CLIP only;"
                     " give the stream vlm.StreamingCompression(refresh=1.0)"
                 )
-        self.references: dict[int, Frames] = {}
+        self.references: dict[int, Computed] = {}
         self.frames = 0
         self.computed = self.plain = 0
 
@@ -91,7 +91,7 @@ class TowerCache:
 
         Its layers are left as they were; whoever else would wrap them meanwhile has to wait.
         """
-        made: dict[int, Frames] = {}
+        made: dict[int, Computed] = {}
         with ExitStack() as stack:
             for number, layer in enumerate(self.layers):
                 wrap_in_thread(stack, layer, "forward", _Forward(self, number, layer, made))
@@ -103,7 +103,7 @@ class TowerCache:
 class _Forward:
     """The forward of one layer during one chunk."""
 
-    def __init__(self, cache: TowerCache, number: int, layer: Any, made: dict[int, Frames]) -> None:
+    def __init__(self, cache: TowerCache, number: int, layer: Any, made: dict[int, Computed]) -> None:
         self.cache, self.number, self.layer, self.made = cache, number, layer, made
 
     def __call__(
@@ -127,7 +127,7 @@ class _Forward:
         result[whole], result[others] = done, self._changed(hidden_states[others], known)
         return result
 
-    def _all(self, hidden: torch.Tensor) -> tuple[torch.Tensor, Frames]:
+    def _all(self, hidden: torch.Tensor) -> tuple[torch.Tensor, Computed]:
         layer = self.layer
         self.cache.computed += hidden.shape[0] * hidden.shape[1]
         normed = layer.layer_norm1(hidden)
@@ -136,9 +136,9 @@ class _Forward:
         attended = attention.out_proj(self._attend(query, key, value))
         middle = hidden + attended
         mlp = layer.mlp(layer.layer_norm2(middle))
-        return middle + mlp, Frames(key, value, attended, mlp)
+        return middle + mlp, Computed(key, value, attended, mlp)
 
-    def _changed(self, hidden: torch.Tensor, known: Frames) -> torch.Tensor:
+    def _changed(self, hidden: torch.Tensor, known: Computed) -> torch.Tensor:
         """The output for frames of which each is held against a known one, whose memory it takes."""
         layer = self.layer
         normed = layer.layer_norm1(hidden)

@@ -92,7 +92,6 @@ def watch(
     def fresh() -> Iterator[list[np.ndarray]]:
         nonlocal decoded
         chunk: list[np.ndarray] = []
-        fault: VideoFileError | None = None
         with closing(frames_in_file(path, **which)) as decoding:
             try:
                 for frame in decoding:
@@ -102,12 +101,12 @@ def watch(
                     if len(chunk) == CHUNK:
                         yield chunk
                         chunk = []
-            except VideoFileError as error:
-                fault = error
+            except VideoFileError:
+                if chunk:
+                    yield chunk
+                raise
         if chunk:
             yield chunk
-        if fault is not None:
-            raise fault
 
     before = stream.stats.frames
     with closing(ahead(fresh(), QUEUED)) as chunks, closing(ahead(map(stream.pixels, chunks), QUEUED)) as prepared:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TURNS: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
 
 
-class SpeechStream(Iterator[torch.Tensor]):
+class SpokenStream(Iterator[torch.Tensor]):
     """The blocks of sound of :meth:`mmaccel.speech.StreamingSpeech.stream`, `[B, channels, samples]`.
 
     Also a context manager, which closes it.
