@@ -99,8 +99,9 @@ def page(result: dict[str, Any]) -> str:
     intro = (
         f"`python -m mmaccel.demos.vlm.watched_video`: clips of brief events of `{MODEL}`'s world, 32 frames of"
         f" {result['size']} x {result['size']} pixels in H.264, from the file to the first token: decoding, preparing,"
-        " vision tower, prefill. Entries take turns on each clip, speed-ups are medians of ratios. `watch` decodes and"
-        " prepares in threads of their own, leaves out frames of which no part differs by `still` levels of 255, and"
+        " vision tower, prefill. Entries take turns on each clip, speed-ups are medians of ratios. `watch` decodes,"
+        " prepares, encodes and reads in a thread each, leaves out frames of which no part differs by `still` levels of"
+        " 255, and"
         f" keeps a fifth of the tokens of the others (`{FIFTH}`), in a tower that reuses what it computed of like ones;"
         " `HoliTom` shortens what the tower made of all frames. Of these settings and of 80 it was seen on other clips,"
         " of seeds 7 and 21, that they keep the answers."

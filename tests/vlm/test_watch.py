@@ -43,6 +43,7 @@ def test_a_file_that_is_watched_whole_is_a_file_that_was_read_and_pushed(parts, 
         pushing.push(read[first : first + CHUNK])
     assert (seen.frames, seen.decoded) == (10, 10) and seen.seconds > 0
     assert torch.equal(watching.memory.tokens(), pushing.memory.tokens())
+    assert watching.stats.seconds == seen.seconds and watching.stats.tower_share == pushing.stats.tower_share
     assert watching.ask("what moves up?", 3) == pushing.ask("what moves up?", 3)
 
 
@@ -109,12 +110,13 @@ def test_no_thread_stays_whatever_happens(parts, file, monkeypatch):
     def broken(pixels):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream, "push_pixels", broken)
+    monkeypatch.setattr(stream, "push_features", broken)
     with pytest.raises(KeyboardInterrupt):
         vlm.watch(stream, file, still=0)
-    monkeypatch.setattr(stream, "pixels", lambda chunk: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        vlm.watch(stream, file, still=0)
+    for stage in ("features", "pixels"):
+        monkeypatch.setattr(stream, stage, lambda made: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            vlm.watch(stream, file, still=0)
     assert threading.active_count() == before and stream.stats.frames == 0
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
-from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
+from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import wrap_in_thread
@@ -19,23 +20,32 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 @dataclass
 class Computed:
-    """What one layer computed of some frames, each `[F, N, E]`."""
+    """What one layer computed of some frames.
 
-    key: torch.Tensor
+    Attributes
+    ----------
+    unit : `[F, N, E]`
+        Keys, of length 1.
+    value : `[F, N, E]`
+        Values.
+    change : `[F, N, E]`
+        What the layer adds to its input.
+    """
+
+    unit: torch.Tensor
     value: torch.Tensor
-    attention: torch.Tensor
-    mlp: torch.Tensor
+    change: torch.Tensor
 
-    def of(self, rows: list[int]) -> Computed:
-        """That of some of them, in memory of its own."""
-        return Computed(*(part[rows] for part in self._parts()))
+    def last(self) -> Computed:
+        """That of the last frame, in memory of its own."""
+        return Computed(*(part[-1:].clone() for part in self._parts()))
 
     def then(self, others: Computed) -> Computed:
         """These, and behind them others."""
         return Computed(*(torch.cat(pair) for pair in zip(self._parts(), others._parts(), strict=True)))
 
     def _parts(self) -> tuple[torch.Tensor, ...]:
-        return self.key, self.value, self.attention, self.mlp
+        return self.unit, self.value, self.change
 
 
 class TowerCache:
@@ -86,46 +96,49 @@ class TowerCache:
         return number % self.interval == 0 or self.refresh == 1
 
     @contextmanager
-    def chunk(self, frames: int) -> Iterator[None]:
-        """Let the tower reuse what is known while this thread encodes so many frames.
+    def chunk(self, frames: int) -> Iterator[list[int]]:
+        """Let the tower reuse what is known while this thread encodes so many frames, in the order that this gives.
 
         Its layers are left as they were; whoever else would wrap them meanwhile has to wait.
         """
+        whole = [row for row in range(frames) if self.is_whole(self.frames + row)]
+        others = [row for row in range(frames) if row not in whole]
+        latest = [sum(first < row for first in whole) for row in others]  # 0: the reference frame of before
         made: dict[int, Computed] = {}
         with ExitStack() as stack:
             for number, layer in enumerate(self.layers):
-                wrap_in_thread(stack, layer, "forward", _Forward(self, number, layer, made))
-            yield
+                wrap_in_thread(stack, layer, "forward", _Forward(self, number, layer, made, len(whole), latest))
+            yield whole + others
         self.references |= made
         self.frames += frames
 
 
 class _Forward:
-    """The forward of one layer during one chunk."""
+    """The forward of one layer during one chunk: first so many frames as a whole, then others, held against known ones.
 
-    def __init__(self, cache: TowerCache, number: int, layer: Any, made: dict[int, Computed]) -> None:
+    Of each of these `latest` tells which it is: 0 for the reference frame of before, 1 for the first whole one.
+    """
+
+    def __init__(
+        self, cache: TowerCache, number: int, layer: Any, made: dict[int, Computed], whole: int, latest: list[int]
+    ) -> None:
         self.cache, self.number, self.layer, self.made = cache, number, layer, made
+        self.whole, self.latest = whole, latest
 
     def __call__(
         self, original: Any, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> torch.Tensor:
-        cache, count = self.cache, len(hidden_states)
-        cache.plain += count * hidden_states.shape[1]
-        whole = [row for row in range(count) if cache.is_whole(cache.frames + row)]
-        others = [row for row in range(count) if row not in whole]
-        if not whole:
-            return self._changed(hidden_states, cache.references[self.number].of([0] * count))
-        done, made = self._all(hidden_states[whole] if others else hidden_states)
-        self.made[self.number] = made.of([-1])
-        if not others:
-            return done
-        latest = [sum(first < row for first in whole) - 1 for row in others]
-        known = made.of([place for place in latest if place >= 0])
-        if before := latest.count(-1):  # as many frames before the first whole one
-            known = cache.references[self.number].of([0] * before).then(known)
-        result = torch.empty_like(hidden_states)
-        result[whole], result[others] = done, self._changed(hidden_states[others], known)
-        return result
+        self.cache.plain += hidden_states.shape[0] * hidden_states.shape[1]
+        done: list[torch.Tensor] = []
+        known = [self.cache.references[self.number]] if 0 in self.latest else []
+        if self.whole:
+            whole, made = self._all(hidden_states[: self.whole])
+            self.made[self.number] = made.last()
+            done, known = [whole], [*known, made]
+        if self.latest:
+            rows = [number - min(self.latest) for number in self.latest]
+            done.append(self._changed(hidden_states[self.whole :], reduce(Computed.then, known), rows))
+        return torch.cat(done) if len(done) > 1 else done[0]
 
     def _all(self, hidden: torch.Tensor) -> tuple[torch.Tensor, Computed]:
         layer = self.layer
@@ -136,31 +149,24 @@ class _Forward:
         attended = attention.out_proj(self._attend(query, key, value))
         middle = hidden + attended
         mlp = layer.mlp(layer.layer_norm2(middle))
-        return middle + mlp, Computed(key, value, attended, mlp)
+        return middle + mlp, Computed(normalize(key, dim=-1), value, attended + mlp)
 
-    def _changed(self, hidden: torch.Tensor, known: Computed) -> torch.Tensor:
-        """The output for frames of which each is held against a known one, whose memory it takes."""
+    def _changed(self, hidden: torch.Tensor, known: Computed, rows: list[int]) -> torch.Tensor:
+        """The output for frames of which each is held against a row of what is known."""
         layer = self.layer
         normed = layer.layer_norm1(hidden)
         key = layer.self_attn.k_proj(normed)
         count = max(1, round(self.cache.refresh * hidden.shape[1]))
         self.cache.computed += len(hidden) * count
-        alike = cosine_similarity(key, known.key, dim=-1)
-        index = alike.sort(dim=-1, stable=True).indices[:, :count, None]
-        fresh = normed.gather(1, index.expand(-1, -1, normed.shape[2]))
-        value = _put(known.value, index, layer.self_attn.v_proj(fresh))
+        alike = (key * known.unit[rows]).sum(-1) / key.norm(dim=-1)
+        index = alike.sort(dim=-1, stable=True).indices[:, :count, None].expand(-1, -1, hidden.shape[2])
+        fresh = normed.gather(1, index)
+        value = known.value[rows].scatter_(1, index, layer.self_attn.v_proj(fresh))
         attended = layer.self_attn.out_proj(self._attend(layer.self_attn.q_proj(fresh), key, value))
-        middle = hidden + _put(known.attention, index, attended)
-        inner = middle.gather(1, index.expand(-1, -1, middle.shape[2]))
-        result: torch.Tensor = middle + _put(known.mlp, index, layer.mlp(layer.layer_norm2(inner)))
-        return result
+        middle = hidden.gather(1, index) + attended
+        return known.change[rows].add_(hidden).scatter_(1, index, middle + layer.mlp(layer.layer_norm2(middle)))
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         attention = self.layer.self_attn
         q, k, v = (x.unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for x in (query, key, value))
         return scaled_dot_product_attention(q, k, v, scale=attention.scale).transpose(1, 2).flatten(2)
-
-
-def _put(known: torch.Tensor, index: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-    """What is known of each token `[F, N, E]`, with the fresh ones `[F, count, E]` put at their places."""
-    return known.scatter_(1, index.expand(-1, -1, fresh.shape[2]), fresh)

@@ -138,9 +138,8 @@ class VideoStream:
         chunk = frames_of(frames)
         if chunk:
             began = time.perf_counter()
-            pixels = self.pixels(chunk)
+            self.push_features(self.features(self.pixels(chunk)))
             self.stats.seconds += time.perf_counter() - began
-            self.push_pixels(pixels)
 
     def pixels(self, chunk: list[Any]) -> torch.Tensor:
         """Pictures as the tower takes them, `[1, F, 3, H, W]`: what :meth:`push` does first, in any thread."""
@@ -148,13 +147,17 @@ class VideoStream:
         return pixels
 
     @torch.no_grad()
-    def push_pixels(self, pixels: torch.Tensor) -> None:
-        """Take in frames that :meth:`pixels` prepared."""
-        began = time.perf_counter()
+    def features(self, pixels: torch.Tensor) -> torch.Tensor:
+        """What the tower makes of them, `[F, N, D]`: what :meth:`push` does next, chunk by chunk, in any thread."""
         pixels = pixels.to(self.model.device, self.model.dtype)
-        with lock_of(self.model), self._tower.chunk(pixels.shape[1]) if self._tower else nullcontext():
-            (visual,) = self.adapter.encode("video", self.method, {"pixel_values_videos": pixels})
-        for features in visual.frames:
+        plain = nullcontext(list(range(pixels.shape[1])))
+        with lock_of(self.model), self._tower.chunk(pixels.shape[1]) if self._tower else plain as order:
+            (visual,) = self.adapter.encode("video", self.method, {"pixel_values_videos": pixels[:, order]})
+        return visual.frames[torch.tensor(order).argsort()]
+
+    def push_features(self, frames: torch.Tensor) -> None:
+        """Take in what :meth:`features` made of them, and let the language model read it."""
+        for features in frames:
             self._remember(features)
             if not self.prefill and sum(len(frame.tokens) for frame in self._waiting) >= AT_ONCE:
                 self._read()
@@ -162,7 +165,7 @@ class VideoStream:
             self._cache, self._waiting = self._new_cache(), list(self.memory.frames)
         else:
             self._read()
-        self._count(began, visual.cells * pixels.shape[1])
+        self._count(frames.shape[0] * frames.shape[1])
 
     def _remember(self, features: torch.Tensor) -> None:
         kept, novelty = self.history.take(features, self.method.count(len(features)))
@@ -189,9 +192,8 @@ class VideoStream:
         self._cache.keep(remembered)
         self._waiting = []
 
-    def _count(self, began: float, plain: int) -> None:
+    def _count(self, plain: int) -> None:
         stats = self.stats
-        stats.seconds += time.perf_counter() - began
         stats.plain_tokens += plain
         stats.remembered, stats.tokens = len(self.memory.frames), self.memory.count
         if self._tower is not None:

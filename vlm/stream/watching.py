@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -54,7 +54,7 @@ def watch(
 ) -> Watched:
     """Let a stream see a video file, while decoding goes on and without frames in which nothing changes; lossy.
 
-    Decoding, preparing, and tower with language model are three stages with bounded queues between them. When the last
+    Decoding, preparing, vision tower and language model are four stages with bounded queues between them. When the last
     frame is there, the language model has read all others: the question alone is left.
 
     Parameters
@@ -109,7 +109,14 @@ def watch(
             yield chunk
 
     before = stream.stats.frames
-    with closing(ahead(fresh(), QUEUED)) as chunks, closing(ahead(map(stream.pixels, chunks), QUEUED)) as prepared:
-        for pixels in prepared:
-            stream.push_pixels(pixels)
-    return Watched(stream.stats.frames - before, decoded, time.perf_counter() - began)
+    with ExitStack() as stages:
+
+        def stage(items: Iterator[Any]) -> Iterator[Any]:
+            return stages.enter_context(closing(ahead(items, QUEUED)))
+
+        prepared = stage(map(stream.pixels, stage(fresh())))
+        for made in stage(map(stream.features, prepared)):
+            stream.push_features(made)
+    seconds = time.perf_counter() - began
+    stream.stats.seconds += seconds
+    return Watched(stream.stats.frames - before, decoded, seconds)
