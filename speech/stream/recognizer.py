@@ -25,6 +25,7 @@ from ..families.adapter import Encoded, Word, encode_together
 from ..families.finding import adapter_of, recognising
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
+from .segmenter import check_update_interval
 from .stream import SpeechStream
 from .stream_group import StreamGroup
 
@@ -295,9 +296,3 @@ class StreamingRecognizer:
         """The words of a hypothesis with times from the start of its audio."""
         with self.lock:
             return self.adapter.words(encoded, tokens, prompt) if tokens else []
-
-
-def check_update_interval(seconds: float | None) -> None:
-    """Raise a `SettingError` for seconds between looks that no stream takes."""
-    if seconds is not None and not is_number(seconds, 0.1, 60):
-        raise SettingError(f"update_interval={seconds!r}: pass between 0.1 and 60 seconds, or None")

@@ -6,6 +6,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from mmaccel.errors import SettingError
+from mmaccel.method import is_number
+
 from ..audio.endpoint import FRAME, RATE, EndpointPolicy
 
 
@@ -151,3 +154,9 @@ class Segmenter:
         sums = [sum(powers[place : place + self.QUIET]) for place in range(len(powers) - self.QUIET + 1)]
         place = min(range(len(sums)), key=sums.__getitem__)
         return first + place * FRAME + self.QUIET * FRAME // 2
+
+
+def check_update_interval(seconds: float | None) -> None:
+    """Raise a `SettingError` for seconds between looks that no stream takes."""
+    if seconds is not None and not is_number(seconds, 0.1, 60):
+        raise SettingError(f"update_interval={seconds!r}: pass between 0.1 and 60 seconds, or None")

@@ -9,8 +9,8 @@ import torch
 
 from mmaccel.errors import StreamFinishedError
 
-from ..audio.audio import Resampler, to_samples
 from ..audio.endpoint import FRAME, RATE, decibels
+from ..audio.intake import Intake
 from ..audio.sample_buffer import SampleBuffer
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word
@@ -51,10 +51,8 @@ class SpeechStream:
         update_interval: float | None,
         channels: int | None = None,
     ) -> None:
-        self.recognizer, self.channels = recognizer, channels
-        self.stats = StreamStats()
-        self._heard: int | None = None  # channels of the last chunk that has several
-        self._resampler = Resampler(sample_rate)
+        self.recognizer, self.stats = recognizer, StreamStats()
+        self._intake = Intake(sample_rate, channels)
         self._listener = recognizer.endpoint.listen()
         self._segmenter = Segmenter(recognizer.endpoint, update_interval)
         self._buffer = SampleBuffer()
@@ -77,7 +75,12 @@ class SpeechStream:
     @property
     def sample_rate(self) -> float:
         """Samples a second of what is pushed."""
-        return self._resampler.rate
+        return self._intake.rate
+
+    @property
+    def channels(self) -> int | None:
+        """Channels of what is pushed; None to read them from its shape."""
+        return self._intake.channels
 
     @property
     def time(self) -> float:
@@ -107,14 +110,7 @@ class SpeechStream:
         """
         if self._finished or self._total is not None:
             raise StreamFinishedError("the stream is finished: open another with recognizer.stream()")
-        samples = to_samples(chunk, self._channels_of(shape := tuple(getattr(chunk, "shape", ()))))
-        if self.channels is None and len(shape) == 2 and min(shape) > 1:
-            self._heard = min(shape)
-        if sample_rate is not None and sample_rate != self.sample_rate:
-            following = Resampler(sample_rate)
-            self._buffer.append(self._resampler.finish())
-            self._resampler = following
-        self._buffer.append(self._resampler.push(samples))
+        self._buffer.append(self._intake.push(chunk, sample_rate))
         return self._advance(partials)
 
     @torch.inference_mode(False)
@@ -123,7 +119,7 @@ class SpeechStream:
         if self._finished:
             return []
         if self._total is None:
-            self._buffer.append(self._resampler.finish())
+            self._buffer.append(self._intake.finish())
             self._total = self._buffer.end
             self._buffer.append(torch.zeros(-self._total % FRAME))
         self._advance(True, deliver=False)
@@ -132,17 +128,12 @@ class SpeechStream:
         self.close()
         return events
 
-    def _channels_of(self, shape: tuple[int, ...]) -> int | None:
-        """How many a chunk has; those of the chunks before it where it is a single sample, which may be either way."""
-        return self._heard if self.channels is None and 1 in shape and self._heard in shape else self.channels
-
     def close(self) -> None:
         """Let go of the audio, and take no more; what was held back is dropped."""
         self._total = self._total if self._total is not None else self._buffer.end
         self._finished = True
         self._buffer, self._segment = SampleBuffer(), None
-        self._work.clear()
-        self._judged.clear()
+        self._work, self._judged = deque(), deque()
 
     def _advance(self, partials: bool, deliver: bool = True) -> list[Event]:
         """Judge the frames that are complete, and do what they ask for."""
