@@ -57,6 +57,12 @@ def keeps_its_own_way(module: torch.nn.Module) -> bool:
     )
 
 
+def is_plain_linear(module: torch.nn.Module) -> bool:
+    """Whether a module is torch's own `Linear` with nothing hooked to it, so that its weight tells all that it does."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return type(module) is torch.nn.Linear and not hooked and not module.weight.is_meta
+
+
 # Of transformers, whose `generate` writes several texts of codes at once, or lays codes out by itself.
 OF_CODES = ("MoshiForConditionalGeneration", "MusicgenForCausalLM", "MusicgenMelodyForCausalLM")
 

@@ -59,7 +59,8 @@ class JanusTask(ImageTask):
 
     def codebook(self) -> torch.Tensor:
         # the decoder normalises codes before it uses them, so distances are taken the same way
-        return torch.nn.functional.normalize(self.model.model.vqmodel.quantize.embedding.weight, dim=-1)
+        every = torch.arange(self.codes, device=self.device)
+        return torch.nn.functional.normalize(self.model.model.vqmodel.quantize.embedding(every), dim=-1)
 
     def result(self, tokens: torch.Tensor) -> Any:
         return as_output(tokens) if self.as_dict else tokens

@@ -9,7 +9,7 @@ import torch
 
 from mmaccel.decoding import gumbel
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.private import generation_settings
+from mmaccel.private import generation_settings, is_plain_linear
 
 from ..decoding.layout import Layout
 from ..decoding.task import ImageTask, as_output
@@ -39,7 +39,7 @@ class VocabularyTask(ImageTask):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         codes, head = self.ids[: self.codes], self.model.lm_head
-        if type(head) is torch.nn.Linear and not head._forward_hooks:
+        if is_plain_linear(head):
             # Only the image codes: the text vocabulary is several times larger, and never sampled here.
             bias = None if head.bias is None else head.bias[codes]
             return torch.nn.functional.linear(hidden, self._code_rows(head.weight, codes), bias)
@@ -56,7 +56,8 @@ class VocabularyTask(ImageTask):
         return gumbel((self.batch, self.model.lm_head.out_features), generator, self.device)[:, self.ids]
 
     def codebook(self) -> torch.Tensor:
-        return self.model.get_input_embeddings().weight[self.ids[: self.codes]]
+        found: torch.Tensor = self.model.get_input_embeddings()(self.ids[: self.codes])
+        return found
 
     def result(self, tokens: torch.Tensor) -> Any:
         sequences = torch.cat([self.own_prompt, self.ids[tokens]], 1)

@@ -7,6 +7,7 @@ drafts costs nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,20 +16,42 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 GROWTH = 256  # slots that a cache of unknown capacity starts with
 
 
+@dataclass
+class Writing:
+    """Where the layers of a cache write; not in the cache itself, which would be freed late if its layers held it.
+
+    Attributes
+    ----------
+    capacity
+        Slots of each layer, None to grow.
+    initial
+        Those that a layer starts with.
+    slots : int64 `[batch, width]` or None
+        Where each row of the next forward goes; None for behind all others.
+    extent
+        Slots that it attends to then.
+    """
+
+    capacity: int | None
+    initial: int
+    slots: torch.Tensor | None = None
+    extent: int = 0
+
+
 class RollbackLayer(CacheLayerMixin):
     """Keys and values of one full-attention layer, `[batch, heads, capacity, head_dim]`."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, cache: RollbackCache) -> None:
+    def __init__(self, writing: Writing) -> None:
         super().__init__()
-        self.cache = cache
+        self.writing = writing
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        capacity = self.cache.initial
+        capacity = self.writing.initial
         self.keys = key_states.new_zeros(*key_states.shape[:2], capacity, key_states.shape[-1])
         self.values = value_states.new_zeros(*value_states.shape[:2], capacity, value_states.shape[-1])
         self.is_initialized = True
@@ -40,14 +63,14 @@ class RollbackLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        slots = self.cache.slots
+        slots = self.writing.slots
         if slots is None:
             end = self.length + key_states.shape[-2]
             self._reserve(end)
             self.keys[:, :, self.length : end] = key_states
             self.values[:, :, self.length : end] = value_states
         else:
-            end = self.cache.extent
+            end = self.writing.extent
             self._reserve(end)
             rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
             # advanced indices around a slice put the indexed axes first: [batch, width, heads, head_dim]
@@ -61,9 +84,9 @@ class RollbackLayer(CacheLayerMixin):
         capacity = self.keys.shape[2]
         if length <= capacity:
             return
-        if self.cache.capacity is not None:
+        if self.writing.capacity is not None:
             raise ValueError(
-                f"RollbackCache(capacity={self.cache.capacity}) is full: {length} slots are needed;"
+                f"RollbackCache(capacity={self.writing.capacity}) is full: {length} slots are needed;"
                 " give a larger capacity, or None to let it grow"
             )
         more = max(length, 2 * capacity) - capacity
@@ -77,7 +100,7 @@ class RollbackLayer(CacheLayerMixin):
         return self.length
 
     def get_max_length(self) -> int:
-        return -1 if self.cache.capacity is None else self.cache.capacity
+        return -1 if self.writing.capacity is None else self.writing.capacity
 
     def reset(self) -> None:
         super().reset()
@@ -129,12 +152,9 @@ class RollbackCache(Cache):
     def __init__(self, config: Any, capacity: int | None = None) -> None:
         if capacity is not None and capacity < 1:
             raise ValueError(f"RollbackCache(capacity={capacity}): capacity must be at least 1, or None to grow")
-        self.capacity = capacity
-        self.initial = capacity or GROWTH  # slots that a layer starts with
-        self.slots: torch.Tensor | None = None
-        self.extent = 0
+        self.writing = Writing(capacity, capacity or GROWTH)
         text = config.get_text_config(decoder=True)
-        super().__init__(layers=[RollbackLayer(self) for _ in range(text.num_hidden_layers)])
+        super().__init__(layers=[RollbackLayer(self.writing) for _ in range(text.num_hidden_layers)])
         self.layers: list[RollbackLayer]  # type: ignore[assignment]  # all of one kind here
 
     @property
@@ -144,11 +164,11 @@ class RollbackCache(Cache):
 
     def place(self, slots: torch.Tensor, extent: int) -> None:
         """Make the next forwards write row `b` to `slots[b]` (`[batch, width]`) and attend to `[0, extent)`."""
-        self.slots, self.extent = slots, extent
+        self.writing.slots, self.writing.extent = slots, extent
 
     def append(self) -> None:
         """Go back to writing at the pointer."""
-        self.slots = None
+        self.writing.slots = None
 
     def mark(self) -> int:
         """A place to roll back to."""
@@ -162,8 +182,9 @@ class RollbackCache(Cache):
 
     def seek(self, length: int) -> None:
         """Put the pointer anywhere within what was allocated, also ahead, over slots written by :meth:`place`."""
-        if self.capacity is None or not 0 <= length <= self.capacity:
-            raise ValueError(f"cannot move to {length}: the capacity is {self.capacity}")
+        capacity = self.writing.capacity
+        if capacity is None or not 0 <= length <= capacity:
+            raise ValueError(f"cannot move to {length}: the capacity is {capacity}")
         for layer in self.layers:
             layer.length = length
 

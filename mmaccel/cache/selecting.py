@@ -25,10 +25,9 @@ class SelectingLayer(RollbackLayer):
         The policy's memory, one dictionary for each group of rows that it is asked for together.
     """
 
-    cache: SelectingCache
-
     def __init__(self, cache: SelectingCache) -> None:
-        super().__init__(cache)
+        super().__init__(cache.writing)
+        self.cache = cache
         self.current: torch.Tensor | None = None
         self.states: dict[Any, dict[str, Any]] = {}
 
@@ -131,7 +130,7 @@ class SelectingCache(RollbackCache):
         super().__init__(config)
         self.policy = policy
         self.reader: AttentionReader | None = None  # the attention that selects, if any
-        self.initial = expected or self.initial
+        self.writing.initial = expected or self.writing.initial
         self.layers = cache_layers(config, lambda: SelectingLayer(self))
 
     def release(self) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import mmaccel
@@ -269,3 +270,36 @@ def test_greedy_distribution_is_one_hot():
     logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
     p = Sampling(do_sample=False, temperature=0.5).distribution(logits)
     assert torch.equal(p.argmax(-1), logits.argmax(-1)) and torch.equal(p.sum(-1), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("way", ("pre-hook", "hook", "forward"))
+def test_what_is_hooked_to_the_head_counts(way):
+    model, call = build("emu3", 3.0, 1)
+    untouched, head = own("emu3", model, call), model.lm_head
+    if way == "pre-hook":
+        head.register_forward_pre_hook(lambda module, inputs: (inputs[0].flip(-1),))
+    elif way == "hook":
+        head.register_forward_hook(lambda module, inputs, output: output.flip(-1))
+    else:
+        forward = head.forward
+        head.forward = lambda hidden: forward(hidden.flip(-1))
+    plain = own("emu3", model, call)
+    assert not torch.equal(plain, untouched)
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast:
+        assert torch.equal(fast.generate(**call), plain)
+
+
+@pytest.mark.parametrize(
+    "method", (SpeculativeJacobi(window=4), ZipAR(window=2), GroupedSpeculative(window=4)), ids=str
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_off_loaded_weights_are_the_same_weights(family, method):
+    model, arguments = getattr(examples, family)()
+    call = arguments(1, GUIDANCE[family][-1])
+    made = []
+    for off_loaded in (False, True):
+        if off_loaded:
+            cpu_offload(model, execution_device=torch.device("cpu"))
+        with mmaccel.accelerate(model, method) as fast:
+            made.append(fast.generate(**call, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(*made)
