@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.cli.arguments import TOKENS, whole
+from mmaccel.cli.arguments import TOKENS, number, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods
 from mmaccel.cli.run import check_picture, told
@@ -100,4 +100,5 @@ def add_canvas(parser: Any) -> None:
         "--gen-length", type=whole(1, TOKENS), default=128, metavar="TOKENS", help="tokens of the canvas (default 128)"
     )
     chance = "chance above which the pipeline itself commits a token (default 2: one token a step)"
-    parser.add_argument("--threshold", type=float, default=ONE_BY_ONE, help=chance)
+    above = number("0 or more", lambda value: value >= 0)
+    parser.add_argument("--threshold", type=above, default=ONE_BY_ONE, help=chance)

@@ -9,6 +9,7 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
+from mmaccel.session import Session
 
 AGREED = Metric("agreed", "same texts", "share of texts that equal those of the plain pipeline, word for word", ".0%")
 LIKE = Metric(
@@ -30,6 +31,8 @@ class CanvasTrial(BaseTrial):
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> torch.Tensor:
         call = dict(self.inputs)
+        if not isinstance(target, Session):
+            call.pop("guide_model", None)  # which is canvas.GuidedCommit's
         if fewer is not None:
             call["num_inference_steps"] = fewer
         with seeded(seed) as generator:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import attention_layers, intercept_attention, wrap_forward, wrap_method
 from mmaccel.session import Session
 
-from .caches.interval_cache import IntervalCache
+from .caches.keeping import keeping
 from .caches.kept_prefix import KeptPrefix
-from .caches.kept_window import KeptWindow
-from .caches.prefix_cache import PrefixCache
-from .caches.window_diffusion import WindowDiffusion
 from .method import Block, CanvasMethod, CommitRule
 from .outlook import Outlook, Seen
+from .private import drawn, edits_committed, is_greedy
+from .text_ends import TextEnds
 from .verifiers.free_dave import FreeDave
 from .verifiers.guided_commit import GuidedCommit, check_guide
 from .verifiers.verify import Verifier
@@ -46,29 +46,26 @@ class BlockDecoder:
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
-        self.verifier = Verifier(dave.drafts, self._pass, self._over) if dave else None
-        self.prefix = self._kept(methods)
-        self.end_token: int | None = adapter.target.eos_token_id
-        self.end = self.end_token  # if the pipeline stops there
+        self.verifier = Verifier(dave.drafts, self._pass, self._is_over) if dave else None
+        self.prefix = keeping(methods, adapter.reads_causally, lambda: self.mask)
         self.mask = adapter.target.mask_token_id
-        self.guide: Any = None  # a causal model of the same vocabulary, of the call
+        self.scheduler = adapter.target.scheduler
+        self._looks = adapter.target.scheduler.check_eos_finished
+        self._know_nothing()
         self._begin()
 
-    def _kept(self, methods: Sequence[CanvasMethod]) -> KeptPrefix | KeptWindow | None:
-        """What the cache among the methods keeps."""
-        for method in methods:
-            if isinstance(method, PrefixCache):
-                return KeptPrefix(method.refresh, self.adapter.reads_causally)
-            if isinstance(method, IntervalCache):
-                return KeptPrefix(method.text, self.adapter.reads_causally, method.prompt)
-            if isinstance(method, WindowDiffusion):
-                return KeptWindow(method.window, method.seen, method.refresh, lambda: self.mask)
-        return None
+    def _know_nothing(self) -> None:
+        """Of the arguments of a call that is not the session's."""
+        self.prepared = False
+        self.ends = TextEnds(self.adapter.target.eos_token_id, self._looks)
+        self.guide: Any = None  # a causal model of the same vocabulary, of the call
 
     def _begin(self, length: int = 0) -> None:
         """Forget the last run of the pipeline; `length` tokens are a block of the next."""
         self.length, self.learned = length, dict[str, Any]()
-        self.computed, self.passes, self.plain_steps, self.changed = 0.0, 0, 0.0, 0
+        self.computed, self.passes, self.changed = 0.0, 0, 0
+        self.plain_steps = self.block_steps = 0.0  # that the pipeline would have made, in all and for this block
+        self.settled = False  # whether rows that have ended have nothing to do with others
         self.followed = True  # whether the number of plain passes is known
         self.call: tuple[Callable[..., Any], torch.Tensor, dict[str, Any]] | None = None
         self.finished: torch.Tensor | None = None  # rows whose text has ended
@@ -87,14 +84,16 @@ class BlockDecoder:
         if self.prefix is not None:
             intercept_attention(stack, attention_layers(pipe.model), self.prefix.attend)
         wrap_forward(stack, pipe.model, self._forward)
-        self.ends = pipe.scheduler.check_eos_finished
         wrap_method(stack, pipe.scheduler, "check_eos_finished", self._note_finished)
+        wrap_method(stack, pipe.scheduler, "check_block_should_continue", self._continue)
         wrap_method(stack, pipe.scheduler, "step", self._step)
         wrap_method(stack, pipe.scheduler, "set_timesteps", self._start)
 
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
         """With the scheduler's steps, a run of the pipeline begins."""
         pipe = self.adapter.target
+        if not self.prepared:
+            self._know_nothing()
         self._begin(kwargs.get("block_length") or pipe.scheduler.config.block_length)
         own, report = getattr(pipe.model, "block_length", self.length), self.session.report
         report.exact = self.exact
@@ -113,17 +112,17 @@ class BlockDecoder:
             yield
             self._fill()
         finally:
+            self._know_nothing()
             self._begin()
 
     def _fill(self) -> None:
         report = self.session.report
         report.forwards = round(self.computed, 3)
-        plain = self.plain_steps + (self.verifier.steps if self.verifier else 0)
-        report.plain_forwards = plain if self.followed else 0
+        report.plain_forwards = self.plain_steps if self.followed else 0
         report.engaged = bool(self.changed or (self.prefix and self.prefix.reused))
         report.details["passes"] = self.passes
-        if self.prefix is not None:
-            report.peak_extra_bytes = self.prefix.most_bytes
+        kept = [part.most_bytes for part in (self.prefix, self.verifier) if part is not None]
+        report.peak_extra_bytes = sum(kept)
         if self.verifier is not None:
             report.details["canvases"] = self.verifier.canvases
             report.warnings += self.verifier.warnings
@@ -163,24 +162,40 @@ class BlockDecoder:
             return original(**kwargs)
         masked, self.mask = sample == mask, mask
         filling = bool(masked.any())
-        editing = (kwargs.get("editing_threshold") or 0) > 0
-        self.filled = None if editing else kwargs["model_output"]
+        edits = edits_committed(self.scheduler, kwargs)
+        self.filled = None if edits else kwargs["model_output"]
+        self.settled = not edits and (not self.session.report.exact or is_greedy(kwargs))
         if int(kwargs["timestep"]) == 0:
-            self.learned = {}
+            self.learned, self.block_steps = {}, 0.0
         if self.verifier is not None and self.call is not None and filling:
             if self.prompt is None:  # the first block begins within it, or where it ends
                 told = kwargs.get("prompt_mask")
                 self.prompt = self.call[1].shape[1] - sample.shape[1] + (0 if told is None else int(told.sum()))
             step = functools.partial(self._seen_otherwise, original) if self.outlooks else original
-            out = self.verifier.step(step, self.call[1], kwargs, self.finished)
+            out = self.verifier.step(step, self.call[1], kwargs, self.finished, self._steps, edits)
+            self._take(max(self.verifier.made) - self.block_steps)
             self.changed += self.verifier.jumps > 0
             return out
         if self.outlooks and filling:
             kwargs["model_output"] = self._adjusted(kwargs)
         if self.rule is None or not filling:
-            self.plain_steps += self.verifier is None or not self.verifier.is_last(self._steps)  # of full blocks, too
+            self._take(1)  # of full blocks, too
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, masked)
+
+    def _continue(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Whether the pipeline stays with a block: as long as it would without jumps, but not for rows that rest."""
+        self.ends.known = True  # where texts end early, it has looked for their ends
+        if self.call is None or self.mask is None or bool(kwargs["finished"].all()):
+            return original(*args, **kwargs)
+        masked = (self.call[1][:, -self.length :] == self.mask).any(1)
+        waiting = masked & ~kwargs["finished"]
+        if self.settled and bool(masked.any()) and not waiting.any():
+            self._take(self._steps - self.block_steps)
+            kwargs["step_idx"] = self._steps
+        elif self.verifier is not None:
+            kwargs["step_idx"] = self.verifier.reached(waiting, kwargs["step_idx"])
+        return original(*args, **kwargs)
 
     def _seen_otherwise(self, original: Step, **kwargs: Any) -> Any:
         """The scheduler's step, by logits that methods have changed."""
@@ -190,7 +205,7 @@ class BlockDecoder:
         """Logits as the methods change them."""
         logits, tokenizer = kwargs["model_output"], getattr(self.adapter.target, "tokenizer", None)
         for method in self.outlooks:
-            logits = method.adjust(Seen(logits, kwargs["sample"], kwargs["mask_token_id"], self.end_token, tokenizer))
+            logits = method.adjust(Seen(logits, kwargs["sample"], kwargs["mask_token_id"], self.ends.token, tokenizer))
         if not torch.equal(logits, kwargs["model_output"]):
             self.changed, self.followed = self.changed + 1, False
         return logits
@@ -201,33 +216,32 @@ class BlockDecoder:
         out = original(**{**kwargs, "model_output": logits})
         sampled = out.sampled_tokens, out.sampled_probs.float()
         block = Block(logits.float(), *sampled, masked, step, self._steps, memory)
-        block.temperature, block.generator = kwargs.get("temperature", 0.0), kwargs.get("generator")
+        block.generator = kwargs.get("generator")
+        if not is_greedy(kwargs):
+            block.drawn = drawn(self.scheduler, kwargs)
         if self.adapter.reads_causally or self.guide is not None:
             block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
         added = chosen & ~out.transfer_index
         own = int(out.transfer_index.sum(1).amax())
-        if added.any():
-            self.changed += 1
-            out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
-            out.transfer_index = out.transfer_index | added
-        most = int((out.transfer_index & self._within(out.prev_sample, kwargs.get("prompt_mask"))).sum(1).amax())
+        self.changed += bool(added.any())
+        out.prev_sample = torch.where(chosen, out.sampled_tokens, out.prev_sample)  # the rule may have drawn others
+        out.transfer_index = out.transfer_index | added
+        most = int((out.transfer_index & self.ends.within(out.prev_sample, kwargs.get("prompt_mask"))).sum(1).amax())
         threshold = kwargs.get("threshold")
         self.followed &= threshold is None or threshold >= 1
-        self.plain_steps += max(most / max(own, 1), 1)
+        self._take(max(most / max(own, 1), 1))
         return out
+
+    def _take(self, steps: float) -> None:
+        """Count steps that the pipeline would have made; in all and for this block."""
+        self.plain_steps += max(steps, 0)
+        self.block_steps += max(steps, 0)
 
     @property
     def _steps(self) -> int:
         """The most that the pipeline takes for a block."""
-        return max(int(self.adapter.target.scheduler.num_inference_steps), 1)
-
-    def _within(self, block: torch.Tensor, prompt: torch.Tensor | None) -> torch.Tensor:
-        """What of a block `[B, L]` belongs to the texts, their end included: for more the pipeline takes no step."""
-        ends = (block == self.end) if self.end is not None else torch.zeros_like(block, dtype=torch.bool)
-        if prompt is not None:  # its turns may have ends of their own
-            ends &= ~prompt
-        return ends.cumsum(1) <= ends.long()
+        return max(int(self.scheduler.num_inference_steps), 1)
 
     def _read(self, sample: torch.Tensor, masked: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Logits of each token of the block by those before it alone, with tokens at the masked positions."""
@@ -248,29 +262,31 @@ class BlockDecoder:
 
     def _note_finished(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Which rows the pipeline takes for finished, and rests from then on."""
+        self.ends.know(kwargs["eos_token_id"])
         self.finished = original(*args, **kwargs)
         return self.finished
 
-    def _over(self, row: int, before: torch.Tensor, after: torch.Tensor) -> bool:
-        """Whether the scheduler would take a text for finished by a step from one block to another."""
-        if self.end is None or self.call is None:
+    def _is_over(self, row: int, before: torch.Tensor, after: torch.Tensor) -> bool:
+        """Whether a text is finished, or may be, after a step of its row from one block to another."""
+        if self.call is None:
             return False
-        ids = torch.cat([self.call[1][row, : -len(after)], after])[None]
-        told = {"eos_token_id": self.end, "mask_token_id": self.mask, "prompt_length": self.prompt}
-        finished = torch.zeros(1, dtype=torch.bool, device=ids.device)
-        moved = (after != before)[None]
-        found = self.ends(cur_x=ids, sampled_tokens=after[None], final_transfer=moved, finished=finished, **told)
-        return bool(found.any())
+        ids = torch.cat([self.call[1][row, : -len(after)], after])
+        return self.ends.over(ids, after, after != before, mask_token_id=self.mask, prompt_length=self.prompt)
 
     def prepare(self, kwargs: dict[str, Any]) -> None:
-        """Take from the arguments of the call which token ends a text, which neither passes nor steps are told."""
+        """Take from the arguments of a call of the session which token ends a text, which no pass and step is told."""
+        if self.adapter.target.scheduler is not self.scheduler:
+            raise UnsupportedTargetError(
+                f"the pipeline has another scheduler than when {self.session} began, and methods follow that one: call"
+                " .remove(), and accelerate it again"
+            )
         self.guide = kwargs.pop("guide_model", None) if isinstance(self.rule, GuidedCommit) else None
         if self.guide is not None:
             check_guide(self.guide, self.adapter.target.model)
-        stops = kwargs.get("eos_early_stop", True)
         given = kwargs.get("eos_token_id")
-        self.end_token = self.adapter.target.eos_token_id if given is None else given
-        self.end = self.end_token if stops else None
+        self.ends = TextEnds(self.adapter.target.eos_token_id if given is None else given, self._looks)
+        self.ends.know(self.ends.token if kwargs.get("eos_early_stop", True) else None)
+        self.prepared = True
 
 
 def _repeated(value: Any, count: int) -> Any:

@@ -34,7 +34,10 @@ class Block:
         What a rule keeps from step to step of one block.
     grid
         Rows and columns of a picture, whose positions follow row by row; None for a text.
-    temperature, generator
+    drawn
+        The chances `[..., V]` by which tokens are drawn from logits, with the temperature and the filters of the call;
+        None where the likeliest is taken.
+    generator
         Of the call.
     read
         Logits `[B, L, V]` of each token by those before it alone, with these tokens at the masked positions; a pass.
@@ -49,7 +52,7 @@ class Block:
     steps: int
     memory: dict[str, Any] = field(default_factory=dict)
     grid: tuple[int, int] | None = None
-    temperature: float = 0.0
+    drawn: Callable[[torch.Tensor], torch.Tensor] | None = None
     generator: torch.Generator | None = None
     read: Callable[[torch.Tensor], torch.Tensor] | None = None
 

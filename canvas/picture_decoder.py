@@ -27,14 +27,16 @@ class PictureDecoder:
     rule, guidance
         Of the methods, where there are such.
     guided
-        Whether each pass holds two branches, the one without a prompt first.
+        Whether each pass holds two branches, the one without a prompt first; None until that is known of a call that
+        is not the session's.
     """
 
     def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
         self.session, self.pipe = session, pipe
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         self.guidance = next((m for m in methods if isinstance(m, LateGuidance)), None)
-        self.guided = True
+        self.guided: bool | None = None
+        self.prepared = False  # by the session, whose call this is
         self._begin()
 
     def _begin(self, steps: int = 0) -> None:
@@ -57,7 +59,12 @@ class PictureDecoder:
         """With the scheduler's steps, a run of the pipeline begins."""
         found = original(*args, **kwargs)
         self._begin(len(self.pipe.scheduler.timesteps))
+        self.guided = self.guided if self.prepared else None
         return found
+
+    def prepare(self, guided: bool) -> None:
+        """Before a call of the session, which is guided or not."""
+        self.guided, self.prepared = guided, True
 
     @contextmanager
     def _run(self) -> Iterator[None]:
@@ -72,13 +79,14 @@ class PictureDecoder:
                 report.warnings.append("no step was changed: all went as the pipeline's own schedule has it")
         finally:
             self._begin()
+            self.guided, self.prepared = None, False
 
     def _forward(self, original: Step, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """In place of the transformer's pass: only the rows that are still needed."""
         rows = (input_ids == self.pipe.scheduler.config.mask_token_id).flatten(1).any(1)
         half = len(rows) // 2
         steps = self.rule.takes(self.steps) if self.rule else self.steps
-        late = self.guided and self.guidance is not None and self.guidance.waits(self.step, steps)
+        late = bool(self.guided) and self.guidance is not None and self.guidance.waits(self.step, steps)
         if late:
             rows[:half] = False
         logits = self.logits
@@ -96,6 +104,8 @@ class PictureDecoder:
         kwargs.update(zip(names, args, strict=False))
         sample, in_full = kwargs["sample"], kwargs.pop("return_dict", True)
         masked = sample == self.pipe.scheduler.config.mask_token_id
+        if self.logits is not None and self.guided is None:
+            self.guided = len(self.logits) > len(sample)
         if masked.any() or self.last is None:
             if self.rule is None:
                 self.last = original(**kwargs)

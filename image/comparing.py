@@ -44,6 +44,7 @@ class ImageTrial(BaseTrial):
             raise UnsupportedTargetError(
                 "this call writes no picture: pass all that the processor gives, for Janus generation_mode='image' too"
             )
+        adapter.check_plain(dict(inputs))
         self.tells_surprise = adapter.family == "janus"  # whose results are the codes alone
         self.metrics = (SURPRISE, SAME) if self.tells_surprise else (SAME,)
         config = getattr(adapter.model, "generation_config", None)

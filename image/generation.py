@@ -16,11 +16,14 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoProcessor, Emu3ForConditionalGeneration, JanusForConditionalGeneration
 
 from mmaccel import zoo
+from mmaccel.adapter import find_adapter
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.patching import hook
 from mmaccel.progress import looks
 from mmaccel.session import Session
 from mmaccel.zoo.weights import load_pretrained, no_foreign_code
+
+from .families.adapter import ImageAdapter
 
 
 @dataclass
@@ -96,9 +99,16 @@ class Painter(ABC):
             inputs["generator"] = torch.Generator(target.device).manual_seed(settings.seed)
             with progress_bar(label) as bar:
                 return target.generate(**inputs, progress=progress or bar)
+        self.check_plain(inputs)
         with torch.random.fork_rng(), counted(target, label):
             torch.manual_seed(settings.seed)
             return target.generate(**inputs)
+
+    def check_plain(self, inputs: dict[str, Any]) -> None:
+        """Raise an `UnsupportedTargetError` if the plain model fails with these arguments."""
+        adapter = find_adapter(self.target)
+        if isinstance(adapter, ImageAdapter):
+            adapter.check_plain(inputs)
 
     def paint(
         self,
@@ -229,9 +239,9 @@ def check_prompts(painter: Painter, prompts: list[str]) -> None:
 
 
 def to_pictures(pixels: torch.Tensor, axis: int = -1) -> list[Image.Image]:
-    """Pixels in [-1, 1] with channels on `axis` to pictures."""
+    """Pixels in [-1, 1] with channels on `axis` to pictures, cut off to whole levels as transformers' processors do."""
     last = pixels.movedim(axis, -1).float().clamp(-1, 1)
-    return [Image.fromarray(array) for array in ((last + 1) * 127.5).round().byte().cpu().numpy()]
+    return [Image.fromarray(array) for array in ((last + 1) * 127.5).byte().cpu().numpy()]
 
 
 @contextmanager

@@ -29,7 +29,17 @@ class ConflictError(MmaccelError, ValueError):
 
 
 class ActiveSessionError(MmaccelError, RuntimeError):
-    """The target is already accelerated by a live session."""
+    """The target is already accelerated by a live session, or in the middle of a run.
+
+    Attributes
+    ----------
+    session
+        The one that has it, to remove it where nothing else does; None for a run of its own.
+    """
+
+    def __init__(self, message: str, session: Any = None) -> None:
+        super().__init__(message)
+        self.session = session
 
 
 class WeightsError(MmaccelError, ValueError):

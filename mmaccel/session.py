@@ -25,6 +25,24 @@ A = TypeVar("A", bound=Adapter, default=Any)
 _holders: dict[int, weakref.ref[Session]] = {}
 
 
+def holder_of(part: Any) -> Session | None:
+    """The live session that has a part of a target."""
+    holder = _holders.get(id(part))
+    live = holder() if holder is not None else None
+    return None if live is None or live._removed else live
+
+
+def refuse_held(part: Any, own: Session | None = None) -> None:
+    """Raise an `ActiveSessionError` if a part of a target belongs to another session."""
+    live = holder_of(part)
+    if live is not None and live is not own:
+        raise ActiveSessionError(
+            f"this {type(part).__name__} is already accelerated by {live}: call .remove() on that session first,"
+            " which this error has as .session",
+            live,
+        )
+
+
 def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) -> Session:
     """Make a model or pipeline faster, in place, until :meth:`Session.remove`.
 
@@ -101,16 +119,10 @@ class Session(Generic[A]):
 
     def hold(self, part: Any) -> None:
         """Have a part of the target to oneself until :meth:`remove`; raises an `ActiveSessionError` if another has."""
-        holder = _holders.get(id(part))
-        live = holder() if holder is not None else None
-        if live is self:
-            return
-        if live is not None and not live._removed:
-            raise ActiveSessionError(
-                f"this {type(part).__name__} is already accelerated by {live}: call .remove() on that session first"
-            )
-        _holders[id(part)] = weakref.ref(self)
-        self._held.append(part)
+        refuse_held(part, self)
+        if holder_of(part) is None:
+            _holders[id(part)] = weakref.ref(self)
+            self._held.append(part)
 
     @property
     def active(self) -> bool:
@@ -224,7 +236,7 @@ class Session(Generic[A]):
             super().__setattr__(name, value)
 
     def __str__(self) -> str:
-        state = "" if self.active else ", removed"
+        state = "" if self.active else ", removed" if self._removed else ", detached"
         return f"Session({type(self.target).__name__}, {', '.join(self.report.methods)}{state})"
 
     __repr__ = __str__

@@ -125,18 +125,28 @@ class ChatEndpoint(Endpoint[Chat]):
             ).to(self.target.device)
         except ValueError as error:
             raise PromptError(f"the model's processor does not take this request: {error}") from error
-        more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Left(requests)])}
         first = requests[0]
+        room = self._room(inputs)
+        length = min(first.sampling["max_new_tokens"], room)
+        more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Left(requests)]), "max_new_tokens": length}
         if first.pieces is not None:
             more["streamer"] = _Streamer(self.processor.tokenizer, first.pieces)
         with torch.random.fork_rng():
             torch.manual_seed(first.seed)
-            tokens = self.target.generate(**inputs, **first.sampling, **more)
+            tokens = self.target.generate(**inputs, **{**first.sampling, **more})
         if all(request.left.is_set() for request in requests):
             raise Left
         length = inputs["input_ids"].shape[1]
         prompts = inputs["attention_mask"].sum(1).tolist()
         return [self._answer(*row) for row in zip(requests, tokens[:, length:], prompts, strict=True)]
+
+    def _room(self, inputs: Any) -> int:
+        """Tokens that fit behind the longest prompt; raises if there are none."""
+        most = getattr(self.target.config.get_text_config(), "max_position_embeddings", None)
+        longest = int(inputs["attention_mask"].sum(1).max())
+        if most is not None and longest >= most:
+            raise PromptError(f"the messages are {longest} tokens long, and the model takes {most}: send fewer")
+        return TOKENS if most is None else most - longest
 
     def _answer(self, request: Chat, tokens: torch.Tensor, prompt: int) -> dict[str, Any]:
         text = self.processor.batch_decode(tokens[None], skip_special_tokens=True)[0].strip()

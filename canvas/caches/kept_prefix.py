@@ -107,10 +107,14 @@ class KeptPrefix(Kept):
         return original(module, query, key, value, attention_mask, **kwargs)
 
     def _mask(self, own: torch.Tensor | None, old: int) -> torch.Tensor | None:
-        """What new tokens see: of the prefix all but padding; of themselves all in a block, else what they did."""
-        if self.mode == "reuse" or own is None:
+        """What new tokens see: of themselves what they did, of the prefix all but padding."""
+        if own is None:
             return self.padding
-        before = own.new_ones(*own.shape[:-1], old)
+        before = torch.ones(*own.shape[:-1], old, dtype=torch.bool, device=own.device)
         if self.padding is not None:
             before = before & self.padding[..., :old]
+        if own.is_floating_point():
+            before = torch.zeros(before.shape, dtype=own.dtype, device=own.device).masked_fill(
+                ~before, torch.finfo(own.dtype).min
+            )
         return torch.cat([before, own.expand(*before.shape[:-1], -1)], -1)

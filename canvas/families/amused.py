@@ -51,7 +51,7 @@ class AmusedAdapter(Adapter):
         call = inspect.signature(self.target.__call__).bind_partial(*args, **kwargs)
         call.apply_defaults()
         if self.decoder is not None:
-            self.decoder.guided = call.arguments["guidance_scale"] > 1
+            self.decoder.prepare(call.arguments["guidance_scale"] > 1)
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one installs what follows the pipeline's passes and steps."""

@@ -61,7 +61,7 @@ class HaltonOrder(CommitRule):
     def choose(self, block: Block) -> torch.Tensor:
         assert block.grid is not None
         total = block.masked.shape[1]
-        left = math.cos(math.pi / 2 * min((block.step + 1) / self.steps, 1))
+        left = math.cos(math.pi / 2 * min((block.step + 1) / self.takes(block.steps), 1))
         reached = total - math.floor(total * left + 1e-6)
         ranks = torch.tensor(ranks_of(*block.grid), device=block.masked.device)
         return block.masked & (ranks < max(reached, block.step + 1))

@@ -10,6 +10,9 @@ import torch
 ORDER = (0.7, 0.15, 0.06)  # how often the next commit is the surest, second or third of the foreseen; on tiny-canvas
 
 
+KEPT = 2  # times the drafts of a pass: blocks of which logits are kept; more were no help on tiny-canvas
+
+
 class Drafted:
     """The blocks of one row, as the row is filled.
 
@@ -26,12 +29,14 @@ class Drafted:
         Number of the row.
     over
         Whether a text is finished after a step: `over(row, before, after)`.
+    most
+        Blocks of the row in one pass.
     """
 
     def __init__(
-        self, original: Callable[..., Any], kwargs: dict[str, Any], row: int, over: Callable[..., bool]
+        self, original: Callable[..., Any], kwargs: dict[str, Any], row: int, over: Callable[..., bool], most: int
     ) -> None:
-        self.original, self.kwargs, self.row, self.over = original, kwargs, row, over
+        self.original, self.kwargs, self.row, self.over, self.most = original, kwargs, row, over, most
         self.mask = kwargs["mask_token_id"]
         self.known: dict[tuple[int, ...], torch.Tensor] = {}  # logits [L, V] by block
         self.first = kwargs["sample"][row]  # the next block, which is sure
@@ -41,15 +46,18 @@ class Drafted:
         return self.known.get(_key(block))
 
     def learn(self, blocks: list[torch.Tensor], logits: torch.Tensor) -> None:
-        """Keep what a pass gave, `[K, L, V]`."""
+        """Keep what a pass gave, `[K, L, V]`, and what those shortly before it did."""
         for block, own in zip(blocks, logits, strict=False):
             self.known.pop(_key(block), None)
             self.known[_key(block)] = own
+        while len(self.known) > KEPT * self.most:
+            self.known.pop(next(iter(self.known)))
 
-    def draft(self, kwargs: dict[str, Any], made: int, most: int) -> list[torch.Tensor]:
-        """Up to so many blocks that follow the row's own, after `made` steps; the first is sure."""
+    def draft(self, kwargs: dict[str, Any], made: int, left: int) -> list[torch.Tensor]:
+        """Blocks that follow the row's own, after `made` steps and with so many `left`; the first is sure."""
+        most = min(self.most, left)
         self.kwargs, own = kwargs, kwargs["sample"][self.row]
-        if not (own == self.mask).any():
+        if most < 1 or not (own == self.mask).any():
             return []
         self.learn([own], kwargs["model_output"][self.row][None])
         self.first = first = self._step(own, kwargs["model_output"][self.row], made)
@@ -66,10 +74,10 @@ class Drafted:
                 waiting.setdefault(_key(after), (after, block, number + 1))
         return chosen
 
-    def walk(self, made: int) -> list[torch.Tensor]:
-        """The scheduler's steps from the row's own block, by true logits, as far as a pass has given these."""
+    def walk(self, made: int, most: int) -> list[torch.Tensor]:
+        """Up to so many of the scheduler's steps from the row's own block, as far as a pass has given true logits."""
         path, before, after = [self.first], self.kwargs["sample"][self.row], self.first
-        while not self.over(self.row, before, after) and (after == self.mask).any():
+        while len(path) < most and not self.over(self.row, before, after) and (after == self.mask).any():
             logits = self.logits_of(after)
             assert logits is not None
             before, after = after, self._step(after, logits, made + len(path))
@@ -77,6 +85,10 @@ class Drafted:
                 break
             path.append(after)
         return path
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(logits.nbytes for logits in self.known.values())
 
     def _step(self, block: torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
         """The block after the scheduler's step of this number."""

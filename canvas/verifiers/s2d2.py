@@ -73,6 +73,7 @@ class S2D2(CommitRule):
             return sure
         read = block.read(block.tokens).float()
         taken, instead = _verdict(block, read)
+        span = span & (promise >= self.least)[:, None]
         agreed = span & ((~taken & span).cumsum(1) == 0)
         ends = span & ~taken & ((~taken & span).cumsum(1) == 1)
         block.tokens.copy_(torch.where(ends, instead, block.tokens))
@@ -81,10 +82,10 @@ class S2D2(CommitRule):
 
 def _verdict(block: Block, read: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Whether each draft is accepted, and what stands in its place if not, both `[B, L]`."""
-    if block.temperature == 0:
+    if block.drawn is None:
         best = read.argmax(-1)
         return best == block.tokens, best
-    p, q = (read / block.temperature).softmax(-1), (block.logits / block.temperature).softmax(-1)
+    p, q = block.drawn(read), block.drawn(block.logits)
     own = [each.gather(-1, block.tokens[..., None])[..., 0] for each in (p, q)]
     drawn = torch.rand(own[0].shape, generator=block.generator, device=p.device)
     more = (p - q).clamp(min=0)

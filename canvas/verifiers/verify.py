@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..private import is_greedy
 from .drafted import Drafted
 
 
@@ -32,6 +33,8 @@ class Verifier:
         How many were computed, over all rows.
     jumps : int
         Passes after which more than one step was taken.
+    most_bytes : int
+        The most that was kept of logits.
     warnings : list of str
         Why runs were plain.
     """
@@ -42,10 +45,11 @@ class Verifier:
 
     def begin(self) -> None:
         """Forget the last run."""
-        self.canvases = self.jumps = self.ended = 0
+        self.canvases = self.jumps = self.most_bytes = 0
         self.warnings: list[str] = []
         self.made: list[int] = []  # steps that each row has made in this block
         self.rows: list[Drafted] = []
+        self.foresees = False
         self.found: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def known(self, ids: torch.Tensor) -> torch.Tensor | None:
@@ -54,51 +58,64 @@ class Verifier:
             return None
         return self.found[1]
 
-    @property
-    def steps(self) -> int:
-        """How many steps the pipeline would have taken, one pass each; a block lasts as long as its slowest row."""
-        return self.ended + max(self.made, default=0)
-
-    def is_last(self, steps: int) -> bool:
-        """Whether the pipeline would have taken all the `steps` that it may for this block, and so leave it."""
-        return max(self.made, default=0) >= steps
+    def reached(self, waiting: torch.Tensor, step: int) -> int:
+        """How many steps the pipeline, which takes it to be `step`, would have made, if rows are `waiting [B]`."""
+        if not self.foresees:
+            return step
+        left = [made for made, waits in zip(self.made, waiting.tolist(), strict=True) if waits]
+        return min(left) if left else max(self.made)
 
     def step(
-        self, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any], finished: torch.Tensor | None
+        self,
+        original: Callable[..., Any],
+        ids: torch.Tensor,
+        kwargs: dict[str, Any],
+        finished: torch.Tensor | None,
+        steps: int,
+        edits: bool,
     ) -> Any:
-        """What the scheduler returns after as many steps as could be verified; rows that are `finished [B]` rest."""
+        """What the scheduler returns after as many steps as could be verified, of which a block has `steps` at most.
+
+        Rows that are `finished [B]` rest; `edits` says whether the scheduler edits tokens that it has committed.
+        """
         sample = kwargs["sample"]
         if int(kwargs["timestep"]) == 0:
-            self.ended, self.made = self.steps, [0] * len(sample)
-            self.rows = [Drafted(original, kwargs, row, self.over) for row in range(len(sample))]
-        reason = self._reason(kwargs, len(sample))
+            self.made = [0] * len(sample)
+            self.rows = [Drafted(original, kwargs, row, self.over, self.drafts) for row in range(len(sample))]
+        reason = self._reason(kwargs, edits and len(sample) > 1)
+        self.foresees = not reason
         if reason:
             self.warnings = [reason]
             self.made = [made + 1 for made in self.made]
             return original(**kwargs)
         done = [False] * len(sample) if finished is None else finished.tolist()
         blocks: list[list[torch.Tensor]] = [
-            [] if done[row] else self.rows[row].draft(kwargs, self.made[row], self.drafts) for row in range(len(sample))
+            [] if done[row] else drafted.draft(kwargs, self.made[row], steps - self.made[row])
+            for row, drafted in enumerate(self.rows)
         ]
         longest, paths = max(map(len, blocks)), blocks
         if longest > 1:  # else the pipeline's own pass is the one
             logits = self._logits(ids, blocks, longest, sample.shape[1])
             for row, drafted in enumerate(self.rows):
                 drafted.learn(blocks[row], logits[row])
-            paths = [drafted.walk(self.made[row]) if blocks[row] else [] for row, drafted in enumerate(self.rows)]
+            paths = [
+                drafted.walk(self.made[row], steps - self.made[row]) if blocks[row] else []
+                for row, drafted in enumerate(self.rows)
+            ]
+            self.most_bytes = max(self.most_bytes, sum(drafted.nbytes() for drafted in self.rows))
         self.made = [made + len(path) for made, path in zip(self.made, paths, strict=True)]
         self.jumps += max(map(len, paths)) > 1
         return self._taken(original, kwargs, ids, paths)
 
     @staticmethod
-    def _reason(kwargs: dict[str, Any], rows: int) -> str:
+    def _reason(kwargs: dict[str, Any], edits_some: bool) -> str:
         """Why steps cannot be foreseen; empty if they can."""
-        if kwargs.get("temperature", 0.0) > 0:
+        if not is_greedy(kwargs):
             return "canvas.FreeDave ran plainly: it verifies greedy steps, and temperature is above 0"
-        if rows > 1 and (kwargs.get("editing_threshold") or 0) > 0:
+        if edits_some:
             return (
                 "canvas.FreeDave ran plainly: in a batch the pipeline edits some rows while it fills others; give"
-                " editing_threshold=None"
+                " editing_threshold=0.0"
             )
         return ""
 
@@ -113,7 +130,8 @@ class Verifier:
         )
         prefix = ids[:, None, :-length].expand(-1, longest, -1)
         self.canvases += len(blocks) * longest
-        return self.compute(torch.cat([prefix, filled], 2).flatten(0, 1))[:, -length:].unflatten(0, (-1, longest))
+        logits = self.compute(torch.cat([prefix, filled], 2).flatten(0, 1))
+        return logits[:, -length:].clone().unflatten(0, (-1, longest))  # without those of the text before
 
     def _taken(self, original: Callable[..., Any], kwargs: dict[str, Any], ids: torch.Tensor, paths: list[Any]) -> Any:
         """An output of the scheduler's step that leads to the end of each path.

@@ -41,7 +41,7 @@ WAYS: dict[str, tuple[Any, ...]] = {
     "HeterogeneousSteps(budget=0.25)": (video.HeterogeneousSteps(budget=0.25),),
     "EasyCache()": (video.EasyCache(),),
 }
-HEADINGS = ("processes", "way", "seconds a clip", "speed-up", "saved of the time", "of that in one process", "steps")
+HEADINGS = ("processes", "way", "seconds a clip", "speed-up", "saved of the time", "of that in one process", "passes")
 
 
 def split(transformer: Any, rank: int, world: int) -> None:
@@ -78,18 +78,21 @@ def work(rank: int, world: int, port: int, rounds: int, folder: Path) -> None:
 
 
 def drawn(pipe: Any, methods: tuple[Any, ...]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Latents, and the seconds and computed steps of the run that drew them."""
+    """Latents, and the seconds and computed passes of the run that drew them."""
     generator = torch.Generator().manual_seed(0)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     began = time.perf_counter()
     if not methods:
+        passes: list[None] = []
+        counting = pipe.transformer.register_forward_pre_hook(lambda *_: passes.append(None))
         latents = pipe(**CALL, generator=generator).frames
-        return latents, {"seconds": time.perf_counter() - began, "steps": CALL["num_inference_steps"]}
+        counting.remove()
+        return latents, {"seconds": time.perf_counter() - began, "passes": len(passes)}
     with mmaccel.accelerate(pipe, *methods) as fast:
         latents = fast(**CALL, generator=generator).frames
-        steps = sum(done > 0 for done in fast.report.details["computed"])
-    return latents, {"seconds": time.perf_counter() - began, "steps": steps}
+        passes = sum(done > 0 for done in fast.report.details["computed"])
+    return latents, {"seconds": time.perf_counter() - began, "passes": passes}
 
 
 def measured(rounds: int) -> Iterator[dict[str, Any]]:
@@ -115,8 +118,9 @@ def page(result: dict[str, Any]) -> str:
         f"`{MODEL}`, {CALL['num_inference_steps']} steps, in processes that share the tokens of a clip by the context"
         f" parallelism of diffusers, one thread each, by `python -m mmaccel.demos.video.context_parallel`. Medians of"
         f" {len(rows) // len(WORLDS) // len(WAYS)} runs by turns. {near} one process, and the"
-        " same steps were computed in any number. *Saved* is the part of the plain run's time that a method leaves out;"
-        " so small a model on so few cores gains little or nothing by the sharing itself."
+        " same steps were computed in any number, of two passes each for guidance. *Saved* is the part of the plain"
+        " run's time that a method leaves out; so small a model on so few cores gains little or nothing by the sharing"
+        " itself."
     )
     return pages.page(result, "Methods and shared tokens", intro, {"What stays of the gain": table(rows)})
 
@@ -129,11 +133,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _line(rows: list[dict[str, Any]], world: int, way: str) -> tuple[str, ...]:
     found = [row for row in rows if (row["processes"], row["way"]) == (world, way)]
     seconds = results.median(row["seconds"] for row in found)
-    steps = " or ".join(str(count) for count in sorted({row["steps"] for row in found}))
+    passes = " or ".join(str(count) for count in sorted({row["passes"] for row in found}))
     if way == "plain":
-        return str(world), way, f"{seconds:.2f}", "1.00x", "", "", steps
+        return str(world), way, f"{seconds:.2f}", "1.00x", "", "", passes
     saved, alone = _saved(rows, world, way), _saved(rows, 1, way)
-    return str(world), way, f"{seconds:.2f}", f"{1 / (1 - saved):.2f}x", f"{saved:.0%}", f"{saved / alone:.0%}", steps
+    return str(world), way, f"{seconds:.2f}", f"{1 / (1 - saved):.2f}x", f"{saved:.0%}", f"{saved / alone:.0%}", passes
 
 
 def _saved(rows: list[dict[str, Any]], world: int, way: str) -> float:

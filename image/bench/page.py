@@ -20,7 +20,7 @@ Left: what a pass of n tokens costs, against one token. Middle: how often the dr
 all before it were. Right: distance to real pictures against seconds.
 """
 LIMITS = """
-- **SpeculativeJacobi** keeps the first draft of a pass less often than deeper ones, whatever the window (middle), so
+- **SpeculativeJacobi** keeps the first draft of a pass less often than the next ones, whatever the window (middle), so
   that tokens per pass level off. On a processor a pass of many tokens costs several passes of one (left), and the
   fewest passes are not the least time; a GPU, where a small model's pass costs the same for few and for many tokens, is
   limited by acceptance alone. `window="auto"` pays for the passes that it learns from{auto}.

@@ -32,6 +32,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "exponential_decay_length_penalty": (None,),
     "min_new_tokens": (None,),
     "stop_strings": (None,),
+    "max_time": (None,),
     "prompt_lookup_num_tokens": (None,),
 }
 
@@ -62,7 +63,7 @@ class Sampling:
         UnsupportedTargetError
             If it asks for something that is not sampled the same way here.
         SettingError
-            If the temperature is not above 0.
+            If the temperature is not above 0, or `top_k` or `top_p` is out of range.
         """
         for name, harmless in NEUTRAL.items():
             value = getattr(config, name, None)
@@ -80,6 +81,10 @@ class Sampling:
             raise SettingError(
                 f"temperature={config.temperature}: it must be above 0; for the most likely tokens pass do_sample=False"
             )
+        if config.do_sample and config.top_k is not None and config.top_k < 0:
+            raise SettingError(f"top_k={config.top_k}: give 1 or more, or 0 for all")
+        if config.do_sample and config.top_p is not None and not 0 <= config.top_p <= 1:
+            raise SettingError(f"top_p={config.top_p}: give above 0 and at most 1, which is all")
         return cls(
             do_sample=bool(config.do_sample),
             temperature=1.0 if config.temperature is None else float(config.temperature),

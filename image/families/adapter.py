@@ -60,6 +60,9 @@ class ImageAdapter(Adapter):
         """Whether the model's own generate writes whole pictures with these arguments."""
         return True
 
+    def check_plain(self, kwargs: dict[str, Any]) -> None:
+        """Raise an `UnsupportedTargetError` if the model's own generate fails with these arguments."""
+
     def layout(self) -> Layout | None:
         """The layout of every picture, where the model's configuration fixes it."""
         return None

@@ -9,6 +9,7 @@ import torch
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.private import generation_settings
 
 from ..decoding.layout import Layout
@@ -74,8 +75,22 @@ class JanusAdapter(ImageAdapter):
     classes = ("JanusForConditionalGeneration",)
 
     def layout(self) -> Layout:
-        side = math.isqrt(self.model.config.vision_config.num_image_tokens)
+        tokens = self.model.config.vision_config.num_image_tokens
+        side = math.isqrt(tokens)
+        if side * side != tokens:
+            raise UnsupportedTargetError(
+                f"num_image_tokens={tokens} is no square: pictures of Janus are as high as wide, correct the"
+                " vision_config"
+            )
         return Layout.grids([(side, side)])
+
+    def check_plain(self, kwargs: dict[str, Any]) -> None:
+        scale = kwargs.get("guidance_scale", self.model.generation_config.guidance_scale)
+        if scale is not None and not scale > 1:
+            raise UnsupportedTargetError(
+                f"guidance_scale={scale}: the plain {type(self.model).__name__} cannot do without guidance, so that"
+                " there is nothing to compare with: give more than 1, or draw without comparing"
+            )
 
     def makes_images(self, kwargs: dict[str, Any]) -> bool:
         return kwargs.get("generation_mode", "text") == "image"
@@ -85,10 +100,12 @@ class JanusAdapter(ImageAdapter):
         ids, mask = prompt_of(kwargs)
         config, _ = generation_settings(self.model, kwargs)
         guidance = DEFAULT_GUIDANCE if config.guidance_scale is None else float(config.guidance_scale)
+        if not math.isfinite(guidance):
+            raise SettingError(f"guidance_scale={guidance}: give a finite number, such as 5.0")
         ids = ids.repeat_interleave(config.num_return_sequences, 0)
         mask = mask.repeat_interleave(config.num_return_sequences, 0)
         batch, branches = ids.shape[0], 1
-        if guidance > 1:
+        if guidance != 1:
             branches = 2
             kept = (ids == config.bos_token_id) | (ids == config.generation_kwargs["boi_token_id"])
             ids = torch.cat([ids, ids.masked_fill(~kept, config.pad_token_id)])

@@ -53,7 +53,13 @@ class VocabularyTask(ImageTask):
 
     def noise(self, generator: torch.Generator | None) -> torch.Tensor:
         # the model's own generate samples over all it could say, text included
-        return gumbel((self.batch, self.model.lm_head.out_features), generator, self.device)[:, self.ids]
+        return gumbel((self.batch, self._vocabulary), generator, self.device)[:, self.ids]
+
+    @property
+    def _vocabulary(self) -> int:
+        """How many tokens the model tells apart."""
+        config = self.model.config.get_text_config()
+        return int(getattr(self.model.lm_head, "out_features", config.vocab_size))
 
     def codebook(self) -> torch.Tensor:
         found: torch.Tensor = self.model.get_input_embeddings()(self.ids[: self.codes])

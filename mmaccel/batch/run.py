@@ -16,7 +16,7 @@ from ..progress import looks
 from .folder import OutputFolder
 from .items import Item
 from .total import told
-from .work import Made, Task, arguments_of, working
+from .work import FULL, Made, Task, arguments_of, working
 
 if TYPE_CHECKING:
     from ..cli.command import Command
@@ -93,19 +93,22 @@ def run(
         for made in workers(tasks) if tasks else ():
             if made.full:
                 raise _no_room(folder, made.error)
-            if made.error:
-                failures[made.task.item.key] = made.error
-            else:
-                _commit(folder, made)
+            error = made.error or _commit(folder, made)
+            if error:
+                failures[made.task.item.key] = error
             bar.update()
     return Outcome(len(folder.records.keys() & {item.key for item in waiting}), len(before), failures)
 
 
-def _commit(folder: OutputFolder, made: Made) -> None:
+def _commit(folder: OutputFolder, made: Made) -> str:
+    """Put an output into its place; why that cannot be, such as a key that is a folder of another, or empty."""
     try:
         folder.commit(made)
     except OSError as error:
-        raise _no_room(folder, str(error)) from error
+        if error.errno in FULL:
+            raise _no_room(folder, str(error)) from error
+        return f"its key names no place for {folder.output(made.task.item.key)} ({error.strerror}): give another"
+    return ""
 
 
 def _no_room(folder: OutputFolder, reason: str) -> OSError:

@@ -10,6 +10,7 @@ from ..adapter import find_adapter
 from ..errors import ConflictError, SettingError
 from ..method import Method, is_count
 from ..plan import Plan, plan
+from ..session import refuse_held
 from .comparison import Comparison
 from .entry import PLAIN, Entry
 from .ranks import Ranks
@@ -63,7 +64,7 @@ def compare(
 
     Raises
     ------
-    SettingError, ConflictError, UnknownNameError, UnsupportedTargetError
+    SettingError, ConflictError, UnknownNameError, UnsupportedTargetError, ActiveSessionError
         Before anything runs.
 
     Examples
@@ -80,7 +81,10 @@ def compare(
     """
     numbers = _checked(seeds, rounds)
     plans = _plans(target, methods, preset)
-    trial = trial_of(find_adapter(target), inputs, processor)
+    adapter = find_adapter(target)
+    for part in adapter.parts():
+        refuse_held(part)
+    trial = trial_of(adapter, inputs, processor)
     made = [Entry(PLAIN, PLAIN), *(Entry(label, "method", plan) for label, plan in plans.items())]
     rounds = rounds or math.ceil(LEAST_RUNS / len(numbers))
     return measured(trial, made, numbers, rounds, simple, _processes(target) if ranks else Ranks())
@@ -112,7 +116,7 @@ def _processes(target: Any) -> Ranks:
 
 def _checked(seeds: Iterable[int], rounds: int | None) -> list[int]:
     try:
-        numbers = list(seeds)
+        numbers = [seed.item() if hasattr(seed, "item") else seed for seed in seeds]  # NumPy's are not plain ones
     except TypeError as error:
         raise SettingError(f"seeds={seeds!r}: give several numbers, such as seeds=range(4)") from error
     if not numbers:

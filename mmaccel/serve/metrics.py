@@ -36,6 +36,8 @@ class Metrics:
         self.running.set(rows)
         self.batches.observe(rows)
         began = time.perf_counter()
+        if isinstance(target, Session):
+            target.report.start()  # where the model is not reached, nothing is counted
         try:
             yield
         finally:

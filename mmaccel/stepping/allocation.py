@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,11 @@ class StepAllocation:
         Correct along parabolas (default), measured to be better for Euler's steps; else along lines, better for
         samplers of several past steps.
 
+    Attributes
+    ----------
+    agree
+        What is decided by `tolerance`, where several processes work on one run and have to decide alike.
+
     Examples
     --------
     Euler steps along the velocity ``2 * level``, of which two of four are computed:
@@ -82,6 +87,7 @@ class StepAllocation:
         self.layout = LatentLayout()
         self.index = 0
         self.share = 1.0
+        self.agree: Callable[[bool], bool] = bool
         self.active: torch.Tensor | None = None
         self.order: torch.Tensor | None = None  # tokens, the hottest first
         self.pinned: torch.Tensor | None = None  # bool `[S]`: tokens that never move, and are not chosen
@@ -109,7 +115,9 @@ class StepAllocation:
     def begin(self, step: int) -> float:
         """Decide what the step of this index computes; returns the share of the tokens, and sets `active`."""
         self.index, self.active, self.velocities.forecast = step, None, self.trust
-        is_due = not self.velocities.is_known or (self.tolerance is not None and self.missed > self.tolerance)
+        is_due = not self.velocities.is_known
+        if self.tolerance is not None:
+            is_due |= self.agree(self.missed > self.tolerance)
         self.share = 1.0 if is_due else self.schedule.fractions[step]
         if 0 < self.share < 1:
             if not self.by_groups:

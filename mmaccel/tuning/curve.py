@@ -29,7 +29,7 @@ def point(
     quality, worst
         Mean over seeds, and value of the worst seed; None if not measured.
     """
-    found = {"name": method.name, "settings": method.settings(), "exact": method.exact, "speedup": speedup}
+    found = {"name": method.name, "settings": method.settings(), "exact": bool(method.exact), "speedup": speedup}
     return {**found, "metric": metric, "title": title, metric: quality, "worst": quality if worst is None else worst}
 
 

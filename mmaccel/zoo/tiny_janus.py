@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer, JanusConfig, JanusForConditionalGeneration, JanusProcessor
 from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
 
+from ..errors import SettingError
 from .vocabulary import Vocabulary
 from .weights import load_pretrained
 
@@ -59,8 +60,17 @@ def load_processor(folder: Path) -> TinyJanusProcessor:
 
 
 def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
-    """Different captions of the model's world."""
+    """Different captions of the model's world.
+
+    Raises
+    ------
+    SettingError
+        If there are fewer than `count`.
+    """
     facts = _facts(folder)
+    there = len(facts["names"]) * len(facts["backgrounds"]) * (len(set(facts["sizes"])) - 1 + len(facts["places"]))
+    if count > there:
+        raise SettingError(f"count={count}: there are {there} captions, ask for fewer")
     rng, seen = random.Random(seed), set[str]()
     while len(seen) < count:
         size = rng.choice(facts["sizes"])

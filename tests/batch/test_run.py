@@ -135,6 +135,14 @@ def test_a_full_disk_ends_the_run_and_keeps_what_is_finished(tmp_path, monkeypat
     assert made(tmp_path, items("a", "b", "c"))[0].made == 2
 
 
+def test_a_key_within_the_output_of_another_fails_alone(tmp_path):
+    found = [Item("a", {"text": "a"}), Item("a.txt/b", {"text": "b"}), Item("later", {"text": "c"})]
+    for _ in range(2):
+        outcome, files = made(tmp_path, found)
+        assert files == {"a.txt": "a", "later.txt": "c"}
+        assert list(outcome.failures) == ["a.txt/b"] and "its key names no place" in outcome.failures["a.txt/b"]
+
+
 def test_a_record_without_an_output_and_half_a_record_are_dropped(tmp_path):
     made(tmp_path, items("a", "b"))
     (tmp_path / "01.txt").unlink()

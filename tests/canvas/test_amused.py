@@ -70,8 +70,11 @@ def test_halton_order_fills_a_picture_in_its_own_steps(made):
 def test_a_call_of_fewer_steps_ends_earlier(made):
     pipe, arguments = made
     with mmaccel.accelerate(pipe, canvas.HaltonOrder(steps=8)) as fast:
-        codes, _ = drawn(fast, arguments, steps=3)
+        codes, seen = drawn(fast, arguments, steps=3)
         assert fast.report.forwards == 3 and not (codes == MASK).any()
+    total = SIDE * SIDE
+    shared_out = [total - math.floor(total * math.cos(math.pi / 2 * step / 3) + 1e-6) for step in (1, 2, 3)]
+    assert counts(seen) == shared_out, "not nearly all of it in the last step"
 
 
 # ---------------------------------------------------------------- rules beside the pipeline's own schedule
@@ -146,6 +149,15 @@ def test_late_guidance_counts_its_steps_and_leaves_calls_without_guidance(made):
         assert fast.report.forwards == 6 - 0.5 * 3
         assert torch.equal(drawn(fast, arguments, guidance_scale=1.0)[0], alone)
         assert not fast.report.engaged and "no step was changed" in fast.report.warnings[0]
+
+
+def test_calls_of_the_pipeline_itself_are_guided_as_they_say(made):
+    pipe, arguments = made
+    alone, _ = drawn(pipe, arguments, batch=2, guidance_scale=1.0)
+    with mmaccel.accelerate(pipe, canvas.LateGuidance(0.5)) as fast:
+        assert torch.equal(drawn(pipe, arguments, batch=2, guidance_scale=1.0)[0], alone)
+        drawn(fast, arguments, batch=2)
+        assert torch.equal(drawn(pipe, arguments, batch=2, guidance_scale=1.0)[0], alone)
 
 
 def test_guidance_by_position_counts_too(made):

@@ -73,7 +73,7 @@ def test_free_dave_follows_edits_of_one_row_and_leaves_batches_that_edit():
     with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
         assert torch.equal(run(fast, arguments, 1, **call), plain) and not fast.report.warnings
         assert torch.equal(run(fast, arguments, 2, **call), both)
-        assert "editing_threshold=None" in fast.report.warnings[0] and not fast.report.engaged
+        assert "editing_threshold=0.0" in fast.report.warnings[0] and not fast.report.engaged
 
 
 def test_free_dave_leaves_sampling_alone_and_says_so():
@@ -358,3 +358,105 @@ def test_no_steps_and_no_text_are_the_pipeline_s_own_errors(settings, says):
         with pytest.raises(ValueError, match=says):
             run(fast, arguments, **settings)
         assert torch.equal(run(fast, arguments), run(pipe, arguments))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("seed", (0, 1, 2))
+def test_free_dave_ends_where_masks_are_all_that_a_model_says(build, seed):
+    pipe, arguments = build(seed)
+    said = int(run(pipe, arguments)[0].mode().values)
+    plain = run(pipe, arguments, mask_token_id=said)
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        assert torch.equal(run(fast, arguments, mask_token_id=said), plain)
+
+
+EDITING = (
+    {"threshold": 0.7, "editing_threshold": 0.5},
+    {"editing_threshold": 0.05},
+    {"threshold": 0.2, "editing_threshold": 0.05, "max_post_steps": 3},
+)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("seed", (2, 4, 5, 6))
+@pytest.mark.parametrize("call", EDITING, ids=str)
+def test_free_dave_leaves_a_block_when_the_pipeline_would(build, seed, call):
+    """Also where all of its steps are used up, so that it edits the full block no more."""
+    pipe, arguments = build(seed)
+    passes = []
+    with_count = pipe.model.register_forward_pre_hook(lambda *_: passes.append(None))
+    plain = run(pipe, arguments, **call)
+    with_count.remove()
+    caches = (canvas.PrefixCache(),) if build is examples.block_causal else ()
+    for methods in ((canvas.FreeDave(),), (canvas.FreeDave(), *caches), caches):
+        if methods:
+            with mmaccel.accelerate(pipe, *methods) as fast:
+                assert torch.equal(run(fast, arguments, **call), plain) and fast.report.exact
+                assert fast.report.plain_forwards == len(passes)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("batch", (1, 2))
+@pytest.mark.parametrize("seed", (4, 6))
+def test_a_scheduler_that_edits_by_its_own_settings_is_followed(build, batch, seed):
+    pipe, arguments = build(seed)
+    pipe.scheduler = BlockRefinementScheduler(block_length=8, editing_threshold=0.05)
+    plain = run(pipe, arguments, batch)
+    for method in (canvas.FreeDave(), *([canvas.PrefixCache()] if build is examples.block_causal else [])):
+        with mmaccel.accelerate(pipe, method) as fast:
+            assert torch.equal(run(fast, arguments, batch), plain)
+
+
+def test_rows_that_have_ended_take_no_more_passes():
+    """In a batch the shorter text's masks keep the pipeline for all its steps; what is computed does not wait."""
+    pipe, arguments = examples.block_causal()
+    sequences = run(pipe, arguments, 2, gen_length=40)
+    end = next(
+        int(token) for token in sequences[0, :8] if token not in sequences[1]
+    )  # the first row ends, not the other
+    call = {"gen_length": 40, "eos_early_stop": True, "eos_token_id": end, "num_inference_steps": 8}
+    passes = []
+    with_count = pipe.model.register_forward_pre_hook(lambda *_: passes.append(None))
+    plain = run(pipe, arguments, 2, **call)
+    with_count.remove()
+    alone = {
+        name: value[1:] if isinstance(value, torch.Tensor) else value for name, value in arguments(2, **call).items()
+    }
+    rule = canvas.FactorCommit(factor=4)
+    for methods, equal in (((canvas.FreeDave(),), True), ((rule,), False)):
+        with mmaccel.accelerate(pipe, *methods) as fast:
+            fast(**alone)
+            needed = fast.report.details["passes"]
+            found = run(fast, arguments, 2, **call)
+            assert fast.report.details["passes"] <= needed + 2
+            assert not equal or (torch.equal(found, plain) and fast.report.plain_forwards == len(passes))
+
+
+def test_what_is_kept_of_logits_is_counted_and_bounded():
+    pipe, arguments = examples.bidirectional()
+    with mmaccel.accelerate(pipe, canvas.FreeDave(3)) as fast:
+        run(fast, arguments, gen_length=40)
+        kept = fast.report.peak_extra_bytes
+    assert 0 < kept <= 2 * 3 * examples.BLOCK * examples.VOCABULARY * 4
+
+
+@pytest.mark.parametrize("stops", (False, True))
+def test_calls_of_the_pipeline_itself_follow_their_own_arguments(stops):
+    pipe, arguments = examples.block_causal(1)
+    end = int(run(pipe, arguments, gen_length=40)[0, 20])
+    call = {"gen_length": 40, "eos_early_stop": stops, "eos_token_id": end}
+    plain = run(pipe, arguments, **call)
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        assert torch.equal(run(pipe, arguments, **call), plain)
+        run(fast, arguments, gen_length=40)
+        assert torch.equal(run(pipe, arguments, **call), plain), "nor does the session's last call count"
+
+
+def test_another_scheduler_is_refused_by_name():
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
+        fast.scheduler = BlockRefinementScheduler.from_config(pipe.scheduler.config)
+        with pytest.raises(
+            UnsupportedTargetError, match="another scheduler than when .*PrefixCache.*accelerate it again"
+        ):
+            run(fast, arguments)

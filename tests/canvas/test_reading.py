@@ -11,12 +11,12 @@ from mmaccel.canvas.method import Block
 from mmaccel.errors import SettingError
 
 
-def block(tokens, read, masked, temperature=0.0, chance=0.6):
+def block(tokens, read, masked, chance=0.6):
     """A block of so many positions; `read` is what is likeliest word by word."""
     logits = torch.nn.functional.one_hot(torch.tensor([tokens]), 5).float() * 8
     chances = torch.full((1, len(tokens)), chance)
     by_word = torch.nn.functional.one_hot(torch.tensor([read]), 5).float() * 8
-    made = Block(logits, torch.tensor([tokens]), chances, torch.tensor([masked]).bool(), 0, 8, temperature=temperature)
+    made = Block(logits, torch.tensor([tokens]), chances, torch.tensor([masked]).bool(), 0, 8)
     made.read = lambda tokens: by_word
     return made
 
@@ -43,12 +43,64 @@ def test_s2d2_draws_what_the_reading_says_whatever_is_drafted():
     count, generator = 20000, torch.Generator().manual_seed(0)
     tokens = torch.multinomial(q, count, True, generator=generator)[:, None]
     masked = torch.ones(count, 1, dtype=torch.bool)
-    made = Block(q.log().expand(count, 1, 3), tokens, q[tokens], masked, 0, 8, temperature=1.0, generator=generator)
+    made = Block(q.log().expand(count, 1, 3), tokens, q[tokens], masked, 0, 8, generator=generator)
+    made.drawn = lambda logits: logits.softmax(-1)
     made.read = lambda tokens: p.log().expand(count, 1, 3)
     assert canvas.S2D2(cost=0).choose(made).all()
     found = made.tokens[:, 0].bincount(minlength=3) / count
     assert torch.allclose(found, p, atol=0.015), found
     assert not torch.allclose(found, q, atol=0.1)
+
+
+def test_a_row_that_is_not_verified_keeps_its_own_tokens_beside_one_that_is():
+    logits = torch.zeros(2, 2, 6)
+    logits[0, 0, 1], logits[1, :, 1] = 4.0, 30.0  # the first row is sure of one token, the second of both
+    made = Block(logits, logits.argmax(-1), logits.softmax(-1).amax(-1), torch.ones(2, 2).bool(), 0, 2)
+    made.read = lambda tokens: torch.nn.functional.one_hot(torch.full_like(tokens, 3), 6).float() * 9
+    chosen = canvas.S2D2(least=0.8).choose(made)
+    assert chosen[0].tolist() == [True, False] and made.tokens[0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_reading_rejects_is_never_committed(seed, monkeypatch):
+    """Not by the pipeline's own schedule either, which commits a token of each step."""
+    pipe, arguments = examples.block_causal(seed)
+    told, after = [], []
+    choose = canvas.S2D2.choose
+
+    def looking(self, block):
+        drafts, chosen = block.tokens.clone(), choose(self, block)
+        told.append((drafts != block.tokens) & chosen)
+        return chosen
+
+    def ended(pipe, step, timestep, kwargs):
+        if kwargs["active_block"].any():
+            after.append((told[-1] & kwargs["active_block"], kwargs["sampled_tokens"], kwargs["block_x"][:, -8:]))
+        return {}
+
+    monkeypatch.setattr(canvas.S2D2, "choose", looking)
+    names = ["block_x", "active_block", "sampled_tokens"]
+    with mmaccel.accelerate(pipe, canvas.S2D2(threshold=1.0, cost=0.0)) as fast:
+        fast(**arguments(1, callback_on_step_end=ended, callback_on_step_end_tensor_inputs=names))
+    assert sum(int(instead.sum()) for instead, _, _ in after) > 3
+    assert all(bool((drawn == block)[instead].all()) for instead, drawn, block in after)
+
+
+@pytest.mark.parametrize("call", ({"top_k": 1}, {"sampling_method": "greedy"}), ids=str)
+def test_s2d2_draws_as_the_call_says(call):
+    pipe, arguments = examples.block_causal(1)
+    with mmaccel.accelerate(pipe, canvas.S2D2(cost=0.0)) as fast:
+        drawn = [
+            fast(**arguments(1, temperature=1.0, generator=torch.Generator().manual_seed(seed), **call)).sequences
+            for seed in range(3)
+        ]
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
+
+
+def test_what_guides_is_left_out_of_the_plain_runs_of_a_comparison():
+    pipe, arguments = examples.bidirectional()
+    found = mmaccel.compare(pipe, canvas.GuidedCommit(), guide_model=guide(), rounds=1, simple=False, **arguments(2))
+    assert [row["name"] for row in found.rows][0] == "plain" and len(found.rows) == 2
 
 
 @pytest.mark.parametrize("cached", (False, True))

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -26,7 +27,14 @@ from mmaccel.comparison.difference import difference, worst_frame, worst_row, wo
 from mmaccel.comparison.outcome import Pair, describe
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.trial import Shown, seeded
-from mmaccel.errors import ConflictError, MissingExtraError, SettingError, UnknownNameError, UnsupportedTargetError
+from mmaccel.errors import (
+    ActiveSessionError,
+    ConflictError,
+    MissingExtraError,
+    SettingError,
+    UnknownNameError,
+    UnsupportedTargetError,
+)
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.image import examples as image_examples
 from mmaccel.image.command import ImageCommand
@@ -103,6 +111,23 @@ def test_image_methods_side_by_side(janus):
     assert "same distribution" in str(
         found
     ) and "no simple alternative: every token of a picture has to be drawn" in str(found)
+
+
+def test_an_accelerated_target_is_refused_before_anything_runs(janus):
+    model, arguments = janus
+    calls = []
+    with mmaccel.accelerate(model, ZipAR(window=2)):
+        hook = model.model.language_model.register_forward_pre_hook(lambda *_: calls.append(None))
+        with pytest.raises(ActiveSessionError, match="already accelerated"):
+            mmaccel.compare(model, SpeculativeJacobi(window=4), **arguments())
+        hook.remove()
+    assert not calls
+
+
+def test_numbers_of_numpy_are_numbers(janus):
+    model, arguments = janus
+    found = mmaccel.compare(model, ZipAR(window=2), seeds=np.arange(2), rounds=1, **arguments())
+    assert found.seeds == [0, 1] and json.loads(json.dumps(found.seeds)) == [0, 1]
 
 
 def test_the_ratios_are_those_of_a_round(janus):

@@ -329,11 +329,20 @@ def test_second_session_is_refused_and_names_the_first(janus):
     held = snapshot(model)
     with pytest.raises(ActiveSessionError) as error:
         mmaccel.accelerate(model, ZipAR(window=2))
-    assert str(first) in str(error.value) and ".remove()" in str(error.value)
+    assert str(first) in str(error.value) and ".remove()" in str(error.value) and error.value.session is first
     assert snapshot(model) == held and len(run(first, arguments)) == 1
     first.remove()
     with mmaccel.accelerate(model, ZipAR(window=2)) as second:
         assert run(second, arguments).shape == (1, 16)
+
+
+def test_a_session_is_no_target(janus):
+    with mmaccel.accelerate(janus[0], FAST) as fast:
+        with pytest.raises(UnsupportedTargetError, match=r"this Session is accelerated already: give its \.target"):
+            mmaccel.accelerate(fast, ZipAR(window=2))
+        with fast.baseline():
+            assert str(fast).endswith(", detached)")
+    assert str(fast).endswith(", removed)")
 
 
 def test_removing_an_old_session_leaves_the_new_one_alone(janus):
@@ -355,9 +364,10 @@ def test_a_dropped_session_keeps_working(janus):
     del session
     gc.collect()
     assert witness() is not None and torch.equal(run(model, arguments), expected)
-    with pytest.raises(ActiveSessionError, match="SpeculativeJacobi"):
+    with pytest.raises(ActiveSessionError, match="SpeculativeJacobi") as error:
         mmaccel.accelerate(model, ZipAR(window=2))
-    witness().remove()
+    error.value.session.remove()  # all that a user has of it
+    del error
     assert "generate" not in vars(model)
     with mmaccel.accelerate(model, ZipAR(window=2)) as fast:
         assert fast.active

@@ -3,6 +3,7 @@
 import importlib
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,6 +81,14 @@ def test_a_grid_is_all_combinations_or_methods(wan):
 def test_grids_that_cannot_be(wan, method, grid, error, hint):
     with pytest.raises(error, match=hint):
         settings_of(wan[0], method, grid)
+
+
+def test_values_of_numpy_and_torch_are_numbers_in_a_plan(wan):
+    for values in (np.array([0.5, 0.7]), torch.tensor([0.5, 0.7], dtype=torch.float64)):
+        found = settings_of(wan[0], HeterogeneousSteps, {"budget": values})
+        assert [str(m) for m in found] == ["video.HeterogeneousSteps()", "video.HeterogeneousSteps(budget=0.7)"]
+    exact = HeterogeneousSteps(budget=np.float64(1.0))
+    assert json.loads(json.dumps(point(exact, 1.0, "psnr", "PSNR", None)["exact"])) is True
 
 
 def test_the_command_line_reads_values():

@@ -176,6 +176,7 @@ UNREAD = {
     "min_new_tokens": 3,
     "stop_strings": ["x"],
     "prompt_lookup_num_tokens": 3,
+    "max_time": 1.0,
 }
 
 
@@ -200,6 +201,33 @@ def test_settings_that_change_nothing_in_a_picture_are_taken():
     assert sampling(temperature=0.5, top_k=7, top_p=0.25) == Sampling(True, 0.5, 7, 0.25)
 
 
+def test_a_picture_of_janus_is_square():
+    model, _ = examples.janus()
+    model.config.vision_config.num_image_tokens = 12
+    with pytest.raises(UnsupportedTargetError, match="num_image_tokens=12 is no square"):
+        mmaccel.accelerate(model, METHODS[0])
+
+
+@pytest.mark.parametrize("scale", (1.0, 0.5))
+def test_what_plain_janus_cannot_do_is_said_before_anything_runs(scale):
+    """Its own generate needs both branches of guidance; an accelerated one draws without."""
+    model, arguments = examples.janus()
+    calls = []
+    model.model.language_model.register_forward_pre_hook(lambda *_: calls.append(None))
+    with pytest.raises(UnsupportedTargetError, match=f"guidance_scale={scale}: the plain Janus.*nothing to compare"):
+        mmaccel.compare(model, METHODS[0], **arguments(guidance=scale))
+    assert not calls
+
+
+def test_guidance_below_one_is_followed():
+    model, arguments = examples.janus()
+    made = {}
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        for scale in (0.0, 0.5, 1.0, 3.0):
+            made[scale] = fast.generate(**arguments(guidance=scale), generator=torch.Generator().manual_seed(0))
+    assert not any(torch.equal(made[1.0], made[scale]) for scale in (0.0, 0.5, 3.0))
+
+
 def test_marks_are_no_tokens():
     model, arguments = examples.janus()
     call = arguments()
@@ -213,6 +241,10 @@ IGNORED = (
     {"encoder_repetition_penalty": 1.5},
     {"temperature": 0.0},
     {"temperature": -1.0},
+    {"top_k": -1},
+    {"top_p": -1.0},
+    {"guidance_scale": float("nan")},
+    {"max_time": 1e-9},
 )
 
 

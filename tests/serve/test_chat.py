@@ -14,6 +14,7 @@ import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.modality import get_modality
 from mmaccel.serve.endpoint import Left
+from mmaccel.serve.metrics import Metrics
 from mmaccel.vlm.answering import ask as asked
 from mmaccel.vlm.serving import ENDPOINT
 
@@ -124,6 +125,34 @@ def test_what_the_processor_refuses_is_no_failure_of_the_server(endpoint, monkey
     request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": picture_url(WHITE)})})
     with pytest.raises(mmaccel.errors.PromptError, match="processor does not take this request: the ratio"):
         endpoint.answer([request])
+
+
+def test_messages_longer_than_the_model_takes_are_refused(chat, endpoint, monkeypatch):
+    long = {"model": "tiny-onevision", "messages": [{"role": "user", "content": "word " * 9000}], "max_tokens": 2}
+    with pytest.raises(openai.BadRequestError, match="tokens long, and the model takes 8192: send fewer"):
+        chat.create(**long)
+    monkeypatch.setattr(endpoint.target.config.get_text_config(), "max_position_embeddings", 40)
+    made = chat.create(**{**long, "messages": [{"role": "user", "content": "word " * 20}], "max_tokens": 99})
+    assert made.usage.total_tokens <= 40, "as many words as there is room for"
+
+
+def test_failures_add_no_passes(endpoint):
+    metrics, target = Metrics(), endpoint.target
+    request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": picture_url(WHITE)})})
+    with metrics.batch(1, target):
+        endpoint.answer([request])
+    counted = metrics.text()
+    with pytest.raises(ZeroDivisionError), metrics.batch(1, target):
+        raise ZeroDivisionError
+    of = [[line for line in text.splitlines() if b"passes_total" in line] for text in (counted, metrics.text())]
+    assert of[0] == of[1] and len(of[0]) == 2
+
+
+def test_very_thin_pictures_are_seen(endpoint):
+    """Of which the model's own packing leaves a second grid without a cell."""
+    url = picture_url(Image.new("RGB", (20, 480), "white"))
+    request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": url}), "max_tokens": 2})
+    assert endpoint.answer([request])[0]["choices"][0]["message"]["role"] == "assistant"
 
 
 def test_photographs_are_seen_upright(endpoint):

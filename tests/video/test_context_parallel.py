@@ -54,6 +54,8 @@ def test_the_first_process_decides_for_all(found, world):
     for rank in found[world]:
         assert rank.computed["apart"] == alone.computed["apart"]
         torch.testing.assert_close(rank.clips["apart"], alone.clips["easy"], rtol=1e-3, atol=1e-3)
+        assert rank.computed["astray"] == alone.computed["steps"]
+        torch.testing.assert_close(rank.clips["astray"], alone.clips["steps"], rtol=1e-3, atol=1e-3)
 
 
 def test_methods_that_look_between_the_layers_are_refused_by_name(found):

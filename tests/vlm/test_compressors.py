@@ -70,6 +70,13 @@ def test_invariants(cls, kind, dtype):
 
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("shape", ((1, 0), (0, 16)), ids=str)
+def test_what_is_empty_stays_so(cls, shape):
+    x, scores, key = torch.zeros(*shape, 8), torch.zeros(*shape), torch.zeros(*shape, 4)
+    assert [len(part) for part in run(cls(keep=0.25), x, scores, key)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
 def test_keeping_everything_changes_nothing(cls):
     for frames, length in SHAPES:
         x, scores, key = video(3, frames, length, "scenes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, defau
 from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import PipelineSession, token_grid
+from ..families.context_parallel import agreed
 from ..families.families import bound, layout_of
 from ..steps import Forward, Stepper, count_forwards
 from ..trace import Trace
@@ -45,7 +47,10 @@ class HeterogeneousRun(Stepper):
         short = method.steps is None and self._is_short(min(run.steps, self.longest))
         self.target = TARGETS[0] if short else method.target
         schedule = self._solve(run.steps, method.budget)
+        self.agree = functools.partial(agreed, session.adapter.denoisers()[0])
         self.allocations = [self._allocate(frame.levels, schedule, frame.sampler) for frame in self.frames]
+        for allocation in self.allocations:
+            allocation.agree = self.agree
         self._share_out(schedule)
 
     @property
@@ -167,7 +172,7 @@ class HeterogeneousRun(Stepper):
             return
         moving = [(self.allocations[i], self.frames[i].moves[run.step]) for i in run.moving]
         share = max(allocation.begin(own) for allocation, own in moving)
-        if method.tolerance is not None and self.missed > method.tolerance:
+        if method.tolerance is not None and self.agree(self.missed > method.tolerance):
             share = 1.0
         for allocation, _ in moving:  # what one frame needs, all get
             allocation.share = share
