@@ -102,8 +102,8 @@ def page(result: dict[str, Any]) -> str:
         " 255, and"
         f" keeps a fifth of the tokens of the others (`{FIFTH}`), in a tower that reuses what it computed of like ones;"
         " `HoliTom` shortens what the tower made of all frames. Of these settings and of 80 it was seen on other clips,"
-        " of seeds 7 and 21, that they keep the answers. With a thread for each pass, watching uses the cores that plain"
-        " passes leave idle; where these have all of them, what is left of the gain is the work that is not done."
+        " of seeds 7 and 21, that they keep the answers. With one thread for each pass, watching uses the cores that"
+        " plain passes leave idle; where these have all of them, what is left is the work that is not done."
     )
     counts = sorted({row["threads"] for row in result["rows"]})
     sections = {
