@@ -146,6 +146,9 @@ class Verifier:
         out.sampled_tokens = torch.where(moved, torch.where(after != last, after, mask), out.sampled_tokens)
         out.transfer_index, out.editing_transfer_index = moved & (before == mask), moved & (before != mask)
         known = [drafted.logits_of(block) for drafted, block in zip(self.rows, after, strict=True)]
+        for row, path in enumerate(paths):
+            if not path:  # it has ended or is full, and is not edited: nobody reads them
+                known[row] = kwargs["model_output"][row]
         logits = [each for each in known if each is not None]
         if len(logits) == len(known):
             self.found = torch.cat([ids[:, : -before.shape[1]], after], 1), torch.stack(logits)

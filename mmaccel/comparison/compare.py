@@ -10,7 +10,6 @@ from ..adapter import find_adapter
 from ..errors import ConflictError, SettingError
 from ..method import Method, is_count
 from ..plan import Plan, plan
-from ..session import refuse_held
 from .comparison import Comparison
 from .entry import PLAIN, Entry
 from .ranks import Ranks
@@ -81,10 +80,7 @@ def compare(
     """
     numbers = _checked(seeds, rounds)
     plans = _plans(target, methods, preset)
-    adapter = find_adapter(target)
-    for part in adapter.parts():
-        refuse_held(part)
-    trial = trial_of(adapter, inputs, processor)
+    trial = trial_of(find_adapter(target), inputs, processor)
     made = [Entry(PLAIN, PLAIN), *(Entry(label, "method", plan) for label, plan in plans.items())]
     rounds = rounds or math.ceil(LEAST_RUNS / len(numbers))
     return measured(trial, made, numbers, rounds, simple, _processes(target) if ranks else Ranks())

@@ -180,7 +180,11 @@ class BaseTrial(Workload):
 
 
 def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTrial:
-    """The trial of a target's modality."""
+    """The trial of a target's modality; raises an `ActiveSessionError` if a session has the target."""
+    from ..session import refuse_held
+
+    for part in adapter.parts():
+        refuse_held(part)
     return get_modality(adapter.modality).trial()(adapter, inputs, processor)
 
 

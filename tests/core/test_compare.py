@@ -127,7 +127,7 @@ def test_an_accelerated_target_is_refused_before_anything_runs(janus):
 def test_numbers_of_numpy_are_numbers(janus):
     model, arguments = janus
     found = mmaccel.compare(model, ZipAR(window=2), seeds=np.arange(2), rounds=1, **arguments())
-    assert found.seeds == [0, 1] and json.loads(json.dumps(found.seeds)) == [0, 1]
+    assert [row["seeds"] for row in json.loads(json.dumps(found.rows))] == [[0, 1], [0, 1]]
 
 
 def test_the_ratios_are_those_of_a_round(janus):

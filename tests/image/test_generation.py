@@ -309,10 +309,11 @@ def test_pictures_of_emu3_begin_behind_the_prompt():
     assert picture.size == (24, 16), "width first"
 
 
-def test_pixels_are_clipped_and_rounded():
+def test_pixels_are_clipped_and_cut_off():
+    """As transformers' own processors do, so that the same codes are the same picture."""
     pixels = torch.tensor([-2.0, -1.0, 0.0, 0.5, 1.0, 3.0])
     (picture,) = generation.to_pictures(pixels.view(1, 1, 6, 1).expand(1, 1, 6, 3))
-    assert [picture.getpixel((x, 0))[0] for x in range(6)] == [0, 0, 128, 191, 255, 255]
+    assert [picture.getpixel((x, 0))[0] for x in range(6)] == [0, 0, 127, 191, 255, 255]
 
 
 def test_a_type_of_numbers_is_kept():
