@@ -65,7 +65,6 @@ class BlockDecoder:
         self.length, self.learned = length, dict[str, Any]()
         self.computed, self.passes, self.changed = 0.0, 0, 0
         self.plain_steps = self.block_steps = 0.0  # that the pipeline would have made, in all and for this block
-        self.settled = False  # whether rows that have ended have nothing to do with others
         self.followed = True  # whether the number of plain passes is known
         self.call: tuple[Callable[..., Any], torch.Tensor, dict[str, Any]] | None = None
         self.finished: torch.Tensor | None = None  # rows whose text has ended
@@ -132,7 +131,7 @@ class BlockDecoder:
     def _forward(self, original: Callable[..., Any], input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the model's pass: logits that are known already or that nobody needs, or a pass."""
         self.call = (original, input_ids, kwargs)
-        if self.filled is not None and not (input_ids[:, -self.length :] == self.mask).any():
+        if self.filled is not None and not self._waiting(input_ids[:, -self.length :]).any():
             return SimpleNamespace(logits=self.filled)
         if self.verifier is not None:
             known = self.verifier.known(input_ids)
@@ -161,10 +160,9 @@ class BlockDecoder:
         if mask is None:
             return original(**kwargs)
         masked, self.mask = sample == mask, mask
-        filling = bool(masked.any())
+        filling = bool(self._waiting(sample).any())
         edits = edits_committed(self.scheduler, kwargs)
         self.filled = None if edits else kwargs["model_output"]
-        self.settled = not edits and (not self.session.report.exact or is_greedy(kwargs))
         if int(kwargs["timestep"]) == 0:
             self.learned, self.block_steps = {}, 0.0
         if self.verifier is not None and self.call is not None and filling:
@@ -172,29 +170,32 @@ class BlockDecoder:
                 told = kwargs.get("prompt_mask")
                 self.prompt = self.call[1].shape[1] - sample.shape[1] + (0 if told is None else int(told.sum()))
             step = functools.partial(self._seen_otherwise, original) if self.outlooks else original
+            before = max(self.verifier.made, default=0) if self.block_steps else 0
             out = self.verifier.step(step, self.call[1], kwargs, self.finished, self._steps, edits)
-            self._take(max(self.verifier.made) - self.block_steps)
+            self._take(max(self.verifier.made) - before)
             self.changed += self.verifier.jumps > 0
             return out
         if self.outlooks and filling:
             kwargs["model_output"] = self._adjusted(kwargs)
         if self.rule is None or not filling:
-            self._take(1)  # of full blocks, too
+            rests = bool(masked.any()) and not filling  # but for rows that have ended
+            self._take(min(1, self._steps - self.block_steps) if rests else 1)  # of full blocks, too
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, masked)
 
+    def _waiting(self, block: torch.Tensor) -> torch.Tensor:
+        """Which rows of a block `[B, L]` have masks that will be filled, `[B]`: not those of texts that have ended."""
+        masked = (block == self.mask).any(1)
+        return masked if self.finished is None else masked & ~self.finished
+
     def _continue(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Whether the pipeline stays with a block: as long as it would without jumps, but not for rows that rest."""
+        """Whether the pipeline stays with a block: as long as it would without jumps."""
         self.ends.known = True  # where texts end early, it has looked for their ends
-        if self.call is None or self.mask is None or bool(kwargs["finished"].all()):
-            return original(*args, **kwargs)
-        masked = (self.call[1][:, -self.length :] == self.mask).any(1)
-        waiting = masked & ~kwargs["finished"]
-        if self.settled and bool(masked.any()) and not waiting.any():
-            self._take(self._steps - self.block_steps)
-            kwargs["step_idx"] = self._steps
-        elif self.verifier is not None:
-            kwargs["step_idx"] = self.verifier.reached(waiting, kwargs["step_idx"])
+        if self.verifier is not None and self.call is not None and self.verifier.foresees:
+            block = self.call[1][:, -self.length :]
+            waiting = self._waiting(block)
+            rests = bool((block == self.mask).any()) and not waiting.any()
+            kwargs["step_idx"] = int(self.block_steps) if rests else self.verifier.reached(waiting)
         return original(*args, **kwargs)
 
     def _seen_otherwise(self, original: Step, **kwargs: Any) -> Any:

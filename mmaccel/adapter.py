@@ -91,10 +91,10 @@ def find_adapter(target: Any) -> Adapter:
     UnsupportedTargetError
         Lists the supported classes.
     """
-    if isinstance(vars(target).get("adapter") if hasattr(target, "__dict__") else None, Adapter):
-        raise UnsupportedTargetError(
-            f"this {type(target).__name__} is accelerated already: give its .target, after .remove()"
-        )
+    from .session import Session  # which is made of adapters
+
+    if isinstance(target, Session):
+        raise UnsupportedTargetError("this Session is accelerated already: give its .target, after .remove()")
     lineage = [cls.__name__ for cls in type(target).__mro__]
     for name in lineage:
         for adapter in adapters():

@@ -128,6 +128,8 @@ class ChatEndpoint(Endpoint[Chat]):
         first = requests[0]
         room = self._room(inputs)
         length = min(first.sampling["max_new_tokens"], room)
+        if len(requests) > 1 and length < first.sampling["max_new_tokens"]:
+            raise PromptError("some of these messages leave less room than others: each is answered alone")
         more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Left(requests)]), "max_new_tokens": length}
         if first.pieces is not None:
             more["streamer"] = _Streamer(self.processor.tokenizer, first.pieces)

@@ -10,6 +10,7 @@ from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
 from mmaccel.patching import attention_layers
+from mmaccel.private import attention_name
 from mmaccel.session import Session
 
 from ..caches.interval_cache import IntervalCache
@@ -62,7 +63,13 @@ class BlockPipelineAdapter(Adapter):
                 f"{model} attends causally, so that a masked token never sees what follows: if it was trained to fill"
                 f" blocks, wrap it: {name}(canvas.BlockCausalModel(model, block_length=32), ...)"
             )
-        if isinstance(method, (*KEEPS_TEXT, WindowDiffusion)) and not modules:
+        keeps = isinstance(method, (*KEEPS_TEXT, WindowDiffusion))
+        if keeps and any(attention_name(module.config) == "eager" for module in modules):
+            raise UnsupportedTargetError(
+                f"{method.name} needs another attention than attn_implementation='eager': load the model with"
+                " attn_implementation='sdpa'"
+            )
+        if keeps and not modules:
             raise UnsupportedTargetError(
                 f"{type(self.target.model).__name__} does not use transformers' attention interface, by which"
                 f" {method.name} keeps keys and values; the methods of canvas that are no cache work on it"

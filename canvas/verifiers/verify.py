@@ -58,10 +58,8 @@ class Verifier:
             return None
         return self.found[1]
 
-    def reached(self, waiting: torch.Tensor, step: int) -> int:
-        """How many steps the pipeline, which takes it to be `step`, would have made, if rows are `waiting [B]`."""
-        if not self.foresees:
-            return step
+    def reached(self, waiting: torch.Tensor) -> int:
+        """How many steps the pipeline would have made for this block, if rows are `waiting [B]`."""
         left = [made for made, waits in zip(self.made, waiting.tolist(), strict=True) if waits]
         return min(left) if left else max(self.made)
 

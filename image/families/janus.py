@@ -85,7 +85,8 @@ class JanusAdapter(ImageAdapter):
         return Layout.grids([(side, side)])
 
     def check_plain(self, kwargs: dict[str, Any]) -> None:
-        scale = kwargs.get("guidance_scale", self.model.generation_config.guidance_scale)
+        config = kwargs.get("generation_config") or self.model.generation_config
+        scale = kwargs.get("guidance_scale", config.guidance_scale)
         if scale is not None and not scale > 1:
             raise UnsupportedTargetError(
                 f"guidance_scale={scale}: the plain {type(self.model).__name__} cannot do without guidance, so that"

@@ -123,7 +123,7 @@ class OutputFolder:
             If its output is there, but was made from something else.
         """
         output, record = self.output(item.key), self.records.get(item.key)
-        if record is None and output.exists():
+        if record is None and output.is_file():
             raise SettingError(
                 f"{output} is there already, and this run did not make it: move it, or choose another -o"
             )

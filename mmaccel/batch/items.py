@@ -14,7 +14,8 @@ from ..errors import MissingExtraError, SettingError, shown
 from .batching import Batching
 
 TEXT = ".txt"  # of a folder's files, where a kind takes texts
-LONGEST_TEXT, LONGEST_LINE, LONGEST_NAME = 1 << 16, 1 << 20, 200  # bytes
+LONGEST_TEXT, LONGEST_LINE = 1 << 16, 1 << 20  # bytes
+LONGEST_NAME, LONGEST_KEY = 200, 1000  # bytes, without folder and ending
 # Of a part of a key, which names a file: nothing that a file system, or a terminal, takes for something else.
 PART = re.compile(r"""[^./\\:*?"<>|\x00-\x1f\x7f ][^/\\:*?"<>|\x00-\x1f\x7f]{0,119}""")
 
@@ -150,14 +151,15 @@ def _of_rows(rows: Iterable[Any], batching: Batching, root: Path) -> Iterator[It
 
 def _refused(key: str) -> str:
     """Why a key names no file below the output's folder; empty where it does."""
-    good = all(PART.fullmatch(part) and not part.endswith((" ", ".")) and _fits(part) for part in key.split("/"))
+    good = all(PART.fullmatch(part) and not part.endswith((" ", ".")) for part in key.split("/")) and _fits(key)
     return "" if good else f"key={shown(key)} is no name of a file: use letters, digits, - and _"
 
 
-def _fits(part: str) -> bool:
-    """Whether a name is text, and short enough for file systems, with an ending."""
+def _fits(key: str) -> bool:
+    """Whether a key is text, and it and its parts are short enough for file systems."""
     try:
-        return len(part.encode()) <= LONGEST_NAME
+        whole = key.encode()
+        return len(whole) <= LONGEST_KEY and all(len(part) <= LONGEST_NAME for part in whole.split(b"/"))
     except UnicodeEncodeError:  # half of a character, as JSON can write it
         return False
 

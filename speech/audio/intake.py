@@ -43,11 +43,11 @@ class Intake:
     def push(self, chunk: Any, rate: float | None = None) -> torch.Tensor:
         """The samples `[n]` that are known by a chunk; `rate` if it changes. Without effect if it raises."""
         samples = to_samples(chunk, self._channels_of(shape := tuple(getattr(chunk, "shape", ()))))
+        following = None if rate is None or rate == self.rate else Resampler(rate)
         if self.channels is None and len(shape) == 2 and min(shape) > 1:
             self._heard = min(shape)
-        if rate is None or rate == self.rate:
+        if following is None:
             return self._resampler.push(samples)
-        following = Resampler(rate)
         before, self._resampler = self._resampler.finish(), following
         return torch.cat([before, following.push(samples)])
 

@@ -59,7 +59,7 @@ def test_rows_have_keys_and_fields_of_their_own(tmp_path):
         ({"text": 3}, "text is missing"),
         *(
             ({"text": "a", "key": key}, "is no name of a file")
-            for key in ("../a", "/a", ".a", "a//b", "a\\b", "a\n", "", "漢" * 100, "a\ud800b")
+            for key in ("../a", "/a", ".a", "a//b", "a\\b", "a\n", "", "漢" * 100, "a\ud800b", "a/" * 700 + "a")
         ),
     ),
 )

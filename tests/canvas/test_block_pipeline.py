@@ -435,6 +435,38 @@ def test_rows_that_have_ended_take_no_more_passes():
     assert taken[1][0] == max(taken[1][1]), "no more than the longer text"
 
 
+@pytest.mark.parametrize("new", (False, True))
+def test_callbacks_that_put_masks_back_are_followed(new):
+    """In the block that a text is filled in, while another has ended; also where they give a new one."""
+    pipe, arguments = examples.block_causal()
+    sequences = run(pipe, arguments, 2, gen_length=40)
+    end = next(int(token) for token in sequences[0, :8] if token not in sequences[1])
+    call = {"gen_length": 40, "eos_early_stop": True, "eos_token_id": end, "num_inference_steps": 8}
+
+    def put_back():
+        done = []
+
+        def act(pipe, step, timestep, kwargs):
+            block = kwargs["block_x"].clone() if new else kwargs["block_x"]
+            if block.shape[1] not in done and not (block[1, -examples.BLOCK :] == examples.MASK).any():
+                done.append(block.shape[1])
+                block[1, -3] = examples.MASK
+            return {"block_x": block}
+
+        return act
+
+    plain = run(pipe, arguments, 2, **call, callback_on_step_end=put_back())
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
+        assert torch.equal(run(fast, arguments, 2, **call, callback_on_step_end=put_back()), plain)
+
+
+def test_caches_need_attention_that_takes_masks():
+    decoder = LlamaForCausalLM(LlamaConfig(**examples.SIZES, attn_implementation="eager"))
+    pipe = examples.pipeline(examples.BlockCausalModel(decoder, examples.BLOCK))
+    with pytest.raises(UnsupportedTargetError, match="load the model with attn_implementation='sdpa'"):
+        mmaccel.accelerate(pipe, canvas.PrefixCache())
+
+
 def test_what_is_kept_of_logits_is_counted_and_bounded():
     pipe, arguments = examples.bidirectional()
     with mmaccel.accelerate(pipe, canvas.FreeDave(3)) as fast:

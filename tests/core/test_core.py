@@ -5,6 +5,7 @@ import gc
 import json
 import weakref
 from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -307,6 +308,8 @@ def test_session_forwards_reads_and_calls(janus):
             _ = fast.no_such_attribute
         assert str(fast) == "Session(JanusForConditionalGeneration, image.SpeculativeJacobi(window=8))"
     assert str(fast).endswith(", removed)")
+    with pytest.raises(UnsupportedTargetError, match="no adapter for SimpleNamespace"):
+        mmaccel.accelerate(SimpleNamespace(adapter=fast.adapter), FAST)
 
 
 def test_the_model_itself_is_accelerated_until_removed(janus):

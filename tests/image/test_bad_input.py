@@ -1,5 +1,6 @@
 """Every bad setting and call is one clear line, and leaves the model as it was."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -216,6 +217,11 @@ def test_what_plain_janus_cannot_do_is_said_before_anything_runs(scale):
     model.model.language_model.register_forward_pre_hook(lambda *_: calls.append(None))
     with pytest.raises(UnsupportedTargetError, match=f"guidance_scale={scale}: the plain Janus.*nothing to compare"):
         mmaccel.compare(model, METHODS[0], **arguments(guidance=scale))
+    call = {name: value for name, value in arguments().items() if name != "guidance_scale"}
+    config = copy.deepcopy(model.generation_config)
+    config.guidance_scale = scale
+    with pytest.raises(UnsupportedTargetError, match="nothing to compare"):
+        mmaccel.compare(model, METHODS[0], **call, generation_config=config)
     assert not calls
 
 

@@ -441,6 +441,16 @@ def test_a_decoder_whose_keys_cannot_move_is_refused(parts):
         rotary.rope_type = "default"
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_streams_go_on_in_autocast(parts, dtype):
+    stream = vlm.VideoStream(*parts, vlm.StreamingCompression(keep=0.25))
+    with torch.autocast("cpu", dtype):
+        for part in np.split(frames(6), 3):
+            stream.push(part)
+        assert stream.ask("what moves up?", 2) is not None
+    assert stream.stats.frames == 6 and stream.stats.tower_share < 1
+
+
 def test_the_last_whole_frame_is_what_later_ones_are_held_against(parts):
     model, processor = parts
     one, other = frames(1)[0], frames(1, seed=7)[0]

@@ -161,10 +161,12 @@ class _Forward:
         alike = (key * known.unit[rows]).sum(-1) / key.norm(dim=-1)
         index = alike.sort(dim=-1, stable=True).indices[:, :count, None].expand(-1, -1, hidden.shape[2])
         fresh = normed.gather(1, index)
-        value = known.value[rows].scatter_(1, index, layer.self_attn.v_proj(fresh))
+        value = known.value[rows]  # autocast may compute in other types than before
+        value.scatter_(1, index, layer.self_attn.v_proj(fresh).to(value.dtype))
         attended = layer.self_attn.out_proj(self._attend(layer.self_attn.q_proj(fresh), key, value))
         middle = hidden.gather(1, index) + attended
-        return known.change[rows].add_(hidden).scatter_(1, index, middle + layer.mlp(layer.layer_norm2(middle)))
+        result = known.change[rows] + hidden
+        return result.scatter_(1, index, (middle + layer.mlp(layer.layer_norm2(middle))).to(result.dtype))
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         attention = self.layer.self_attn

@@ -109,14 +109,16 @@ def watch(
             yield chunk
 
     before = stream.stats.frames
-    with ExitStack() as stages:
+    try:
+        with ExitStack() as stages:
 
-        def stage(items: Iterator[Any]) -> Iterator[Any]:
-            return stages.enter_context(closing(ahead(items, QUEUED)))
+            def stage(items: Iterator[Any]) -> Iterator[Any]:
+                return stages.enter_context(closing(ahead(items, QUEUED)))
 
-        prepared = stage(map(stream.pixels, stage(fresh())))
-        for made in stage(map(stream.features, prepared)):
-            stream.push_features(made)
-    seconds = time.perf_counter() - began
-    stream.stats.seconds += seconds
+            prepared = stage(map(stream.pixels, stage(fresh())))
+            for made in stage(map(stream.features, prepared)):
+                stream.push_features(made)
+    finally:
+        seconds = time.perf_counter() - began
+        stream.stats.seconds += seconds
     return Watched(stream.stats.frames - before, decoded, seconds)
