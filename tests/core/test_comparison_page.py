@@ -169,7 +169,7 @@ class Call(BaseTrial):
 def test_a_trial_keeps_what_it_is_given_and_makes_generators_itself(monkeypatch):
     kind = type("Call", (Call,), {"__abstractmethods__": frozenset()})
     monkeypatch.setattr(trial, "get_modality", lambda name: SimpleNamespace(trial=lambda: {"toy": kind}[name]))
-    adapter = SimpleNamespace(modality="toy", target="model")
+    adapter = SimpleNamespace(modality="toy", target="model", parts=lambda: ["model"])
     found = trial.trial_of(adapter, {"x": 1}, "processor")
     assert (found.adapter, found.target, found.inputs, found.processor) == (adapter, "model", {"x": 1}, "processor")
     assert found.visual_share(3) is None and found.remembers and found.count == 0 and found.least == 1
