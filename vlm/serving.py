@@ -29,6 +29,7 @@ from .input.uploaded_video import read_clip
 
 ROLES = ("system", "user", "assistant")
 MESSAGES, CHARACTERS, MOST_FILES = 200, 200_000, 64  # of a request
+PLACEHOLDERS = ("image_token_id", "video_token_id", "image_token_index", "video_token_index")  # of configurations
 COLDEST = 1e-4  # temperature below which words are the likeliest ones, as far as numbers go
 USAGE = {"include_usage"}
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
@@ -143,9 +144,12 @@ class ChatEndpoint(Endpoint[Chat]):
         return [self._answer(*row) for row in zip(requests, tokens[:, length:], prompts, strict=True)]
 
     def _room(self, inputs: Any) -> int:
-        """Tokens that fit behind the longest prompt; raises if there are none."""
-        most = getattr(self.target.config.get_text_config(), "max_position_embeddings", None)
-        longest = int(inputs["attention_mask"].sum(1).max())
+        """Tokens that fit behind the longest text, without pictures, of which methods drop most; raises if none do."""
+        config = self.target.config
+        most = getattr(config.get_text_config(), "max_position_embeddings", None)
+        shown = [getattr(config, name) for name in PLACEHOLDERS if getattr(config, name, None) is not None]
+        text = ~torch.isin(inputs["input_ids"], inputs["input_ids"].new_tensor(shown))
+        longest = int((text & inputs["attention_mask"].bool()).sum(1).max())
         if most is not None and longest >= most:
             raise PromptError(f"the messages are {longest} tokens long, and the model takes {most}: send fewer")
         return TOKENS if most is None else most - longest

@@ -136,6 +136,14 @@ def test_messages_longer_than_the_model_takes_are_refused(chat, endpoint, monkey
     assert made.usage.total_tokens <= 40, "as many words as there is room for"
 
 
+def test_pictures_take_no_room_of_the_text(endpoint, monkeypatch):
+    """Methods leave out most of what the processor writes for them."""
+    url = picture_url(Image.new("RGB", (300, 300), "white"))
+    request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": url}), "max_tokens": 3})
+    monkeypatch.setattr(endpoint.target.config.get_text_config(), "max_position_embeddings", 60)
+    assert endpoint.answer([request])[0]["usage"]["prompt_tokens"] > 60
+
+
 def test_a_long_neighbour_cuts_no_answer_short(endpoint, monkeypatch):
     monkeypatch.setattr(endpoint.target.config.get_text_config(), "max_position_embeddings", 100)
     short, long = (
