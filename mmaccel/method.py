@@ -195,6 +195,17 @@ def is_whole(value: Any, low: int = 1) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
 
 
+def plain_number(value: Any) -> Any:
+    """A number of numpy or torch as one of Python's, such as JSON takes; anything else as it is.
+
+    Examples
+    --------
+    >>> plain_number(0.5), plain_number("fast")
+    (0.5, 'fast')
+    """
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
 def is_number(value: Any, low: float, high: float = float("inf")) -> bool:
     """Whether `value` is a finite number between `low` and `high`, both included."""
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -113,8 +113,6 @@ class KeptPrefix(Kept):
         before = torch.ones(*own.shape[:-1], old, dtype=torch.bool, device=own.device)
         if self.padding is not None:
             before = before & self.padding[..., :old]
-        if own.is_floating_point():
-            before = torch.zeros(before.shape, dtype=own.dtype, device=own.device).masked_fill(
-                ~before, torch.finfo(own.dtype).min
-            )
+        if own.is_floating_point():  # masks that are added
+            before = torch.zeros_like(before, dtype=own.dtype).masked_fill(~before, torch.finfo(own.dtype).min)
         return torch.cat([before, own.expand(*before.shape[:-1], -1)], -1)

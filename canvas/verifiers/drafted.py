@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 ORDER = (0.7, 0.15, 0.06)  # how often the next commit is the surest, second or third of the foreseen; on tiny-canvas
-
-
 KEPT = 2  # times the drafts of a pass: blocks of which logits are kept; more were no help on tiny-canvas
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..adapter import find_adapter
 from ..errors import ConflictError, SettingError
-from ..method import Method, is_count
+from ..method import Method, is_count, plain_number
 from ..plan import Plan, plan
 from .comparison import Comparison
 from .entry import PLAIN, Entry
@@ -112,7 +112,7 @@ def _processes(target: Any) -> Ranks:
 
 def _checked(seeds: Iterable[int], rounds: int | None) -> list[int]:
     try:
-        numbers = [seed.item() if hasattr(seed, "item") else seed for seed in seeds]  # NumPy's are not plain ones
+        numbers = list(map(plain_number, seeds))
     except TypeError as error:
         raise SettingError(f"seeds={seeds!r}: give several numbers, such as seeds=range(4)") from error
     if not numbers:

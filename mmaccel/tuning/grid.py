@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..errors import SettingError
-from ..method import Method
+from ..method import Method, plain_number
 from ..plan import plan
 
 Grid = Mapping[str, Iterable[Any]] | Iterable[Method]
@@ -54,7 +54,7 @@ def _values(grid: Mapping[str, Iterable[Any]]) -> list[list[Any]]:
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise SettingError(f"grid={{{name!r}: {values!r}}}: give several values, such as ({values!r},)")
-    return [[value.item() if hasattr(value, "item") else value for value in values] for values in grid.values()]
+    return [list(map(plain_number, values)) for values in grid.values()]
 
 
 def _changed(base: Method, changes: dict[str, Any]) -> Method:

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import mmaccel
 from mmaccel import canvas
 from mmaccel.canvas import examples
+from mmaccel.canvas.caches.kept_prefix import KeptPrefix
 from mmaccel.errors import ActiveSessionError, ConflictError, MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.zoo.block_pipeline import ChatScheduler
 
@@ -458,6 +459,17 @@ def test_callbacks_that_put_masks_back_are_followed(new):
     plain = run(pipe, arguments, 2, **call, callback_on_step_end=put_back())
     with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
         assert torch.equal(run(fast, arguments, 2, **call, callback_on_step_end=put_back()), plain)
+
+
+def test_masks_that_are_added_are_those_that_are_true():
+    """Models with code of their own may give such a mask to attention."""
+    kept = KeptPrefix(refresh=0)
+    kept.padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0]]).bool()[:, None, None]
+    own = kept.padding[..., 4:].expand(-1, 1, 2, -1)
+    added = torch.zeros(own.shape).masked_fill(~own, torch.finfo(torch.float32).min)
+    seen, sum_ = kept._mask(own, 4), kept._mask(added, 4)
+    assert seen.shape == sum_.shape == (2, 1, 2, 6) and torch.equal(sum_ == 0, seen)
+    assert seen[1, 0].tolist() == [[False, True, True, True, True, False]] * 2
 
 
 def test_caches_need_attention_that_takes_masks():
