@@ -147,6 +147,8 @@ class OutputFolder:
         }
         output = self.output(item.key)
         output.parent.mkdir(parents=True, exist_ok=True)
+        with made.task.temporary.open("rb+") as written:  # a record never outlives what it tells of
+            os.fsync(written.fileno())
         self._appended.write(_written(record).encode())
         self._appended.flush()
         os.fsync(self._appended.fileno())

@@ -107,5 +107,5 @@ def grid_of(words: list[str]) -> dict[str, list[Any]]:
         key = key.strip()
         if key in found:
             raise SettingError(f"--setting {word}: {key} is given twice: write all its values after one =")
-        found[key] = [value_of(value) for value in filter(None, values.split(","))]
+        found[key] = [value_of(value) for value in dict.fromkeys(filter(None, values.split(",")))]
     return found

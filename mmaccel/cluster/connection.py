@@ -42,12 +42,7 @@ def connected(address: str) -> Iterator[Any]:
     SettingError
         If there is no cluster at that address.
     """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError('--ray needs Ray: pip install "mmaccel[ray]"') from error
+    ray = module()
     _check(address)
     ends = signal.getsignal(signal.SIGTERM)
     started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if address == HERE else {}
@@ -63,6 +58,17 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def module() -> Any:
+    """The module `ray`; raises a `MissingExtraError` if it is not installed."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError('--ray needs Ray: pip install "mmaccel[ray]"') from error
+    return ray
 
 
 def _check(address: str) -> None:

@@ -15,7 +15,7 @@ from ..batch.folder import FOLDER
 from ..batch.run import Workers
 from ..batch.work import Made, Task, working
 from ..errors import MmaccelError, SettingError
-from .connection import connected, count_of, ended_early, needs_of, work_in
+from .connection import connected, count_of, ended_early, module, needs_of, work_in
 
 if TYPE_CHECKING:
     from ..cli.command import Command
@@ -65,6 +65,7 @@ def _unseen(path: Path, what: str) -> str:
 
 def spread(command: Command, usual: argparse.Namespace, output: Path, address: str, count: int | None) -> Workers:
     """Processes of a cluster, as many as asked for or as there are cores or GPUs."""
+    module()  # without Ray, no folder of outputs is begun
 
     def work(tasks: list[Task]) -> Iterator[Made]:
         with connected(address) as ray:

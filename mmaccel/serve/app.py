@@ -54,7 +54,7 @@ class ServerLimits:
     waiting, batch
         As for :class:`Worker`.
     deadline
-        Seconds from a whole request to its answer.
+        Seconds from a whole request to the end of its answer.
     sockets, idle_seconds
         As for :class:`Sockets`.
     """
@@ -124,7 +124,7 @@ class Server:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _answer(self, http: HttpRequest) -> Response:
-        status = 500
+        status: int | None = 500
         try:
             self.key.check(http)
             body = await self._body(http)
@@ -136,8 +136,9 @@ class Server:
                 status = 200
                 return JSONResponse(self.promises.add(request, future))
             if request.pieces is not None:
-                status = 200
-                return StreamingResponse(self._events(request, request.pieces, future), media_type="text/event-stream")
+                events = self._events(request, request.pieces, future, until)
+                status = None  # which is known when it ends
+                return StreamingResponse(events, media_type="text/event-stream")
             made = await _awaited(http, request, future, until)
             answer: Response = JSONResponse(made) if isinstance(made, dict) else PlainTextResponse(made)
             self.metrics.seconds.observe(time.monotonic() - began)
@@ -150,7 +151,8 @@ class Server:
             status = GONE
             return Response(status_code=GONE)
         finally:
-            self.metrics.requests.labels(str(status)).inc()
+            if status is not None:
+                self.metrics.requests.labels(str(status)).inc()
 
     async def _parsed(self, body: dict[str, Any]) -> Request:
         """The request, checked; to decode its files takes a core, so that there must be a place for it before."""
@@ -188,17 +190,18 @@ class Server:
         return body
 
     async def _events(
-        self, request: Request, pieces: queue.SimpleQueue[str], future: Future[Answer]
+        self, request: Request, pieces: queue.SimpleQueue[str], future: Future[Answer], until: float
     ) -> AsyncIterator[str]:
-        """A stream of server-sent events, until the text ends or the client leaves."""
+        """A stream of server-sent events, until the text ends, the client leaves, or it takes too long."""
+        status, began = GONE, until - self.limits.deadline
         try:
-            while not future.done() or not pieces.empty():
+            while not (ended := future.done() and pieces.empty()) and time.monotonic() < until:
                 try:
                     text = await run_in_threadpool(pieces.get, timeout=PATIENCE)
                 except queue.Empty:
                     continue
                 yield _event(self.endpoint.piece(request, text))
-            error = future.exception()
+            error = future.exception() if ended else _late()
             if error is not None:
                 log.info("a stream ended early: %s", error)
                 yield _event(told(status_of(error), _message(error)))
@@ -206,8 +209,11 @@ class Server:
                 for last in self.endpoint.ending(request):
                     yield _event(last)
             yield "data: [DONE]\n\n"
+            status = 200 if error is None else status_of(error)
+            self.metrics.seconds.observe(time.monotonic() - began)
         finally:
             request.left.set()
+            self.metrics.requests.labels(str(status)).inc()
 
 
 def _json(held: bytearray) -> dict[str, Any]:
@@ -243,11 +249,15 @@ async def _awaited(http: HttpRequest, request: Request, future: Future[Answer], 
             if await http.is_disconnected():
                 raise Left
             if time.monotonic() > until:
-                raise Refused(504, "it took too long: ask for less, or try again later")
+                raise _late()
         return answer.result()
     finally:
         request.left.set()
         answer.cancel()
+
+
+def _late() -> Refused:
+    return Refused(504, "it took too long: ask for less, or try again later")
 
 
 def _event(content: dict[str, Any]) -> str:

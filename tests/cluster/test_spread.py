@@ -110,10 +110,13 @@ def test_a_cluster_that_is_not_there_is_said_in_a_line(tmp_path, capsys):
         assert said in error and len(error.strip().splitlines()) == 1
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch):
+def test_without_ray_it_says_what_to_install_and_begins_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[ray\]"'), connection.connected("local"):
         pass
+    (tmp_path / "items.jsonl").write_text('{"prompt": "red heart"}\n')
+    assert cli.main(["batch", "image", str(tmp_path / "items.jsonl"), "-o", str(tmp_path / "out"), "--ray"]) == 2
+    assert "--ray needs Ray" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 DRIVER = """

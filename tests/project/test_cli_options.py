@@ -245,7 +245,7 @@ def test_tune_passes_on_the_goal_and_the_values(monkeypatch):
 
 
 def test_values_of_settings_are_given_once():
-    assert tune.grid_of([" a =1,,2", "b=x"]) == {"a": [1, 2], "b": ["x"]}
+    assert tune.grid_of([" a =1,,2,1", "b=x"]) == {"a": [1, 2], "b": ["x"]}
     for words in (["a=1", "a=2"], ["a=1", "a =2"], ["a"], ["a=,"]):
         with pytest.raises(SettingError, match="--setting a"):
             tune.grid_of(words)

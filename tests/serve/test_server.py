@@ -176,10 +176,22 @@ def test_a_stream_ends_with_its_text(served, slow):
     slow.may.release()
     lines = post(address, {"text": "fails", "stream": True}).text.split("\n\n")
     assert "the server failed" in lines[0] and "secret" not in str(lines) and lines[1] == "data: [DONE]"
+    figures = httpx.get(f"{address}/metrics").text
+    assert all(f'mmaccel_requests_total{{status="{status}"}} 1.0' in figures for status in (200, 500))
+
+
+def test_a_stream_that_its_client_leaves_is_counted_as_left(served, slow):
+    _, address = served
+    with httpx.stream("POST", f"{address}/v1/echo", json={"text": "hello", "stream": True}):
+        slow.began.get(timeout=30)
+    left = 'mmaccel_requests_total{status="499"} 1.0'
+    until(lambda: left in httpx.get(f"{address}/metrics").text)
 
 
 def test_what_takes_too_long_is_given_up(slow):
     with listening(slow, ServerLimits(deadline=3)) as (_, address):
+        events = post(address, {"text": "forever", "stream": True}).text.split("\n\n")
+        assert len(events) == 3 and "took too long" in events[0] and events[1] == "data: [DONE]"
         answer = post(address, {"text": "forever"})
         assert answer.status_code == 504 and "took too long" in answer.json()["error"]["message"]
         slow.may.release(2)  # what was given up may take one before it notices

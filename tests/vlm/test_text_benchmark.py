@@ -7,6 +7,7 @@ import torch
 
 from mmaccel.bench.index import page
 from mmaccel.comparison import results
+from mmaccel.comparison.entry import PLAIN, Entry, Sample
 from mmaccel.vlm import examples
 from mmaccel.vlm.bench import text as benchmark
 from mmaccel.vlm.bench.text import BENCHMARK, LOOKUP, MODES
@@ -48,13 +49,13 @@ def measured():
 
 
 def test_tasks_are_of_seven_kinds_and_differ():
-    found = tasks(4)
-    assert [task.kind for task in found[::4]] == KINDS and len({task.prompt for task in found}) == len(found) == 28
+    found = tasks(8)
+    assert [task.kind for task in found[::8]] == KINDS and len({task.prompt for task in found}) == len(found) == 56
     assert [task.kind for task in tasks(1)] == KINDS
     for task in found:
         assert (task.source is None) == (task.kind in KINDS[:3])
         assert task.source is None or task.source in task.prompt
-    assert [task.prompt for task in found[:4]] == list(CHAT)
+    assert [task.prompt for task in found[:8]] == list(CHAT)
     assert all(len(task.source.split()) > 20 for task in found if task.kind == "transcript")
 
 
@@ -98,6 +99,15 @@ def test_the_page_has_a_line_for_each_kind(measured, tmp_path):
     assert not results.faults(result)
     listed = page([(BENCHMARK, result)])
     assert "## Drafts for text" in listed and "others: " in listed and "(worst " in listed
+
+
+def test_a_text_that_ends_sooner_gains_nothing_by_it():
+    plain, other = Entry(PLAIN, PLAIN), Entry("x", "rival")
+    plain.samples, other.samples = [Sample(0, 8.0, {})], [Sample(0, 4.0, {})]
+    whole, half = (benchmark.Written(torch.zeros(1, n), n, n) for n in (100, 50))
+    other.judged(benchmark.Writing(None, Letters(), [], MODES[1]), 0, whole, half)
+    found = benchmark.row(other, plain, MODES[1], ["copy"])["by_kind"]["copy"]
+    assert found == {"speedup": 1.0, "slowest": 1.0, "tokens_per_pass": 1.0}
 
 
 def test_losses_are_told():

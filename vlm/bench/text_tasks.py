@@ -14,15 +14,23 @@ import torch
 from .language_texts import text_of
 
 LETTERS = 700  # of a text that is given
-SOURCES = (("dialogue", 11), ("instructions", 12), ("prose", 13), ("log", 14))  # kinds of text, and their seeds
+SOURCES = (  # kinds of text, and their seeds
+    ("dialogue", 11), ("instructions", 12), ("prose", 13), ("log", 14),
+    ("dialogue", 15), ("instructions", 16), ("prose", 17), ("log", 18),
+)  # fmt: skip
 CHAT = (
     "What should I look at first when I rent a flat in a city that I do not know?",
     "Why do leaves change their colour in autumn?",
     "My son is afraid of the dark. What can I do?",
     "Tell me a short story about a lighthouse keeper and a fox.",
+    "How do I keep basil alive on a window sill in winter?",
+    "What is the difference between a lake and a lagoon?",
+    "I slept badly for a week. Which habits could help me?",
+    "Write a birthday greeting for a colleague who likes to climb.",
 )
 CODE: tuple[Callable[..., Any], ...] = (
-    statistics.median_low, textwrap.indent, statistics.harmonic_mean, inspect.cleandoc
+    statistics.median_low, textwrap.indent, statistics.harmonic_mean, inspect.cleandoc,
+    statistics.mode, textwrap.shorten, statistics.multimode, inspect.getmodulename,
 )  # fmt: skip
 SWAPPED = {  # a word of each kind of text, and what is to stand for it
     "dialogue": ("euros", "francs"),
@@ -42,7 +50,7 @@ class Task:
 
 
 def tasks(count: int) -> list[Task]:
-    """So many prompts of each kind, at most four; those of a kind follow each other."""
+    """So many prompts of each kind, at most eight; those of a kind follow each other."""
     texts = [(name, text_of(name, LETTERS, seed)) for name, seed in SOURCES[:count]]
     return [
         *(Task("free chat", question) for question in CHAT[:count]),
