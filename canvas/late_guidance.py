@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
-from mmaccel.session import Session
 
 from .method import PICTURE_EXAMPLE, PICTURES, CanvasMethod
 
@@ -55,9 +54,6 @@ class LateGuidance(CanvasMethod):
     @property
     def is_neutral(self) -> bool:
         return self.share == 0
-
-    def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        session.adapter.note_guidance(args, kwargs)
 
     def waits(self, step: int, steps: int) -> bool:
         """Whether this step, counted from 0, is not guided yet."""

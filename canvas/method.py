@@ -102,7 +102,7 @@ class CanvasMethod(Method[Session]):
         session.adapter.attach(self, session, stack)
 
     def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        session.adapter.prepare(kwargs)
+        session.adapter.prepare(args, kwargs)
 
 
 class CommitRule(CanvasMethod):

@@ -36,6 +36,7 @@ class PictureDecoder:
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         self.guidance = next((m for m in methods if isinstance(m, LateGuidance)), None)
         self.guided: bool | None = None
+        self.strength = 1.0  # share of the scheduler's steps that the call makes, its last ones
         self.prepared = False  # by the session, whose call this is
         self._begin()
 
@@ -58,13 +59,14 @@ class PictureDecoder:
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
         """With the scheduler's steps, a run of the pipeline begins."""
         found = original(*args, **kwargs)
-        self._begin(len(self.pipe.scheduler.timesteps))
-        self.guided = self.guided if self.prepared else None
+        if not self.prepared:
+            self.guided, self.strength = None, 1.0
+        self._begin(int(len(self.pipe.scheduler.timesteps) * self.strength))
         return found
 
-    def prepare(self, guided: bool) -> None:
-        """Before a call of the session, which is guided or not."""
-        self.guided, self.prepared = guided, True
+    def prepare(self, guided: bool, strength: float) -> None:
+        """Before a call of the session, which is guided or not, and makes a share of the steps."""
+        self.guided, self.strength, self.prepared = guided, strength, True
 
     @contextmanager
     def _run(self) -> Iterator[None]:
@@ -79,7 +81,7 @@ class PictureDecoder:
                 report.warnings.append("no step was changed: all went as the pipeline's own schedule has it")
         finally:
             self._begin()
-            self.guided, self.prepared = None, False
+            self.guided, self.strength, self.prepared = None, 1.0, False
 
     def _forward(self, original: Step, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """In place of the transformer's pass: only the rows that are still needed."""

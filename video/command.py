@@ -46,7 +46,7 @@ class VideoCommand(Command):
         from mmaccel.session import accelerate
 
         from . import generation, quality
-        from .trace import trace_of
+        from .trace import check_traced, trace_of
 
         clips.check_format(arguments.output)
         check_picture(arguments.trace, "--trace")
@@ -56,6 +56,8 @@ class VideoCommand(Command):
         pipe = opened(arguments)
         runs = {}
         with accelerate(pipe, *chosen, preset=preset) as session:
+            if arguments.trace:
+                check_traced(session, "--trace")
             if arguments.compare:
                 pipe.set_progress_bar_config(desc="plain", unit="steps", **looks())
                 with session.baseline() as plain:
@@ -64,7 +66,7 @@ class VideoCommand(Command):
             label = ", ".join(session.report.methods)
             runs[label] = generation.film(session, arguments.prompt, settings)
             report, frames = session.report, [run.frames for run in runs.values()]
-            with replacing(arguments.output) as temporary:  # before the trace, which not every method keeps
+            with replacing(arguments.output) as temporary:
                 clips.save(frames[-1], temporary)
             if arguments.trace:
                 with replacing(arguments.trace) as drawing:

@@ -112,6 +112,15 @@ class Trace:
         levels.spines[["top"]].set_visible(False)
 
 
+def check_traced(session: Session, option: str) -> None:
+    """Raise a `SettingError` that names the option if no method of a session notes what it computes."""
+    if not any(getattr(method, "traces", False) for method in session.plan.methods):
+        methods = ", ".join(method.name for method in session.plan.methods) or "the plain pipeline"
+        raise SettingError(
+            f"{option}: {methods} keeps no trace: use --method video.HeterogeneousSteps, or leave it out"
+        )
+
+
 def trace_of(session: Session) -> Trace:
     """The trace of a session's last run.
 

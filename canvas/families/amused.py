@@ -1,4 +1,4 @@
-"""diffusers' AmusedPipeline: pictures as canvases of masked codes."""
+"""diffusers' pipelines of aMUSEd: pictures as canvases of masked codes, whole or in part."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..picture_decoder import PictureDecoder
 
 @register_adapter
 class AmusedAdapter(Adapter):
-    """An `AmusedPipeline` with its transformer and its `AmusedScheduler`."""
+    """A pipeline of aMUSEd with its transformer and its `AmusedScheduler`."""
 
     family = PICTURES
-    classes: ClassVar[tuple[str, ...]] = ("AmusedPipeline",)
+    classes: ClassVar[tuple[str, ...]] = ("AmusedPipeline", "AmusedImg2ImgPipeline", "AmusedInpaintPipeline")
     modality = "canvas"
     call_is_run = True
     advice = (
@@ -43,15 +43,12 @@ class AmusedAdapter(Adapter):
                 f" {type(self.target).__name__}"
             )
 
-    def prepare(self, kwargs: dict[str, Any]) -> None:
-        """Before a run; nothing has to be known of its arguments but by :meth:`note_guidance`."""
-
-    def note_guidance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take from the arguments of a call whether it is guided, which its passes do not show."""
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take from a call whether it is guided, and the share of the steps that it makes, which no pass shows."""
         call = inspect.signature(self.target.__call__).bind_partial(*args, **kwargs)
         call.apply_defaults()
         if self.decoder is not None:
-            self.decoder.prepare(call.arguments["guidance_scale"] > 1)
+            self.decoder.prepare(call.arguments["guidance_scale"] > 1, call.arguments.get("strength", 1.0))
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one installs what follows the pipeline's passes and steps."""

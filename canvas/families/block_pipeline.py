@@ -75,7 +75,7 @@ class BlockPipelineAdapter(Adapter):
                 f" {method.name} keeps keys and values; the methods of canvas that are no cache work on it"
             )
 
-    def prepare(self, kwargs: dict[str, Any]) -> None:
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a run with these arguments."""
         if self.decoder is not None:
             self.decoder.prepare(kwargs)

@@ -48,7 +48,7 @@ class UniformPipelineAdapter(Adapter):
                 " BlockRefinementScheduler, or EntropyBoundScheduler's own entropy_bound="
             )
 
-    def prepare(self, kwargs: dict[str, Any]) -> None:
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a run; nothing has to be known of its arguments."""
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from diffusers import DDIMScheduler
+from diffusers import AmusedImg2ImgPipeline, AmusedInpaintPipeline, DDIMScheduler
 
 import mmaccel
 from mmaccel import canvas
@@ -126,6 +126,53 @@ def test_a_picture_that_is_given_whole_is_left_to_the_pipeline(made):
     whole = torch.randint(CODES, (1, SIDE, SIDE), generator=torch.Generator().manual_seed(1))
     with mmaccel.accelerate(pipe, canvas.HaltonOrder()) as fast:
         assert torch.equal(drawn(fast, arguments, latents=whole.clone())[0], whole)
+
+
+# ---------------------------------------------------------------- parts of a picture
+
+
+def partly(made, kind, batch=2):
+    """A pipeline that draws a picture anew in part, and the arguments of its call."""
+    pipe, arguments = made
+    own = kind(**pipe.components)
+    own.set_progress_bar_config(disable=True)
+    image = torch.rand(batch, 3, 2 * SIDE, 2 * SIDE, generator=torch.Generator().manual_seed(3))
+    given = {"image": image}
+    if kind is AmusedInpaintPipeline:
+        given["mask_image"] = torch.zeros(batch, 1, 2 * SIDE, 2 * SIDE)
+        given["mask_image"][:, :, 2:, 4:] = 1
+
+    def call(batch, strength, **more):
+        found = {**arguments(batch, steps=12, **more), **given, "strength": strength}
+        return {name: value for name, value in found.items() if name not in ("height", "width")}
+
+    return own, call
+
+
+@pytest.mark.parametrize("kind", (AmusedImg2ImgPipeline, AmusedInpaintPipeline))
+def test_parts_of_pictures_are_drawn_in_the_steps_that_their_strength_leaves(made, kind):
+    pipe, call = partly(made, kind)
+    plain, _ = drawn(pipe, call, batch=2, strength=0.5)
+    with mmaccel.accelerate(pipe, canvas.HaltonOrder(steps=3)) as fast:
+        codes, seen = drawn(fast, call, batch=2, strength=0.5)
+        assert (fast.report.forwards, fast.report.plain_forwards) == (3, 6) and len(seen) == 6
+        drawn(fast, call, batch=2, strength=0.1)
+        assert (fast.report.forwards, fast.report.plain_forwards) == (1, 1)
+    assert not (codes == MASK).any() and (seen[0] == MASK).any() and (seen[1] == MASK).any()
+    if kind is AmusedInpaintPipeline:
+        given = drawn(pipe, call, batch=2, strength=0.1)[0]
+        left = torch.ones(SIDE, SIDE, dtype=torch.bool)
+        left[1:, 2:] = False
+        assert torch.equal(codes[:, left], given[:, left]), "what was not to be drawn stays"
+    assert torch.equal(drawn(pipe, call, batch=2, strength=0.5)[0], plain)
+
+
+@pytest.mark.parametrize(("strength", "forwards"), ((1.0, 9.0), (0.5, 4.5), (0.1, 1.0)))
+def test_a_share_without_guidance_is_one_of_the_steps_that_are_made(made, strength, forwards):
+    pipe, call = partly(made, AmusedInpaintPipeline)
+    with mmaccel.accelerate(pipe, canvas.LateGuidance(0.5)) as fast:
+        drawn(fast, call, batch=2, strength=strength)
+        assert fast.report.forwards == forwards and fast.report.plain_forwards == int(12 * strength)
 
 
 # ---------------------------------------------------------------- guidance

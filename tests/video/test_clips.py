@@ -19,6 +19,7 @@ from mmaccel.stepping.layout import LatentLayout
 from mmaccel.video import EasyCache, HeterogeneousSteps, Trace, comparing, examples, generation, quality, trace_of
 from mmaccel.video.bench.cases import VideoCase
 from mmaccel.video.modality import Video
+from mmaccel.video.trace import check_traced
 
 
 def clip(frames=5, size=(32, 24), shift=0):
@@ -388,12 +389,20 @@ def test_clips_are_seen_in_every_output_type(kind):
         assert not trial.show(latents).clips and set(trial.judge(latents, latents)) == {"psnr"}
 
 
+def expected_for(method):
+    """What `check_traced` says of it."""
+    said = r"--trace: video\.EasyCache keeps no trace: use video\.HeterogeneousSteps"
+    return nullcontext() if method.traces else pytest.raises(SettingError, match=said)
+
+
 def test_a_trace_is_of_the_last_run_of_what_keeps_one():
     pipe, arguments = examples.wan_pipeline()
     for method in (HeterogeneousSteps(), EasyCache()):
         with mmaccel.accelerate(pipe, method) as fast:
             with pytest.raises(SettingError, match="keeps no trace, or has not run yet"):
                 trace_of(fast)
+            with expected_for(method):
+                check_traced(fast, "--trace")
             fast(**arguments())
             if method.name.endswith("HeterogeneousSteps"):
                 fast(**arguments(steps=5))

@@ -93,9 +93,12 @@ class DiffusionMethod(Method[PipelineSession]):
     ----------
     needs_all_tokens
         Whether it looks at tokens between the layers, which context parallelism splits over devices.
+    traces
+        Whether it notes which tokens each step computed, for :func:`mmaccel.video.trace_of`.
     """
 
     needs_all_tokens: ClassVar[bool] = False
+    traces: ClassVar[bool] = False
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work on a target; every plan calls it."""

@@ -114,6 +114,7 @@ class HeterogeneousSteps(DiffusionMethod):
         "The first to try: at a half and a quarter of the time it is ahead of all others on average.",
         "Almost nothing at half the time. At a quarter the worst prompt can become another clip, as good and far away.",
     )
+    traces: ClassVar[bool] = True
     forward: ClassVar[type[PartialForward]] = PartialForward  # what works on some of the tokens
     role = "step cache"
     families = WHOLE_STEPS
