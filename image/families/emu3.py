@@ -79,7 +79,7 @@ class Emu3Adapter(ImageAdapter):
         kwargs.pop("prefix_allowed_tokens_fn", None)
         layout, ids_table = self._grid(kwargs.pop("image_sizes"))
         prompts = read_prompts(self.model, kwargs)
-        check_room(prompts.config, layout)
+        check_room(prompts, layout)
         task = Emu3Task(
             model=self.model,
             layout=layout,

@@ -94,7 +94,7 @@ class GlmImageAdapter(ImageAdapter):
             raise UnsupportedTargetError("guidance with source images is not supported: leave out guidance_scale")
         times = prompts.config.num_return_sequences
         layout = self._layout(prompts.own[::times], inputs)
-        check_room(prompts.config, layout)
+        check_room(prompts, layout)
         codes = self.model.config.vq_config.num_embeddings
         task = GlmImageTask(
             model=self.model,

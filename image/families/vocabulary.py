@@ -15,6 +15,8 @@ from ..decoding.layout import Layout
 from ..decoding.task import ImageTask, as_output
 from .adapter import left_pad, prompt_of
 
+UNASKED_LENGTH = 20  # `max_length` of transformers where nobody gives one
+
 
 class VocabularyTask(ImageTask):
     """A task whose local ids are a selection of the model's vocabulary.
@@ -124,10 +126,13 @@ def read_prompts(model: Any, kwargs: dict[str, Any]) -> Prompts:
     return Prompts(config, float(scale), own, *(x.repeat_interleave(times, 0) for x in (both, both_mask)))
 
 
-def check_room(config: Any, layout: Layout) -> None:
+def check_room(prompts: Prompts, layout: Layout) -> None:
     """Refuse a token limit that would cut the picture."""
-    if config.max_new_tokens is not None and config.max_new_tokens < layout.length:
+    config, asked, needed = prompts.config, "max_new_tokens", layout.length
+    if config.max_new_tokens is None and config.max_length not in (None, UNASKED_LENGTH):
+        asked, needed = "max_length", prompts.own.shape[1] + layout.length
+    limit = getattr(config, asked)
+    if limit is not None and limit < needed:
         raise UnsupportedTargetError(
-            f"max_new_tokens={config.max_new_tokens} cuts the picture: it takes {layout.length} tokens,"
-            f" pass max_new_tokens={layout.length} or leave it out"
+            f"{asked}={limit} cuts the picture, of {layout.length} tokens: pass {asked}={needed} or leave it out"
         )

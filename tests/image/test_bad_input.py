@@ -113,6 +113,7 @@ CALLS = (
     (ANY, {"typical_p": 0.5}, UnsupportedTargetError, ("typical_p=0.5", "typical_p=1.0")),
     (ANY, {"no_such_option": 3}, ValueError, ("no_such_option",)),
     ("emu3", {"max_new_tokens": 22}, UnsupportedTargetError, ("max_new_tokens=22", "23")),
+    ("emu3", {"max_new_tokens": None, "max_length": 28}, UnsupportedTargetError, ("max_length=28", "23", "=29")),
     ("glm_image", {"max_new_tokens": 20}, UnsupportedTargetError, ("max_new_tokens=20", "21")),
     ("emu3", {"image_sizes": [[4, 4], [2, 2]]}, UnsupportedTargetError, ("(2, 2)", "(4, 4)", "one size")),
     ("emu3", {"image_sizes": None}, UnsupportedTargetError, ("image_sizes", "return_for_image_generation")),
