@@ -70,6 +70,25 @@ def image_to_image():
     return pipe, {**call, "strength": 0.5}
 
 
+def first_frame():
+    """LTX from a first picture: the pipeline steps all tokens but those of the first frame."""
+    levels = (True, True, False, False)
+    sizes = {"block_out_channels": (8,) * 4, "decoder_block_out_channels": (8,) * 4, "latent_channels": 4}
+    sizes |= {"layers_per_block": (1,) * 5, "decoder_layers_per_block": (1,) * 5, "decoder_inject_noise": (False,) * 5}
+    sizes |= {"spatio_temporal_scaling": levels, "decoder_spatio_temporal_scaling": levels}
+    sizes |= {"upsample_residual": (False,) * 4, "upsample_factor": (1,) * 4, "patch_size": 1}
+    pipe, arguments = examples.ltx_pipeline()
+    own = diffusers.LTXImageToVideoPipeline(
+        **dict.fromkeys(("text_encoder", "tokenizer")),
+        vae=untrained(lambda: diffusers.AutoencoderKLLTXVideo(**sizes), 0),
+        transformer=pipe.transformer,
+        scheduler=pipe.scheduler,
+    )
+    call = {name: value for name, value in arguments().items() if name != "latents"}
+    size = {"height": 32, "width": 32, "num_frames": 9, "num_inference_steps": STEPS}
+    return own, {**call, **size, "image": Image.new("RGB", (32, 32), (200, 10, 10))}
+
+
 def prior():
     model, _ = build("StableCascadeUNet")
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -111,7 +130,7 @@ def modular():
     return pipe, {**text, **size, "latents": noise(1, 4, 2, 4, 4)}
 
 
-BUILD = (sdxl, animatediff, image_to_image, prior, control, modular)
+BUILD = (sdxl, animatediff, image_to_image, first_frame, prior, control, modular)
 
 
 def run(target, call):
@@ -136,6 +155,19 @@ def test_half_the_calls_are_saved_without_a_trace(build):
             assert report.forwards <= 0.6 * report.plain_forwards  # fewer steps of image-to-image than were planned for
             assert len(video.trace_of(fast).shares()) == STEPS if isinstance(method, video.HeterogeneousSteps) else True
     assert snapshot(pipe) == before and torch.equal(run(pipe, call), plain)
+
+
+def test_tokens_are_not_chosen_where_only_some_of_them_are_stepped():
+    pipe, call = first_frame()
+    pipe.set_progress_bar_config(disable=True)
+    plain = run(pipe, call)
+    method = video.HeterogeneousSteps(0.5, fraction=0.5, warmup=1)
+    with (
+        mmaccel.accelerate(pipe, method) as fast,
+        pytest.raises(UnsupportedTargetError, match=r"steps 128 of the 192 tokens .*: leave fraction= and policy="),
+    ):
+        run(fast, call)
+    assert torch.equal(run(pipe, call), plain)
 
 
 @pytest.mark.parametrize("name", ("LCMScheduler", "TCDScheduler"))

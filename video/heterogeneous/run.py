@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmaccel.cache import require_memory
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
@@ -136,7 +137,7 @@ class HeterogeneousRun(Stepper):
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         run, allocation = self.run, self.allocations[self.run.moving[0]]
         if run.branch == 0:
-            if not run.frames:
+            if self.parts:
                 allocation.pinned = pinned_tokens(bound(denoiser, args, kwargs).arguments)
             self._begin_step()
             self.trace.grid = token_grid(denoiser, args, kwargs)
@@ -205,7 +206,9 @@ class HeterogeneousRun(Stepper):
         if run.branch < 0:
             return make(output, sample)
         if not allocation.velocities.is_known:
-            allocation.layout = layout_of(self.session.adapter.denoisers()[run.expert], output)
+            denoiser = self.session.adapter.denoisers()[run.expert]
+            allocation.layout = layout_of(denoiser, output)
+            self._check_tokens(self.parts.get(id(denoiser)), output)
         if self.target == "converged":
             self.report.engaged = True  # also where all steps are computed
         if self.target == "converged" and not is_one_step(self.session.target.scheduler):
@@ -215,6 +218,18 @@ class HeterogeneousRun(Stepper):
         if run.frame == run.moving[-1]:
             self._note_step()
         return result
+
+    def _check_tokens(self, part: PartialForward | None, output: torch.Tensor) -> None:
+        """Refuse to choose tokens where the pipeline steps others than its transformer has.
+
+        Packed latents are stepped from the first token on, with references to look at behind them.
+        """
+        count = self.allocation.layout.tokens(output).shape[1]
+        if part is not None and output.ndim > 3 and count != part.total:
+            raise UnsupportedTargetError(
+                f"{type(self.session.target).__name__} steps {count} of the {part.total} tokens of its transformer, so"
+                f" that {self.method.name} cannot choose among them: leave fraction= and policy= out"
+            )
 
     def _note_step(self) -> None:
         """Note what the step computed and what is kept."""
