@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,6 +76,9 @@ class _Wrapped:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.owner))
         return self if copied is None else getattr(type(copied), self.name).__get__(copied)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.owner, self.name)  # so that what is pickled is plain, too
 
     def remove(self) -> None:
         self.live = False
@@ -188,6 +192,23 @@ def wrap_generate(
     wrap_method(stack, owner, "generate", generate)
 
 
+@dataclass(frozen=True)
+class _Hook:
+    """A hook of one module, which does nothing on copies of it."""
+
+    module: torch.nn.Module | None
+    function: Callable[..., Any]
+
+    def __call__(self, called: torch.nn.Module, *rest: Any) -> Any:
+        return self.function(called, *rest) if called is self.module else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _Hook, (None, print)
+
+
 def hook(
     stack: ExitStack,
     module: torch.nn.Module,
@@ -209,13 +230,11 @@ def hook(
         Whether `after` also runs after an exception, without an output.
     """
 
-    def of_this(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda called, *rest: function(called, *rest) if called is module else None
-
     if after is not None:
-        stack.callback(module.register_forward_hook(of_this(after), with_kwargs=True, always_call=always).remove)
+        placed = module.register_forward_hook(_Hook(module, after), with_kwargs=True, always_call=always)
+        stack.callback(placed.remove)
     if before is not None:
-        stack.callback(module.register_forward_pre_hook(of_this(before), with_kwargs=True).remove)
+        stack.callback(module.register_forward_pre_hook(_Hook(module, before), with_kwargs=True).remove)
 
 
 def attention_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

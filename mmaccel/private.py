@@ -42,11 +42,19 @@ def own_loop(
 
 
 def kept_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters of a module itself, and those buffers that its `state_dict` has."""
-    buffers = {key: value for key, value in module._buffers.items() if key not in module._non_persistent_buffers_set}
-    for key, value in {**module._parameters, **buffers}.items():
-        if value is not None:
+    """Parameters of a module itself, the buffers that its `state_dict` has, and others that are no whole numbers."""
+    passing = module._non_persistent_buffers_set  # such as rotary frequencies, or places and masks
+    for key, value in {**module._parameters, **module._buffers}.items():
+        if value is not None and (key not in passing or value.is_floating_point()):
             yield key, value
+
+
+def changers(model: torch.nn.Module) -> Iterator[str]:
+    """Names of the functions that are hooked to parts of a model, and may change what these compute."""
+    for name, module in model.named_modules():
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()) if name else ():
+            if not type(hook).__module__.startswith("mmaccel."):
+                yield f"{name} {getattr(hook, '__qualname__', type(hook).__qualname__)}"
 
 
 def keeps_its_own_way(module: torch.nn.Module) -> bool:
@@ -179,6 +187,9 @@ def with_attention(config: Any, name: str) -> Any:
     """
     changed = copy.copy(config)
     changed._attn_implementation_internal = name
+    vars(changed).update(  # a copy of the module is plain
+        __deepcopy__=lambda memo: copy.deepcopy(config, memo), __reduce_ex__=lambda _: (copy.copy, (config,))
+    )
     return changed
 
 

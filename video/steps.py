@@ -7,6 +7,7 @@ running it, and may change the velocity with which the sampler steps. :func:`.fo
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +27,11 @@ from .families.families import arguments, latents_of
 Forward = Callable[..., Any]
 # More forward passes than a step of any pipeline makes: so many say that the pipeline steps another sampler.
 MOST_BRANCHES = 8
+IDLE = ("reused nothing: ", "are too few to forecast any")  # in warnings of runs that came to nothing
+REPEATS = (
+    "makes several steps at one noise level, as for the parts of a wide picture: these cannot be followed, so all from"
+    " the second on were computed"
+)
 
 
 class Stepper:
@@ -70,6 +76,7 @@ class Follower:
         self.is_called = False  # within a call of the session, in this thread
         self.thread = 0
         self.passes = self.followed = 0  # in it: forward passes seen, and steps behind some
+        self.timestep = 0.0  # of the last step
 
     def drop(self) -> None:
         """End the run, finished or not."""
@@ -94,6 +101,7 @@ class Follower:
     def begin(self) -> None:
         """Begin a run of the steps that the scheduler has now."""
         levels = levels_of(self.scheduler)
+        levels = levels[: made_steps(self.session.target) + 1]
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -105,11 +113,17 @@ class Follower:
             stack.close()
             original()
             if run is not None and self.stepper is run():
-                self.drop()
+                self.end_early()
 
         if hasattr(bar, "close"):
             wrap_method(stack, bar, "close", close)
         return bar
+
+    def end_early(self) -> None:
+        """End a run before the sampler's last step, where a pipeline makes fewer, or a callback or an error ends it."""
+        if self.stepper is not None and self.shapes and sys.exc_info()[0] is None:
+            self.stepper.finish()
+        self.drop()
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
         self.passes += 1
@@ -147,20 +161,31 @@ class Follower:
         self.shapes[run.expert] = shapes
 
     def step(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.stepper is not None and self.repeats(kwargs["timestep"] if "timestep" in kwargs else args[1]):
+            warn(self.session.report, f"{type(self.session.target).__name__} {REPEATS}")
+            self.drop()
         if self.stepper is None:
             return original(*args, **kwargs)
         result = self.stepped(self.stepper, original, args, kwargs)
         self.end_step(self.stepper)
         return result
 
+    def repeats(self, timestep: Any) -> bool:
+        """Whether a step is made again where the scheduler goes on, as for the next part of a wide picture."""
+        assert self.stepper is not None
+        before, self.timestep = self.timestep, float(torch.as_tensor(timestep).max())
+        step, times = self.stepper.run.step, self.scheduler.timesteps
+        return 0 < step < len(times) and self.timestep == before and bool(times[step] != times[step - 1])
+
     def stepped(self, stepper: Stepper, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the stepper makes of a call of a scheduler's `step`."""
         names = ("model_output", "timestep", "sample")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         output, timestep, sample = (given.pop(name) for name in names)
+        rest = args[3:]  # a step that may be made again keeps no more than it needs
 
         def make(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
-            return original(velocity, timestep, sample, *args[3:], **given)
+            return original(velocity, timestep, sample, *rest, **given)
 
         return stepper.step(make, output, sample)
 
@@ -196,6 +221,9 @@ class Follower:
         finally:
             self.is_called = False
             self.drop()
+            report = self.session.report
+            if report.engaged:  # a later run of the call, longer than one that could not
+                report.warnings[:] = [text for text in report.warnings if not any(mark in text for mark in IDLE)]
         if self.is_swapped or not self.followed:
             warn(
                 self.session.report, f"the sampler's steps could not be followed, so all were computed: {self.reason()}"
@@ -212,6 +240,15 @@ class Follower:
         if changed:
             return f"{changed} was changed after accelerate(): remove() the session, and call accelerate() again"
         return f"{type(self.session.target).__name__} does not step pipe.scheduler"
+
+
+def made_steps(pipe: Any) -> int:
+    """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run."""
+    times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", None)
+    if not isinstance(end, float) or not 0 < end < 1:
+        return len(times)
+    trained = pipe.scheduler.config.num_train_timesteps
+    return int((times >= round(trained - end * trained)).sum())
 
 
 def levels_of(scheduler: Any) -> list[float]:

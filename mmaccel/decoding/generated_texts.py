@@ -49,6 +49,8 @@ class GeneratedTexts:
         for which the model's own masks and positions do.
     past
         The cache of such texts, once the prompt is read.
+    more
+        Passes beside those of the loop, for the cache alone.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class GeneratedTexts:
         self.past: Rollback | None = None
         self._stack = ExitStack()
         self._attention: PassAttention | None = None  # once the prompt is read
+        self.more = 0
         self._complete: set[int] = set()  # rows of which the cache holds the last token
         self._next = ids.new_zeros(1)  # position of the last token of each row
         found = kwargs["past_key_values"]
@@ -254,6 +257,7 @@ class GeneratedTexts:
             kwargs = private.kwargs_after(self.model, self.kwargs, end - self.start)
             fed = self.sequences()[:, :end]
             self.model(**self._prepared(fed, end - past.held, 1, kwargs), return_dict=True)
+            self.more += 1
             past.keep(end, end)
 
     def _path(self, row: int, found: Verdict | None) -> tuple[int, ...] | None:

@@ -25,10 +25,13 @@ from mmaccel.skinny_linears import skinny_linears
 from .dice import DEVICES, Dice
 from .generated_texts import GeneratedTexts
 from .loop import Width, draft_and_verify
+from .made import tokens_made
 from .row_drafters import RowDrafters, TextDrafter
 from .slots import unfit_for_rows
 from .stats import Stats
 from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_states
+
+GUIDING = ("UnbatchedClassifierFreeGuidanceLogitsProcessor",)  # processors that make a pass of the model of their own
 
 
 class Holder(Protocol):
@@ -138,6 +141,8 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
         else:
             run.warn(reason)
         result = original(**kwargs)
+        if reason is not None and not model.config.is_encoder_decoder:
+            run.tokens = tokens_made(result, kwargs)
         fill(session.report, run)
         return result
 
@@ -192,7 +197,9 @@ def decode(
         run.streamer.end()
     written = [text.ids.shape[1] - input_ids.shape[1] for text in texts.texts]
     run.tokens += sum(written)
-    run.plain_forwards += max(written)
+    guided = any(type(each).__name__ in GUIDING for each in logits_processor)  # a pass more for each token
+    run.plain_forwards += max(written) * (1 + guided)
+    run.stats.forwards += texts.more + guided * sum(written)
     return _output(model, texts, generation_config)
 
 

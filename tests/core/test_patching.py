@@ -1,6 +1,7 @@
 """What `mmaccel.patching` puts on an instance does its work, in order, and goes without a trace."""
 
 import copy
+import pickle
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -54,8 +55,19 @@ def test_a_wrapped_method_is_restored_and_not_copied():
     wrap_method(stack, owner, "method", lambda original: f"outer {original()}")
     assert owner.method() == "outer inner class" and copy.deepcopy(owner).method() == "class"
     assert owner.method.__name__ == "method" and copy.deepcopy({"kept": owner.method})["kept"] is owner.method
+    assert pickle.loads(pickle.dumps(owner)).method() == "class"  # noqa: S301
     stack.close()
     assert owner.method() == "class" and not vars(owner)
+
+
+def test_what_is_pickled_has_no_part_of_a_session():
+    module, stack, seen = torch.nn.Linear(2, 2), ExitStack(), []
+    hook(stack, module, lambda *_: seen.append("before"), lambda *_: seen.append("after"))
+    wrap_method(stack, module, "forward", lambda original, x: original(x) + 1)
+    again, x = pickle.loads(pickle.dumps(module)), torch.ones(2)  # noqa: S301
+    assert torch.equal(again(x) + 1, module(x)) and seen == ["before", "after"]
+    stack.close()
+    assert torch.equal(again(x), module(x))
 
 
 def test_what_is_removed_from_below_leaves_nothing():

@@ -157,6 +157,40 @@ def test_half_the_calls_are_saved_without_a_trace(build):
     assert snapshot(pipe) == before and torch.equal(run(pipe, call), plain)
 
 
+@pytest.mark.parametrize("sampler", (diffusers.EulerDiscreteScheduler, diffusers.DPMSolverMultistepScheduler))
+def test_a_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_made(sampler):
+    pipe, call = sdxl()
+    pipe.scheduler = sampler()
+    pipe.set_progress_bar_config(disable=True)
+    call = {**call, "num_inference_steps": 30, "denoising_end": 0.6}
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5)) as fast:
+        run(fast, call)
+        made = len(pipe.scheduler.timesteps[pipe.scheduler.timesteps >= 400])
+        assert made < 20 and fast.report.plain_forwards == made and fast.report.forwards == made // 2
+        shares = video.trace_of(fast).shares()
+        assert len(shares) == made and shares[-1] == 1
+        run(fast, {**call, "denoising_end": None})
+        assert fast.report.plain_forwards == 30
+
+
+def test_parts_of_a_wide_picture_are_no_steps():
+    absent = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
+    pipe = diffusers.StableDiffusionPanoramaPipeline(
+        **dict.fromkeys(absent),
+        unet=untrained(lambda: diffusers.UNet2DConditionModel(**UNET), 0),
+        scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1),
+        requires_safety_checker=False,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    call = {**TEXT, **SIZE, "latents": noise(1, 4, 64, 128), "height": 512, "width": 1024}
+    plain = run(pipe, call)
+    for method in (video.HeterogeneousSteps(0.5), video.EasyCache(1e6, warmup=2)):
+        with mmaccel.accelerate(pipe, method) as fast:
+            assert torch.equal(run(fast, call), plain)
+            assert any("several steps at one noise level" in text for text in fast.report.warnings)
+    assert torch.equal(run(pipe, call), plain)
+
+
 def test_tokens_are_not_chosen_where_only_some_of_them_are_stepped():
     pipe, call = first_frame()
     pipe.set_progress_bar_config(disable=True)

@@ -14,7 +14,7 @@ from mmaccel.stepping.tensors import plus
 from ..caches.step_cache import CacheStepper
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
-from ..families.families import Family, family_of
+from ..families.families import Family, arguments, family_of
 from ..steps import Forward
 
 Streams = dict[str, Any]
@@ -48,6 +48,7 @@ class BlockStepper(CacheStepper):
         super().__init__(session, run, method)
         self.skips = False  # whether the range is replaced in this forward pass
         self.entry: Streams = {}
+        self.leaves_out = False  # whether the pass has not all blocks, as for guidance by skipped layers: it runs
         for denoiser in [] if method.exact else session.adapter.denoisers():
             self.watch(denoiser, family_of(denoiser, method.name))
 
@@ -67,6 +68,7 @@ class BlockStepper(CacheStepper):
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         family = family_of(denoiser, self.method.name)
         self.skips, total = False, len(family.block_list(denoiser))
+        self.leaves_out = bool(arguments(denoiser, args, kwargs).get("skip_layers"))
         output = forward(*args, **kwargs)
         self.entry = {}
         return output, 1 - family.structure.share * (1 - (self.first + self.last) / total) if self.skips else 1.0
@@ -75,6 +77,8 @@ class BlockStepper(CacheStepper):
         self, family: Family, block: torch.nn.Module, index: int, end: int, forward: Forward, *args: Any, **kwargs: Any
     ) -> Any:
         """The forward of one block."""
+        if self.leaves_out:
+            return forward(*args, **kwargs)
         streams = family.streams(block, args, kwargs)
         if index == 0:
             self.begin(streams, family)

@@ -125,6 +125,9 @@ class Recorder(BlockStepper):
             self.ratios[self.run.step] = growth(old[hidden], new[hidden])
 
     def finish(self) -> None:
+        if self.run.step < self.run.steps - 1:  # some pipelines leave out the sampler's last step
+            self.warn(f"MagCache measured no ratios: the run ended after {self.run.step} of {self.run.steps} steps")
+            return
         self.session.memory[self.method.name] = tuple(self.ratios)
         self.warn("MagCache measured its ratios in this run and reused nothing; the next runs will")
 

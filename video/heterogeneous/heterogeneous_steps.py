@@ -23,6 +23,7 @@ from ..families.adapter import (
 )
 from ..families.context_parallel import refuse_split
 from ..following import follow
+from ..private import check_no_cache
 from ..steps import is_flow
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
@@ -179,6 +180,7 @@ class HeterogeneousSteps(DiffusionMethod):
             refuse_frame_samplers(adapter.target, f"{self.name}(fraction=..., policy={self.policy!r})")
             refuse_split(adapter.denoisers(), f"{self.name}(fraction=..., policy={self.policy!r})")
             for denoiser in adapter.denoisers():
+                check_no_cache(denoiser)
                 require_divisible(denoiser, ADVICE)
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:

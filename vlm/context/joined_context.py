@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from mmaccel.cache import ContextStore
 from mmaccel.cache.context_store import State
 from mmaccel.cache.model_hash import model_hash
+from mmaccel.decoding.made import tokens_made
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from ..decoder.generation import copies, tokens_made
+from ..decoder.generation import copies
 from .joining import Joining
 from .parts import Part, parts_of, spans_of
 from .prompt import ContextPrompt, unfit_for_context, why_unstorable

@@ -11,14 +11,19 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
+from mmaccel.decoding.made import prompt_ids
 from mmaccel.decoding.setting import setting
 
-from ..decoder.generation import prompt_ids
 from ..decoder.placeholders import placeholders
 from ..input.arguments import COLUMNS
 from .turning import MOVING
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
+# Settings of `generate` with which it reads the prompt itself, as from nothing, or has to look at all of it.
+OTHER_READING = (
+    "cache_implementation", "prefill_chunk_size", "output_attentions", "output_hidden_states",
+    "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp",
+)  # fmt: skip
 # Arguments of a model that say nothing of what a prompt contains.
 OTHERS = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict", "labels"}
 
@@ -58,9 +63,11 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
             return f"{name} was given"
     if setting(model, kwargs, "use_cache") is False:
         return "use_cache=False was given"
-    for name in ("cache_implementation", "prefill_chunk_size", "output_attentions", "output_hidden_states"):
+    for name in OTHER_READING:
         if setting(model, kwargs, name):
             return f"{name} was given"
+    if model.training and getattr(model, "is_gradient_checkpointing", False):
+        return "the model is in training with gradient checkpointing, which keeps no cache"
     return None
 
 

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from mmaccel.cache import ContextStore
 from mmaccel.cache.model_hash import model_hash
+from mmaccel.decoding.made import tokens_made
 from mmaccel.errors import SettingError
 from mmaccel.files.user_cache import cache_folder
 from mmaccel.method import Advice, Method, is_count, is_number
@@ -22,7 +23,7 @@ from mmaccel.registry import register
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from ..decoder.generation import copies, tokens_made
+from ..decoder.generation import copies
 from .prompt import ContextPrompt, unfit_for_context, why_unstorable
 
 EXAMPLE = """import mmaccel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.cache import SelectingCache
 from mmaccel.decoding.drafters.draft_method import DraftMethod
+from mmaccel.decoding.made import tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import attention_layers, intercept_attention, wrap_generate
 from mmaccel.report import Report
@@ -26,7 +28,7 @@ from ..input.prompt import Prompt
 from ..input.turns import recalled
 from .attention import SessionAttention
 from .call import GenerateRun
-from .generation import bring_cache, fill, tokens_made
+from .generation import bring_cache, fill
 from .kept_tokens import require_all
 from .method import DecoderMethod
 
@@ -164,6 +166,12 @@ class DecoderAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"{name} has layers with a window or a state, to which tokens that {method.name} drops are missing;"
                 " vlm.SparsePrefill drops none"
+            )
+        first = next(iter(getattr(self.decoder, "layers", ())), None)
+        if first is None or "position_embeddings" not in inspect.signature(first.forward).parameters:
+            raise UnsupportedTargetError(
+                f"the layers of {name} are not given the places of their tokens, as those of Llama and its kin are:"
+                f" {method.name} cannot drop any; vlm.SparsePrefill drops none"
             )
         drops, count = [*method.drops(len(kinds))], len(kinds)
         if not drops[-1] < count - 1:

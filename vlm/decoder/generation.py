@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mmaccel.cache import require_memory
+from mmaccel.decoding.made import prompt_ids
 from mmaccel.decoding.setting import setting
 from mmaccel.report import Report
 
@@ -66,19 +67,6 @@ def new_tokens(model: Any, kwargs: dict[str, Any], length: int) -> int:
         limit = setting(model, kwargs, "max_length")
         new = DEFAULT_NEW if limit is None else max(1, limit - length)
     return new
-
-
-def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The token ids of the prompt of a call of `generate`; None if it has embeddings alone."""
-    found = (kwargs.get(name) for name in ("inputs", "input_ids"))
-    return next((value for value in found if isinstance(value, torch.Tensor)), None)
-
-
-def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
-    sequences = result if isinstance(result, torch.Tensor) else result.sequences
-    ids = prompt_ids(kwargs)
-    given = 0 if ids is None else ids.shape[1]
-    return int(sequences.shape[0] * (sequences.shape[1] - given))
 
 
 def plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:

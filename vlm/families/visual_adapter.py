@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import Adapter
+from mmaccel.decoding.made import prompt_ids
 from mmaccel.decoding.setting import setting
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
@@ -20,7 +21,7 @@ from mmaccel.session import Session
 
 from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
-from ..decoder.generation import copies, plain_keys, prompt_ids
+from ..decoder.generation import copies, plain_keys
 from ..decoder.method import DecoderMethod
 from ..input.arguments import replace
 from ..input.prompt import Prompt, shortened
