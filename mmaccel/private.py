@@ -49,11 +49,15 @@ def kept_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield key, value
 
 
+OWN_HOOKS = ("mmaccel.", "transformers.", "torch.")  # modules whose hooks change no keys
+
+
 def changers(model: torch.nn.Module) -> Iterator[str]:
-    """Names of the functions that are hooked to parts of a model, and may change what these compute."""
+    """Names of the functions that are hooked to layers of a model or their parts, and may change what these compute."""
     for name, module in model.named_modules():
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()) if name else ():
-            if not type(hook).__module__.startswith("mmaccel."):
+        in_layer = any(part.isdigit() for part in name.split("."))
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()) if in_layer else ():
+            if not getattr(hook, "__module__", "").startswith(OWN_HOOKS):
                 yield f"{name} {getattr(hook, '__qualname__', type(hook).__qualname__)}"
 
 
@@ -179,6 +183,11 @@ def attention_name(config: Any) -> str | None:
     return name
 
 
+def same(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
 def with_attention(config: Any, name: str) -> Any:
     """A shallow copy of a configuration that asks for another attention function.
 
@@ -188,7 +197,7 @@ def with_attention(config: Any, name: str) -> Any:
     changed = copy.copy(config)
     changed._attn_implementation_internal = name
     vars(changed).update(  # a copy of the module is plain
-        __deepcopy__=lambda memo: copy.deepcopy(config, memo), __reduce_ex__=lambda _: (copy.copy, (config,))
+        __deepcopy__=lambda memo: copy.deepcopy(config, memo), __reduce_ex__=lambda _: (same, (config,))
     )
     return changed
 

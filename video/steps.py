@@ -7,6 +7,7 @@ running it, and may change the velocity with which the sampler steps. :func:`.fo
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 import weakref
@@ -76,7 +77,7 @@ class Follower:
         self.is_called = False  # within a call of the session, in this thread
         self.thread = 0
         self.passes = self.followed = 0  # in it: forward passes seen, and steps behind some
-        self.timestep = 0.0  # of the last step
+        self.timestep = math.nan  # of the last step
 
     def drop(self) -> None:
         """End the run, finished or not."""
@@ -100,6 +101,7 @@ class Follower:
 
     def begin(self) -> None:
         """Begin a run of the steps that the scheduler has now."""
+        self.timestep = math.nan
         levels = levels_of(self.scheduler)
         levels = levels[: made_steps(self.session.target) + 1]
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))

@@ -94,8 +94,28 @@ def test_weights_of_every_kind_are_hashed(model: torch.nn.Module, kind: str) -> 
 
 def test_what_a_call_makes_is_no_weight(model: torch.nn.Module) -> None:
     before = model_hash(model)
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 2  # as rotary positions of long prompts are
+    model.model.register_buffer("places", torch.arange(7), persistent=False)
+    with_places = model_hash(model)
+    assert with_places == before
+
+
+def test_other_rotary_frequencies_make_another_model(model: torch.nn.Module) -> None:
+    """Models whose calls change their own, by the length of a prompt, have nothing stored: see `why_unstorable`."""
+    before = model_hash(model)
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 2
+    assert model_hash(model) != before
+
+
+def test_what_changes_the_keys_of_a_model_makes_another_one(model: torch.nn.Module) -> None:
+    before = model_hash(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model_hash(model) != before
+    steering = model.model.layers[1].register_forward_hook(lambda module, args, output: output)
+    assert model_hash(model) != before
+    steering.remove()
+    counting = model.register_forward_hook(lambda *_: None)  # sees the whole model, and changes no part of it
     assert model_hash(model) == before
+    counting.remove()
 
 
 @pytest.mark.parametrize("fused", (False, True))

@@ -11,10 +11,19 @@ from mmaccel import private
 from mmaccel.adapter import Adapter
 from mmaccel.errors import ActiveSessionError
 from mmaccel.method import Method
-from mmaccel.patching import hook, intercept_sdpa, override, wrap_generate, wrap_method
+from mmaccel.patching import (
+    attention_layers,
+    hook,
+    intercept_attention,
+    intercept_sdpa,
+    override,
+    wrap_generate,
+    wrap_method,
+)
 from mmaccel.plan import Plan
 from mmaccel.session import Session
 from mmaccel.testing.snapshot import snapshot
+from mmaccel.vlm import examples
 
 
 class Owner:
@@ -68,6 +77,23 @@ def test_what_is_pickled_has_no_part_of_a_session():
     assert torch.equal(again(x) + 1, module(x)) and seen == ["before", "after"]
     stack.close()
     assert torch.equal(again(x), module(x))
+
+
+def test_a_copy_made_while_attention_is_routed_is_plain():
+    model, arguments = examples.llama()
+    ids, stack = arguments()["input_ids"], ExitStack()
+    plain = model(ids).logits
+
+    def nothing(original, *given, **more):
+        return original(*given, **more)[0] * 0, None
+
+    intercept_attention(stack, attention_layers(model), nothing)
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))  # noqa: S301
+    assert not torch.equal(model(ids).logits, plain)
+    stack.close()
+    for copied in (*copies, model):
+        assert torch.equal(copied(ids).logits, plain)
+        assert len({id(part.config) for part in copied.modules() if hasattr(part, "config")}) == 1
 
 
 def test_what_is_removed_from_below_leaves_nothing():

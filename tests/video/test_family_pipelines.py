@@ -173,6 +173,27 @@ def test_a_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_
         assert fast.report.plain_forwards == 30
 
 
+def test_a_call_of_several_runs_says_nothing_of_those_that_came_to_nothing():
+    pipe, call = animatediff()
+    pipe.set_progress_bar_config(disable=True)
+    pipe.enable_free_init(num_iters=3, use_fast_sampling=True)  # runs of 4, 8 and 12 steps
+    call = {**call, "num_inference_steps": 12}
+    for method in (video.EncoderReuse(), video.HeterogeneousSteps(0.5)):
+        with mmaccel.accelerate(pipe, method) as fast:
+            run(fast, call)
+            assert fast.report.engaged and fast.report.work_ratio < 1
+            assert not [text for text in fast.report.warnings if "reused nothing" in text or "too few to" in text]
+
+
+def test_one_step_after_another_call_of_one_is_no_part_of_a_picture():
+    pipe, call = image_to_image()
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        for _ in range(2):
+            run(fast, {**call, "strength": 0.05})
+            assert not any("one noise level" in text for text in fast.report.warnings)
+
+
 def test_parts_of_a_wide_picture_are_no_steps():
     absent = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
     pipe = diffusers.StableDiffusionPanoramaPipeline(

@@ -19,6 +19,7 @@ from transformers import (
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import ActiveSessionError, ConflictError, UnsupportedTargetError
+from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
 from mmaccel.video.steps import first_step, levels_of
@@ -438,6 +439,55 @@ def test_a_run_that_is_interrupted_answers_no_later_pass(method, through):
         (fast if through == "session" else pipe)(**call, callback_on_step_end=interrupt)
         for _ in range(2):
             assert torch.equal(pipe.transformer(**passed)[0], plain)
+
+
+def test_a_run_that_ends_early_is_told(work_clock):
+    pipe, arguments = examples.wan_pipeline()
+    call = arguments(1, steps=16)
+
+    def interrupt(pipe, step, timestep, kwargs):
+        pipe._interrupt = step == 11
+        return {}
+
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        fast(**arguments(1, steps=12))
+        fast(**call, callback_on_step_end=interrupt)
+        assert len(video.trace_of(fast).shares()) == 12 == len(fast.report.details["steps"])
+        assert fast.report.details["missed"] > 0
+    with mmaccel.accelerate(pipe, video.MagCache()) as fast:
+        fast(**call, callback_on_step_end=interrupt)
+        assert "measured no ratios: the run ended after 12 of 16 steps" in fast.report.warnings[0]
+        fast(**call)
+        assert "measured its ratios" in fast.report.warnings[0]
+        fast(**call)
+        assert fast.report.engaged
+
+
+def test_steps_that_may_be_made_again_keep_no_outputs():
+    """What is kept of a step is its velocity, and not the model's output and the sample that the pipeline gave."""
+    pipe, arguments = examples.wan_pipeline()
+    kept = []
+
+    def look(pipe, step, timestep, given):
+        run = follower_of(fast).stepper
+        makes = [made.make for made in run.allocation.replay.made] if run else []
+        kept.extend(value for make in makes for value in closed_over(make) if isinstance(value, torch.Tensor))
+        return {}
+
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.3, warmup=1)) as fast:
+        fast(**arguments(1, steps=12), callback_on_step_end=look)
+    assert kept and all(value.numel() == 1 for value in kept), "a timestep at most"
+
+
+def follower_of(session):
+    """What follows the steps of its pipeline."""
+    return session.target.scheduler.step.function.__self__
+
+
+def closed_over(function):
+    """Tensors in what a function closes over."""
+    for cell in function.__closure__ or ():
+        yield from tensors(cell.cell_contents)
 
 
 def test_a_run_with_a_held_first_frame_begins_at_its_own_step():

@@ -353,6 +353,22 @@ def test_control_net_residuals_between_the_blocks_are_not_added_twice():
             torch.testing.assert_close(fast(start, controlled, still=True), plain, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("skipped", ([0], [1], [2], [0, 1]))
+@pytest.mark.parametrize("method", (video.TeaCache(1e6), video.BlockCache(1e6, warmup=2)), ids=str)
+def test_passes_without_some_blocks_are_computed(method, skipped):
+    """SD3 can guide by a third pass that leaves out layers."""
+    pipe, start, call = loop.pipeline("SD3Transformer2DModel")
+
+    def guided(branch):
+        return {**call(branch), "skip_layers": skipped if branch == 0 else None}
+
+    plain = pipe(start, guided, still=True)
+    with mmaccel.accelerate(pipe, method) as fast:
+        torch.testing.assert_close(fast(start, guided, still=True), plain, rtol=1e-3, atol=1e-4)
+        shares = computed(fast)
+        assert min(shares[::2]) < 1 and set(shares[1::2]) == {1.0}, "every second pass is one without them"
+
+
 def test_calibration_fits_the_changes_of_the_run():
     pipe, start, call = loop.pipeline(WAN)
     plain = pipe(start, call, steps=12)

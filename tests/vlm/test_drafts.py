@@ -402,10 +402,27 @@ def test_a_second_pass_for_guidance_knows_nothing_of_drafts(llama, method, negat
     given = {**call(1, 0), "guidance_scale": 1.5}
     if negative:
         given["negative_prompt_ids"] = torch.randint(4, 50, (1, 30), generator=torch.Generator().manual_seed(0))
-    plain = llama.generate(**given)
+    passes, plain = [], llama.generate(**given)
+    counting = llama.register_forward_hook(lambda *_: passes.append(1))
     with mmaccel.accelerate(llama, method) as fast:
         for _ in range(2):
+            passes.clear()
             assert torch.equal(fast.generate(**given), plain)
+            new = plain.shape[1] - given["input_ids"].shape[1]
+            assert fast.report.forwards == len(passes) and fast.report.plain_forwards == 2 * new
+    counting.remove()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+def test_training_that_keeps_no_cache_is_left_to_the_model(method):
+    model, arguments = examples.llama()
+    model.train()
+    model.gradient_checkpointing_enable()
+    given = arguments(max_new_tokens=8)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, method) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert "gradient checkpointing" in fast.report.warnings[0] and fast.report.tokens == 8
 
 
 @pytest.mark.parametrize("method", METHODS, ids=IDS)

@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 import mmaccel
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
@@ -187,6 +196,12 @@ def test_what_does_not_fit_is_refused_or_told(llama):
     for bad in (*settings, {"min_length": 1}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             PrefillDrop(**bad)
+    small = {"hidden_size": 32, "ffn_dim": 32, "num_attention_heads": 2, "num_hidden_layers": 4, "vocab_size": 40}
+    opt = OPTForCausalLM(OPTConfig(**small, word_embed_proj_dim=32))
+    gpt = GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=2, n_layer=4, vocab_size=40))
+    for other in (opt, gpt):
+        with pytest.raises(UnsupportedTargetError, match="are not given the places of their tokens"):
+            mmaccel.plan(other, PrefillDrop())
     gemma = Gemma3ForCausalLM(Gemma3TextConfig(**{**examples.TEXT, "head_dim": 8, "num_hidden_layers": 6}))
     with pytest.raises(UnsupportedTargetError, match="layers with a window or a state"):
         mmaccel.plan(gemma, PrefillDrop())

@@ -216,6 +216,7 @@ def test_a_broken_entry_is_computed_again(llama, stored):
     [
         ({"batch": 3}, "3 prompts in a batch"),
         ({"use_cache": False}, "use_cache=False"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens was given"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions was given"),
         ({"attention_mask": torch.tensor([[0] * 5 + [1] * 75])}, "padded"),
         ({"attention_mask": None, "input_ids": torch.tensor([[0] * 5 + [6] * 75])}, "padding tokens"),
