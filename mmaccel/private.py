@@ -57,8 +57,9 @@ def changers(model: torch.nn.Module) -> Iterator[str]:
     for name, module in model.named_modules():
         in_layer = any(part.isdigit() for part in name.split("."))
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()) if in_layer else ():
-            if not getattr(hook, "__module__", "").startswith(OWN_HOOKS):
-                yield f"{name} {getattr(hook, '__qualname__', type(hook).__qualname__)}"
+            function = getattr(hook, "func", hook)  # of a partial
+            if not getattr(function, "__module__", "").startswith(OWN_HOOKS):
+                yield f"{name} {getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 def keeps_its_own_way(module: torch.nn.Module) -> bool:

@@ -1,8 +1,8 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
 `StoredContext`, `JoinedContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`)
-work on any transformers decoder that runs in SDPA; the methods that leave out visual tokens on the vision-language
-models that have an adapter; `TCA` on CLIP; `FastVGGT` on encoders of many views of a scene.
+work on decoders of transformers that run in SDPA by its attention interface; the methods that leave out visual tokens
+on the vision-language models that have an adapter; `TCA` on CLIP; `FastVGGT` on encoders of many views of a scene.
 
 Example
 -------
