@@ -6,6 +6,8 @@ Modules of transformers are imported in the functions: its modeling code imports
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,12 +55,17 @@ OWN_HOOKS = ("mmaccel.", "transformers.", "torch.")  # modules whose hooks chang
 
 
 def changers(model: torch.nn.Module) -> Iterator[str]:
-    """Names of the functions that are hooked to layers of a model or their parts, and may change what these compute."""
-    for name, module in model.named_modules():
-        in_layer = any(part.isdigit() for part in name.split("."))
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()) if in_layer else ():
+    """Names of the functions that are hooked to parts of a model, and may change what these compute.
+
+    What is hooked to the model itself, or to what holds its layers, sees all of it and is taken to look only.
+    """
+    modules = dict(model.named_modules())
+    layers = [name.split(".") for name in modules if name.rpartition(".")[2].isdigit()]
+    holding = {".".join(path[:depth]) for path in layers for depth in range(len(path))}
+    for name, module in modules.items():
+        for hook in () if name in holding else (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             function = getattr(hook, "func", hook)  # of a partial
-            if not getattr(function, "__module__", "").startswith(OWN_HOOKS):
+            if not (getattr(function, "__module__", None) or "").startswith(OWN_HOOKS):
                 yield f"{name} {getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
@@ -184,23 +191,41 @@ def attention_name(config: Any) -> str | None:
     return name
 
 
-def same(value: Any) -> Any:
-    """The value itself."""
-    return value
+@functools.cache
+def _routed(kind: type) -> type:
+    """A kind of configuration of which deep copies and pickles are those of the one that it stands for."""
+
+    def shallow(self: Any) -> Any:
+        return like(self, self._instead_of)
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._instead_of, memo)
+
+    def reduced(self: Any, protocol: Any) -> Any:
+        return operator.itemgetter(0), ((self._instead_of,),)
+
+    own = {"__slots__": ("_instead_of",), "__copy__": shallow, "__deepcopy__": copied, "__reduce_ex__": reduced}
+    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__})
 
 
 def with_attention(config: Any, name: str) -> Any:
-    """A shallow copy of a configuration that asks for another attention function.
+    """A configuration like another, but that it asks for another attention function.
 
-    A copy for each module, since models can share one configuration; and the internal name, because the
-    public setter would change nested configurations, which the copy shares.
+    One for each module, since models can share one configuration; and the internal name, because the
+    public setter would change nested configurations, which it shares with the other.
     """
-    changed = copy.copy(config)
+    changed = like(config, config)
     changed._attn_implementation_internal = name
-    vars(changed).update(  # a copy of the module is plain
-        __deepcopy__=lambda memo: copy.deepcopy(config, memo), __reduce_ex__=lambda _: (same, (config,))
-    )
     return changed
+
+
+def like(config: Any, instead_of: Any) -> Any:
+    """A shallow copy of a configuration that stands for another one."""
+    kind = type(config).__base__ if hasattr(type(config), "_instead_of") else type(config)
+    made: Any = object.__new__(_routed(kind))
+    vars(made).update(vars(config))
+    object.__setattr__(made, "_instead_of", instead_of)
+    return made
 
 
 def picture_tiles(config: Any, image_sizes: Any) -> list[int]:

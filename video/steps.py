@@ -109,21 +109,22 @@ class Follower:
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         """A pipeline closes its progress bar however its loop ends, and with it the run that was in the middle."""
         bar, stack = original(*args, **kwargs), ExitStack()
+        handled = sys.exc_info()[1]  # of the caller
         run = None if self.stepper is None else weakref.ref(self.stepper)
 
         def close(original: Forward) -> None:
             stack.close()
             original()
             if run is not None and self.stepper is run():
-                self.end_early()
+                self.end_early(broken=sys.exc_info()[1] is not handled)
 
         if hasattr(bar, "close"):
             wrap_method(stack, bar, "close", close)
         return bar
 
-    def end_early(self) -> None:
+    def end_early(self, broken: bool) -> None:
         """End a run before the sampler's last step, where a pipeline makes fewer, or a callback or an error ends it."""
-        if self.stepper is not None and self.shapes and sys.exc_info()[0] is None:
+        if self.stepper is not None and self.shapes and not broken:
             self.stepper.finish()
         self.drop()
 

@@ -28,8 +28,8 @@ def model_hash(model: Any) -> str:
     All bits of parameters and buffers are looked at once, and again where torch counts a change; 256 values of each, at
     even distances, every time, which takes milliseconds and shows what torch does not count, such as a merge into
     `weight.data`. What modules keep in ways of their own, such as packed weights of quantised ones, is looked at once.
-    Hooks of others on its layers count by their names, and so does the type of `torch.autocast`; not what a hook has
-    inside, nor plain attributes of modules that are set after the model was built.
+    Hooks of others on its layers and other parts count by their names, and so does the type of `torch.autocast`; not
+    what a hook has inside, nor plain attributes of modules that are set after the model was built.
 
     Raises
     ------

@@ -14,8 +14,13 @@ def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
 
 
 def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
-    """Tokens behind the prompts, in all rows; padding of texts that ended before others counts."""
-    sequences = result if isinstance(result, torch.Tensor) else result.sequences
+    """Tokens behind the prompts, in all rows; padding of texts that ended before others counts.
+
+    0 where a `custom_generate` of the caller gave something else.
+    """
+    sequences = result if isinstance(result, torch.Tensor) else getattr(result, "sequences", None)
+    if sequences is None:
+        return 0
     ids = prompt_ids(kwargs)
     given = 0 if ids is None else ids.shape[1]
     return int(sequences.shape[0] * (sequences.shape[1] - given))

@@ -22,7 +22,15 @@ def can_go_back(cache: DynamicCache) -> bool:
     """Whether drafts can be taken back from every layer; one with keys tells how many tokens there are."""
     layers: list[Any] = cache.layers
     counts = not layers or any(isinstance(layer, DynamicLayer) for layer in layers)
-    return counts and all(type(layer) in WITH_STATE or layer.is_croppable for layer in layers)
+    return counts and all(type(layer) in WITH_STATE or (layer.is_croppable and _crops_all(layer)) for layer in layers)
+
+
+def _crops_all(layer: Any) -> bool:
+    """Whether what crops a layer knows all that an update adds: layers of DeepSeek-V4 keep more than they crop."""
+    crops, adds = (
+        next(place for place, cls in enumerate(type(layer).__mro__) if name in vars(cls)) for name in ("crop", "update")
+    )
+    return crops <= adds
 
 
 class Rollback:

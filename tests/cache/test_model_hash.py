@@ -113,6 +113,9 @@ def test_what_changes_the_keys_of_a_model_makes_another_one(model: torch.nn.Modu
     steering = model.model.layers[1].register_forward_hook(lambda module, args, output: output)
     assert model_hash(model) != before
     steering.remove()
+    embedding = model.get_input_embeddings().register_forward_hook({}.setdefault)  # a function without a module
+    assert model_hash(model) != before
+    embedding.remove()
     counting = model.register_forward_hook(lambda *_: None)  # sees the whole model, and changes no part of it
     assert model_hash(model) == before
     counting.remove()

@@ -88,8 +88,12 @@ def test_a_copy_made_while_attention_is_routed_is_plain():
         return original(*given, **more)[0] * 0, None
 
     intercept_attention(stack, attention_layers(model), nothing)
+    intercept_attention(stack, attention_layers(model), lambda original, *given, **more: original(*given, **more))
     copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))  # noqa: S301
     assert not torch.equal(model(ids).logits, plain)
+    routed = attention_layers(model)[0].config
+    assert '"hidden_size"' in repr(routed) and type(copy.copy(routed)) is type(routed)
+    assert private.attention_name(copy.copy(routed)) == private.attention_name(routed) != "sdpa"
     stack.close()
     for copied in (*copies, model):
         assert torch.equal(copied(ids).logits, plain)

@@ -18,9 +18,18 @@ from draft_models import (
     recurrent_gemma,
 )
 from noted_streamer import NotedStreamer
-from transformers import LogitsProcessor, LogitsProcessorList, SynthIDTextWatermarkingConfig
+from transformers import (
+    DeepseekV4ForCausalLM,
+    DynamicCache,
+    Gemma3ForCausalLM,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    SynthIDTextWatermarkingConfig,
+)
 
 import mmaccel
+from mmaccel.decoding.rollback import can_go_back
 from mmaccel.vlm import (
     FastV,
     FrameFusion,
@@ -411,6 +420,14 @@ def test_a_second_pass_for_guidance_knows_nothing_of_drafts(llama, method, negat
             new = plain.shape[1] - given["input_ids"].shape[1]
             assert fast.report.forwards == len(passes) and fast.report.plain_forwards == 2 * new
     counting.remove()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits"), ((DeepseekV4ForCausalLM, False), (Gemma3ForCausalLM, True), (LlamaForCausalLM, True))
+)
+def test_layers_that_keep_more_than_they_crop_are_left_to_the_model(kind, fits):
+    """Of DeepSeek-V4 a layer also keeps compressed keys, which stay where drafts are taken back."""
+    assert can_go_back(DynamicCache(config=kind.config_class().get_text_config())) == fits
 
 
 @pytest.mark.parametrize("method", METHODS, ids=IDS)

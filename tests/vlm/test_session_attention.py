@@ -9,6 +9,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
 from mmaccel.cache import EvictingCache, SelectingCache
+from mmaccel.decoding.made import tokens_made
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import policies
 from mmaccel.kernels.policies import DECODE, Span
@@ -17,7 +18,7 @@ from mmaccel.vlm.decoder import generation
 from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import Call, GenerateRun
 from mmaccel.vlm.decoder.compress_kv import _visual
-from mmaccel.vlm.decoder.generation import new_tokens, tokens_made
+from mmaccel.vlm.decoder.generation import new_tokens
 from mmaccel.vlm.decoder.rows import causal_pairs, left_padding, runs, visible_in_blocks
 
 CONFIG = examples.llama()[0].config

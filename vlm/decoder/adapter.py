@@ -168,6 +168,7 @@ class DecoderAdapter(Adapter):
                 " vlm.SparsePrefill drops none"
             )
         first = next(iter(getattr(self.decoder, "layers", ())), None)
+        first = getattr(first, "_orig_mod", first)  # of torch.compile
         if first is None or "position_embeddings" not in inspect.signature(first.forward).parameters:
             raise UnsupportedTargetError(
                 f"the layers of {name} are not given the places of their tokens, as those of Llama and its kin are:"
