@@ -114,7 +114,7 @@ class Trace:
 
 def check_traced(session: Session, option: str) -> None:
     """Raise a `SettingError` that names the option if no method of a session notes what it computes."""
-    if not any(getattr(method, "traces", False) for method in session.plan.methods):
+    if not any(getattr(method, "traces", False) and not method.exact for method in session.plan.methods):
         methods = ", ".join(method.name for method in session.plan.methods) or "the plain pipeline"
         raise SettingError(
             f"{option}: {methods} keeps no trace: use --method video.HeterogeneousSteps, or leave it out"
