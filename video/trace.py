@@ -116,9 +116,7 @@ def check_traced(session: Session, option: str) -> None:
     """Raise a `SettingError` that names the option if no method of a session notes what it computes."""
     if not any(getattr(method, "traces", False) and not method.exact for method in session.plan.methods):
         methods = ", ".join(method.name for method in session.plan.methods) or "the plain pipeline"
-        raise SettingError(
-            f"{option}: {methods} keeps no trace: use --method video.HeterogeneousSteps, or leave it out"
-        )
+        raise SettingError(f"{option}: {methods} keeps no trace: use video.HeterogeneousSteps, or leave it out")
 
 
 def trace_of(session: Session) -> Trace:
