@@ -466,6 +466,14 @@ def test_a_run_that_ends_early_is_told(work_clock):
         assert fast.report.engaged
 
 
+def test_a_method_beside_it_takes_no_warning_away():
+    pipe, arguments = examples.wan_pipeline()
+    sparse = video.SparseAttention(min_length=8, always=True)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(), sparse) as fast:
+        fast(**arguments(1, steps=4))
+        assert fast.report.engaged and "4 steps are too few to forecast any" in fast.report.warnings[0]
+
+
 def test_steps_that_may_be_made_again_keep_no_outputs():
     """What is kept of a step is its velocity, and not the model's output and the sample that the pipeline gave."""
     pipe, arguments = examples.wan_pipeline()
