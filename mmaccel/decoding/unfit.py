@@ -52,7 +52,7 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
 def unfit(model: Any, config: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as what `generate` made of its arguments tells."""
     cache = kwargs.get("past_key_values")
-    if model.training and getattr(model, "is_gradient_checkpointing", False):
+    if getattr(model, "is_gradient_checkpointing", False) and model.training:
         return "the model is in training with gradient checkpointing, which keeps no cache"
     if config.output_attentions or config.output_hidden_states:
         return "attentions or hidden states are asked for"

@@ -82,11 +82,10 @@ def test_without_compare_nothing_runs_plainly(filmed):
     assert [path.name for path in filmed.folder.iterdir()] == ["a.png"]
 
 
-def test_a_clip_is_kept_where_there_is_no_trace(filmed):
-    """Not every method keeps one, which is known after the run only."""
+def test_a_trace_that_no_method_keeps_is_refused_before_the_clip_is_made(filmed):
     assert filmed.type("--method", "EasyCache", "--trace", str(filmed.folder / "trace.png")) == 2
-    assert "keeps no trace" in filmed.printed.err
-    assert [path.name for path in filmed.folder.iterdir()] == ["a.png"]
+    assert "--trace: video.EasyCache keeps no trace" in filmed.printed.err
+    assert not list(filmed.folder.iterdir())
 
 
 @pytest.mark.parametrize(

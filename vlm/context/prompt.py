@@ -66,7 +66,7 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     for name in OTHER_READING:
         if setting(model, kwargs, name):
             return f"{name} was given"
-    if model.training and getattr(model, "is_gradient_checkpointing", False):
+    if getattr(model, "is_gradient_checkpointing", False) and model.training:
         return "the model is in training with gradient checkpointing, which keeps no cache"
     return None
 
