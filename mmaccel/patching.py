@@ -202,9 +202,6 @@ class _Hook:
     def __call__(self, called: torch.nn.Module, *rest: Any) -> Any:
         return self.function(called, *rest) if called is self.module else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
     def __reduce__(self) -> Any:
         return _Hook, (None, print)
 

@@ -25,8 +25,8 @@ from mmaccel.skinny_linears import skinny_linears
 from .dice import DEVICES, Dice
 from .generated_texts import GeneratedTexts
 from .loop import Width, draft_and_verify
-from .made import tokens_made
 from .row_drafters import RowDrafters, TextDrafter
+from .setting import tokens_made
 from .slots import unfit_for_rows
 from .stats import Stats
 from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_states

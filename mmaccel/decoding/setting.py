@@ -1,8 +1,10 @@
-"""Where a setting of `generate` is given."""
+"""What a call of `generate` is given, and what it makes of it."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
 
 
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
@@ -10,3 +12,29 @@ def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     sources = (kwargs.get("generation_config"), model.generation_config)
     values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
     return next((value for value in values if value is not None), None)
+
+
+def why_no_cache(model: Any) -> str | None:
+    """Why a model keeps no cache while it generates; None if it does."""
+    if getattr(model, "is_gradient_checkpointing", False) and model.training:
+        return "the model is in training with gradient checkpointing, which keeps no cache"
+    return None
+
+
+def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The token ids of the prompt of a call of `generate`; None if it has embeddings alone."""
+    found = (kwargs.get(name) for name in ("inputs", "input_ids"))
+    return next((value for value in found if isinstance(value, torch.Tensor)), None)
+
+
+def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
+    """Tokens behind the prompts, in all rows; padding of texts that ended before others counts.
+
+    0 where a `custom_generate` of the caller gave something else.
+    """
+    sequences = result if isinstance(result, torch.Tensor) else getattr(result, "sequences", None)
+    if sequences is None:
+        return 0
+    ids = prompt_ids(kwargs)
+    given = 0 if ids is None else ids.shape[1]
+    return int(sequences.shape[0] * (sequences.shape[1] - given))

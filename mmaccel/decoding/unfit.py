@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 from .rollback import WITH_STATE, can_go_back, reads_on
-from .setting import setting
+from .setting import setting, why_no_cache
 
 # Processors of transformers that look at more than the row they are given.
 OF_A_BATCH = (
@@ -52,8 +52,8 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
 def unfit(model: Any, config: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as what `generate` made of its arguments tells."""
     cache = kwargs.get("past_key_values")
-    if getattr(model, "is_gradient_checkpointing", False) and model.training:
-        return "the model is in training with gradient checkpointing, which keeps no cache"
+    if why := why_no_cache(model):
+        return why
     if config.output_attentions or config.output_hidden_states:
         return "attentions or hidden states are asked for"
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache

@@ -9,7 +9,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
 from mmaccel.cache import EvictingCache, SelectingCache
-from mmaccel.decoding.made import tokens_made
+from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import policies
 from mmaccel.kernels.policies import DECODE, Span

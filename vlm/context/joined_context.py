@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from mmaccel.cache import ContextStore
 from mmaccel.cache.context_store import State
 from mmaccel.cache.model_hash import model_hash
-from mmaccel.decoding.made import tokens_made
+from mmaccel.decoding.setting import tokens_made
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 from mmaccel.session import Session

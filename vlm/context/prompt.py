@@ -11,8 +11,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
-from mmaccel.decoding.made import prompt_ids
-from mmaccel.decoding.setting import setting
+from mmaccel.decoding.setting import prompt_ids, setting, why_no_cache
 
 from ..decoder.placeholders import placeholders
 from ..input.arguments import COLUMNS
@@ -66,9 +65,7 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     for name in OTHER_READING:
         if setting(model, kwargs, name):
             return f"{name} was given"
-    if getattr(model, "is_gradient_checkpointing", False) and model.training:
-        return "the model is in training with gradient checkpointing, which keeps no cache"
-    return None
+    return why_no_cache(model)
 
 
 def _ids(kwargs: dict[str, Any]) -> torch.Tensor | None:

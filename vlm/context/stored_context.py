@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from mmaccel.cache import ContextStore
 from mmaccel.cache.model_hash import model_hash
-from mmaccel.decoding.made import tokens_made
+from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import SettingError
 from mmaccel.files.user_cache import cache_folder
 from mmaccel.method import Advice, Method, is_count, is_number

@@ -16,7 +16,7 @@ from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.cache import SelectingCache
 from mmaccel.decoding.drafters.draft_method import DraftMethod
-from mmaccel.decoding.made import tokens_made
+from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import attention_layers, intercept_attention, wrap_generate
 from mmaccel.report import Report

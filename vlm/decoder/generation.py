@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from mmaccel.cache import require_memory
-from mmaccel.decoding.made import prompt_ids
-from mmaccel.decoding.setting import setting
+from mmaccel.decoding.setting import prompt_ids, setting
 from mmaccel.report import Report
 
 from ..input.prompt import Prompt

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.decoding.made import prompt_ids
-from mmaccel.decoding.setting import setting
+from mmaccel.decoding.setting import prompt_ids, setting
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
 from mmaccel.report import Report
