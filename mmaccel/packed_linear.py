@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import private
-from .patching import twin_of
+from .twins import twin_of
 
 
 class Prepared:

@@ -5,7 +5,6 @@ Classes are never changed, so other instances are not affected. The last change 
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import itertools
@@ -31,9 +30,6 @@ After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 # Arguments of attention functions that change the result in ways that only the model's own attention knows.
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
 
-# The ends of the names of a module's dictionaries of hooks.
-HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
-
 _numbers = itertools.count()
 
 
@@ -55,7 +51,7 @@ def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(restore)
 
 
-class _Wrapped:
+class Wrapped:
     """Replaces one method of an instance.
 
     A copy of the owner gets its own plain method: pipelines copy schedulers. If another library has wrapped it in
@@ -84,9 +80,9 @@ class _Wrapped:
         self.live = False
         above = vars(self.owner).get(self.name)
         if above is not self:
-            while isinstance(above, _Wrapped) and above.original is not self:
+            while isinstance(above, Wrapped) and above.original is not self:
                 above = above.original
-            if isinstance(above, _Wrapped):  # of ours, and attached later
+            if isinstance(above, Wrapped):  # of ours, and attached later
                 above.original, above.had = self.original, self.had
             return
         if self.had:
@@ -95,39 +91,9 @@ class _Wrapped:
             delattr(self.owner, self.name)
 
 
-def has_twin(module: torch.nn.Module) -> bool:
-    """Whether all parts of a module run as their classes say, but for what sessions changed: then so does a twin."""
-    return all(_plain_forward(part) and not private.is_compiled(part) for part in module.modules())
-
-
-def _plain_forward(module: torch.nn.Module) -> bool:
-    value = vars(module).get("forward")
-    while isinstance(value, _Wrapped) and value.had:
-        value = value.original
-    return value is None or isinstance(value, _Wrapped)
-
-
-def twin_of(module: torch.nn.Module) -> torch.nn.Module:
-    """A shallow copy of a module: it shares what the module holds, but has hooks of its own, and its plain methods."""
-    twin = module.__new__(type(module))  # not by copy.copy, which a module with a parametrized weight refuses
-    held = vars(twin)
-    held.update(vars(module))
-    for name, value in list(held.items()):
-        if isinstance(value, _Wrapped):
-            while isinstance(value.original, _Wrapped):
-                value = value.original
-            if value.had:
-                held[name] = value.original
-            else:
-                del held[name]
-        elif name.endswith(HOOKS):
-            held[name] = copy.copy(value)
-    return twin
-
-
 def wrap_method(stack: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
     """Put ``function(original, *args, **kwargs)`` in place of a method of one instance, until `stack` closes."""
-    stack.callback(_Wrapped(owner, name, function).remove)
+    stack.callback(Wrapped(owner, name, function).remove)
 
 
 def wrap_in_thread(stack: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:

@@ -13,7 +13,8 @@ from torch import nn
 from . import private
 from .kernels.skinny_linear import skinny_linear, suits
 from .packed_linear import with_linears
-from .patching import twin_of, wrap_forward
+from .patching import wrap_forward
+from .twins import twin_of
 
 _LOCK = threading.Lock()
 
