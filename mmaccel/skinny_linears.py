@@ -12,9 +12,8 @@ from torch import nn
 
 from . import private
 from .kernels.skinny_linear import skinny_linear, suits
-from .packed_linear import with_linears
+from .packed_linear import twin_of, with_linears
 from .patching import wrap_forward
-from .twins import twin_of
 
 _LOCK = threading.Lock()
 
