@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
-import queue
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -19,22 +17,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import MmaccelError, shown
 from .door import Door
-from .endpoint import Answer, Endpoint, Left, Refused, Request, status_of, told
+from .endpoint import GONE, Answer, Endpoint, Left, Refused, Request, late, message_of, status_of, told
+from .events import Events
 from .forms import fields_of
 from .keys import Key
 from .metrics import Metrics
 from .promises import Promises
 from .sockets import Sockets
 
-log = logging.getLogger("mmaccel.serve")
 PATIENCE = 0.1  # seconds between looks at whether a client is still there
 MOST_VALUES = 300_000  # of a request in JSON, a few of which are files as one text each
-GONE = 499  # nobody reads it; as nginx counts clients that left
 # A page loads nothing from elsewhere, and no other page may hold it in a frame.
 PAGE = {
     "Content-Security-Policy": "default-src 'self'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline';"
@@ -136,9 +133,8 @@ class Server:
                 status = 200
                 return JSONResponse(self.promises.add(request, future))
             if request.pieces is not None:
-                events = self._events(request, request.pieces, future, until)
                 status = None  # which is known when it ends
-                return StreamingResponse(events, media_type="text/event-stream")
+                return Events(self.endpoint, self.metrics, request, future, began, until)
             made = await _awaited(http, request, future, until)
             answer: Response = JSONResponse(made) if isinstance(made, dict) else PlainTextResponse(made)
             self.metrics.seconds.observe(time.monotonic() - began)
@@ -189,32 +185,6 @@ class Server:
             raise Refused(404, f"unknown model {shown(model)}: this server has {self.endpoint.name!r}")
         return body
 
-    async def _events(
-        self, request: Request, pieces: queue.SimpleQueue[str], future: Future[Answer], until: float
-    ) -> AsyncIterator[str]:
-        """A stream of server-sent events, until the text ends, the client leaves, or it takes too long."""
-        status, began = GONE, until - self.limits.deadline
-        try:
-            while not (ended := future.done() and pieces.empty()) and time.monotonic() < until:
-                try:
-                    text = await run_in_threadpool(pieces.get, timeout=PATIENCE)
-                except queue.Empty:
-                    continue
-                yield _event(self.endpoint.piece(request, text))
-            error = future.exception() if ended else _late()
-            if error is not None:
-                log.info("a stream ended early: %s", error)
-                yield _event(told(status_of(error), _message(error)))
-            else:
-                for last in self.endpoint.ending(request):
-                    yield _event(last)
-            yield "data: [DONE]\n\n"
-            status = 200 if error is None else status_of(error)
-            self.metrics.seconds.observe(time.monotonic() - began)
-        finally:
-            request.left.set()
-            self.metrics.requests.labels(str(status)).inc()
-
 
 def _json(held: bytearray) -> dict[str, Any]:
     if held.count(b",") > MOST_VALUES:  # reading them takes long, and many times their memory
@@ -249,29 +219,17 @@ async def _awaited(http: HttpRequest, request: Request, future: Future[Answer], 
             if await http.is_disconnected():
                 raise Left
             if time.monotonic() > until:
-                raise _late()
+                raise late()
         return answer.result()
     finally:
         request.left.set()
         answer.cancel()
 
 
-def _late() -> Refused:
-    return Refused(504, "it took too long: ask for less, or try again later")
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
-
-
-def _message(error: BaseException) -> str:
-    return str(error) if isinstance(error, MmaccelError) else "the server failed: its log says why"
-
-
 async def _told(_: HttpRequest, error: Exception) -> Response:
     status = status_of(error)
     headers = {"Retry-After": "5"} if status == 503 else None
-    return JSONResponse(told(status, _message(error)), status, headers)
+    return JSONResponse(told(status, message_of(error)), status, headers)
 
 
 async def _http(request: HttpRequest, error: Exception) -> Response:
@@ -280,4 +238,4 @@ async def _http(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _failed(_: HttpRequest, error: Exception) -> Response:
-    return JSONResponse(told(500, _message(error)), 500)
+    return JSONResponse(told(500, message_of(error)), 500)

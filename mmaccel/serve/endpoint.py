@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any] | str | bytes  # JSON, a text as it is, or a file
 LARGEST_SEED = 2**63 - 1
+GONE = 499  # nobody reads it; as nginx counts clients that left
 KINDS = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 # Of a file in a request: programs send longer ones than people who try a demo.
 FILES = UploadLimits(clip_seconds=1_800.0, audio_seconds=3_600.0, clip_pixels=10**11, read_seconds=60.0)
@@ -42,6 +43,16 @@ def status_of(error: BaseException) -> int:
     if isinstance(error, Refused):
         return error.status
     return 400 if isinstance(error, MmaccelError) else 500
+
+
+def message_of(error: BaseException) -> str:
+    """What a client is told of an error."""
+    return str(error) if isinstance(error, MmaccelError) else "the server failed: its log says why"
+
+
+def late() -> Refused:
+    """The error of an answer that is not there in time."""
+    return Refused(504, "it took too long: ask for less, or try again later")
 
 
 def told(status: int, message: str) -> dict[str, Any]:

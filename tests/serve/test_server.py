@@ -1,5 +1,7 @@
 """The server around an endpoint: who may ask, the queue, clients that leave, figures."""
 
+import asyncio
+import contextlib
 import http.client
 import queue
 import threading
@@ -10,7 +12,7 @@ import pytest
 from listening import client, listening
 
 from mmaccel.errors import PromptError
-from mmaccel.serve.app import ServerLimits
+from mmaccel.serve.app import Server, ServerLimits
 from mmaccel.serve.endpoint import Endpoint, Fields, Left, Request
 
 
@@ -186,6 +188,32 @@ def test_a_stream_that_its_client_leaves_is_counted_as_left(served, slow):
         slow.began.get(timeout=30)
     left = 'mmaccel_requests_total{status="499"} 1.0'
     until(lambda: left in httpx.get(f"{address}/metrics").text)
+
+
+@pytest.mark.parametrize("version", ("2.3", "2.4"))
+def test_a_client_that_is_gone_before_the_first_event_is_counted_and_given_up(slow, monkeypatch, version):
+    messages = [{"type": "http.request", "body": b'{"text": "hello", "stream": true}'}]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    request = {"type": "http", "method": "POST", "path": slow.path, "query_string": b"", "headers": headers}
+    parsed = []
+
+    async def receive():
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(_):
+        raise OSError("the connection is closed")
+
+    parse = slow.parse
+    monkeypatch.setattr(slow, "parse", lambda body: parsed.append(parse(body)) or parsed[-1])
+    server = Server(slow)
+    try:
+        with contextlib.suppress(OSError):  # which servers of the older version log
+            asyncio.run(server.app({**request, "asgi": {"version": "3.0", "spec_version": version}}, receive, send))
+        assert b'mmaccel_requests_total{status="499"} 1.0' in server.metrics.text()
+        assert parsed[0].left.is_set()
+    finally:
+        slow.may.release()
+        server.close()
 
 
 def test_what_takes_too_long_is_given_up(slow):

@@ -105,6 +105,31 @@ def test_first_and_last_steps_run_the_encoder():
             video.EncoderReuse(**settings)
 
 
+@pytest.mark.parametrize("scheduler", (diffusers.DDIMScheduler, diffusers.EulerDiscreteScheduler))
+def test_prior_noise_is_that_of_the_beginning(scheduler):
+    """As a callback adds it: before each step whose time is below a half, and not after the last."""
+    pipe, arguments = examples.unet_pipeline()
+    pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
+    begun = []
+
+    def add(pipe, step, _, given):
+        times = pipe.scheduler.timesteps
+        if step + 1 < len(times) and times[step + 1] < pipe.scheduler.config.num_train_timesteps / 2:
+            given["latents"] = given["latents"] + 0.01 * begun[0] / pipe.scheduler.init_noise_sigma
+        return given
+
+    prepare = pipe.prepare_latents
+    pipe.prepare_latents = lambda *args, **kwargs: begun.append(prepare(*args, **kwargs).clone()) or begun[-1].clone()
+    with mmaccel.accelerate(pipe, video.EncoderReuse()) as fast:
+        without = fast(**arguments())[0]
+        begun.clear()
+        expected = fast(**arguments(), callback_on_step_end=add)[0]
+    with mmaccel.accelerate(pipe, video.EncoderReuse(prior_noise=0.01)) as fast:
+        torch.testing.assert_close(fast(**arguments())[0], expected)
+        assert not torch.allclose(expected, without, atol=1e-3)
+        assert not fast.report.warnings
+
+
 def test_memory_is_the_features_of_the_encoder():
     pipe, arguments = examples.unet_pipeline()
     sizes = []

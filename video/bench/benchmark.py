@@ -69,14 +69,14 @@ def _cases(filming: Filming, budget: float, full: bool) -> Iterator[VideoCase]:
         yield from cases(filming.target, filming.steps, budget)
         yield from rivals(filming.target, filming.sampling, budget)
     else:
-        yield from (ours(budget), converging(budget), fewer_steps(filming.steps, budget), *_untuned(filming, budget))
+        yield from (ours(budget), converging(budget), fewer_steps(filming.steps, budget), *untuned(filming, budget))
 
 
 def sampled(filming: Filming, judged: list[MotionPrompt]) -> Iterator[Row]:
     """Rows of one sampler: ours and fewer steps at both budgets, and the best rivals at half of the steps."""
     both = (ours, converging, functools.partial(fewer_steps, filming.steps))
     made = [(budget, case(budget)) for budget in BUDGETS for case in both]
-    made += [(max(BUDGETS), case) for case in _untuned(filming, max(BUDGETS))]
+    made += [(max(BUDGETS), case) for case in untuned(filming, max(BUDGETS))]
     columns = {"table": "samplers", **filming.sampling.columns}
     found = [(budget, case.entry(filming.target, case.low)) for budget, case in made if not case.is_missing]
     plain = _run(filming, [entry for _, entry in found], judged)
@@ -84,7 +84,7 @@ def sampled(filming: Filming, judged: list[MotionPrompt]) -> Iterator[Row]:
     yield from (_missing_row(filming, budget, case, **columns) for budget, case in made if case.is_missing)
 
 
-def _untuned(filming: Filming, budget: float) -> list[VideoCase]:
+def untuned(filming: Filming, budget: float) -> list[VideoCase]:
     """The rivals with settings of their own; SeaCache's are for about half of the time."""
     found = [masked(filming.sampling, budget, "TaylorSeer"), spectral(budget)]
     return [*found, sea_cache_as_it_comes()] if budget == max(BUDGETS) else found

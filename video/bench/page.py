@@ -34,7 +34,8 @@ The same noise and prompts, a few of them, with other settings of the sampler, o
 guidance 3 and shift 3, and some corners. Nothing is tuned to the time: ours and cache-dit compute the same steps, and
 SeaCache and Spectrum come with their own settings. What computed more than its budget has its work beside it, and is
 compared with nothing. A plain clip of few steps is far from the converged one, and being near to it is
-worth little there.
+worth little there. The worst of so few prompts is chance: on all of them the sampler and steps that Wan has by default
+are judged on [a page of their own](long/default_sampler.md).
 """.strip()
 LIMITS = """
 - **What the steps are worth, and the tokens.** Nearly all of the gain is the forecast, its correction, and where the
@@ -94,7 +95,7 @@ def of_samplers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
     """For each budget what was found, and a table of all entries; then the samplers, and what older rows lack."""
     budgets = by("budget", HEADING, of_default(rows)).items()
-    found = {heading: f"{_found(group)}\n\n{_table(group)}" for heading, group in budgets}
+    found = {heading: f"{_found(group)}\n\n{table(group)}" for heading, group in budgets}
     grid = of_samplers(rows)
     if grid:
         found[SAMPLERS] = f"{GRID}\n\n{findings.of_samplers(grid)}\n\n{sampler_tables(grid)}"
@@ -103,7 +104,7 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _table(group: list[dict[str, Any]]) -> str:
+def table(group: list[dict[str, Any]]) -> str:
     order = sorted(group, key=lambda r: (list(KINDS).index(r["kind"]), -_quality(r)))
     return markdown(COLUMNS, [*_plain(group), *(_line(r) for r in order)])
 
