@@ -43,6 +43,17 @@ def own_loop(
     )
 
 
+def is_synced(model: Any, asked: bool | None) -> bool:
+    """Whether all ranks make equally many passes in `generate`: as was asked, or with ZeRO-3 and FSDP by itself."""
+    ranks = torch.distributed
+    if asked is not None or not ranks.is_available() or not ranks.is_initialized() or ranks.get_world_size() == 1:
+        return bool(asked)
+    from transformers.distributed.fsdp import is_fsdp_managed_module
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+
+
 def kept_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters of a module itself, the buffers that its `state_dict` has, and others that are no whole numbers."""
     passing = module._non_persistent_buffers_set  # such as rotary frequencies, or places and masks

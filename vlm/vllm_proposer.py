@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -18,8 +19,9 @@ Tokens = list[int]
 
 @dataclass
 class _Text:
-    """A text that vLLM writes: its tokens so far, what drafts it, and its last draft."""
+    """A text that vLLM writes: its tokens so far, what drafts it, in a row of its own, and its last draft."""
 
+    row: int
     drafter: TextDrafter
     tokens: Tokens
     draft: tuple[int, ...] = field(default=())
@@ -102,7 +104,7 @@ class Proposer:
                 found.append([])
                 continue
             tokens = [int(token) for token in token_ids_cpu[row][: int(num_tokens_no_spec[row])]]
-            text = self._continued(before, tokens, len(sampled)) or self._begun(tokens)
+            text = self._continued(before, tokens, len(sampled)) or self._begun(tokens, before)
             self.texts.append(text)
             found.append(text.propose(min(self.most, self.longest - len(tokens) - 1)))
         return found
@@ -116,7 +118,10 @@ class Proposer:
                 return text
         return None
 
-    def _begun(self, tokens: Tokens) -> _Text:
-        (drafter,) = self.drafts.drafters(branches=False)
+    def _begun(self, tokens: Tokens, before: list[_Text]) -> _Text:
+        """A new text in the first row that no other one has: what is learned in a row belongs to one text at a time."""
+        taken = {text.row for text in (*before, *self.texts)}
+        row = next(row for row in itertools.count() if row not in taken)
+        drafter = self.drafts.drafters(row + 1, branches=False)[row]
         drafter.begin(tokens)
-        return _Text(drafter, tokens)
+        return _Text(row, drafter, tokens)

@@ -37,7 +37,7 @@ class Dice:
 
     def __init__(self, text: Any, size: int) -> None:
         self.text, self.size, self.device = text, size, text.ids.device
-        self.warpers = [each for each in text.processors if type(each).__name__.endswith("Warper")]
+        self.warpers = [each for each in text.processors if _is_warper(type(each))]
         self.temperature = next((each.temperature for each in self.warpers if hasattr(each, "temperature")), 1.0)
         self._generator = torch.Generator(self.device)
         self._ahead: deque[tuple[Tensor, Tensor]] = deque()  # the state before each draw, and its numbers
@@ -76,6 +76,11 @@ class Dice:
             numbers = torch.empty(1, self.size, device=self.device).exponential_(generator=self._generator)
             self._ahead.append((before, numbers))
         return self._ahead[depth][1]
+
+
+def _is_warper(kind: type) -> bool:
+    """Whether processors of this class look at the logits alone; those of others may count their calls."""
+    return kind.__name__.endswith("Warper") and kind.__module__.startswith("transformers.")
 
 
 def _state(device: torch.device) -> Tensor:

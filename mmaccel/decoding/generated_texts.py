@@ -67,7 +67,9 @@ class GeneratedTexts:
     ) -> None:
         self.model, self.kwargs, self.criteria = model, kwargs, criteria
         self.spreads, self.likely = spreads, likely
-        self.device, self.start = ids.device, ids.shape[1]
+        # Where passes are prepared: `generate` takes prompts from a processor and moves them, but not off "meta".
+        self.device = ids.device if model.device.type == "meta" else model.device
+        self.start = ids.shape[1]
         self.texts = [
             GeneratedText(row[None], of_row(processors, number, len(ids)), criteria, config, streamer)
             for number, row in enumerate(ids)
@@ -84,8 +86,10 @@ class GeneratedTexts:
         self._next = ids.new_zeros(1)  # position of the last token of each row
         found = kwargs["past_key_values"]
         self.cache = found.self_attention_cache if isinstance(found, EncoderDecoderCache) else found
+        embeds = kwargs.get("inputs_embeds")
+        length = self.start if embeds is None else max(self.start, embeds.shape[1])
         for text in self.texts:
-            text.unread = max(0, self.start - 1 - self.cache.get_seq_length())
+            text.unread = max(0, length - 1 - self.cache.get_seq_length())
         prefix = "" if self.is_decoder else "decoder_"
         self._mask, self._places = f"{prefix}attention_mask", f"{prefix}position_ids"
 
@@ -183,10 +187,11 @@ class GeneratedTexts:
             self.past = Rollback(self.cache)
             return
         held, mask, places = self.cache.get_seq_length(), self.kwargs.get(self._mask), inputs.get(self._places)
-        seen = torch.ones(len(self.texts), held, device=self.device) if mask is None else mask[:, :held]
-        self.slots = Slots(self.cache, seen)
-        last = torch.full((len(self.texts), 1), held - 1, device=self.device) if places is None else places[..., -1:]
-        self._next = last + 1
+        seen = torch.ones(len(self.texts), held) if mask is None else mask[:, :held]
+        config = self.model.config.get_text_config(decoder=True)
+        self.slots = Slots(self.cache, config, seen.to(self.device))
+        last = torch.full((len(self.texts), 1), held - 1) if places is None else places[..., -1:]
+        self._next = last.to(self.device) + 1
         for text in self.texts:
             text.unread = 0
 

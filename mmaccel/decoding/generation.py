@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
+from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmaccel import private
@@ -26,7 +27,7 @@ from .dice import DEVICES, Dice
 from .generated_texts import GeneratedTexts
 from .loop import Width, draft_and_verify
 from .row_drafters import RowDrafters, TextDrafter
-from .setting import tokens_made
+from .setting import setting, tokens_made
 from .slots import unfit_for_rows
 from .stats import Stats
 from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_states
@@ -137,6 +138,7 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
         reason = reason_to_leave(model, kwargs) if method.block else "drafts of 0 tokens"
         if reason is None:
             run.streamer = kwargs.pop("streamer", None)  # which `generate` gives to no loop but its own
+            _stop_at_strings(model, kwargs)
             kwargs["custom_generate"] = functools.partial(decode, run)
         else:
             run.warn(reason)
@@ -151,6 +153,15 @@ def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
     wrap_generate(stack, session, generate)
 
 
+def _stop_at_strings(model: Any, kwargs: dict[str, Any]) -> None:
+    """Make a criterion of `stop_strings`: `generate` gives the tokenizer, too, to no loop but its own."""
+    strings, tokenizer = setting(model, kwargs, "stop_strings"), kwargs.get("tokenizer")
+    if strings is not None and tokenizer is not None:
+        criterion = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
+        kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or ()), criterion])
+        kwargs["stop_strings"] = None
+
+
 def decode(
     run: DraftedRun,
     model: Any,
@@ -161,11 +172,11 @@ def decode(
     **model_kwargs: Any,
 ) -> Any:
     """The loop of `generate`, with drafts."""
-    reason = unfit(model, generation_config, model_kwargs)
+    reason = unfit(model, input_ids, generation_config, model_kwargs)
     if reason is None:
         reason = unfit_states(model, model_kwargs["past_key_values"], run.session.memory)
     if reason is None and input_ids.shape[0] > 1:
-        reason = unfit_for_batch(logits_processor, stopping_criteria)
+        reason = unfit_for_batch(logits_processor, stopping_criteria, run.streamer)
     if run.streamer is not None:
         run.streamer.put(input_ids.cpu())
     if reason is not None:

@@ -122,16 +122,16 @@ def draft_and_verify(
     stats
         Counts passes, drafts and committed tokens, and seconds of drafting, verifying and everything else.
     """
-    clock = _clock(target.device)
+    now = clock(target.device)
     while (room := target.room) > 0:
-        began, started = time.perf_counter(), clock()
+        began, started = time.perf_counter(), now()
         draft = drafter.propose(min(width.width(), room) - 1)
         drafted = time.perf_counter()
         output = target.forward(draft)
         verified = time.perf_counter()
         verdict = rule.judge(output, draft)
         accepted = target.commit(verdict)
-        width.observe(draft.width, [count + 1 for count in accepted], clock() - started)
+        width.observe(draft.width, [count + 1 for count in accepted], now() - started)
         stats.observe(accepted, draft.size, depth=draft.depth)
         drafter.observe(verdict)
         for name, seconds in (("draft", drafted - began), ("verify", verified - drafted)):
@@ -139,7 +139,7 @@ def draft_and_verify(
         stats.seconds["other"] += time.perf_counter() - verified
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
+def clock(device: torch.device) -> Callable[[], float]:
     """Seconds of this thread on a processor, so that what else the machine does is no cost of a pass.
 
     A thread that waits for an accelerator uses none, and Windows counts them in steps longer than a pass.

@@ -71,7 +71,7 @@ class PassAttention:
         """For :func:`mmaccel.patching.intercept_attention`; `[B, M, Hq, D]`, and None for the weights."""
         output = None
         windowed = None if self._slots is None else self._slots.windows.mask(module.layer_idx, key.shape[2])
-        attention_mask = attention_mask if windowed is None else windowed
+        attention_mask = attention_mask if windowed is None else windowed.to(query.device)
         if attention_mask is not None and not dropout and _is_plain(query, key, value, attention_mask, kwargs):
             output = self._attend(query, key, value, attention_mask, scaling)
         if output is None:

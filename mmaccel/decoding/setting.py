@@ -7,11 +7,16 @@ from typing import Any
 import torch
 
 
+# Names of the usual cache: checkpoints of Gemma say "hybrid", which `generate` takes back itself.
+USUAL_CACHE = ("dynamic", "hybrid")
+
+
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     """An argument of `generate`, from the call, its generation config or the model's; None for the default."""
     sources = (kwargs.get("generation_config"), model.generation_config)
     values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
-    return next((value for value in values if value is not None), None)
+    found = next((value for value in values if value is not None), None)
+    return None if name == "cache_implementation" and found in USUAL_CACHE else found
 
 
 def why_no_cache(model: Any) -> str | None:

@@ -25,6 +25,8 @@ class Slots:
     ----------
     cache
         That of the decoder itself; layers that keep all of the past, or a window of it.
+    config
+        Of the decoder.
     seen
         `[B, S]`, what is held already and may be looked at: all but the padding.
 
@@ -38,11 +40,11 @@ class Slots:
         The layers that keep a window.
     """
 
-    def __init__(self, cache: DynamicCache, seen: torch.Tensor) -> None:
+    def __init__(self, cache: DynamicCache, config: Any, seen: torch.Tensor) -> None:
         self.cache, self.seen = cache, seen.bool()
         self._held = seen.shape[1]
         self.is_whole = bool(self.seen.all())
-        self.windows = Windows(cache)
+        self.windows = Windows(cache, config)
 
     def mask(self, drafts: Sequence[Draft], depths: torch.Tensor) -> torch.Tensor:
         """Bool mask `[B, 1, K + 1, S + K + 1]` of the last committed tokens and drafts of up to `K` nodes.

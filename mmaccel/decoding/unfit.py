@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
+from mmaccel import private
+
 from .rollback import WITH_STATE, can_go_back, reads_on
 from .setting import setting, why_no_cache
 
@@ -32,8 +34,9 @@ OTHER_LOOPS: dict[str, Any] = {
     "prompt_lookup_num_tokens": None,
     "assistant_early_exit": None,
     "use_mtp": False,
-    "cache_implementation": "dynamic",
+    "cache_implementation": None,
     "prefill_chunk_size": None,
+    "token_healing": False,
 }
 
 
@@ -46,10 +49,12 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
         value = setting(model, kwargs, name)
         if value is not None and value != plain:
             return f"{name}={value!r}"
+    if private.is_synced(model, kwargs.get("synced_gpus")):
+        return "all ranks make the same passes (synced_gpus)"
     return None
 
 
-def unfit(model: Any, config: Any, kwargs: dict[str, Any]) -> str | None:
+def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as what `generate` made of its arguments tells."""
     cache = kwargs.get("past_key_values")
     if why := why_no_cache(model):
@@ -64,11 +69,18 @@ def unfit(model: Any, config: Any, kwargs: dict[str, Any]) -> str | None:
     if kwargs.get("inputs_embeds") is not None and own.get_seq_length():
         return "embeddings go on from a cache"
     mask = prompt_mask(model, kwargs)
+    if own.get_seq_length() and input_ids.shape[1] != _length(mask, config):
+        return "only the new tokens of a text were given, and those before are in the cache alone"
     if model.config.is_encoder_decoder and (mask is not None or kwargs.get("decoder_position_ids") is not None):
         return "the prompt is padded"
     if mask is not None and (mask.ndim != 2 or not bool(mask[:, -1].all())):
         return "the prompt is padded at its end, or has a mask of its own"
     return None
+
+
+def _length(mask: torch.Tensor | None, config: Any) -> int:
+    """Tokens of a text, as its mask has them; `generate` drops one that shows all, and remembers how long it was."""
+    return int(getattr(config, "_mask_length", -1)) if mask is None else mask.shape[1]
 
 
 def unfit_states(model: Any, cache: Any, memory: dict[str, Any]) -> str | None:
@@ -92,8 +104,10 @@ def is_spread(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bo
     return input_ids.shape[0] > 1 or (mask is not None and not bool(mask.all()))
 
 
-def unfit_for_batch(processors: Any, criteria: Any) -> str | None:
+def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None:
     """Which of them cannot be shown the texts of a batch one by one."""
+    if streamer is not None:
+        return f"{type(streamer).__name__} is given a token of every text at a time"
     for found in (*processors, *criteria):
         name = type(found).__name__
         if name in OF_A_BATCH or not type(found).__module__.startswith("transformers."):

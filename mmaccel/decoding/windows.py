@@ -24,17 +24,23 @@ class Windows:
     ----------
     cache
         After the prompt.
+    config
+        Of the decoder. It says which layers see a window only, whatever the cache keeps of them: one that was made
+        without a configuration keeps all.
 
     Attributes
     ----------
     layers
         Those that were replaced, by number.
+    sizes
+        Of the windows, by the layers' numbers.
     """
 
-    def __init__(self, cache: DynamicCache) -> None:
+    def __init__(self, cache: DynamicCache, config: Any) -> None:
         self.cache = cache
         found: list[Any] = cache.layers
         self.layers = {n: layer for n, layer in enumerate(found) if isinstance(layer, DynamicSlidingWindowLayer)}
+        self.sizes = {n: layer.sliding_window for n, layer in _sliding(config).items()}
         self._masks: dict[int, torch.Tensor] = {}  # of the next pass, by the length of a window
         for number in self.layers:
             layer = found[number]
@@ -44,18 +50,17 @@ class Windows:
 
     def expect(self, mask: torch.Tensor, seen: torch.Tensor, depths: torch.Tensor) -> None:
         """A pass follows with a mask `[B, 1, M, N]` over what was `seen [B, N - M]` and new tokens `depths [B, M]`."""
-        if not self.layers:
+        if not self.sizes:
             return
         new = seen.sum(1, keepdim=True) + depths
         places = torch.cat([seen.cumsum(1) - 1, new], 1)
         behind = new[:, None, :, None] - places[:, None, None]
-        sizes = {layer.sliding_window for layer in self.layers.values()}
-        self._masks = {size: mask & (behind < size) for size in sizes}
+        self._masks = {size: mask & (behind < size) for size in {*self.sizes.values()}}
 
     def mask(self, layer: int, keys: int) -> torch.Tensor | None:
         """What the queries of the pass see of the newest `keys` in a layer; None in a full one."""
-        found = self.layers.get(layer)
-        return None if found is None else self._masks[found.sliding_window][..., -keys:]
+        size = self.sizes.get(layer)
+        return None if size is None else self._masks[size][..., -keys:]
 
     def forget(self, seen: torch.Tensor) -> None:
         """Drop what no row can see any more, where it has become as much as a window."""
@@ -83,8 +88,8 @@ class Windows:
 
 def unfit_layers(model: Any, config: Any) -> str | None:
     """Why rows cannot have places of their own in the cache of a decoder with this configuration."""
+    sliding = _sliding(config).keys()
     layers = DynamicCache(config=config).layers
-    sliding = {number for number, layer in enumerate(layers) if type(layer) is DynamicSlidingWindowLayer}
     if any(type(layer) is not DynamicLayer for number, layer in enumerate(layers) if number not in sliding):
         return "some layers keep more than keys, which rows cannot take back apart"
     if not sliding:
@@ -94,6 +99,12 @@ def unfit_layers(model: Any, config: Any) -> str | None:
     if shares or not told or set(getattr(config, "layer_types", None) or ()) - KINDS:
         return "some layers keep a part of the past only, and take no mask for each token"
     return None
+
+
+def _sliding(config: Any) -> dict[int, Any]:
+    """The layers that keep a window, as a cache of the configuration has them, by number."""
+    layers = enumerate(DynamicCache(config=config).layers)
+    return {number: layer for number, layer in layers if type(layer) is DynamicSlidingWindowLayer}
 
 
 def own_attention(model: Any) -> list[Any]:

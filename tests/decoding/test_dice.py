@@ -40,6 +40,15 @@ def test_it_is_what_generate_draws(seed, warpers):
     assert drawn(rows, *warpers) == found
 
 
+def test_warpers_of_a_user_are_not_asked_before_their_turn():
+    """They may count their calls."""
+
+    class MirostatWarper(TemperatureLogitsWarper):
+        pass
+
+    assert [type(each) for each in dice(MirostatWarper(0.5), TopKLogitsWarper(5)).warpers] == [TopKLogitsWarper]
+
+
 def test_what_was_not_used_is_kept_and_another_state_is_noticed(monkeypatch):
     rows, known = [logits(n) for n in range(6)], dice()
     count, draw = [], torch.Tensor.exponential_

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, Gemma3TextConfig, LlamaConfig
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from mmaccel.decoding import Draft, SuffixIndex, Verdict
@@ -260,6 +260,9 @@ def test_what_a_node_sees():
     assert torch.equal(ancestors(Draft((1,)), 3), torch.ones(3, 3).tril().bool())
 
 
+FULL = LlamaConfig(num_hidden_layers=2)
+
+
 def numbered(rows, count):
     """A cache whose keys and values are the numbers of their places."""
     cache = DynamicCache()
@@ -273,7 +276,7 @@ def test_rows_keep_their_paths():
     cache = numbered(3, 9)
     seen = torch.ones(3, 4)
     seen[1, 0] = 0
-    slots = Slots(cache, seen)
+    slots = Slots(cache, FULL, seen)
     tree, none = Draft((1, 2, 3, 4), (-1, -1, 1, 0)), Draft(())
     mask = slots.mask([tree, Draft((5, 6)), none], torch.tensor([[0, *tree.depths], [0, 1, 2, 0, 0], [0] * 5]))
     assert mask.shape == (3, 1, 5, 9) and not mask[1, 0, 0, 0]
@@ -288,7 +291,7 @@ def test_rows_keep_their_paths():
 def test_a_cache_is_left_in_one_piece():
     """As the model's own loop leaves it: each row's tokens follow each other."""
     cache = numbered(2, 6)
-    slots = Slots(cache, torch.ones(2, 2))
+    slots = Slots(cache, FULL, torch.ones(2, 2))
     slots.seen = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool()  # a pass, of which one row kept less
     slots.seen = torch.cat([slots.seen, torch.ones(2, 2).bool()], 1)  # another pass, of 4 and 5
     cache.layers[0].keys[:, 0, :, 0] = cache.layers[1].keys[:, 0, :, 0] = torch.arange(6.0)
@@ -304,7 +307,9 @@ def test_windows_are_counted_in_tokens_of_a_row():
     cache.update(*[torch.arange(8.0).view(1, 1, 8, 1).expand(2, -1, -1, -1)] * 2, 0)
     layer = cache.layers[0]
     assert layer.keys[0, 0, :, 0].tolist() == [6, 7]
-    slots = Slots(cache, torch.ones(2, 8))
+    kinds = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(num_hidden_layers=2, layer_types=kinds, sliding_window=3)
+    slots = Slots(cache, config, torch.ones(2, 8))
     cache.update(*[torch.arange(8.0, 13).view(1, 1, 5, 1).expand(2, -1, -1, -1)] * 2, 0)
     tree = Draft((1, 2, 3, 4), (-1, 0, -1, 2))
     slots.mask([tree, tree], torch.tensor([[0, *tree.depths]] * 2))

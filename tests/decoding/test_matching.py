@@ -236,9 +236,9 @@ def test_which_clock_times_a_pass(monkeypatch):
     """The thread's own on a processor; what an accelerator does is seen by the wall alone."""
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(loop, "sys", SimpleNamespace(platform="linux"))
-    assert (loop._clock(cpu), loop._clock(cuda)) == (time.thread_time, time.perf_counter)
+    assert (loop.clock(cpu), loop.clock(cuda)) == (time.thread_time, time.perf_counter)
     monkeypatch.setattr(loop, "sys", SimpleNamespace(platform="win32"))
-    assert loop._clock(cpu) is time.perf_counter
+    assert loop.clock(cpu) is time.perf_counter
 
 
 # -------------------------------------------------------------------------------------------- text of `generate`
@@ -257,6 +257,10 @@ def test_arguments_that_leave_a_call_to_the_model():
     assert reason({"num_beams": 1}, num_beams=4) is None, "the call says more than the model's own configuration"
     config = SimpleNamespace(num_beams=1)
     assert reason({"generation_config": config}, num_beams=4) is None
+    assert reason({}, cache_implementation="hybrid") is None, "checkpoints say so, and `generate` takes it back"
+    assert reason({"token_healing": True}) == "token_healing=True"
+    assert reason({"synced_gpus": False}) is None
+    assert reason({"synced_gpus": True}) == "all ranks make the same passes (synced_gpus)"
 
 
 def filled():
@@ -268,6 +272,7 @@ def filled():
 EMPTY, SEEN = DynamicCache(), torch.ones(1, 3)
 NO_CACHE, PADDED = "there is no cache to take drafts back from", "the prompt is padded"
 OWN_MASK = "the prompt is padded at its end, or has a mask of its own"
+NEW_ALONE = "only the new tokens of a text were given, and those before are in the cache alone"
 
 
 @pytest.mark.parametrize(
@@ -280,6 +285,7 @@ OWN_MASK = "the prompt is padded at its end, or has a mask of its own"
         (False, {"past_key_values": EMPTY, "inputs_embeds": SEEN}, None),
         (False, {"past_key_values": filled(), "inputs_embeds": SEEN}, "embeddings go on from a cache"),
         (False, {"past_key_values": filled()}, None),
+        (False, {"past_key_values": filled(), "attention_mask": torch.ones(1, 5)}, NEW_ALONE),
         (False, {}, NO_CACHE),
         (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "attention_mask": SEEN - 1}, None),
         (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "decoder_attention_mask": SEEN}, PADDED),
@@ -289,11 +295,11 @@ OWN_MASK = "the prompt is padded at its end, or has a mask of its own"
 )
 def test_texts_that_are_left_to_the_model(encoder, more, reason):
     model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=encoder))
-    config = SimpleNamespace(output_attentions=False, output_hidden_states=False)
-    assert unfit.unfit(model, config, more) == reason
+    config = SimpleNamespace(output_attentions=False, output_hidden_states=False, _mask_length=3)
+    assert unfit.unfit(model, SEEN, config, more) == reason
     for name in ("output_attentions", "output_hidden_states"):
         asked = SimpleNamespace(**{**vars(config), name: True})
-        assert unfit.unfit(model, asked, more) == "attentions or hidden states are asked for"
+        assert unfit.unfit(model, SEEN, asked, more) == "attentions or hidden states are asked for"
 
 
 def report_of(accepted, drafted, engaged=False, reasons=()):

@@ -1,5 +1,7 @@
 """Drafts on models of all kinds of cache and position: one text and batches, greedy and sampled, trees and chains."""
 
+import copy
+
 import pytest
 import torch
 from draft_models import (
@@ -18,6 +20,7 @@ from draft_models import (
     recurrent_gemma,
 )
 from noted_streamer import NotedStreamer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     DeepseekV4ForCausalLM,
     DynamicCache,
@@ -25,6 +28,7 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedTokenizerFast,
     SynthIDTextWatermarkingConfig,
 )
 
@@ -35,6 +39,7 @@ from mmaccel.vlm import (
     FrameFusion,
     FusedDraft,
     HoliTom,
+    SparsePrefill,
     SuffixDecoding,
     TextDraft,
     TokenRecycling,
@@ -122,13 +127,21 @@ def test_attention_that_other_methods_cannot_take_over(build):
 
 @pytest.mark.parametrize("build", (gemma3, mistral), ids=lambda build: build.__name__)
 @pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5), (8, 5)))
-def test_trees_and_batches_beside_windows(build, batch, pad):
-    """Of three times the window, and the cache afterwards is what the model's own loop leaves."""
+@pytest.mark.parametrize("bare", (False, True))
+def test_trees_and_batches_beside_windows(build, batch, pad, bare):
+    """Of three times the window, and the cache afterwards is what the model's own loop leaves.
+
+    Also in a cache that was made without a configuration, and keeps all.
+    """
+
+    def cache():
+        return {"past_key_values": DynamicCache()} if bare else {}
+
     model, given = build(), call(batch, pad, max_new_tokens=50, return_dict_in_generate=True)
-    plain = model.generate(**given)
+    plain = model.generate(**given, **cache())
     with mmaccel.accelerate(model, TokenRecycling(always=True)) as fast:
         for _ in range(2):
-            found = fast.generate(**given)
+            found = fast.generate(**given, **cache())
             assert torch.equal(found.sequences, plain.sequences)
         assert fast.report.details["accepted"] > 0 and not fast.report.warnings
     for one, two in zip(found.past_key_values.layers, plain.past_key_values.layers, strict=True):
@@ -329,6 +342,70 @@ def test_a_streamer_is_given_the_text_as_it_grows(llama, more):
         texts.append(result)
     target.remove()
     assert torch.equal(*texts)
+
+
+def test_a_streamer_of_a_batch_is_given_a_token_of_every_text_at_a_time(llama):
+    seen = []
+    for target in (llama, mmaccel.accelerate(llama, FusedDraft(always=True))):
+        streamer = NotedStreamer()
+        target.generate(**call(3, 5), streamer=streamer)
+        seen.append(streamer.tokens)
+    assert seen[0] == seen[1]
+    told = "the model's own loop ran: NotedStreamer is given a token of every text at a time"
+    assert target.report.warnings == [told]
+    target.remove()
+
+
+def test_a_text_stops_at_strings():
+    """Of which each byte is a token."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bare = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    bare.pre_tokenizer, bare.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare)
+    model = examples.llama(vocab_size=len(letters))[0]
+    new = model.generate(**call())[0, call()["input_ids"].shape[1] :].tolist()
+    end = next(letters[token] for token in new[5:] if letters[token].isascii())
+    given = call(stop_strings=[end], tokenizer=tokenizer)
+    plain = model.generate(**given)
+    assert plain.shape[1] < call()["input_ids"].shape[1] + NEW
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert not any("own loop" in warning for warning in fast.report.warnings)
+
+
+def test_a_turn_of_its_new_tokens_alone_is_left_to_the_model(llama):
+    """That the text is longer the mask says."""
+    first = llama.generate(**call(), return_dict_in_generate=True)
+    held = first.past_key_values.get_seq_length()
+    new = torch.randint(4, 60, (1, 9), generator=torch.Generator().manual_seed(9))
+    given = call(input_ids=new, attention_mask=torch.ones(1, held + 9, dtype=torch.long))
+    plain = llama.generate(**given, past_key_values=copy.deepcopy(first.past_key_values))
+    with mmaccel.accelerate(llama, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**given, past_key_values=copy.deepcopy(first.past_key_values)), plain)
+        assert "only the new tokens of a text were given" in fast.report.warnings[0]
+
+
+@pytest.mark.parametrize("first", (True, False))
+def test_a_report_has_what_drafts_saved_beside_a_method_that_did_nothing(llama, first):
+    methods = (FusedDraft(always=True), SparsePrefill())
+    with mmaccel.accelerate(llama, *(methods if first else methods[::-1])) as fast:
+        for _ in range(2):
+            fast.generate(**call())
+        report = fast.report
+    assert report.engaged and report.peak_extra_bytes > 0 and report.tokens == NEW
+
+
+def test_checkpoints_that_say_hybrid_have_the_usual_cache():
+    """As those of Gemma do; `generate` takes it back."""
+    model = gemma3()
+    plain = model.generate(**call())
+    model.generation_config.cache_implementation = "hybrid"
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**call()), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+    drafts = FusedDraft(always=True).custom_generate()
+    assert torch.equal(model.generate(**call(), custom_generate=drafts), plain)
 
 
 class Mine(LogitsProcessor):

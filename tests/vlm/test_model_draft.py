@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from draft_models import mistral
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3NextForCausalLM
 
 import mmaccel
@@ -90,6 +91,21 @@ def test_what_the_cache_holds_is_not_read_again(llama):
     for text, (token, probability) in zip(texts, found, strict=True):
         share = llama(torch.tensor([text])).logits[0, -1].softmax(-1)
         assert token == int(share.argmax()) and probability == pytest.approx(float(share.max()), abs=1e-5)
+
+
+def test_an_assistant_may_keep_windows():
+    """Of 16 tokens, in texts of more; guesses are taken back, and what they pushed out of the windows is there again."""
+    model = mistral()
+    helper = Assistant(model, AssistantCost(PassCost(9, always=True)))
+    text = list(range(5, 45))
+    for behind in ([], [7], [7, 8], [9], [9, 9], [9, 9, 4, 5], [9, 9, 4, 6, 7, 8], [9, 9, 4, 6, 5]):
+        found = helper._logits([*text, *behind])
+        torch.testing.assert_close(found, model(torch.tensor([[*text, *behind]])).logits[0, -1], rtol=1e-3, atol=1e-3)
+
+
+def test_without_a_session_there_is_no_assistant():
+    with pytest.raises(SettingError, match=r"use mmaccel.accelerate\(model, vlm.ModelDraft\(\)\), or vlm.FusedDraft"):
+        ModelDraft().custom_generate()
 
 
 def test_it_is_asked_where_it_is_worth_its_time():

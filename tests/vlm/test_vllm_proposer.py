@@ -117,6 +117,19 @@ def test_texts_are_written_in_fewer_steps_while_rows_change_places(kind):
     assert runner.passes < 0.6 * plain.passes
 
 
+def test_texts_that_are_written_at_once_do_not_mix():
+    """Each is drafted from itself, and the row of one that ended is taken by the next."""
+    proposer = Proposer(config())
+    runner = Runner(proposer, [[*range(start, start + 8)] * 4 for start in (10, 20, 30, 40, 50)], [9] * 5)
+    while runner.rows or runner.waiting:
+        runner.step()
+        assert {text.row for text in proposer.texts} <= {0, 1, 2}
+        assert len({text.row for text in proposer.texts}) == len(proposer.texts)
+        for request in runner.rows:
+            assert all(token in request["text"] for token in request["draft"])
+    assert runner.passes < 40, "of 5 texts of 23 tokens in 3 rows, which take 50 one by one"
+
+
 def test_nothing_is_proposed_beyond_the_longest_text_and_no_placeholder():
     text = [5, 6, 7, 8, 9, PLACEHOLDER, 5, 6, 7]
     given = {"sampled_token_ids": [[7]], "num_tokens_no_spec": [len(text)], "token_ids_cpu": np.array([text])}

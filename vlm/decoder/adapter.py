@@ -204,7 +204,7 @@ class DecoderAdapter(Adapter):
             result = original(**kwargs)
         finally:
             attention.run = None
-        report.tokens = tokens_made(result, kwargs)
+        report.tokens = report.tokens or tokens_made(result, kwargs)  # drafts count them without padding
         fill(report, attention, run, cache)
         if prompt is not None:
             result = self.end(prompt, report, result, kwargs)

@@ -32,9 +32,9 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
             return given
         run.warn(f"{method} ran plainly: past_key_values is not from this session")
         return None
-    for name, plain in (("use_cache", False), ("cache_implementation", None)):
+    for name in ("use_cache", "cache_implementation"):
         value = setting(model, kwargs, name)
-        if (value is False) if plain is False else (value is not None):
+        if value is not None and value is not True:
             run.warn(f"{method} ran plainly: {name}={value!r}")
             return None
     batch, prompt, new = _sizes(model, kwargs)
@@ -78,9 +78,9 @@ def plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
 
 def fill(report: Report, attention: SessionAttention, run: GenerateRun, cache: Any) -> None:
     report.keys, report.plain_keys = run.keys.read(), run.plain_keys.read()
-    report.engaged = bool(run.engaged)
+    report.engaged = report.engaged or bool(run.engaged)  # drafts beside it may have
     held = 0 if cache is None else max(cache.nbytes(), getattr(cache, "peak", 0))
-    report.peak_extra_bytes = held + run.plan_bytes
+    report.peak_extra_bytes += held + run.plan_bytes
     report.warnings.extend(run.warnings)
     for method in attention.methods:
         if method.is_neutral:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from transformers import DynamicCache
 
+from mmaccel.decoding.custom_generate import CustomGenerate
 from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost, likeliest
 from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
@@ -70,6 +71,13 @@ class ModelDraft(FusedDraft):
         """What :class:`FusedDraft` learns, and the assistant."""
         given = "the assistant_model of the call, and for each row of a batch a cache of its whole text"
         return (*super().held(), Held(given))
+
+    def custom_generate(self) -> CustomGenerate:
+        """Refused: transformers hands the assistant of a call to no `custom_generate`."""
+        raise SettingError(
+            f"{type(self).__name__} asks the assistant_model of a call, which transformers keeps to itself:"
+            " use mmaccel.accelerate(model, vlm.ModelDraft()), or vlm.FusedDraft().custom_generate()"
+        )
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take the assistant out of the arguments of a call."""

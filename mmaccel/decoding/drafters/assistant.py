@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from ..loop import clock
 from ..matching import Likely
 from .pass_cost import PassCost
 from .sources import LEVELS, Context, Guess, State
@@ -92,7 +92,11 @@ class Assistant:
     ) -> None:
         self.model, self.cost, self.forbidden, self.choose = model, cost, forbidden, choose
         self.kind = "likeliest" if choose is likeliest else "drawn"
+        self._now = clock(model.device)  # as the passes that it is weighed against are timed
         self._cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
+        for layer in self._cache.layers:
+            if hasattr(layer, "record_past"):  # of a window: guesses that are taken back uncover what is out of it
+                layer.record_past = True
         self._text: list[int] = []
         self._held: list[int] = []  # tokens in the cache
         self._first: int | None = None  # its guess for the next token
@@ -107,9 +111,9 @@ class Assistant:
         tokens, share = state
         if not self._text or not self.cost.is_worth(share):
             return
-        began = time.thread_time()
+        began = self._now()
         token, probability = self.choose(self._logits([*self._text, *tokens]), len(tokens))
-        self.cost.observe_step(time.thread_time() - began)
+        self.cost.observe_step(self._now() - began)
         if not tokens:
             self._first = token
         if token not in self.forbidden:
