@@ -31,7 +31,9 @@ class PipelinePainter(Painter):
             for prompt in prompts:
                 self.target.vocabulary.check(prompt)
         guided = {} if settings.guidance is None else {"guidance_scale": settings.guidance}
-        return {"prompt": prompts, "num_images_per_prompt": settings.count, "output_type": "latent", **guided}
+        # `num_images_per_prompt` would have the pictures of several prompts take turns
+        repeated = [prompt for prompt in prompts for _ in range(settings.count)]
+        return {"prompt": repeated, "output_type": "latent", **guided}
 
     def generate(
         self,

@@ -80,6 +80,18 @@ def test_requests_without_a_seed_share_a_batch(endpoint):
     assert [len(answer["data"]) for answer in answers] == [2, 2]
 
 
+def test_clients_of_a_pipeline_get_pictures_of_their_own_prompts():
+    """Those that the pipeline draws where each prompt stands once for each of its pictures."""
+    painter = get_modality("image").open("tiny-amused")
+    prompts = ["big red heart on yellow", "small pizza on green"]
+    asked = [Drawing(prompt=prompt, settings=ImageSettings(count=2), seed=3) for prompt in prompts]
+    answers = ENDPOINT("tiny-amused", painter, painter.target).answer(asked)
+    got = [Image.open(io.BytesIO(base64.b64decode(one["b64_json"]))) for answer in answers for one in answer["data"]]
+    repeated = [prompts[0], prompts[0], prompts[1], prompts[1]]
+    wanted = painter.target(repeated, generator=torch.Generator().manual_seed(3)).images
+    assert [picture.tobytes() for picture in got] == [picture.tobytes() for picture in wanted]
+
+
 def test_the_plain_model_is_served_too(painter, endpoint):
     with endpoint.target.baseline() as plain:
         (answer,) = ENDPOINT("plain", painter, plain).answer(
