@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,11 @@ class PipelinePainter(Painter):
     def pictures(self, tokens: Any, inputs: dict[str, Any]) -> list[Image.Image]:
         vq = self.target.vqvae
         shape = (*tokens.shape, vq.config.latent_channels)
-        pixels = vq.decode(tokens, force_not_quantize=True, shape=shape).sample.clip(0, 1)
+        with ExitStack() as stack:
+            if vq.dtype == torch.float16 and vq.config.force_upcast:  # as the pipeline does: the pictures would be NaN
+                vq.float()
+                stack.callback(vq.half)
+            pixels = vq.decode(tokens, force_not_quantize=True, shape=shape).sample.clip(0, 1)
         found: list[Image.Image] = self.target.image_processor.postprocess(pixels, "pil")
         return found
 

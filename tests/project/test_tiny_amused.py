@@ -74,6 +74,18 @@ def test_its_vq_model_decodes_as_that_of_tiny_janus(pipe):
     assert (shipped - wanted).abs().max() < 0.02, "more than the rounding to float16"
 
 
+def test_a_vq_model_that_needs_float32_decodes_in_it():
+    """As in the pipeline itself; afterwards it is in float16 again."""
+    painter, precisions = generation.load(NAME), []
+    vq = painter.target.vqvae
+    vq.half().register_to_config(force_upcast=True)
+    vq.decoder.register_forward_pre_hook(lambda _, given: precisions.append(given[0].dtype))
+    drawn = painter.paint(painter.target, ["pizza"], generation.ImageSettings()).pictures[0]
+    own = painter.target("pizza", generator=seeded()).images[0]
+    assert precisions == [torch.float32] * 2 and drawn.tobytes() == own.tobytes()
+    assert vq.dtype == torch.float16
+
+
 def test_its_encoder_finds_most_codes_again(pipe):
     facts = json.loads((zoo.path(NAME) / "training.json").read_text())
     _, tokens = zoo.reference("tiny-janus")
