@@ -21,7 +21,6 @@ from .outlook import Outlook, Seen
 from .private import drawn, edits_committed, is_greedy
 from .text_ends import TextEnds
 from .verifiers.free_dave import FreeDave
-from .verifiers.guided_commit import GuidedCommit, check_guide
 from .verifiers.verify import Verifier
 
 if TYPE_CHECKING:
@@ -281,9 +280,6 @@ class BlockDecoder:
                 f"the pipeline has another scheduler than when {self.session} began, and methods follow that one: call"
                 " .remove(), and accelerate it again"
             )
-        self.guide = kwargs.pop("guide_model", None) if isinstance(self.rule, GuidedCommit) else None
-        if self.guide is not None:
-            check_guide(self.guide, self.adapter.target.model)
         given = kwargs.get("eos_token_id")
         self.ends = TextEnds(self.adapter.target.eos_token_id if given is None else given, self._looks)
         self.ends.know(self.ends.token if kwargs.get("eos_early_stop", True) else None)

@@ -10,6 +10,7 @@ import torch
 from mmaccel.errors import SettingError
 from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
+from mmaccel.session import Session
 
 from ..method import Block, CommitRule
 
@@ -60,6 +61,13 @@ class GuidedCommit(CommitRule):
     @property
     def is_neutral(self) -> bool:
         return self.threshold == 1 and not self.agree
+
+    def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().prepare(session, args, kwargs)
+        guide = kwargs.pop("guide_model", None)
+        if guide is not None:
+            check_guide(guide, session.target.model)
+        session.adapter.decoder.guide = guide
 
     def choose(self, block: Block) -> torch.Tensor:
         sure = block.masked & (block.chances > self.threshold)

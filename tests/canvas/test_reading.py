@@ -147,6 +147,15 @@ def test_a_guide_lets_what_it_would_write_itself_be_committed():
         assert not (found == examples.MASK).any()
 
 
+def test_a_guide_is_asked_in_each_step_also_beside_a_cache():
+    pipe, arguments = examples.bidirectional()
+    model, asked = guide(), []
+    model.register_forward_pre_hook(lambda *_: asked.append(None))
+    with mmaccel.accelerate(pipe, canvas.GuidedCommit(threshold=1), canvas.PrefixCache()) as fast:
+        fast(**arguments(2), guide_model=model)
+        assert 0 < len(asked) == fast.report.details["passes"]
+
+
 def test_a_guide_of_another_vocabulary_is_refused():
     pipe, arguments = examples.bidirectional()
     with mmaccel.accelerate(pipe, canvas.GuidedCommit()) as fast:
