@@ -177,15 +177,18 @@ class BlockDecoder:
         if self.outlooks and filling:
             kwargs["model_output"] = self._adjusted(kwargs)
         if self.rule is None or not filling:
-            rests = bool(masked.any()) and not filling  # but for rows that have ended
-            self._take(min(1, self._steps - self.block_steps) if rests else 1)  # of full blocks, too
+            edited = edits and not masked.any()  # for which the pipeline makes steps beyond those of the schedule
+            self._take(1 if filling or edited else min(1, self._steps - self.block_steps))
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, masked)
 
     def _waiting(self, block: torch.Tensor) -> torch.Tensor:
         """Which rows of a block `[B, L]` have masks that will be filled, `[B]`: not those of texts that have ended."""
-        masked = (block == self.mask).any(1)
-        return masked if self.finished is None else masked & ~self.finished
+        return self._unfinished(block == self.mask).any(1)
+
+    def _unfinished(self, places: torch.Tensor) -> torch.Tensor:
+        """Of positions of a block `[B, L]`, those in texts that have not ended."""
+        return places if self.finished is None else places & ~self.finished[:, None]
 
     def _continue(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Whether the pipeline stays with a block: as long as it would without jumps."""
@@ -223,14 +226,15 @@ class BlockDecoder:
             block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
         added = chosen & ~out.transfer_index
-        own = int(out.transfer_index.sum(1).amax())
+        own = int(self._unfinished(out.transfer_index).sum(1).amax())
         self.changed += bool(added.any())
         out.prev_sample = torch.where(chosen, out.sampled_tokens, out.prev_sample)  # the rule may have drawn others
         out.transfer_index = out.transfer_index | added
-        most = int((out.transfer_index & self.ends.within(out.prev_sample, kwargs.get("prompt_mask"))).sum(1).amax())
+        counted = self._unfinished(out.transfer_index) & self.ends.within(out.prev_sample, kwargs.get("prompt_mask"))
+        most = int(counted.sum(1).amax())
         threshold = kwargs.get("threshold")
         self.followed &= threshold is None or threshold >= 1
-        self._take(max(most / max(own, 1), 1))
+        self._take(min(max(most / max(own, 1), 1), self._steps - self.block_steps))
         return out
 
     def _take(self, steps: float) -> None:

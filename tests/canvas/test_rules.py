@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+import mmaccel
 from mmaccel import canvas
+from mmaccel.canvas import examples
 from mmaccel.canvas.method import Block
 from mmaccel.errors import SettingError
 
@@ -95,6 +97,33 @@ def test_sched_falls_smoothly():
     rule = canvas.SchED(first=10, last=2)
     taken = [bool(rule.choose(Block(logits, made.tokens, made.chances, made.masked, n, 9)).all()) for n in range(9)]
     assert taken == [False] * 4 + [True] * 5  # 6 is half way
+
+
+@pytest.mark.parametrize("batch", (1, 2))
+def test_passes_without_a_rule_are_as_many_as_the_pipeline_makes(batch):
+    """In blocks of masks alone, whose rows a rule fills at their own pace."""
+    pipe, arguments = examples.bidirectional()
+    passes = []
+    with pipe.model.register_forward_pre_hook(lambda *_: passes.append(None)):
+        pipe(**arguments(batch, length=3 * examples.BLOCK))
+    with mmaccel.accelerate(pipe, canvas.FactorCommit(8.0)) as fast:
+        fast(**arguments(batch, length=3 * examples.BLOCK))
+        assert fast.report.plain_forwards == len(passes)
+
+
+def test_what_is_committed_of_a_text_that_has_ended_saves_no_pass():
+    class FirstRow(canvas.FactorCommit):
+        def choose(self, block):
+            return block.masked & torch.tensor([[True], [False]])
+
+    pipe, _ = examples.bidirectional()
+    logits = torch.zeros(2, examples.BLOCK, examples.VOCABULARY)
+    masks = torch.full((2, examples.BLOCK), examples.MASK)
+    with mmaccel.accelerate(pipe, FirstRow()) as fast:
+        pipe.scheduler.set_timesteps(examples.BLOCK)
+        fast.adapter.decoder.finished = torch.tensor([True, False])
+        pipe.scheduler.step(logits, 0, masks, mask_token_id=examples.MASK, threshold=2.0)
+        assert fast.adapter.decoder.plain_steps == 1
 
 
 @pytest.mark.parametrize(
