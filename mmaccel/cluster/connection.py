@@ -122,6 +122,11 @@ def ended_early(error: Exception) -> str:
     return f"a process of Ray did not start ({said[-1][:200]}): its machines need the same mmaccel, Ray and Python"
 
 
+def lost(ray: Any) -> tuple[type[Exception], ...]:
+    """What calls raise whose process ended; where Ray ended it to free memory, that is an error of its own."""
+    return ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError
+
+
 def needs_of(device: str) -> dict[str, float]:
     """What a process with a model asks of Ray: a core, and a GPU where its device is one."""
     return {"num_cpus": 1, **({"num_gpus": 1} if device.startswith("cuda") else {})}

@@ -63,7 +63,7 @@ class RemoteEndpoint(Endpoint[Forwarded]):
         name: str,
         answering: type[Endpoint[Any]],
         handle: Any,
-        lost: type[Exception],
+        lost: tuple[type[Exception], ...],
         running: int,
         inboxes: Callable[[], Any],
     ) -> None:
@@ -114,7 +114,7 @@ class Forwarder:
         Requests that may be under way; the next one is refused.
     """
 
-    def __init__(self, handle: Any, lost: type[Exception], metrics: Metrics, most: int) -> None:
+    def __init__(self, handle: Any, lost: tuple[type[Exception], ...], metrics: Metrics, most: int) -> None:
         self.handle, self.lost, self.metrics, self.most = handle, lost, metrics, most
         self.tasks: set[asyncio.Task[None]] = set()
 

@@ -23,7 +23,7 @@ from ..serve.app import PATIENCE, ServerLimits
 from ..serve.endpoint import Endpoint, status_of
 from ..serve.metrics import Metrics
 from ..serve.worker import Worker
-from .connection import connected, count_of, ended_early, needs_of, work_in
+from .connection import connected, count_of, ended_early, lost, needs_of, work_in
 from .forwarding import RemoteEndpoint
 from .streams import FarLine, Inboxes
 from .streams import Said as Heard
@@ -156,7 +156,7 @@ def replicated(
             if problem := next(filter(None, handle.broadcast("problem").results()), ""):
                 raise SettingError(problem)
             inboxes = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4 * (1 + streams))(Inboxes).remote
-            given = handle.options(stream=True), ray.exceptions.RayActorError, running * most, inboxes
+            given = handle.options(stream=True), lost(ray), running * most, inboxes
             yield RemoteEndpoint(arguments.model, answering, *given)
         finally:
             serve.delete(name)

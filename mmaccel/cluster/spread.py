@@ -15,7 +15,7 @@ from ..batch.folder import FOLDER
 from ..batch.run import Workers
 from ..batch.work import Made, Task, working
 from ..errors import MmaccelError, SettingError
-from .connection import connected, count_of, ended_early, module, needs_of, work_in
+from .connection import connected, count_of, ended_early, lost, module, needs_of, work_in
 
 if TYPE_CHECKING:
     from ..cli.command import Command
@@ -122,7 +122,7 @@ class Crew:
             try:
                 yield self.ray.get(done)
                 self.idle.append(worker)
-            except self.ray.exceptions.RayActorError:
+            except lost(self.ray):
                 self.idle.append(self._start())
                 ended[task.item.key] += 1
                 if ended[task.item.key] < ATTEMPTS:

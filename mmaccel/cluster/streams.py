@@ -119,7 +119,7 @@ class Streams:
         Starts the actor of :class:`Inboxes`.
     """
 
-    def __init__(self, handle: Any, lost: type[Exception], start: Callable[[], Any]) -> None:
+    def __init__(self, handle: Any, lost: tuple[type[Exception], ...], start: Callable[[], Any]) -> None:
         self.handle, self.lost, self.start = handle, lost, start
 
     @cached_property

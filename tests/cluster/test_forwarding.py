@@ -96,7 +96,7 @@ class Said:
 
 
 def remote(handle, running=2):
-    return RemoteEndpoint("echo", Echo, handle, Lost, running, None)
+    return RemoteEndpoint("echo", Echo, handle, (Lost,), running, None)
 
 
 def post(address, **body):
@@ -119,7 +119,7 @@ class Clip(Echo):
 
 def test_promises_are_kept_by_replicas_too():
     handle = Handle("before")
-    with listening(RemoteEndpoint("echo", Clip, handle, Lost, 2, None)) as (_, address):
+    with listening(RemoteEndpoint("echo", Clip, handle, (Lost,), 2, None)) as (_, address):
         promise = post(address, text="hi").json()
         assert (promise["object"], promise["text"]) == ("video", "hi")
         for _ in range(300):
@@ -165,7 +165,7 @@ def test_too_many_are_refused_and_who_leaves_frees_a_place():
     handle = Handle(slow=True)
 
     async def ask():
-        forwarder = Forwarder(handle, Lost, Metrics(), 2)
+        forwarder = Forwarder(handle, (Lost,), Metrics(), 2)
         asked = [remote(handle).parse({"text": "hi"}) for _ in range(3)]
         futures = [forwarder.submit(request, time.monotonic() + 60) for request in asked[:2]]
         with pytest.raises(Refused, match="2 requests are under way already") as refused:

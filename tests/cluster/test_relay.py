@@ -93,7 +93,7 @@ class Said:
 
 
 def remote(handle):
-    return RemoteEndpoint("talk", Talk, handle, Lost, 2, lambda: handle.actor)
+    return RemoteEndpoint("talk", Talk, handle, (Lost,), 2, lambda: handle.actor)
 
 
 def opened(address, query=""):

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toy_batch import EchoCommand
@@ -17,9 +19,10 @@ from toy_batch import EchoCommand
 from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
 from mmaccel.batch.items import Item
+from mmaccel.batch.work import Made, Task
 from mmaccel.cli import main as cli
 from mmaccel.cluster import connection
-from mmaccel.cluster.spread import spread
+from mmaccel.cluster.spread import Crew, spread
 from mmaccel.errors import MissingExtraError, SettingError
 
 COMMAND, HELPERS = EchoCommand(), Path(__file__).parents[1] / "helpers"
@@ -86,6 +89,45 @@ def test_a_process_that_is_killed_loses_nothing(cluster, tmp_path):
     assert len(keys) == len(set(keys)) == 40
     assert len(set(ended)) == 2
     assert 40 <= len(journal.read_text().splitlines()) <= 42, "an item is begun again for each kill"
+
+
+class NoMemory(Exception):
+    """Ray ended a process to free memory."""
+
+
+class Crowded:
+    """Stands for Ray on a machine whose memory is short, so that the first calls end their process."""
+
+    exceptions = SimpleNamespace(RayActorError=ZeroDivisionError, OutOfMemoryError=NoMemory)
+
+    def __init__(self, ends):
+        self.ends = ends
+
+    def remote(self, **needs):
+        ready, make = SimpleNamespace(remote=lambda: str), SimpleNamespace(remote=lambda task: partial(Made, task))
+        return lambda worker: SimpleNamespace(remote=lambda: SimpleNamespace(ready=ready, make=make))
+
+    def wait(self, calls):
+        return calls[:1], calls[1:]
+
+    def get(self, call):
+        if isinstance(call, list):
+            return [one() for one in call]
+        self.ends -= 1
+        if self.ends >= 0:
+            raise NoMemory
+        return call()
+
+    def kill(self, worker):
+        """Nothing."""
+
+
+@pytest.mark.parametrize(("ends", "failed"), ((2, ""), (3, "its process ended 3 times")))
+def test_an_item_outlives_processes_that_ray_ends_to_free_memory(ends, failed):
+    tasks = [Task(Item(key, {}), Path("none")) for key in "ab"]
+    one, other = Crew(Crowded(ends), {}, 1, ()).make(tasks)
+    assert (one.task, other.task) == tuple(tasks)
+    assert one.error.startswith(failed) and bool(one.error) == bool(failed) and not other.error
 
 
 def test_what_no_process_can_do_is_said_once(cluster, tmp_path):
