@@ -8,7 +8,7 @@ import queue
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +32,11 @@ class Forwarded(Request):
     Attributes
     ----------
     ending
-        The last event of its stream.
+        The last events of its stream.
     """
 
     body: dict[str, Any]
-    ending: dict[str, Any] | None = None
+    ending: list[dict[str, Any]] = field(default_factory=list)
 
 
 class RemoteEndpoint(Endpoint[Forwarded]):
@@ -97,8 +97,11 @@ class RemoteEndpoint(Endpoint[Forwarded]):
 
     def piece(self, request: Forwarded, text: Any) -> dict[str, Any]:
         """Events come as they are."""
-        event: dict[str, Any] = (request.ending or {}) if text is None else text
+        event: dict[str, Any] = text
         return event
+
+    def ending(self, request: Forwarded) -> list[dict[str, Any]]:
+        return request.ending
 
 
 class Forwarder:

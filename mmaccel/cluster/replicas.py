@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from ..cli.command import Command
 
 FIGURES = ("mmaccel_model_seconds", "mmaccel_passes", "mmaccel_plain_passes")
-Said = tuple[
-    str, Any
-]  # "begun" and None, "piece" and an event, "end" and the last one, "answer" and it, or "error", status and reason
+# "begun" and None, "piece" and an event, "end" and the last ones, "answer" and it, or "error", status and reason
+Said = tuple[str, Any]
 
 
 class Replica:
@@ -90,7 +89,7 @@ class Replica:
                     await asyncio.sleep(PATIENCE / 10)
             answer = await asyncio.wrap_future(future)
             yield "figures", self._figures()
-            yield ("answer", answer) if request.pieces is None else ("end", self.endpoint.piece(request, None))
+            yield ("answer", answer) if request.pieces is None else ("end", self.endpoint.ending(request))
         except MmaccelError as error:
             yield "error", (status_of(error), str(error))
         finally:

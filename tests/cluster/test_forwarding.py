@@ -113,6 +113,13 @@ def test_answers_come_from_the_first_replica_that_lives(ends):
     assert server.worker.tasks == set()
 
 
+def test_a_stream_ends_with_all_events_of_its_end(monkeypatch):
+    monkeypatch.setattr(Echo, "ending", lambda self, request: [{"done": request.text}, {"read": 2}])
+    with listening(remote(Handle())) as (_, address):
+        said = post(address, text="hi", stream=True).text.split("\n\n")
+    assert said[2:5] == ['data: {"done": "hi"}', 'data: {"read": 2}', "data: [DONE]"]
+
+
 class Clip(Echo):
     later, media = "video", "video/mp4"
 
