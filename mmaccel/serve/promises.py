@@ -77,6 +77,7 @@ class Promises:
     def _json(self, promise: Promise) -> dict[str, Any]:
         status = promise.status
         told = {
+            **self.endpoint.described(promise.request),
             "id": promise.number,
             "object": self.endpoint.later,
             "created_at": promise.created,
@@ -84,7 +85,6 @@ class Promises:
             "model": self.endpoint.name,
             "status": status,
             "progress": 100 if status == "completed" else promise.request.progress,
-            **self.endpoint.described(promise.request),
         }
         if status == "failed":
             error = None if promise.future.cancelled() else promise.future.exception()

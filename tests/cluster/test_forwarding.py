@@ -5,6 +5,7 @@ import asyncio
 import queue
 import socket
 import time
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -21,7 +22,9 @@ from mmaccel.cluster.spread import Worker
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.endpoint import Endpoint, Fields, Left, Refused, Request
+from mmaccel.serve.keys import Key
 from mmaccel.serve.metrics import Metrics
+from mmaccel.serve.promises import Promises
 
 
 class Lost(Exception):
@@ -135,6 +138,13 @@ def test_promises_are_kept_by_replicas_too():
                 break
             time.sleep(0.02)
         assert told["status"] == "completed" and told["progress"] == 100
+
+
+def test_a_promise_tells_its_own_state_whatever_was_asked_for():
+    endpoint = RemoteEndpoint("echo", Clip, Handle(), (Lost,), 2, None)
+    request = endpoint.parse({"text": "hi", "id": "mine", "status": "completed"})
+    told = Promises(endpoint, Key("")).add(request, Future())
+    assert (told["status"], told["text"]) == ("queued", "hi") and told["id"].startswith("video_")
 
 
 def test_what_a_replica_refuses_is_refused():
