@@ -23,6 +23,7 @@ log = logging.getLogger("mmaccel.serve")
 ATTEMPTS = 3  # of a request whose replica ends while it works on it; it may be the request that ends it
 PAUSE = 0.5  # seconds until Ray Serve knows that a replica ended
 PATIENCE = 0.05  # seconds between looks at whether a client is still there
+CHECK = 5.0  # seconds that a stream or a promise waits for a replica's check, so that a refusal has its status
 
 
 @dataclass(kw_only=True)
@@ -33,10 +34,13 @@ class Forwarded(Request):
     ----------
     ending
         The last events of its stream.
+    checked
+        Whether a replica has found it good.
     """
 
     body: dict[str, Any]
     ending: list[dict[str, Any]] = field(default_factory=list)
+    checked: bool = False
 
 
 class RemoteEndpoint(Endpoint[Forwarded]):
@@ -84,6 +88,16 @@ class RemoteEndpoint(Endpoint[Forwarded]):
 
     def answer(self, requests: list[Forwarded]) -> Sequence[Answer]:
         raise NotImplementedError  # pragma: no cover  the replicas answer
+
+    async def accepted(self, request: Forwarded, future: Future[Answer]) -> None:
+        """Wait for a replica's check where the answer begins before it is there; not for long, as all may be busy."""
+        if request.pieces is None and not self.later:
+            return
+        until = time.monotonic() + CHECK
+        while not (request.checked or future.done()) and time.monotonic() < until:
+            await asyncio.sleep(PATIENCE / 10)
+        if future.done() and not request.checked:
+            future.result()
 
     def described(self, request: Forwarded) -> dict[str, Any]:
         """What was asked for, apart from files."""
@@ -177,6 +191,8 @@ class Forwarder:
                 kinds.add(kind)
                 if kind == "figures":
                     self._count(value)
+                elif kind == "checked":
+                    request.checked = True
                 elif kind == "piece":
                     assert request.pieces is not None
                     request.pieces.put(value)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ..cli.command import Command
 
 FIGURES = ("mmaccel_model_seconds", "mmaccel_passes", "mmaccel_plain_passes")
-# "begun" and None, "piece" and an event, "end" and the last ones, "answer" and it, or "error", status and reason
+# "checked" or "begun" and None, "piece" and an event, "figures", "end" and the last events, "answer" and it, or
+# "error", status and reason
 Said = tuple[str, Any]
 
 
@@ -78,6 +79,7 @@ class Replica:
             return
         try:
             future = self.worker.submit(request, until)
+            yield "checked", None
             begun = False
             while not future.done() or (request.pieces is not None and not request.pieces.empty()):
                 if request.pieces is not None and not request.pieces.empty():

@@ -129,6 +129,7 @@ class Server:
             request = await self._parsed(body)
             until = began + self.limits.deadline
             future = self.worker.submit(request, until)
+            await self.endpoint.accepted(request, future)
             if self.endpoint.later:
                 status = 200
                 return JSONResponse(self.promises.add(request, future))

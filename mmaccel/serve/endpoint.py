@@ -6,6 +6,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -131,6 +132,10 @@ class Endpoint(ABC, Generic[R]):
     @abstractmethod
     def answer(self, requests: list[R]) -> Sequence[Answer]:
         """Answers to requests of one group; raises :class:`Left` where all of them were left meanwhile."""
+
+    async def accepted(self, request: R, future: Future[Answer]) -> None:
+        """After it was submitted: raise what is wrong with a request where :meth:`parse` cannot know it."""
+        return
 
     def worker(self, metrics: Metrics, waiting: int, batch: int) -> Any:
         """What requests are submitted to, as :class:`mmaccel.serve.worker.Worker` has it."""

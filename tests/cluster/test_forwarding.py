@@ -15,7 +15,7 @@ from listening import listening
 
 from mmaccel.batch.items import Item
 from mmaccel.batch.work import Task
-from mmaccel.cluster import connection
+from mmaccel.cluster import connection, forwarding
 from mmaccel.cluster.forwarding import Forwarder, RemoteEndpoint
 from mmaccel.cluster.replicas import Replica
 from mmaccel.cluster.spread import Worker
@@ -157,6 +157,26 @@ def test_what_a_replica_refuses_is_refused():
             found = post(address, text=text)
             assert found.status_code == status and found.json()["error"]["message"].startswith(reason)
         assert "it is bad" in post(address, text="bad", stream=True).text
+
+
+@pytest.mark.parametrize("answering", (Echo, Clip))
+def test_what_a_replica_refuses_of_a_stream_or_a_promise_has_its_status(answering):
+    with listening(RemoteEndpoint("echo", answering, Handle(), (Lost,), 2, None)) as (_, address):
+        for text, status in (("busy", 503), ("", 400)):
+            assert post(address, text=text, stream=answering is Echo).status_code == status
+
+
+def test_a_promise_does_not_wait_long_for_a_replica(monkeypatch):
+    monkeypatch.setattr(forwarding, "CHECK", 0.1)
+    with listening(RemoteEndpoint("echo", Clip, Handle(slow=True), (Lost,), 2, None)) as (server, address):
+        promise = post(address, text="hi").json()
+        assert promise["status"] == "in_progress"
+        httpx.delete(f"{address}/v1/echo/{promise['id']}")
+        for _ in range(300):
+            if not server.worker.tasks:
+                break
+            time.sleep(0.01)
+        assert not server.worker.tasks
 
 
 def test_a_request_that_ends_every_replica_fails():
