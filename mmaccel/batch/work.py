@@ -127,7 +127,10 @@ class Work:
         made = Made(task, seconds=time.perf_counter() - began)
         if isinstance(self.target, Session):
             made.report = {name: getattr(self.target.report, name) for name in KEPT}
-            made.plain_seconds = self._plainly(task, arguments) if task.plain else None
+            try:
+                made.plain_seconds = self._plainly(task, arguments) if task.plain else None
+            except MmaccelError as error:  # the output is there all the same
+                made.report["warnings"] = [*made.report["warnings"], f"not made without methods: {_line(error)}"]
         return made
 
     def _plainly(self, task: Task, arguments: argparse.Namespace) -> float:

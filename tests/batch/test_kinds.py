@@ -54,6 +54,13 @@ def test_pictures_are_those_of_run(batch, tmp_path):
     assert np.array_equal(run, both[1]) and not np.array_equal(*both), "the seed of the item comes first"
 
 
+def test_a_picture_that_the_plain_model_cannot_draw_is_kept_with_the_reason(batch, tmp_path):
+    source = listed(tmp_path, {"prompt": "red heart", "key": "a"})
+    out, _, found = batch("image", source, "--baseline", "1", "--guidance", "1")
+    assert list(found) == ["a.png"] and "1 of 1 items are in" in out
+    assert "1 x not made without methods: guidance_scale=1" in out
+
+
 def test_clips_of_texts(batch, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "up.txt").write_text("rocket moves up, blue background")
