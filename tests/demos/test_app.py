@@ -22,7 +22,7 @@ from mmaccel.demos.app.tabs.code import image_code, video_code
 from mmaccel.demos.app.tabs.image_run import draw
 from mmaccel.demos.app.tabs.passes import Passes, language_model
 from mmaccel.demos.app.tabs.video_run import shoot
-from mmaccel.errors import MissingExtraError, PromptError, SettingError, UnknownNameError
+from mmaccel.errors import MissingExtraError, PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.session import accelerate
 
 LIMITS = Limits()
@@ -232,6 +232,12 @@ def test_only_what_the_operator_allows_is_loaded():
     Models(any_model=True).check("image", "folder/else")
     with pytest.raises(UnknownNameError, match="image"):
         Models({"images": ["x"]})
+
+
+def test_a_pipeline_of_masked_pictures_is_refused_by_name():
+    models = Models({"image": ["tiny-amused"]})
+    with pytest.raises(UnsupportedTargetError, match="tiny-amused is a pipeline of masked pictures"):
+        draw(models, Run(), image_request(method="", preset="balanced", model="tiny-amused"))
 
 
 def test_unused_models_make_room():

@@ -11,7 +11,9 @@ from PIL import Image
 
 from mmaccel.adapter import find_adapter
 from mmaccel.comparison.trial import trial_of
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.image.generation import ImageSettings, Painted, Painter, check_prompts
+from mmaccel.image.pipeline_painter import PipelinePainter
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
 
@@ -61,6 +63,11 @@ def draw(models: Models, run: Run, request: ImageRequest) -> Drawn:
     """Do what a visitor asked for; everything is off the model again afterwards."""
     with models.borrow("image", request.choice.model, run) as shared:
         painter: Painter = shared.loaded
+        if isinstance(painter, PipelinePainter):
+            raise UnsupportedTargetError(
+                f"{request.choice.model} is a pipeline of masked pictures, which this tab cannot watch: choose another"
+                " model"
+            )
         check_prompts(painter, [request.prompt])
         with accelerate(painter.target, *request.choice.methods, preset=request.choice.preset) as session:
             # How wide a window may be is measured once for a preset, and not for every visitor.
