@@ -24,7 +24,8 @@ class Key:
         offered = offers(request)
         given += [name.removeprefix(IN_PROTOCOL) for name in offered if name.startswith(IN_PROTOCOL)]
         given += offered[1:2] if offered[:1] == ["token"] else []
-        if self.key and not any(hmac.compare_digest(one.encode(), self.key) for one in given):
+        # starlette reads the bytes of headers as latin-1
+        if self.key and not any(hmac.compare_digest(one.encode("latin-1"), self.key) for one in given):
             raise Refused(401, "this server asks for its API key: send it as `Authorization: Bearer KEY`")
 
 

@@ -313,6 +313,13 @@ def test_the_key_is_asked_for(slow):
         assert httpx.get(f"{address}/health").status_code == 200
 
 
+def test_a_key_may_have_any_letters(slow):
+    with listening(slow, key="schlüssel") as (_, address):
+        for key, status in (("schlüssel", 200), ("schlussel", 401)):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert httpx.get(f"{address}/v1/models", headers=headers).status_code == status
+
+
 def test_other_names_may_be_allowed(slow):
     with listening(slow, hosts=("ai.example.org",)) as (_, address):
         assert httpx.get(f"{address}/health", headers={"Host": "ai.example.org"}).status_code == 200
