@@ -219,7 +219,7 @@ class WrittenAdapter(SpeechAdapter):
         Most tokens that a text has: so many for each second, and so many more, which short pieces need.
     """
 
-    tokens_per_second: ClassVar[float] = 6.5  # of Moonshine's authors, against loops
+    tokens_per_second: ClassVar[float] = 6.5  # of Moonshine's authors for English, against loops
     spare_tokens: ClassVar[int] = 4
 
     def limit(self, seconds: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -12,8 +13,11 @@ from mmaccel.adapter import register_adapter
 
 from ..decoding.growing_convolutions import GrowingConvolutions
 from ..decoding.packed import packed_attention
-from .adapter import Encoded
+from .adapter import Encoded, WrittenAdapter
 from .encoder_decoder import EncoderDecoderAdapter
+
+OTHER_LANGUAGE = re.compile(r".*-(?!en)[a-z]{2}/?")  # the names of checkpoints such as moonshine-tiny-ja
+OTHER_TOKENS_PER_SECOND = 13.0  # of Moonshine's authors too
 
 
 @register_adapter
@@ -27,6 +31,12 @@ class MoonshineAdapter(EncoderDecoderAdapter):
     family = "moonshine"
     classes: ClassVar[tuple[str, ...]] = ("MoonshineForConditionalGeneration",)
     longest: ClassVar[float | None] = 30.0
+
+    @property
+    def tokens_per_second(self) -> float:  # type: ignore[override]
+        """Those of English, unless the name of the checkpoint tells another language; its configuration tells none."""
+        is_other = OTHER_LANGUAGE.fullmatch(str(self.target.name_or_path))
+        return OTHER_TOKENS_PER_SECOND if is_other else WrittenAdapter.tokens_per_second
 
     @property
     def frame_samples(self) -> int:

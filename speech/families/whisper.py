@@ -64,7 +64,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         if prompt.strip() and getattr(settings, "prev_sot_token_id", None) is None:
             raise SettingError(f"prompt={shown(prompt)}: this Whisper's generation_config has no prev_sot_token_id")
         code = _language_code(language) if language and language != AUTO else ""
-        if not getattr(settings, "is_multilingual", False):
+        if not self._is_multilingual:
             if code not in ("", "en") or task != "transcribe":
                 raise SettingError(
                     f"language={language!r}, task={task!r}: this Whisper knows English only, take a multilingual one"
@@ -81,6 +81,10 @@ class WhisperAdapter(EncoderDecoderAdapter):
         if language:
             self.language = code or None
         self.task, self.hint = task, prompt.strip()
+
+    @property
+    def _is_multilingual(self) -> bool:
+        return bool(getattr(self.target.generation_config, "is_multilingual", False))
 
     @property
     def frame_samples(self) -> int:
@@ -150,7 +154,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
 
     def _language_and_task(self) -> list[int]:
         settings = self.target.generation_config
-        if not getattr(settings, "is_multilingual", False):
+        if not self._is_multilingual:
             return []
         language = self.language or str(next(iter(settings.lang_to_id))).strip("<|>")  # until one is heard
         return [self._language_token(language), settings.task_to_id[self.task]]
@@ -162,7 +166,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return int(known[f"<|{language}|>"])
 
     def language_of(self, encoded: Encoded) -> str:
-        if not getattr(self.target.generation_config, "is_multilingual", False):
+        if not self._is_multilingual:
             return ""
         return self.language or self.detect_language(encoded)
 
@@ -181,8 +185,12 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return str(best.strip("<|>"))
 
     def limit(self, seconds: float) -> int:
-        """As for all models, and no more than the decoder has positions for behind the longest text before."""
-        return min(super().limit(seconds), self.target.config.max_target_positions // 2 - 4)
+        """What the decoder has positions for behind the longest text before; less where the model knows English only.
+
+        Other languages, such as Hindi or Thai, take several times as many tokens.
+        """
+        room = int(self.target.config.max_target_positions // 2 - 4)
+        return room if self._is_multilingual else min(super().limit(seconds), room)
 
     def timestamp(self, token: int) -> float | None:
         """Seconds that a token of a time stands for, None of any other.

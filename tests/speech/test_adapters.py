@@ -234,6 +234,21 @@ def test_limits_and_frames():
     assert list(whisper.banned(0)) == [2, 3, 4] and list(whisper.banned(1)) == [2] == list(moonshine.banned(0))
 
 
+def test_other_languages_have_more_tokens_in_a_second():
+    multilingual, _ = _multilingual()
+    assert multilingual.limit(1) == 96 // 2 - 4 and WhisperAdapter(examples.whisper()[0]).limit(1) == 11
+    moonshine = MoonshineAdapter(examples.moonshine()[0])
+    for name, most in (
+        ("UsefulSensors/moonshine-tiny-ja", 134),
+        ("models/moonshine-base-uk/", 134),
+        ("UsefulSensors/moonshine-tiny", 69),
+        ("moonshine-tiny-en", 69),
+        ("speech/moonshine-tiny-0123456789ab", 69),
+    ):
+        moonshine.target.name_or_path = name
+        assert moonshine.limit(10) == most
+
+
 def test_heads_ends_and_starts():
     moonshine, whisper = MoonshineAdapter(examples.moonshine()[0]), WhisperAdapter(examples.whisper()[0])
     every = [0, 1, 2, 3]
