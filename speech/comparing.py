@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
+from mmaccel.packed_linear import has_twin
 from mmaccel.report import Report
 from mmaccel.session import Session
 
@@ -148,9 +149,11 @@ class RecognizerTrial(BaseTrial):
         if not isinstance(self.recogniser, WhisperAdapter):
             return
         self.no_simple = "give audio=, so that the window can be cut to the length of the speech"
-        if self.seconds:
-            positions = self.target.get_encoder().config.max_source_positions
-            self.count = math.floor(positions * self.recogniser.frame_seconds)
+        encoder = self.target.get_encoder()
+        if not has_twin(encoder):
+            self.no_simple = "a part of the encoder is compiled or replaced, so that no shorter one can be made of it"
+        elif self.seconds:
+            self.count = math.floor(encoder.config.max_source_positions * self.recogniser.frame_seconds)
             self.least = math.ceil(self.seconds + CONTEXT_FRAMES / 100)
             self.no_simple = "the speech fills the window, so none of it can be left out"
 

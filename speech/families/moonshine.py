@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.adapter import register_adapter
+from mmaccel.packed_linear import has_twin
 
 from ..decoding.growing_convolutions import GrowingConvolutions
 from ..decoding.packed import packed_attention
@@ -57,12 +58,16 @@ class MoonshineAdapter(EncoderDecoderAdapter):
     def encode_all(self, samples: Sequence[torch.Tensor], growing: Sequence[Any] | None = None) -> list[Encoded]:
         """Convolutions, which normalise over a whole piece, one after the other, then each layer once for all."""
         kept = [None] * len(samples) if growing is None else growing
-        if len(samples) == 1 and kept[0] is None:
+        if (len(samples) == 1 and kept[0] is None) or not self._comes_apart():
             return super().encode_all(samples)
         heard = [self._convolved(self._checked(one), own) for one, own in zip(samples, kept, strict=True)]
         lengths = [states.shape[1] for states in heard]
         states = self._layers(torch.cat(heard, 1), lengths).split(lengths, 1)
         return [Encoded(found, len(one) / self.sample_rate) for found, one in zip(states, samples, strict=True)]
+
+    def _comes_apart(self) -> bool:
+        """Whether the parts of the encoder can be called one by one: none is compiled or replaced."""
+        return has_twin(self.target.get_encoder())
 
     def _convolved(self, samples: torch.Tensor, kept: GrowingConvolutions | None) -> torch.Tensor:
         """What the first layer gets, `[1, T, D]`: the encoder's own forward without layers."""

@@ -13,6 +13,7 @@ import torch
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import SettingError, shown, unknown_name
 from mmaccel.method import is_count
+from mmaccel.packed_linear import has_twin
 
 from .adapter import AUTO, Encoded
 from .encoder_decoder import EncoderDecoderAdapter
@@ -95,11 +96,9 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return int(encoder.conv1.stride[0] * encoder.conv2.stride[0])
 
     def encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
-        if self.context_frames is None:
-            return None
         whole = WhisperAdapter(self.target, None, self.language)
         whole.processor = self.processor
-        return whole.encode(samples)
+        return None if self._positions(samples) == whole._positions(samples) else whole.encode(samples)
 
     def encode_all(self, samples: Sequence[torch.Tensor], growing: Sequence[Any] | None = None) -> list[Encoded]:
         """Pieces that have the same number of positions at once; those of up to 6 s have, with a short context."""
@@ -118,9 +117,10 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return self._states(self._spectrum(samples, positions), positions)
 
     def _positions(self, samples: torch.Tensor) -> int:
-        """Encoder positions of samples and the silence behind them."""
-        stride, most = self._stride(), int(self.target.get_encoder().config.max_source_positions)
-        if self.context_frames is None:
+        """Encoder positions of samples and the silence behind them; all where no shorter encoder can be made."""
+        encoder, stride = self.target.get_encoder(), self._stride()
+        most = int(encoder.config.max_source_positions)
+        if self.context_frames is None or not has_twin(encoder):
             return most
         frames = max(math.ceil(samples.numel() / FRAME_SAMPLES) + self.context_frames, SHORTEST_FRAMES)
         return min(most, math.ceil(frames / stride))
@@ -228,6 +228,7 @@ def shortened(encoder: Any, positions: int) -> Any:
     """A Whisper encoder for fewer positions, which shares all weights; the given one is not touched.
 
     The copy is shallow: other modules than the table of positions are the encoder's own, and its class's forward runs.
+    Not for one that is compiled or has another `forward`, which a copy would share.
     """
     if positions == encoder.config.max_source_positions:
         return encoder

@@ -1,5 +1,6 @@
 """Adapters of Whisper and Moonshine: the model's own encoder and tokens, prompts, times of words."""
 
+import functools
 import importlib.util
 import types
 from dataclasses import replace
@@ -288,6 +289,25 @@ def test_a_short_context_is_the_encoder_of_fewer_positions(monkeypatch):
     assert adapter.encode(sound[:1_000]).hidden_states.shape[1] == 200
     adapter.context_frames = 3_000
     assert adapter.encode(sound).hidden_states.shape[1] == 250
+
+
+@pytest.mark.parametrize("is_compiled", (True, False))
+def test_an_encoder_that_is_compiled_or_replaced_keeps_all_of_its_positions(is_compiled, monkeypatch):
+    """A shorter copy would be the encoder itself, and change it."""
+    monkeypatch.setattr(whisper, "SHORTEST_FRAMES", 100)
+    model, _ = examples.whisper()
+    adapter = WhisperAdapter(model, context_frames=100)
+    adapter.processor = examples.whisper_processor()
+    encoder, sound = model.get_encoder(), examples.sound(1)[0]
+    assert adapter.encode(sound).hidden_states.shape[1] == 100
+    expected = adapter.encode_in_full(sound).hidden_states
+    if is_compiled:
+        model.model.encoder = torch.compile(encoder, backend="eager")
+    else:
+        encoder.forward = functools.wraps(encoder.forward)(functools.partial(encoder.forward))  # as accelerate does
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(adapter.encode(sound).hidden_states, expected) and adapter.encode_in_full(sound) is None
+    assert encoder.config.max_source_positions == encoder.embed_positions.num_embeddings == 250
 
 
 def test_what_is_in_a_loop_is_heard_again_in_full(monkeypatch):

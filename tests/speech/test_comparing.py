@@ -283,6 +283,14 @@ def test_the_window_holds_the_longest_of_the_recordings(whisper):
     assert not short.requires_grad
 
 
+def test_no_window_is_cut_of_an_encoder_that_is_compiled_or_replaced():
+    model, processor = examples.whisper()[0], examples.whisper_processor()
+    assert trial((model, processor)).count == 5
+    model.model.encoder = torch.compile(model.model.encoder, backend="eager")
+    made = trial((model, processor))
+    assert made.count == 0 and "compiled or replaced" in made.no_simple
+
+
 def test_words_are_judged_against_the_plain_text_and_the_reference(moonshine):
     made = trial(moonshine, audio=[said(), said(0.6, 4)], reference=["a b", "c"])
     made.texts = lambda output: output

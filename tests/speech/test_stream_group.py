@@ -1,5 +1,6 @@
 """Streams that share the passes of a model hear what each would hear alone."""
 
+import functools
 import threading
 import time
 
@@ -88,6 +89,17 @@ def test_many_pieces_are_encoded_as_each_alone(tiny):
         expected = adapter.encode(one)
         assert found.seconds == expected.seconds
         torch.testing.assert_close(found.hidden_states, expected.hidden_states, rtol=1e-4, atol=1e-4)
+
+
+def test_an_encoder_that_is_compiled_or_replaced_is_not_taken_apart():
+    """A copy of it without layers would be the encoder itself."""
+    model, inputs = examples.moonshine()[0], [examples.sound(1, size)[0] for size in (9_000, 16_000)]
+    encoder = model.get_encoder()
+    encoder.forward = functools.wraps(encoder.forward)(functools.partial(encoder.forward))  # as accelerate does
+    adapter = StreamingRecognizer(model, examples.moonshine_processor(), endpoint=ENDPOINT).adapter
+    found = adapter.encode_all(inputs, [adapter.growing(), None])
+    for one, encoded in zip(inputs, found, strict=True):
+        assert torch.equal(encoded.hidden_states, adapter.encode(one).hidden_states)
 
 
 def test_a_piece_that_grows_is_encoded_as_the_whole():
