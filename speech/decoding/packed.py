@@ -14,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmaccel.patching import intercept_attention
-from mmaccel.private import uses_attention_interface
+from mmaccel.private import attention_name, uses_attention_interface
 
 from ..families.adapter import SpeechAdapter
 from ..families.projections import split_heads
@@ -78,11 +78,18 @@ def _causal(module: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor
     return torch.ones(width, total, dtype=torch.bool, device=query.device).tril(total - width)[None, None]
 
 
+def can_pack(modules: Sequence[Any]) -> bool:
+    """Whether :func:`packed_attention` suits attention modules: its masks are those of SDPA."""
+    return bool(modules) and all(
+        uses_attention_interface(one) and attention_name(one.config) == "sdpa" for one in modules
+    )
+
+
 def packs(adapter: SpeechAdapter) -> bool:
     """Whether passes of this model's decoder can be packed."""
     layers = getattr(adapter.target.get_decoder(), "layers", ())
     modules = [getattr(layer, name, None) for layer in layers for name in ("self_attn", "encoder_attn")]
-    return bool(modules) and all(one is not None and uses_attention_interface(one) for one in modules)
+    return None not in modules and can_pack(modules)
 
 
 def packed_pass(

@@ -13,7 +13,7 @@ from mmaccel.adapter import register_adapter
 from mmaccel.packed_linear import has_twin
 
 from ..decoding.growing_convolutions import GrowingConvolutions
-from ..decoding.packed import packed_attention
+from ..decoding.packed import can_pack, packed_attention
 from .adapter import Encoded, WrittenAdapter
 from .encoder_decoder import EncoderDecoderAdapter
 
@@ -66,8 +66,9 @@ class MoonshineAdapter(EncoderDecoderAdapter):
         return [Encoded(found, len(one) / self.sample_rate) for found, one in zip(states, samples, strict=True)]
 
     def _comes_apart(self) -> bool:
-        """Whether the parts of the encoder can be called one by one: none is compiled or replaced."""
-        return has_twin(self.target.get_encoder())
+        """Whether parts of the encoder can be called one by one: none is compiled or replaced, and attention packs."""
+        encoder = self.target.get_encoder()
+        return has_twin(encoder) and can_pack([layer.self_attn for layer in encoder.layers])
 
     def _convolved(self, samples: torch.Tensor, kept: GrowingConvolutions | None) -> torch.Tensor:
         """What the first layer gets, `[1, T, D]`: the encoder's own forward without layers."""

@@ -82,6 +82,15 @@ def test_events_are_those_of_each_alone(tiny, monkeypatch):
     assert max(widths) == 3 and snapshot(model) == before
 
 
+def test_passes_with_eager_attention_stay_apart(monkeypatch):
+    """It has other masks than those of packed passes."""
+    model = examples.moonshine()[0]
+    model.set_attn_implementation("eager")
+    monkeypatch.setattr(redecode, "packed_pass", lambda *_: pytest.fail("was packed"))
+    asr, inputs = StreamingRecognizer(model, examples.moonshine_processor(), endpoint=ENDPOINT), recordings(2)
+    assert together(asr.streams(2), inputs) == [alone(asr, samples) for samples in inputs]
+
+
 def test_many_pieces_are_encoded_as_each_alone(tiny):
     adapter = StreamingRecognizer(*tiny, endpoint=ENDPOINT).adapter
     inputs = [examples.sound(1, size)[0] for size in (100, 9_000, 9_500, 16_000)]
