@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def _own(_number: int, _module: Any, key: torch.Tensor, value: torch.Tensor) -> 
 def packed_attention(
     modules: Sequence[Any], lengths: Sequence[int], keys: Callable[..., Keys] = _own
 ) -> Iterator[None]:
-    """While open, attention of `modules` is each sequence's own, of `lengths` positions that stand in one row.
+    """While open, attention of `modules` in this thread is each sequence's own, of `lengths` positions in one row.
 
     Nothing is padded: all other layers see one row of positions, and attention runs for one sequence after the other,
     by the function that the model's configuration asks for.
@@ -53,8 +54,11 @@ def packed_attention(
         ``keys(number, module, key, value)`` are the keys and values `[1, H, T, d]` that sequence `number` attends to;
         by default those of its own new positions, which it is given.
     """
+    thread = threading.get_ident()
 
     def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:  # the user's own call of the model
+            return original(module, query, key, value, mask, **kwargs)
         size, found = module.head_dim, []  # some modules pad their heads
         for number, span in enumerate(spans):
             seen = keys(number, module, *(states[:, :, span, :size] for states in (key, value)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -73,9 +74,11 @@ class ChatAdapter(WrittenAdapter):
 
     def _read(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Embeddings `[1, L, D]` that the language model is given, audio in its place."""
+        thread = threading.get_ident()
 
         def stop(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise _Given(kwargs["inputs_embeds"])
+            if threading.get_ident() == thread:  # not the user's own call of the model
+                raise _Given(kwargs["inputs_embeds"])
 
         with ExitStack() as stack:
             hook(stack, self.target.get_decoder(), before=stop)

@@ -1,6 +1,7 @@
 """Every recogniser of transformers: what `docs/speech_families.json` says of it is so, or it is refused by name."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -143,6 +144,27 @@ def test_drafts_save_passes_of_a_language_model():
     wrong = [5, *plain.tokens[2:9], 7, *plain.tokens[9:]]
     drafted = found.decode(encoded, prompt, wrong)
     assert drafted.tokens == plain.tokens and drafted.forwards < plain.forwards / 2
+
+
+def test_a_language_model_is_not_stopped_in_the_middle_of_a_call_of_another_thread():
+    class Decoder(torch.nn.Module):
+        def forward(self, inputs_embeds):
+            return inputs_embeds
+
+    class Model:
+        def get_decoder(self):
+            return decoder
+
+        def __call__(self):
+            thread.start()
+            thread.join(20)
+            decoder(inputs_embeds="ours")
+
+    decoder, heard = Decoder(), []
+    thread = threading.Thread(target=lambda: heard.append(decoder(inputs_embeds="theirs")))
+    adapter = recognizer("Qwen2AudioForConditionalGeneration").adapter
+    adapter.target = Model()
+    assert adapter._read({}) == "ours" and heard == ["theirs"]
 
 
 def test_instructions_of_a_language_model():

@@ -12,6 +12,7 @@ from mmaccel.errors import AudioError, SettingError, StreamFinishedError
 from mmaccel.speech import examples
 from mmaccel.speech.decoding import redecode
 from mmaccel.speech.decoding.gathering import Gathering
+from mmaccel.speech.decoding.packed import packed_attention
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.testing.contract import snapshot
 
@@ -89,6 +90,17 @@ def test_passes_with_eager_attention_stay_apart(monkeypatch):
     monkeypatch.setattr(redecode, "packed_pass", lambda *_: pytest.fail("was packed"))
     asr, inputs = StreamingRecognizer(model, examples.moonshine_processor(), endpoint=ENDPOINT), recordings(2)
     assert together(asr.streams(2), inputs) == [alone(asr, samples) for samples in inputs]
+
+
+def test_packed_attention_is_that_of_its_own_thread():
+    """A user may call the model meanwhile."""
+    encoder, samples, found = examples.moonshine()[0].get_encoder().requires_grad_(False), examples.sound(1, 9_000), []
+    thread = threading.Thread(target=lambda: found.append(encoder(samples).last_hidden_state))
+    expected = encoder(samples).last_hidden_state
+    with packed_attention([layer.self_attn for layer in encoder.layers], [1, 1]):
+        thread.start()
+        thread.join(20)
+    torch.testing.assert_close(found[0], expected)
 
 
 def test_many_pieces_are_encoded_as_each_alone(tiny):
