@@ -138,10 +138,11 @@ class Segmenter:
         """A look where new audio was heard, at its time, and when the audio of a pause suffices for a final."""
         if self.interval is None or self.start is None:
             return []
-        settled = self.speech_end + self.tail
+        settled, was_settled = self.speech_end + self.tail, self._settled
         end = min(self.position, settled)
         self._settled = self.position > self.speech_end and self.position >= settled
-        if end <= self._seen or not (self._settled or self.position >= self._next_look):
+        is_due = end > self._seen and self.position >= self._next_look
+        if not is_due and (was_settled or not self._settled):
             return []
         on_time = self.position - FRAME < self._next_look <= self.position
         self._seen, self._next_look = end, (self._next_look if on_time else self.position) + self.interval

@@ -235,6 +235,11 @@ def test_without_padding_a_pause_is_settled_once_and_speech_is_not_looked_at_in_
     assert looks == [Look(0, 19 * FRAME), Look(0, 25 * FRAME, True), Resume(), Look(0, 42 * FRAME)]
 
 
+def test_without_a_tail_a_pause_is_settled_though_all_of_its_speech_was_looked_at():
+    segmenter = Segmenter(EnergyEndpoint(silence=2.0, padding=0.0, tail=0.0), 16 * FRAME / RATE)
+    assert feed(segmenter, [1] * 19 + [0] * 9) == [Look(0, 19 * FRAME), Look(0, 19 * FRAME, settled=True)]
+
+
 def test_long_speech_is_cut_where_it_is_quietest():
     policy = EnergyEndpoint(longest=3.0, padding=0.0, tail=0.0)
     segmenter = Segmenter(policy, None)
