@@ -211,7 +211,7 @@ def to_json(segments: Iterable[Final]) -> str:
     """Text, segments and words with times in seconds."""
     listed = list(segments)
     made: dict[str, Any] = {
-        "text": " ".join(segment.text for segment in listed),
+        "text": " ".join(segment.text for segment in listed if segment.text),
         "segments": [_listed(segment) for segment in listed],
     }
     return json.dumps(made, indent=1, ensure_ascii=False) + "\n"

@@ -80,7 +80,7 @@ def test_vtt_escapes():
 
 
 def test_json():
-    made = json.loads(to_json([said("Fail better.", 1.0), said("caf\u00e9", 5.0)]))
+    made = json.loads(to_json([said("Fail better.", 1.0), said("", 4.0), said("caf\u00e9", 5.0)]))
     assert made["text"] == "Fail better. caf\u00e9"
     assert made["segments"][0]["words"][1] == {"text": "better.", "start": 1.4, "end": 1.76}
 
