@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from numbers import Real
 from os import PathLike
@@ -69,7 +70,7 @@ def copied(chunk: Any) -> Any:
         return chunk.detach().clone()
     if isinstance(chunk, bytearray) or (isinstance(chunk, memoryview) and chunk.format in BYTES):
         return bytes(chunk)
-    if isinstance(chunk, np.ndarray | memoryview):
+    if isinstance(chunk, np.ndarray | memoryview | array):
         return np.array(chunk)
     return list(chunk) if isinstance(chunk, list) else chunk
 

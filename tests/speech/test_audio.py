@@ -3,6 +3,7 @@
 import struct
 import sys
 import wave
+from array import array
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,6 +77,13 @@ def test_a_chunk_is_copied():
     samples = to_samples(chunk)
     chunk[:] = 0
     assert torch.equal(samples, torch.from_numpy(TONE))
+
+
+def test_a_chunk_that_waits_is_a_copy_of_an_array_too():
+    chunk = array("h", [16_384, -32_768])
+    held = audio.copied(chunk)
+    chunk[0] = 0  # a device uses its memory again
+    assert to_samples(held).tolist() == [0.5, -1.0]
 
 
 @pytest.mark.parametrize(
