@@ -7,12 +7,10 @@ Whole transcripts of the recordings of `mmaccel bench speech --full`, clean and 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from tqdm import tqdm
@@ -22,6 +20,7 @@ from mmaccel.comparison import results
 
 from ..audio.recordings import Recording, all_recordings, in_noise
 from ..decoding import loops
+from ..families.adapter import Encoded
 from ..families.weights import load
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.transcribe import transcribe_samples
@@ -29,8 +28,6 @@ from .cuts import REJOIN, figures
 from .listening import LOUD, SEED
 
 MODELS = ("moonshine-tiny", "whisper-tiny.en")
-# By their names: how often a text may say the same, and seconds that are decoded together.
-WAYS = {"once": (math.inf, 0.0), "loops again": (loops.HIGHEST_RATIO, 0.0), "rejoined": (loops.HIGHEST_RATIO, REJOIN)}
 INTRO = """
 Word error rates of whole transcripts where nothing is heard again (*once*), where texts that compress more than
 {ratio:g} times are, with all that the encoder can be given (*loops again*, the default), and where short segments are
@@ -41,6 +38,21 @@ speech. In brackets processor seconds for each second of audio, on one thread of
 Moonshine's encoder is given is always all, so that a loop of it stays. The rows, with the errors of each recording, are
 in [speech_heard_again.json](speech_heard_again.json).
 """
+
+
+class Once(StreamingRecognizer):
+    """A recogniser that hears nothing again."""
+
+    def _encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
+        return None
+
+
+# By their names: what hears, and seconds that are decoded together.
+WAYS: dict[str, tuple[type[StreamingRecognizer], float]] = {
+    "once": (Once, 0.0),
+    "loops again": (StreamingRecognizer, 0.0),
+    "rejoined": (StreamingRecognizer, REJOIN),
+}
 
 
 def conditions() -> dict[str, list[Recording]]:
@@ -54,10 +66,9 @@ def rows(names: tuple[str, ...], heard: dict[str, list[Recording]]) -> Iterator[
     for name in names:
         model, processor = load(name)
         for condition, recordings in heard.items():
-            for way, (ratio, rejoin) in WAYS.items():
-                asr = StreamingRecognizer(model, processor, rejoin=rejoin, timer=time.process_time)
-                with patch.object(loops, "HIGHEST_RATIO", ratio):
-                    found = [transcribe_samples(one.samples, asr) for one in recordings]
+            for way, (kind, rejoin) in WAYS.items():
+                asr = kind(model, processor, rejoin=rejoin, timer=time.process_time)
+                found = [transcribe_samples(one.samples, asr) for one in recordings]
                 yield {"model": name, "condition": condition, "way": way, **figures(recordings, found)}
 
 

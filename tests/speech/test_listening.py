@@ -8,11 +8,13 @@ import torch
 
 from mmaccel.comparison import results
 from mmaccel.errors import MissingExtraError, SettingError
+from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.audio.recordings import Recording, in_noise, without_pauses
-from mmaccel.speech.bench import cuts, listening, pushes, whisper_streaming
+from mmaccel.speech.bench import cuts, heard_again, listening, pushes, whisper_streaming
 from mmaccel.speech.bench.listeners import MeasuredRecognizer
 from mmaccel.speech.bench.playback import play
+from mmaccel.speech.families import whisper
 from mmaccel.speech.families.adapter import Word
 
 pytest.importorskip("jiwer")
@@ -127,6 +129,15 @@ def test_every_cut_that_fits_is_measured_on_both_sets():
     text = cuts.page(json.loads(json.dumps(results.result(made))))
     assert "defaults are 0.44 s and 0.19 s" in text and "| 0.3 s | " in text and "0.0% (2, " in text
     assert "14 words" in text and "28 words" in text
+
+
+@pytest.mark.parametrize(("way", "positions"), (("once", 100), ("loops again", 250)))
+def test_what_is_heard_once_is_not_heard_again_where_it_does_not_end(way, positions, monkeypatch):
+    monkeypatch.setattr(whisper, "SHORTEST_FRAMES", 100)  # the tiny model holds 5 s
+    kind, _ = heard_again.WAYS[way]
+    asr = kind(whisper.WhisperAdapter(examples.whisper()[0], context_frames=100), examples.whisper_processor())
+    encoded, hypothesis = asr.hear(examples.sound()[0], asr.adapter.prompt())
+    assert encoded.hidden_states.shape[1] == positions and not hypothesis.ended
 
 
 def test_lags_by_the_length_of_a_push():
