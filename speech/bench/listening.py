@@ -8,6 +8,7 @@ Ours with both models, moonshine-voice, and whisper_streaming as published where
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,8 @@ def _model_rows(name: str, recognizer: MeasuredRecognizer, chosen: list[Recordin
     }
     module = published()
     if module is not None:
-        ways["whisper_streaming"] = partial(WhisperStreamingListener, module, recognizer)
+        rival = copy.copy(recognizer)  # which counts its own seconds of decoding
+        ways["whisper_streaming"] = partial(WhisperStreamingListener, module, rival)
     recognizer.decoding = 0.0
     played = listen(ways, chosen)
     ours = played["LocalAgreement"]

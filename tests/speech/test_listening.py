@@ -1,5 +1,6 @@
 """Recordings in noise and without pauses, whisper_streaming as a listener, and the page of all."""
 
+import itertools
 import json
 
 import pytest
@@ -115,6 +116,21 @@ def test_rows_and_their_page(tmp_path, monkeypatch):
     text = listening.page(json.loads(json.dumps(results.result(made))))
     assert "## Clean" in text and "## Noise" not in text and "| scripted | whisper_streaming |" in text
     assert "`talk` of a folder that is not shipped" in text
+
+
+def test_seconds_of_decoding_are_ours_alone(tmp_path, monkeypatch):
+    """On a clock that goes on by one when it is asked, each hypothesis takes one."""
+
+    def decoding():
+        asr = recognizer()
+        asr.timer = itertools.count().__next__
+        made = listening._model_rows("scripted", asr, [talk()])
+        return next(row["decoding_seconds"] for row in made if row["method"] == "LocalAgreement")
+
+    alone = decoding()
+    (tmp_path / "whisper_online.py").write_text(ONLINE)
+    monkeypatch.setenv(whisper_streaming.FOLDER, str(tmp_path))
+    assert decoding() == alone > 0
 
 
 def test_every_cut_that_fits_is_measured_on_both_sets():
