@@ -21,6 +21,8 @@ _LOCK = threading.Lock()
 class SkinnyLinear(nn.Linear):
     """A linear layer by :func:`~mmaccel.kernels.skinny_linear.skinny_linear`; it shares its weight with another."""
 
+    stands_for = nn.Linear  # and is replaced as one of these in other twins
+
     def __init__(self, linear: nn.Linear) -> None:
         self.__dict__.update(vars(twin_of(linear)))
 

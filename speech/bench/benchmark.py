@@ -24,6 +24,7 @@ from mmaccel.comparison import results
 from ..audio.endpoint import RATE
 from ..audio.recordings import Recording, all_recordings, load_recordings, word_errors
 from ..families.adapter import SpeechAdapter
+from ..families.finding import recognising
 from ..families.weights import load
 from ..families.whisper import WhisperAdapter
 from ..policies.align_att import AlignAtt
@@ -62,6 +63,7 @@ def _all(recordings: list[Recording], full: bool) -> Iterator[dict[str, Any]]:
     texts = [recording.text for recording in recordings]
     yield from generate_rows("moonshine-tiny", adapter, _segments(adapter, recordings), texts, word_errors)
     whisper, processor = load("whisper-tiny.en")
+    whisper = recognising(whisper, packed=False)
     for context in (None, 200):
         adapter = WhisperAdapter(whisper, context_frames=context)
         adapter.processor = processor

@@ -14,13 +14,13 @@ from ..decoding.cross_cache import CrossCache
 from ..decoding.redecode import Hypothesis, decode
 from ..families.adapter import Encoded, SpeechAdapter
 from ..stream.events import Eager, Endpoint, Event, Final, Partial
-from ..stream.recognizer import StreamingRecognizer
 from ..stream.stream import SpeechStream
+from ..stream.stream_comparing import PlainStreams
 
 UPDATE = 0.5  # seconds between hypotheses, the default of both
 
 
-class MeasuredRecognizer(StreamingRecognizer):
+class MeasuredRecognizer(PlainStreams):
     """A recogniser that counts the seconds of its decoder, and can leave drafts out.
 
     Attributes
@@ -39,7 +39,7 @@ class MeasuredRecognizer(StreamingRecognizer):
         self, encoded: Encoded, prompt: Sequence[int], draft: Sequence[int], cache: CrossCache | None
     ) -> Hypothesis:
         began = self.timer()
-        hypothesis = super()._decode(encoded, prompt, draft if self.drafts else (), cache)
+        hypothesis = super()._decode(encoded, prompt, draft, cache)
         self.decoding += self.timer() - began
         return hypothesis
 

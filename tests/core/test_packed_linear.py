@@ -5,6 +5,7 @@ import torch
 
 from mmaccel import packed_linear, private
 from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
+from mmaccel.skinny_linears import SkinnyLinear
 from mmaccel.testing.contract import snapshot
 
 
@@ -30,6 +31,14 @@ def test_a_twin_shares_all_else_and_changes_nothing(layers):
     assert snapshot(layers) == before and type(layers[0]) is torch.nn.Linear
     assert isinstance(twin[0], PackedLinear) and twin[1] is not layers[1] and twin[0].weight is layers[0].weight
     assert twin[0].bias is layers[0].bias and twin[2].bias is None
+
+
+@torch.no_grad()
+def test_a_layer_of_a_skinny_twin_is_packed_as_the_one_that_it_stands_for(layers):
+    skinny, x = torch.nn.Sequential(SkinnyLinear(layers[0])), torch.randn(3, 48)
+    twin = with_packed_linears(skinny)
+    assert isinstance(twin[0], PackedLinear) and twin[0].weight is layers[0].weight
+    assert torch.allclose(twin(x), layers[0](x), atol=1e-6) and type(skinny[0]) is SkinnyLinear
 
 
 @torch.no_grad()

@@ -131,6 +131,23 @@ def test_rows_of_streams():
     assert json.loads(json.dumps(row)) == row and set(results.COLUMNS) <= set(row)
 
 
+def test_each_model_runs_as_in_the_recogniser_of_a_user(monkeypatch):
+    """A twin, whose layers take the fastest way for the few rows of a draft."""
+    models = {
+        "moonshine-tiny": (examples.moonshine()[0], examples.moonshine_processor()),
+        "whisper-tiny.en": (examples.whisper()[0], examples.whisper_processor()),
+    }
+    measured = []
+    monkeypatch.setattr(benchmark, "load", models.get)
+    monkeypatch.setattr(benchmark, "_model_rows", lambda _, adapter, *__, **___: measured.append(adapter) or [])
+    for name in ("encoder_rows", "codec_rows", "generate_rows"):
+        monkeypatch.setattr(benchmark, name, lambda *_, **__: [])
+    monkeypatch.setattr(benchmark, "moonshine_voice_row", lambda _: {})
+    assert list(benchmark._all([], full=False)) == [{}]
+    assert [adapter.family for adapter in measured] == ["moonshine", "whisper", "whisper"]
+    assert not any(adapter.target is model for adapter in measured for model, _ in models.values())
+
+
 def test_drafts_save_calls_and_change_nothing():
     drafted, heard = streamed(drafts=True)
     plain, plainly = streamed(drafts=False)
