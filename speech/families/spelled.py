@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from ..stream.units import is_unspaced, units
 from .adapter import Word
 
 WORD_STARTS = ("Ġ", "▁")  # how byte-level and SentencePiece tokens say that a space comes before
+LOST = "\ufffd"  # what part of a character's bytes is decoded to
 
 
 class Texts(Protocol):
@@ -27,27 +29,42 @@ def words_of(
     texts
         Makes a text of tokens.
     tokenizer
-        Its names of tokens say where words begin.
+        Its names of tokens say where words begin; in scripts without spaces each character does.
     tokens
         Without marks.
     starts, ends
         Seconds of each token.
     """
-    spans = word_spans(tokenizer, tokens) if len(tokens) else []
+    spans = word_spans(texts, tokenizer, tokens) if len(tokens) else []
     made = (_word(texts, tokens, starts, ends, first, last) for first, last in spans)
     return [word for word in made if word is not None]
 
 
-def word_spans(tokenizer: Any, tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """First token of each word, and the one after its last; a language without spaces is one word."""
+def word_spans(texts: Texts, tokenizer: Any, tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """First token of each word, and the one after its last."""
     names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(tokens))]
     between = getattr(tokenizer, "word_delimiter_token", None)  # of letters, such as Wav2Vec2's
-    starts = [
+    begun = {
         place
         for place, name in enumerate(names)
         if place == 0 or name.startswith(WORD_STARTS) or (between is not None and names[place - 1] == between)
-    ]
+    }
+    if is_unspaced(texts.text(tokens)):
+        begun.update(_unspaced_starts(texts, tokens))
+    starts = sorted(begun)
     return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
+
+
+def _unspaced_starts(texts: Texts, tokens: Sequence[int]) -> Iterator[int]:
+    """Tokens that begin a unit, of which no name tells it; those that hold the bytes of one character are as one."""
+    before, start = "", 0
+    for end in range(1, len(tokens) + 1):
+        text = texts.text(tokens[start:end])
+        if text.endswith(LOST):
+            continue
+        if len(units(before + text)) > len(units(before)):
+            yield start
+        before, start = text, end
 
 
 def _word(
@@ -58,9 +75,13 @@ def _word(
     if not text:
         return None
     end = last
-    while end > first + 1 and not any(letter.isalnum() for letter in texts.text(tokens[end - 1 : end])):
+    while end > first + 1 and _letters(texts.text(tokens[first : end - 1])) == _letters(text):
         end -= 1
     return Word(text, starts[first], ends[end - 1])
+
+
+def _letters(text: str) -> int:
+    return sum(map(str.isalnum, text))
 
 
 def spread(text: str, seconds: float) -> list[Word]:
@@ -71,10 +92,10 @@ def spread(text: str, seconds: float) -> list[Word]:
     >>> [(word.text, word.end) for word in spread("so long", 7.0)]
     [('so', 2.0), ('long', 7.0)]
     """
-    said, place, found = text.split(), 0, []
+    end, found = 0, []
     total = max(len(text.strip()), 1)
-    for word in said:
-        end = min(place + len(word), total)
-        found.append(Word(word, place * seconds / total, end * seconds / total))
-        place = end + 1
+    for unit in units(text):
+        word = unit.strip()
+        end += len(unit)
+        found.append(Word(word, (end - len(word)) * seconds / total, end * seconds / total))
     return found

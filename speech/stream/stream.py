@@ -20,7 +20,7 @@ from .rejoined import Rejoined
 from .segment import Segment, remainder
 from .segmenter import Cut, Look, Resume, Segmenter, Task
 from .stats import RealTimeClock, StreamStats
-from .units import ends_sentence, last_words, matches
+from .units import ends_sentence, last_words, matches, units
 
 if TYPE_CHECKING:
     from .recognizer import StreamingRecognizer
@@ -258,12 +258,12 @@ class SpeechStream:
         stats.finals += 1
         stats.words += len(words)
         stats.decoded_seconds += (cut.end - cut.start) / RATE
-        times = segment.times[:promised]
-        found = {of: at for at, of in matches(segment.commitment.committed[:promised], [w.text for w in words])}
+        said = [(unit, word.end) for word in words for unit in units(word.text)]
+        found = {of: at for at, of in matches(segment.commitment.committed[:promised], [unit for unit, _ in said])}
         stats.committed += promised
         stats.retracted += promised - len(found)
-        for place, word in enumerate(words):
-            stats.word_lag.add(word.end, *(times[found[place]] if place in found else (self.time, ready)))
+        for place, (_, end) in enumerate(said):
+            stats.word_lag.add(end, *(segment.times[found[place]] if place in found else (self.time, ready)))
         if cut.paused or self._total is not None:
             stats.finalisation.add(cut.speech_end / RATE, self.time, ready)
             if segment.eager is not None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mmaccel.method import is_count, is_number
 from ..families.adapter import Word
 from .balanced import balanced
 from .events import Final
-from .units import units
+from .units import behind, units
 
 SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 LONGEST_PAUSE = 1.0  # seconds between words of one subtitle
@@ -133,15 +134,15 @@ def _in_time(cue: Cue, following: float, layout: SubtitleLayout) -> Cue:
 def _spaced(segment: Final) -> list[Word]:
     """The words with the spaces before them; spread over the segment where the model gave no times."""
     texts = units(segment.text)
-    if len(texts) == len(segment.words):
-        return [replace(word, text=text) for word, text in zip(segment.words, texts, strict=True)]
-    if segment.words:
-        return [replace(word, text=f" {word.text.strip()}") for word in segment.words]
-    length = (segment.end - segment.start) / max(len(texts), 1)
-    return [
-        Word(text, segment.start + place * length, segment.start + (place + 1) * length)
-        for place, text in enumerate(texts)
-    ]
+    if not segment.words:
+        length = (segment.end - segment.start) / max(len(texts), 1)
+        return [
+            Word(text, segment.start + place * length, segment.start + (place + 1) * length)
+            for place, text in enumerate(texts)
+        ]
+    if len(texts) != len(segment.words):
+        texts = [behind(*pair) for pair in pairwise(["", *(word.text.strip() for word in segment.words)])]
+    return [replace(word, text=text) for word, text in zip(segment.words, texts, strict=True)]
 
 
 def _join(words: Sequence[Word]) -> str:

@@ -32,6 +32,17 @@ def units(text: str) -> list[str]:
     return _UNIT.findall(text.strip())
 
 
+def is_unspaced(text: str) -> bool:
+    """Whether a text has characters of scripts without spaces.
+
+    Examples
+    --------
+    >>> is_unspaced("Try \u4f60"), is_unspaced("Try again.")
+    (True, False)
+    """
+    return _UNSPACED.search(text) is not None
+
+
 def plain(unit: str) -> str:
     """A unit without case, spaces and punctuation, by which units are compared.
 

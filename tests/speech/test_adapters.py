@@ -450,6 +450,22 @@ def test_words_end_before_their_punctuation(tiny):
     assert words == [Word("Yes", 0.0, 0.4), Word("-", 1.0, 1.2), Word("Yes", 1.2, 1.5)], "a space is no word"
 
 
+def test_characters_of_scripts_without_spaces_begin_words(tiny):
+    """Also where the bytes of one are in two tokens."""
+    adapter, _ = tiny
+    world = "\u4e16".encode()
+    pieces = {10: "\u4f60\u597d".encode(), 11: "\u3002".encode(), 12: world[:2], 13: world[2:], 14: b"GPT"}
+    tokenizer = types.SimpleNamespace(
+        convert_ids_to_tokens=lambda ids: [f"<{number}>" for number in ids],
+        decode=lambda ids, **_: b"".join(pieces[number] for number in ids).decode(errors="replace"),
+        all_special_ids=[0, 1, 2],
+    )
+    adapter.processor = types.SimpleNamespace(tokenizer=tokenizer)
+    adapter._boundaries = lambda *_: [0.0, 0.4, 0.6, 0.8, 1.0, 1.4]
+    words = adapter.words(Encoded(torch.zeros(1, 1, 1), 2.0), [10, 11, 12, 13, 14], [1])
+    assert words == [Word("\u4f60\u597d\u3002", 0.0, 0.4), Word("\u4e16", 0.6, 1.0), Word("GPT", 1.0, 1.4)]
+
+
 def test_silence_before_the_first_word_is_not_part_of_it():
     later = [Word("b", 2.0, 2.3), Word("c", 2.3, 2.5)]
     trimmed = encoder_decoder.without_leading_silence([Word("a", 0.0, 2.0), *later])

@@ -234,6 +234,10 @@ def test_words_without_times_are_spread():
         ("so", 0.0, 2.0),
         ("long", 3.0, 7.0),
     ]
+    assert [(word.text, word.start, word.end) for word in spread("\u4f60\u597d\u3002", 3.0)] == [
+        ("\u4f60", 0.0, 1.0),
+        ("\u597d\u3002", 1.0, 3.0),
+    ]
 
 
 def test_nothing_said():

@@ -455,6 +455,20 @@ def test_a_final_takes_back_what_was_wrong():
     assert stats.retracted_share == stats.retracted / stats.committed
 
 
+def test_words_of_several_characters_take_back_none_that_was_promised():
+    class Characters(ScriptedAdapter):
+        def text(self, tokens):
+            return "".join(chr(0x4E00 + 2 * token) + chr(0x4E01 + 2 * token) for token in tokens)
+
+        def words(self, encoded, tokens, prompt):
+            found = super().words(encoded, tokens, prompt)
+            return [Word(self.text([token]), one.start, one.end) for token, one in zip(tokens, found, strict=False)]
+
+    asr = StreamingRecognizer(Characters(), endpoint=EnergyEndpoint())
+    _, stats = run(asr, torch.cat([silence(0.5), spoken(range(10)), silence(1)]))
+    assert stats.retracted == 0 < stats.committed and stats.words == 10
+
+
 def test_when_each_word_was_promised():
     """Also where speech was cut between the promise and the final: the clock of a word stops once."""
     promised, expected, words = {}, [], []
