@@ -38,7 +38,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
     ----------
     context_frames
         Frames of 10 ms of silence behind the speech, at least 8 s in all; default 200, None for the full 30 s, which
-        is exact.
+        is exact. An encoder with a part that is compiled or has another `forward` gets the full 30 s too.
     language
         Language for multilingual models, such as ``"de"``; None (default) for the one that each segment is heard in.
     task, hint
