@@ -73,7 +73,7 @@ class VideoTrial(BaseTrial):
 def _is_seen(output: Any) -> bool:
     """Whether an output is pictures rather than latents."""
     if isinstance(output, torch.Tensor | np.ndarray):
-        array = torch.as_tensor(output)
+        array = torch.as_tensor(output).nan_to_num()  # what is NaN is drawn black
         channels = array.shape[-1] if isinstance(output, np.ndarray) else array.shape[-3]
         return array.ndim in (4, 5) and channels == 3 and float(array.min()) >= 0 and float(array.max()) <= 1
     return True
@@ -85,7 +85,7 @@ def _clips(output: Any) -> list[list[Image.Image]]:
         output = output.movedim(-3, -1).float().cpu().numpy()
     if isinstance(output, np.ndarray):
         rows = output if output.ndim == 5 else output[:, None]
-        return [VaeImageProcessor.numpy_to_pil(row) for row in rows]
+        return [VaeImageProcessor.numpy_to_pil(row) for row in np.nan_to_num(rows)]
     return [list(row) if isinstance(row, list | tuple) else [row] for row in output]
 
 

@@ -11,6 +11,8 @@ import torch
 from mmaccel.errors import MissingExtraError
 from mmaccel.files.clips import Clip
 
+NOT_FINITE = -100.0  # dB: a number that JSON and plots can hold, as far below as equal outputs are above
+
 
 def pixels(clip: Clip) -> torch.Tensor:
     """Frames as float32 `[F, 3, H, W]` in [0, 1]."""
@@ -19,10 +21,15 @@ def pixels(clip: Clip) -> torch.Tensor:
 
 
 def tensor_psnr(reference: torch.Tensor, output: torch.Tensor) -> float:
-    """Peak signal-to-noise ratio in dB; the peak is 1 for pictures, and the range of the reference for latents."""
+    """Peak signal-to-noise ratio in dB; the peak is 1 for pictures, and the range of the reference for latents.
+
+    An output with NaN or infinities has -100.
+    """
+    error = float((reference - output).square().mean())
+    if not math.isfinite(error):
+        return NOT_FINITE
     low, high = float(reference.min()), float(reference.max())
     peak = 1.0 if low >= 0 and high <= 1 else high - low
-    error = float((reference - output).square().mean())
     return 20 * math.log10(peak) - 10 * math.log10(max(error, 1e-12))
 
 

@@ -5,6 +5,7 @@ A modality says so in a subclass of :class:`BaseTrial`.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -52,8 +53,9 @@ class Metric:
     relative: bool = False
 
     def worst(self, values: dict[int, float]) -> int:
-        """The seed with the worst value."""
-        return min(values, key=lambda seed: values[seed] if self.higher_is_better else -values[seed])
+        """The seed with the worst value; none is worse than NaN."""
+        sign = 1 if self.higher_is_better else -1
+        return min(values, key=lambda seed: -math.inf if math.isnan(values[seed]) else sign * values[seed])
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,9 @@ class Goal:
 
     def order(self, found: Point) -> tuple[float, float]:
         """Sorts points from worse to better: by speed where a floor is kept, else by quality."""
-        quality = math.inf if found["exact"] else self.sign * (quality_of(found) or 0.0)
+        value = quality_of(found)
+        known = -math.inf if value is None else self.sign * value
+        quality = math.inf if found["exact"] else known
         speedup = float(found["speedup"])
         return (speedup, quality) if self.floor is not None or self.target_speedup is None else (quality, speedup)
 

@@ -4,6 +4,7 @@ import base64
 import html
 import importlib
 import io
+import math
 import re
 from types import SimpleNamespace
 
@@ -183,6 +184,7 @@ def test_a_report_of_a_run_is_a_copy():
     report.warnings.append("later")
     assert found["warnings"] == ["why"] and found["work_ratio"] == 0.5
     assert FAR.worst({0: 1.0, 1: 3.0, 2: 2.0}) == 1 and NEAR.worst({0: 1.0, 1: 3.0}) == 0
+    assert FAR.worst({0: 9.0, 1: math.nan}) == NEAR.worst({0: 0.0, 1: math.nan, 2: 5.0}) == 1
     assert not Workload.equal(None, 1, 1) and Workload.judge(None, 1, 2) == {}
 
 

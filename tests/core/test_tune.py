@@ -454,6 +454,8 @@ def test_the_best_of_several_is_the_fastest_and_then_the_better_one():
     assert Goal(target_speedup=1.5).pick([found(2.0, 3.0), found(3.0, 3.0), found(1.6, 2.0)]) == 1
     assert Goal(target_speedup=1.5).pick([found(2.0, 3.0), found(1.6, 0.0, True)]) == 1, "exact is best"
     assert Goal(floor=1.0).pick([found(2.0, None), found(1.1, 1.0)]) == 1, "nobody knows whether it keeps the floor"
+    surprise = Goal(target_speedup=1.5, higher_is_better=False)
+    assert surprise.pick([found(2.0, None), found(1.6, 4.0)]) == 1, "what is unknown is no best"
     assert Goal(target_speedup=2.0).pick([found(1.94, 1.0)]) == 0
     assert Goal(target_speedup=2.0).pick([found(1.93, 1.0)]) is None
     assert Goal(floor=-2.0).floor == -2.0

@@ -239,6 +239,23 @@ def test_equal_clips_are_at_100_db():
     assert 0 < trial.judge(noise, noise + 0.1)["psnr"] < 60 and not trial.equal(noise, noise + 0.1)
 
 
+@pytest.mark.parametrize("broken", (math.nan, math.inf, -math.inf))
+def test_an_output_that_is_not_finite_is_the_worst(broken):
+    trial = trial_of(examples.wan_pipeline()[0])
+    latents = torch.randn(1, 4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    spoiled = latents.clone()
+    spoiled[0, 0, 0, 0, 0] = broken
+    worse, worst = (trial.judge(latents, output)["psnr"] for output in (-latents, spoiled))
+    assert worst == -100 < worse and trial.judge(spoiled, spoiled)["psnr"] == -100
+
+
+def test_what_is_nan_in_pictures_is_shown_black():
+    trial = trial_of(examples.wan_pipeline()[0])
+    pictures = torch.full((1, 2, 3, 12, 16), math.nan)
+    for output in (pictures, pictures.movedim(2, -1).numpy()):
+        assert [frame.getextrema() for frame in trial.show(output).clips[0]] == [((0, 0),) * 3] * 2
+
+
 @pytest.mark.parametrize("call", [
     {}, {"num_inference_steps": 7}, {"sigmas": [1.0, 0.5]}, {"num_inference_steps": 7, "sigmas": [1.0]},
 ])  # fmt: skip
