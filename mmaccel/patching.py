@@ -190,7 +190,7 @@ def hook(
     after
         ``after(module, args, kwargs, output)``; may return another output.
     always
-        Whether `after` also runs after an exception, without an output.
+        Whether `after` also runs after an `Exception`, without an output; torch leaves it out when Ctrl-C interrupts.
     """
 
     if after is not None:
@@ -251,21 +251,15 @@ def intercept_sdpa(
 ) -> None:
     """Route the `scaled_dot_product_attention` within one module's forward through `attend`, until `stack` closes.
 
-    For models without transformers' table, such as those of diffusers. Two hooks on the instance and torch's own
+    For models without transformers' table, such as those of diffusers. A `forward` on the instance and torch's own
     function mode: no processor is replaced, and other instances of the class, also in other threads, never notice.
     `before(module, args, kwargs)` is called first.
     """
-    entered: list[AttentionMode] = []
 
-    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if before is not None:
             before(module, args, kwargs)
-        mode = AttentionMode(attend)
-        mode.__enter__()
-        entered.append(mode)
+        with AttentionMode(attend):
+            return original(*args, **kwargs)
 
-    def leave(*_: Any) -> None:
-        if entered:
-            entered.pop().__exit__(None, None, None)
-
-    hook(stack, module, before=enter, after=leave, always=True)
+    wrap_forward(stack, module, forward)

@@ -351,26 +351,27 @@ def test_a_hook_can_ask_to_run_after_an_error_too(always):
     module, seen, stack = Attends(), [], ExitStack()
     hook(stack, module, after=lambda module, args, kwargs, output: seen.append(output), always=always)
     with pytest.raises(ValueError, match="in the forward"):
-        module(torch.zeros(1, 1, 1, 1), fails=True)
+        module(torch.zeros(1, 1, 1, 1), fails=ValueError)
     assert seen == [None] * always
     stack.close()
 
 
 class Attends(torch.nn.Module):
-    def forward(self, x, fails=False):
+    def forward(self, x, fails=None):
         result = torch.nn.functional.scaled_dot_product_attention(x, x, x)
         if fails:
-            raise ValueError("in the forward")
+            raise fails("in the forward")
         return result
 
 
-def test_attention_is_intercepted_in_one_module_only_also_after_an_error():
+@pytest.mark.parametrize("error", (ValueError, KeyboardInterrupt))
+def test_attention_is_intercepted_in_one_module_only_also_after_an_error(error):
     one, other, stack, x = Attends(), Attends(), ExitStack(), torch.randn(1, 2, 3, 4)
     plain, before = one(x), snapshot(one)
     intercept_sdpa(stack, one, lambda original, *args: original(*args) + 1)
     assert torch.equal(one(x), plain + 1) and torch.equal(other(x), plain)
-    with pytest.raises(ValueError, match="in the forward"):
-        one(x, fails=True)
+    with pytest.raises(error, match="in the forward"):
+        one(x, fails=error)
     assert torch.equal(other(x), plain) and torch.equal(one(x), plain + 1)
     stack.close()
     assert snapshot(one) == before and torch.equal(one(x), plain)
