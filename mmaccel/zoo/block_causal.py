@@ -114,6 +114,14 @@ class BlockCausalModel(torch.nn.Module):
         if kind is None:
             yield
             return
+        try:
+            self._show(kind, input_ids, visual)
+            yield
+        finally:
+            self._shown = self._placed = self._places = None
+
+    def _show(self, kind: str, input_ids: torch.Tensor, visual: dict[str, torch.Tensor]) -> None:
+        """Encode pictures or videos, and note where in the prompts they are."""
         call, placeholder = FEATURES[kind]
         if self._several:
             types = (input_ids == self.config.image_token_id) + 2 * (input_ids == self.config.video_token_id)
@@ -128,10 +136,6 @@ class BlockCausalModel(torch.nn.Module):
             )
         shown = features.new_zeros(*input_ids.shape, features.shape[-1])
         self._shown, self._placed = shown.masked_scatter(placed[..., None], features), placed
-        try:
-            yield
-        finally:
-            self._shown = self._placed = self._places = None
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, position_ids: Any = None

@@ -62,3 +62,13 @@ def test_methods_are_exact_on_it(shown):
     assert not torch.equal(pipe(**other, output_type="seq").sequences, plain), "it does see"
     with mmaccel.accelerate(pipe, canvas.FreeDave(), canvas.PrefixCache()) as fast:
         assert torch.equal(fast(**call, output_type="seq").sequences, plain) and fast.report.exact
+
+
+def test_a_prompt_that_fails_leaves_its_positions_to_no_other(shown):
+    wrapped, text = canvas.BlockCausalModel(model(), 8), torch.arange(4, 15)[None]
+    broken = {"pixel_values": shown["pixel_values"][:, 1:], "image_grid_thw": shown["image_grid_thw"]}
+    with torch.no_grad():
+        plain = wrapped(text).logits
+        with pytest.raises(RuntimeError, match="size"), wrapped.seeing(shown["input_ids"], **broken):
+            pass
+        assert torch.equal(wrapped(text).logits, plain)
