@@ -15,6 +15,7 @@ FEATURES = {  # what a picture or video is given as: the call that makes feature
     "pixel_values": ("get_image_features", "image_token_id"),
     "pixel_values_videos": ("get_video_features", "video_token_id"),
 }
+PLACING = ("mm_token_type_ids", "second_per_grid_ts")  # what tells positions alone, and features nothing
 
 
 class BlockCausalModel(torch.nn.Module):
@@ -103,7 +104,7 @@ class BlockCausalModel(torch.nn.Module):
         input_ids : int64 `[B, P]`
             The prompts, with a placeholder for each visual token.
         visual
-            `pixel_values` or `pixel_values_videos`, and what its encoder takes beside it.
+            `pixel_values` or `pixel_values_videos`, and what the processor returned beside it.
 
         Raises
         ------
@@ -123,10 +124,12 @@ class BlockCausalModel(torch.nn.Module):
     def _show(self, kind: str, input_ids: torch.Tensor, visual: dict[str, torch.Tensor]) -> None:
         """Encode pictures or videos, and note where in the prompts they are."""
         call, placeholder = FEATURES[kind]
+        placing = {name: visual.pop(name) for name in PLACING if name in visual}
         if self._several:
             types = (input_ids == self.config.image_token_id) + 2 * (input_ids == self.config.video_token_id)
+            placing = {"mm_token_type_ids": types, **placing}
             grids = {name: value for name, value in visual.items() if name.endswith("grid_thw")}
-            self._places = self._find_places(input_ids, mm_token_type_ids=types, **grids)[0]  # type: ignore[misc]
+            self._places = self._find_places(input_ids, **placing, **grids)[0]  # type: ignore[misc]
         encoded = getattr(self.model, call)(visual.pop(kind), **visual).pooler_output
         features = torch.cat([row.flatten(0, -2) for row in encoded]).to(self.device)
         placed = input_ids == getattr(self.config, placeholder)

@@ -59,6 +59,9 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         image_sizes: torch.Tensor | None = None,
         image_grid_thw: torch.Tensor | None = None,
         video_grid_thw: torch.Tensor | None = None,
+        batch_num_images: torch.Tensor | None = None,
+        mm_token_type_ids: torch.Tensor | None = None,
+        second_per_grid_ts: torch.Tensor | None = None,
         **more: Any,
     ) -> Any:
         """Fill a canvas behind each prompt.
@@ -67,11 +70,20 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         ----------
         prompt, input_ids, attention_mask, gen_length, editing_threshold, more
             As `LLaDA2Pipeline` takes them.
-        pixel_values, pixel_values_videos, image_sizes, image_grid_thw, video_grid_thw
+        pixel_values, pixel_values_videos, image_sizes, image_grid_thw, video_grid_thw, batch_num_images,
+        mm_token_type_ids, second_per_grid_ts
             As the processor returns them.
         """
-        given = {"pixel_values": pixel_values, "pixel_values_videos": pixel_values_videos, "image_sizes": image_sizes}
-        given |= {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
+        given = {
+            "pixel_values": pixel_values,
+            "pixel_values_videos": pixel_values_videos,
+            "image_sizes": image_sizes,
+            "image_grid_thw": image_grid_thw,
+            "video_grid_thw": video_grid_thw,
+            "batch_num_images": batch_num_images,
+            "mm_token_type_ids": mm_token_type_ids,
+            "second_per_grid_ts": second_per_grid_ts,
+        }
         device, fill = self.model.device, cast(Any, super()).__call__
         visual = {name: value.to(device) for name, value in given.items() if value is not None}
         call = {**more, "gen_length": gen_length, "editing_threshold": editing_threshold}

@@ -53,10 +53,22 @@ def test_read_word_by_word_it_is_the_model_itself(shown):
         assert torch.allclose(wrapped(shown["input_ids"]).logits, true, atol=1e-4)
 
 
+def test_seconds_between_frames_decide_positions():
+    qwen, ids = model(), torch.tensor([[4, 58, *[VIDEO] * 8, 59, 5, 6, 7]])
+    pixels = torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
+    given = {"video_grid_thw": torch.tensor([[2, 4, 4]]), "mm_token_type_ids": 2 * (ids == VIDEO).int()}
+    given |= {"pixel_values_videos": pixels, "second_per_grid_ts": torch.tensor([0.5])}
+    true = qwen(input_ids=ids, **given, attention_mask=torch.ones_like(ids)).logits
+    wrapped = canvas.BlockCausalModel(qwen, 1)
+    with torch.no_grad(), wrapped.seeing(ids, **given):
+        assert torch.allclose(wrapped(ids).logits, true, atol=1e-4)
+
+
 def test_methods_are_exact_on_it(shown):
     pipe = BlockDiffusionPipeline(canvas.BlockCausalModel(model(), 8), BlockRefinementScheduler(block_length=8))
     pipe.set_progress_bar_config(disable=True)
-    call = {**shown, "gen_length": 24, "num_inference_steps": 8, "threshold": 2.0, "mask_token_id": examples.MASK}
+    call = {**shown, "mm_token_type_ids": (shown["input_ids"] == IMAGE).int(), "gen_length": 24}
+    call |= {"num_inference_steps": 8, "threshold": 2.0, "mask_token_id": examples.MASK}
     plain = pipe(**call, output_type="seq").sequences
     other = {**call, "pixel_values": call["pixel_values"].flip(0)}
     assert not torch.equal(pipe(**other, output_type="seq").sequences, plain), "it does see"

@@ -78,6 +78,16 @@ def test_placeholders_and_visual_tokens_must_be_equally_many(loaded, inputs):
         loaded[0](**{**inputs, "input_ids": broken}, **PLAIN)
 
 
+@pytest.mark.parametrize("count", (1, 2))
+def test_pictures_are_taken_as_the_processor_gives_them(loaded, asked, count):
+    """One comes in tiles, several do not."""
+    pipe, processor = loaded
+    pictures = [each.frames[0] for each in asked[:count]]
+    inputs = processor(images=pictures, text=count * "<image>" + asked[0].question)
+    assert inputs["batch_num_images"].tolist() == [count]
+    assert pipe(**inputs, gen_length=32, **PLAIN).sequences.shape == (1, 32)
+
+
 def test_pictures_are_a_function_of_their_seed_and_those_held_out_are_never_trained_on():
     sprites = sprites_of(zoo.path("tiny-onevision"))
     one, again = (listed_world.draw_listing(3, sprites=sprites) for _ in range(2))
