@@ -88,7 +88,7 @@ class Session(Generic[A]):
     around
         Entered around every run.
     lock
-        Of the thread whose call of `generate` it is.
+        Of the thread whose call it is.
     """
 
     target: Any
@@ -101,14 +101,14 @@ class Session(Generic[A]):
     _stack: ExitStack | None
     _held: list[Any]
     _removed: bool
-    _running: int | None  # the thread of the run
+    _running: bool
 
     def __init__(self, plan: Plan, adapter: A) -> None:
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory, self.around, self.lock = {}, [], threading.RLock()
         self._stack, self._held = None, []
-        self._removed, self._running = False, None
+        self._removed = self._running = False
         try:
             for part in adapter.parts():
                 self.hold(part)
@@ -192,36 +192,42 @@ class Session(Generic[A]):
         A run within a run belongs to the outer one. Raises an `ActiveSessionError` in the middle of that of another
         thread.
         """
-        self._check_turn()
-        if self._running:
-            yield
-            return
-        self.report.start()
-        self._running, began = threading.get_ident(), time.perf_counter()
-        try:
-            with ExitStack() as stack:
-                for enter in self.around:
-                    stack.enter_context(enter())
+        with self._turn():
+            if self._running:
                 yield
-                self.report.wall_seconds = time.perf_counter() - began
-        finally:
-            self._running = None
+                return
+            self.report.start()
+            self._running, began = True, time.perf_counter()
+            try:
+                with ExitStack() as stack:
+                    for enter in self.around:
+                        stack.enter_context(enter())
+                    yield
+                    self.report.wall_seconds = time.perf_counter() - began
+            finally:
+                self._running = False
 
-    def _check_turn(self) -> None:
-        if self._running not in (None, threading.get_ident()):
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Have the target to this thread, or raise an `ActiveSessionError` where another has it."""
+        if not self.lock.acquire(blocking=False):
             raise ActiveSessionError(
                 f"{type(self.target).__name__} is in the middle of another call, and serves one at a time: wait for"
                 " that call, or accelerate a second one with parts of its own"
             )
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.adapter.call_is_run:
             return self.target(*args, **kwargs)
-        self._check_turn()
-        for method in self.plan.methods if self.active else ():
-            method.prepare(self, args, kwargs)
-        with self.run():
-            return self.target(*args, **kwargs)
+        with self._turn():
+            for method in self.plan.methods if self.active else ():
+                method.prepare(self, args, kwargs)
+            with self.run():
+                return self.target(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("target", "adapter"):  # not built yet: raise instead of recursing

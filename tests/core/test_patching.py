@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -279,6 +280,35 @@ def test_every_method_is_told_of_a_call_before_the_run_begins():
         assert session("x", steps=2) == "picture" and session.report.forwards == 0 < session.report.wall_seconds
         told = [("prepare", name, ("x",), {"steps": 2}, 7) for name in ("one", "two")]
         assert notes == [*told, ("call", ("x",), {"steps": 2})]
+
+
+def test_a_call_has_its_turn_from_before_methods_prepare_it():
+    found = []
+
+    def asked():
+        try:
+            found.append(session())
+        except ActiveSessionError as error:
+            found.append(str(error))
+
+    def in_another_thread(function):
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    class Measures(Noted):
+        def prepare(self, session, args, kwargs):
+            if args:
+                in_another_thread(asked)
+            if args == ("bad",):
+                raise ValueError("in prepare")
+
+    with accelerated(Pipe([], Writer()), Measures("one", [])) as session:
+        assert session("good") == "picture"
+        with pytest.raises(ValueError, match="in prepare"):
+            session("bad")
+        in_another_thread(asked)
+    assert ["in the middle of another call" in said for said in found] == [True, True, False]
 
 
 def test_a_call_that_is_no_run_leaves_the_report_alone():

@@ -1,5 +1,6 @@
 """The one knob."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.errors import ActiveSessionError, SettingError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.tuning.curve import point
 from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention, auto, examples
@@ -255,6 +256,30 @@ def test_measuring_that_breaks_off_is_begun_again(wan, monkeypatch):
         fast(**call)
         assert fast.plan.methods != (auto(min_psnr=20),) and fast.plan.measured
     assert "forward" not in vars(pipe.transformer)
+
+
+def test_another_thread_is_refused_while_the_first_call_is_measured(wan):
+    pipe, call = wan
+    said = []
+
+    def second():
+        try:
+            fast(**call)
+            said.append("it ran")
+        except ActiveSessionError as error:
+            said.append(str(error))
+
+    def meanwhile(pipe, step, timestep, kwargs):
+        if not said:
+            other = threading.Thread(target=second)
+            other.start()
+            other.join()
+        return kwargs
+
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.2)) as fast:
+        fast(**{**call, "num_inference_steps": 10}, callback_on_step_end=meanwhile)
+        assert fast.plan.measured
+    assert len(said) == 1 and "in the middle of another call" in said[0]
 
 
 def arguments_of_two(call):
