@@ -93,8 +93,16 @@ def prompts(name: str, count: int, seed: int = 0, **choice: Any) -> list[str]:
     """`count` different prompts that the model understands, a pure function of the seed.
 
     `choice` narrows them down, where a model offers it: `zoo.prompts("tiny-wan", 8, things=2, moving=1)`.
+
+    Raises
+    ------
+    SettingError
+        If it understands fewer.
     """
-    return list(_module(name).prompts(path(name), count, seed, **choice))
+    found = list(_module(name).prompts(path(name), count, seed, **choice))
+    if len(found) < count:
+        raise SettingError(f"count={count}: {name} understands no more prompts than {len(found)}, ask for fewer")
+    return found
 
 
 def questions(name: str, count: int, seed: int = 0, **choice: Any) -> list[Any]:

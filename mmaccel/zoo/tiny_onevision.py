@@ -18,6 +18,7 @@ from .frames import OnevisionProcessor
 from .weights import load_pretrained
 
 QUESTIONS_A_CLIP = 4
+REPEATED = 800  # questions in a row that were all asked before: by then there are hardly any others
 
 
 class VideoQuestion(NamedTuple):
@@ -51,12 +52,14 @@ def load_processor(folder: Path) -> OnevisionProcessor:
 
 
 def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
-    """Different questions that the model understands."""
-    seen = set[str]()
+    """Different questions that the model understands; fewer than `count` where clips bring no others."""
+    seen, repeated = set[str](), 0
     for row in _endless(folder, seed):
-        if len(seen) == count:
+        if len(seen) == count or repeated == REPEATED:
             return
+        repeated += 1
         if row.question not in seen:
+            repeated = 0
             seen.add(row.question)
             yield row.question
 

@@ -125,6 +125,18 @@ def test_questions_that_are_offered_differ(drawn):
     assert drawn[0][0] == ([7, 0, 1], True) and list(tiny_onevision.prompts("folder", 0, 7)) == []
 
 
+def test_questions_end_where_clips_bring_no_others(drawn):
+    assert list(tiny_onevision.prompts("folder", 3, 7)) == ["q0", "q1"]
+    assert len(drawn) < 500
+
+
+@pytest.mark.parametrize("name", ("tiny-canvas", "tiny-reader"))
+def test_more_prompts_than_there_are_is_said(name):
+    assert len(zoo.prompts(name, 1)) == 1
+    with pytest.raises(SettingError, match=f"count=2: {name} understands no more prompts than 1, ask for fewer"):
+        zoo.prompts(name, 2)
+
+
 def test_the_zoo_passes_the_choice_on(monkeypatch):
     calls = []
 
