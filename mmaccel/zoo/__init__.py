@@ -6,7 +6,7 @@ Example
 -------
 >>> from mmaccel import zoo
 >>> zoo.names()
-('tiny-janus', 'tiny-wan')
+('tiny-janus', 'tiny-wan', 'tiny-onevision', 'tiny-canvas', 'tiny-reader', 'tiny-amused', 'tiny-far')
 >>> model, processor = zoo.load("tiny-janus")
 >>> inputs = processor(text="red heart", generation_mode="image", return_tensors="pt")
 >>> tokens = model.generate(**inputs, generation_mode="image")  # doctest: +SKIP
@@ -77,7 +77,8 @@ def load(name: str) -> Any:
 
     Returns
     -------
-    ``(model, processor)`` for transformers models, the pipeline for diffusers', in float32 on the CPU.
+    ``(model, processor)`` for transformers models, the pipeline for diffusers', in float32 on the CPU; of `tiny-canvas`
+    the pipeline and the processor of its pictures.
 
     Raises
     ------
@@ -144,8 +145,16 @@ def reference(name: str) -> tuple[list[str], torch.Tensor]:
     """Captions and image tokens `[n, N]` of real pictures that the model was not trained on.
 
     Quality is measured against them.
+
+    Raises
+    ------
+    SettingError
+        If the model has none.
     """
-    with safe_open(path(name) / "reference.safetensors", framework="pt") as file:
+    pictures = path(name) / "reference.safetensors"
+    if not pictures.is_file():
+        raise SettingError(f"{name} has no reference pictures, unlike tiny-janus")
+    with safe_open(pictures, framework="pt") as file:
         return json.loads(file.metadata()["captions"]), file.get_tensor("tokens").long()
 
 

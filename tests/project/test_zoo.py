@@ -218,6 +218,8 @@ def test_models_answer_or_draw():
     assert kinds == {"tiny-janus": "image", **clips, **answering, **canvases}
     with pytest.raises(SettingError, match="tiny-janus answers no questions, unlike tiny-onevision, tiny-canvas"):
         zoo.questions("tiny-janus", 1)
+    with pytest.raises(SettingError, match="tiny-amused has no reference pictures, unlike tiny-janus"):
+        zoo.reference("tiny-amused")
 
 
 @pytest.mark.parametrize("error", (ValueError, OSError))
