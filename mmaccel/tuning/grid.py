@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from ..errors import SettingError
@@ -13,9 +12,22 @@ from ..plan import plan
 
 Grid = Mapping[str, Iterable[Any]] | Iterable[Method]
 
-# The default setting to vary is the first of these that a method has. Shares of the work are tried at
+# The default setting to vary is the first of these that a method is given. Shares of the work are tried at
 # these values, or around a default that lies above them; everything else at multiples of its default.
-KNOBS = ("budget", "keep", "threshold", "window", "interval", "block", "spatial", "factor", "bound", "anchor", "drafts")
+KNOBS = (
+    "budget",
+    "keep",
+    "tokens",
+    "threshold",
+    "window",
+    "interval",
+    "block",
+    "spatial",
+    "factor",
+    "bound",
+    "anchor",
+    "drafts",
+)
 SHARES = {"budget": (0.2, 0.35, 0.5, 0.7), "keep": (0.1, 0.15, 0.25, 0.5)}
 PARTS = (0.7, 0.85, 1, 1.2)
 MULTIPLES = (0.5, 1, 2, 4)
@@ -62,13 +74,13 @@ def _changed(base: Method, changes: dict[str, Any]) -> Method:
 
 
 def _knob(base: Method) -> str:
-    """The setting that decides how much a method saves."""
-    names = [each.name for each in fields(base)]
-    found = next((name for name in KNOBS if name in names), None)
-    if found is None:
-        name = names[0] if names else "name"
+    """The setting that decides how much a method saves; several shares decide together."""
+    given = base.settings()
+    found = next((name for name in KNOBS if given.get(name) is not None), None)
+    if found is None or isinstance(given[found], tuple):
+        name = found or next(iter(given), "name")
         raise SettingError(
-            f"{base.name} has no setting that is known to decide how much it saves: name one and its values,"
+            f"{base} has no setting that is known to decide by one number how much it saves: name one and its values,"
             f" grid={{{name!r}: (...)}}, on the command line --setting {name}=V1,V2"
         )
     return found

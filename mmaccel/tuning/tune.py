@@ -121,7 +121,7 @@ def tune(
         A class, or an instance whose other settings stay.
     grid
         Values by setting, of which all combinations are measured, or the methods themselves. Default: four values of
-        the first of budget, keep, threshold, window, interval, block and spatial that the method has.
+        the first of budget, keep, tokens, threshold, window, interval, block and spatial that the method is given.
     target_speedup
         Measured speed-up to reach, above 1; within 3 % of it counts.
     floor

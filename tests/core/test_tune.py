@@ -23,7 +23,7 @@ from mmaccel.tuning.grid import settings_of
 from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache
 from mmaccel.video import examples as video_examples
 from mmaccel.video.command import VideoCommand
-from mmaccel.vlm import DyCoke, visual_examples
+from mmaccel.vlm import DyCoke, PrefillDrop, VidCom2, visual_examples
 
 module = importlib.import_module("mmaccel.tuning.tune")
 PSNR = Metric("psnr", "PSNR dB", "PSNR in dB", ".1f")
@@ -444,6 +444,15 @@ def test_multiples_of_a_default_are_each_measured_once(monkeypatch):
         settings_of(None, ZipAR, [])
     with pytest.raises(SettingError, match="'window': 'ab'.*give several values"):
         settings_of(None, ZipAR, {"window": "ab"})
+
+
+def test_what_limits_a_method_is_varied(monkeypatch):
+    monkeypatch.setattr("mmaccel.tuning.grid.plan", lambda target, method: None)
+    assert [each.tokens for each in settings_of(None, VidCom2(keep=None, tokens=64), None)] == [32, 64, 128, 256]
+    several = PrefillDrop(keep=(0.3, 0.1))
+    with pytest.raises(SettingError, match=r"keep=\(0.3, 0.1\)\) has no setting .* name one .* grid=\{'keep'"):
+        settings_of(None, several, None)
+    assert settings_of(None, several, {"keep": ((0.3, 0.2), 0.3)}) == [PrefillDrop(keep=(0.3, 0.2)), PrefillDrop()]
 
 
 def test_the_best_of_several_is_the_fastest_and_then_the_better_one():
