@@ -26,19 +26,19 @@ def plot(made: Comparison, goal: Goal, picked: Point | None, by_chance: bool, pa
     metric = made.metrics[0]
     rows = [row for row in made.rows if row["quality"] is not None and not row["idle"]]
     methods = [row for row in rows if row["kind"] == "method"]
-    varied = _varied([row["settings"] for row in methods])
-    marks = [_mark(row, _label(row, varied, picked)) for row in methods]
     simple = [
         _mark(row, ", ".join(str(v) for v in row["settings"].values())) for row in rows if row["kind"] == "simple"
     ]
-    name = methods[0]["method"] if methods else "nothing engaged"
-    lines = [Series(name if simple else "", tuple(marks))]
+    names = list(dict.fromkeys(row["method"] for row in methods))
+    named = len(names) > 1 or bool(simple)
+    lines = [_series([row for row in methods if row["method"] == name], named, picked) for name in names]
     if simple:
         unit = next(row["method"] for row in rows if row["kind"] == "simple")
         lines.append(Series(unit, tuple(simple), "simple"))
     plain = made.rows[0]["quality"] if not metric.higher_is_better else None
+    title = f"{', '.join(names) or 'nothing engaged'} on {made.result['header']['model']}"
     around = Axes(
-        title=f"{name} on {made.result['header']['model']}{CHANCE if by_chance else ''}",
+        title=f"{title}{CHANCE if by_chance else ''}",
         quality=f"{metric.title}{'' if metric.higher_is_better else ' (lower is better)'}",
         higher_is_better=metric.higher_is_better,
         plain=plain,
@@ -47,6 +47,13 @@ def plot(made: Comparison, goal: Goal, picked: Point | None, by_chance: bool, pa
         is_share="%" in metric.form,
     )
     return draw(lines, around, path)
+
+
+def _series(rows: list[dict[str, Any]], named: bool, picked: Point | None) -> Series:
+    """The settings of one method."""
+    varied = _varied([row["settings"] for row in rows])
+    marks = tuple(_mark(row, _label(row, varied, picked)) for row in rows)
+    return Series(rows[0]["method"] if named and varied else "", marks)
 
 
 def _mark(row: dict[str, Any], label: str) -> Mark:
@@ -60,6 +67,7 @@ def _varied(settings: list[dict[str, Any]]) -> list[str]:
     )
 
 
-def _label(row: dict[str, Any], varied: list[str], picked: dict[str, Any] | None) -> str:
+def _label(row: dict[str, Any], varied: list[str], picked: Point | None) -> str:
     text = ", ".join(f"{name} {row['settings'][name]}" for name in varied) or results.called(row)
-    return f"{text} (picked)" if picked is not None and row["settings"] == picked["settings"] else text
+    is_picked = picked is not None and (row["method"], row["settings"]) == (picked["name"], picked["settings"])
+    return f"{text} (picked)" if is_picked else text

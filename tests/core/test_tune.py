@@ -417,6 +417,17 @@ def test_a_curve_that_cannot_be_drawn_is_said_before_a_model_is_loaded(tmp_path,
     assert "no matplotlib" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_methods_of_several_classes_have_a_line_each(monkeypatch, wan, tmp_path):
+    figures = [(1.2, 40.0), (1.6, 35.0), (1.4, 30.0)]
+    monkeypatch.setattr(module, "compare", lambda target, *methods, **_: made(methods, figures))
+    grid = [EasyCache(0.05), EasyCache(0.1), TeaCache(0.1)]
+    found = mmaccel.tune(wan[0], EasyCache, grid=grid, target_speedup=1.5, prompt="x")
+    axes = plot.plot(found.comparison, found.goal, found.picked, found.by_chance, tmp_path / "x.png").axes[0]
+    drawn = {text.get_text() for text in axes.texts}
+    assert {"video.EasyCache", "threshold 0.05", "threshold 0.1 (picked)", "video.TeaCache()"} <= drawn
+    assert axes.get_title() == "video.EasyCache, video.TeaCache on a model"
+
+
 def test_endings_in_capitals_are_the_same(measured, tmp_path):
     found = measured((1.2, 40.0), (1.6, 35.0), target_speedup=1.5)
     found.save(tmp_path / "PLAN.JSON")
@@ -471,12 +482,12 @@ def test_the_best_of_several_is_the_fastest_and_then_the_better_one():
 
 
 def test_a_point_of_the_plot_is_labelled_with_what_varies_and_the_pick():
-    rows = [{"settings": {"window": size, "verify": False}} for size in (2, 4)]
+    rows = [{"method": "image.ZipAR", "settings": {"window": size, "verify": False}} for size in (2, 4)]
+    pick = {"name": "image.ZipAR", "settings": rows[1]["settings"]}
     varied = plot._varied([row["settings"] for row in rows])
     assert varied == ["window"] and plot._varied([]) == []
-    assert plot._label(rows[0], varied, rows[1]) == "window 2" and plot._label(rows[1], varied, rows[1]) == (
-        "window 4 (picked)"
-    )
+    assert [plot._label(row, varied, pick) for row in rows] == ["window 2", "window 4 (picked)"]
+    assert plot._label({**rows[1], "method": "image.Other"}, varied, pick) == "window 4"
     alone = {"method": "image.ZipAR", "settings": ZipAR(window=2).settings()}
     assert plot._label(alone, [], None) == "image.ZipAR(window=2)"
     mark = plot._mark({"speedup": 4.0, "quality": 3.0, "quality_worst": 1.0}, "x")
