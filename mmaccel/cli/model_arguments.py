@@ -13,6 +13,7 @@ from ..errors import SettingError
 from ..modality import Modality, get_modality, modalities
 
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas that are in no brackets
+WORDS = {"True": "true", "False": "false", "None": "null", "none": "null"}  # of JSON, by those that people type
 
 
 def add_model(parser: argparse.ArgumentParser, default: str) -> None:
@@ -139,14 +140,14 @@ def value_of(text: str) -> Any:
 
     Examples
     --------
-    >>> value_of("0.5"), value_of("False"), value_of("refresh")
-    (0.5, False, 'refresh')
+    >>> value_of("0.5"), value_of("False"), value_of("none"), value_of("refresh")
+    (0.5, False, None, 'refresh')
     >>> value_of("(0.2, 0.1)")
     [0.2, 0.1]
     """
     if text.startswith("(") and text.endswith(")"):  # as a method is printed
         text = f"[{text[1:-1].rstrip(', ')}]"
     try:
-        return json.loads(text.replace("True", "true").replace("False", "false").replace("None", "null"))
+        return json.loads(re.sub("|".join(WORDS), lambda found: WORDS[found[0]], text))
     except (json.JSONDecodeError, RecursionError):
         return text

@@ -12,7 +12,7 @@ from ..errors import SettingError
 from ..files.output import check_writable
 from .arguments import number
 from .command import Command, add_kinds
-from .model_arguments import parse_method, value_of
+from .model_arguments import BETWEEN, parse_method, value_of
 
 SEEDS = 1
 EXAMPLES = """examples:
@@ -98,6 +98,8 @@ def grid_of(words: list[str]) -> dict[str, list[Any]]:
     --------
     >>> grid_of(["budget=0.25,0.5", "policy=refresh,groups"])
     {'budget': [0.25, 0.5], 'policy': ['refresh', 'groups']}
+    >>> grid_of(["keep=(0.3,0.2),(0.2,0.1)"])
+    {'keep': [[0.3, 0.2], [0.2, 0.1]]}
     """
     found: dict[str, list[Any]] = {}
     for word in words:
@@ -107,5 +109,5 @@ def grid_of(words: list[str]) -> dict[str, list[Any]]:
         key = key.strip()
         if key in found:
             raise SettingError(f"--setting {word}: {key} is given twice: write all its values after one =")
-        found[key] = [value_of(value) for value in dict.fromkeys(filter(None, values.split(",")))]
+        found[key] = [value_of(value) for value in dict.fromkeys(filter(None, BETWEEN.split(values)))]
     return found

@@ -173,6 +173,8 @@ def test_settings_as_they_are_typed():
         *(None, True, 3),
         *("[" * 10**5, "a=b"),
     ]
+    typed = [model_arguments.value_of(text) for text in ("none", "(none, 3)", "nonesuch")]
+    assert typed == [None, [None, 3], "nonesuch"]
 
 
 # compare and tune
@@ -246,6 +248,8 @@ def test_tune_passes_on_the_goal_and_the_values(monkeypatch):
 
 def test_values_of_settings_are_given_once():
     assert tune.grid_of([" a =1,,2,1", "b=x"]) == {"a": [1, 2], "b": ["x"]}
+    nested = tune.grid_of(["a=(1,2),(2,1),none", "b=0.3,(0.2,0.1)"])
+    assert nested == {"a": [[1, 2], [2, 1], None], "b": [0.3, [0.2, 0.1]]}
     for words in (["a=1", "a=2"], ["a=1", "a =2"], ["a"], ["a=,"]):
         with pytest.raises(SettingError, match="--setting a"):
             tune.grid_of(words)
