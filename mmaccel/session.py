@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 
 from .adapter import Adapter
 from .errors import ActiveSessionError
+from .machine import synchronize
 from .method import Method
 from .plan import Plan, resolve
 from .report import Report
@@ -162,8 +163,10 @@ class Session(Generic[A]):
         >>> print(fast.report)  # doctest: +SKIP
         """
         with self.detached():
+            synchronize()
             began = time.perf_counter()
             yield self.target
+            synchronize()
             self.report.baseline_seconds = time.perf_counter() - began
 
     @contextmanager
@@ -197,12 +200,15 @@ class Session(Generic[A]):
                 yield
                 return
             self.report.start()
-            self._running, began = True, time.perf_counter()
+            self._running = True
             try:
+                synchronize()
+                began = time.perf_counter()
                 with ExitStack() as stack:
                     for enter in self.around:
                         stack.enter_context(enter())
                     yield
+                    synchronize()
                     self.report.wall_seconds = time.perf_counter() - began
             finally:
                 self._running = False

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -280,6 +281,18 @@ def test_every_method_is_told_of_a_call_before_the_run_begins():
         assert session("x", steps=2) == "picture" and session.report.forwards == 0 < session.report.wall_seconds
         told = [("prepare", name, ("x",), {"steps": 2}, 7) for name in ("one", "two")]
         assert notes == [*told, ("call", ("x",), {"steps": 2})]
+
+
+def test_the_accelerator_is_waited_for_before_each_look_at_the_clock(monkeypatch):
+    order = []
+    clock = SimpleNamespace(perf_counter=lambda: order.append("look") or 0.0)
+    monkeypatch.setattr("mmaccel.session.time", clock)
+    monkeypatch.setattr("mmaccel.session.synchronize", lambda: order.append("wait"))
+    with accelerated(Pipe(order, Writer())) as session:
+        session()
+        with session.baseline() as plain:
+            plain()
+    assert order == ["wait", "look", ("call", (), {}), "wait", "look"] * 2
 
 
 def test_a_call_has_its_turn_from_before_methods_prepare_it():

@@ -357,3 +357,13 @@ def test_settings_that_did_not_engage_are_no_points_of_the_curve(wan, monkeypatc
         assert fast.report.baseline_seconds == 2.0
         assert {point["name"] for point in fast.plan.measured} == {"video.HeterogeneousSteps"}
         assert {point["speedup"] for point in fast.plan.measured} == {4.0}
+
+
+def test_the_accelerator_is_waited_for_before_each_look_at_the_clock(monkeypatch):
+    order, curve = [], object.__new__(_Curve)
+    monkeypatch.setattr(auto_module, "time", SimpleNamespace(perf_counter=lambda: order.append("look") or 0.0))
+    monkeypatch.setattr(auto_module, "synchronize", lambda: order.append("wait"))
+    curve.generators, curve.states, curve.args, curve.kwargs = [], [], ("run",), {}
+    curve.session = SimpleNamespace(target=order.append)
+    curve._run()
+    assert order == ["wait", "look", "run", "wait", "look"]

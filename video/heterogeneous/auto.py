@@ -14,6 +14,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.machine import synchronize
 from mmaccel.method import Advice, Method, is_number
 from mmaccel.registry import register
 from mmaccel.stepping.tensors import tensors
@@ -236,8 +237,10 @@ class _Curve:
     def _run(self) -> tuple[Any, float]:
         self.restore()
         with torch.random.fork_rng():
+            synchronize()
             began = time.perf_counter()
             output = self.session.target(*self.args, **self.kwargs)
+            synchronize()
             return output, time.perf_counter() - began
 
 
