@@ -22,12 +22,22 @@ def machine() -> dict[str, str]:
     }
 
 
-def synchronize() -> None:
-    """Wait for the accelerator before reading a clock; CUDA is never started just for that."""
+def used_devices() -> list[int]:
+    """The CUDA devices that hold something of this process, and the current one; none is started just to be asked."""
     import torch
 
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    current, count = torch.cuda.current_device(), torch.cuda.device_count()
+    return [device for device in range(count) if device == current or torch.cuda.memory_reserved(device)]
+
+
+def synchronize() -> None:
+    """Wait for the accelerators before reading a clock."""
+    import torch
+
+    for device in used_devices():
+        torch.cuda.synchronize(device)
 
 
 def _accelerator() -> str:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from tqdm import tqdm
 
-from ..machine import synchronize
+from ..machine import synchronize, used_devices
 from ..progress import looks
 from ..session import Session
 from .entry import PLAIN, Entry, Sample
@@ -148,14 +148,13 @@ class Runner:
 
 
 def _start_of_memory() -> int:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return 0
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
+    devices = used_devices()
+    for device in devices:
+        torch.cuda.reset_peak_memory_stats(device)
+    return sum(map(torch.cuda.memory_allocated, devices))
 
 
 def _peak_of_memory(before: int) -> int | None:
-    """Peak memory of a run in bytes, None where it is not counted."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    return torch.cuda.max_memory_allocated() - before
+    """Peak memory of a run in bytes, over all accelerators; None where it is not counted."""
+    devices = used_devices()
+    return sum(map(torch.cuda.max_memory_allocated, devices)) - before if devices else None

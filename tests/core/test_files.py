@@ -229,8 +229,10 @@ def test_a_machine_is_described_without_starting_an_accelerator(monkeypatch):
     said = machine.machine()
     assert list(said) == ["system", "processor", "cores", "accelerator"] and said["processor"] == machine.processor()
     waited = []
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: waited.append(1))
-    for started, calls in ((False, []), (True, [1])):
+    cuda = {"synchronize": waited.append, "device_count": lambda: 4, "current_device": lambda: 0}
+    for name, function in {**cuda, "memory_reserved": lambda device: 9 * (device == 2)}.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", function)
+    for started, calls in ((False, []), (True, [0, 2])):
         monkeypatch.setattr("torch.cuda.is_initialized", lambda started=started: started)
         machine.synchronize()
         assert waited == calls

@@ -226,3 +226,18 @@ def test_an_entry_keeps_the_peak_of_its_runs(monkeypatch):
     monkeypatch.setattr(runner, "_peak_of_memory", lambda before: 100 - before)
     made = Runner(Trial(SimpleNamespace(now=0.0), by_step()), [Entry(PLAIN, PLAIN)], (5,)).run()
     assert [sample.peak_bytes for sample in made.entries[0].samples] == [60]
+
+
+def test_memory_is_that_of_all_accelerators_in_use(monkeypatch):
+    reset = []
+    for name, function in (
+        ("reset_peak_memory_stats", reset.append),
+        ("memory_allocated", {0: 0, 1: 40}.get),
+        ("max_memory_allocated", {0: 3, 1: 100}.get),
+    ):
+        monkeypatch.setattr(runner.torch.cuda, name, function)
+    monkeypatch.setattr(runner, "used_devices", lambda: [0, 1])
+    before = runner._start_of_memory()
+    assert (before, reset, runner._peak_of_memory(before)) == (40, [0, 1], 63)
+    monkeypatch.setattr(runner, "used_devices", list)
+    assert runner._start_of_memory() == 0 and runner._peak_of_memory(0) is None
