@@ -23,7 +23,8 @@ def versions() -> dict[str, str]:
 def commit() -> dict[str, Any]:
     """The commit that this file is of, and whether what is measured is as committed; both None where git cannot say.
 
-    `docs` do not count: a benchmark writes its results there.
+    `docs` and files that git does not know do not count: benchmarks write their results there, and what is committed
+    imports nothing else.
 
     Examples
     --------
@@ -34,7 +35,8 @@ def commit() -> dict[str, Any]:
     try:
         _git("ls-files", "--error-unmatch", here.name, folder=here.parent)  # not that of an environment's surroundings
         found = _git("rev-parse", "HEAD", folder=here.parent)
-        return {"commit": found, "clean": not _git("status", "--porcelain", "--", CODE, folder=here.parent)}
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", CODE, folder=here.parent)
+        return {"commit": found, "clean": not changed}
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "clean": None}
 

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -78,6 +79,22 @@ def test_new_results_carry_the_commit_and_whether_anything_was_changed(monkeypat
 
 
 ANSWERS = {"ls-files": "version.py", "rev-parse": "36a45fe0c1d2", "status": " M mmaccel/plan.py"}
+
+
+def test_what_a_benchmark_writes_is_no_change(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # of a hook, which is about another repository
+    code, page = tmp_path / "version.py", tmp_path / "results" / "image.unfinished.json"
+    code.write_text("one")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "core.hooksPath=/dev/null")
+    for words in (("init",), ("add", code.name), (*who, "commit", "-m", "one")):
+        version._git(*words, folder=tmp_path)
+    monkeypatch.setattr(version, "__file__", str(code))
+    page.parent.mkdir()
+    page.write_text("{}")
+    assert version.commit()["clean"] is True
+    code.write_text("changed")
+    assert version.commit()["clean"] is False
 
 
 def written(path, made):
