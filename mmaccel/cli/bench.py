@@ -141,7 +141,8 @@ def run_all(arguments: argparse.Namespace) -> None:
         raise SettingError("bench all measures in one process after the other: share out one, such as bench vlm")
     failed, found, kinds = [], 0, benchmarks()
     path = arguments.page / f"all{SUFFIX}" if arguments.page else None
-    measured = Unfinished(path, results.result([])["header"], arguments.full)
+    header = {**results.result([])["header"], "threads": arguments.threads}  # None stands for each benchmark's own
+    measured = Unfinished(path, header, arguments.full)
     for number, kind in enumerate(kinds, 1):
         print(f"{number} of {len(kinds)}: {kind}", file=sys.stderr, flush=True)
         if arguments.page:

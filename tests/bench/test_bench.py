@@ -513,6 +513,25 @@ def test_all_goes_on_after_the_benchmarks_that_are_measured(tmp_path, monkeypatc
     assert not list(tmp_path.glob("*.unfinished.json"))
 
 
+def test_all_begins_anew_with_another_number_of_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "commit", lambda: HEADER)
+    monkeypatch.setattr(bench_index, "write", lambda *_: [])
+    ran = []
+
+    def once(words):
+        ran.append(words[1])
+        if words[1] == "kernels" and "--threads" not in words:
+            raise KeyboardInterrupt
+        return result(row()), ""
+
+    monkeypatch.setattr(bench_commands, "_in_a_process", once)
+    command = ["bench", "all", "--page", str(tmp_path)]
+    with contextlib.suppress(KeyboardInterrupt):
+        cli.main(command)
+    begun = list(ran)
+    assert cli.main([*command, "--threads", "1"]) == 0 and ran == begun * 2
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """`mmaccel bench image` makes one row, and a library prints meanwhile; yields the threads that were asked for."""
