@@ -11,6 +11,7 @@ from typing import Any
 from .adapter import Adapter, find_adapter
 from .errors import ConflictError, MmaccelError, UnsupportedTargetError, WeightsError, shown, unknown_name
 from .files.foreign_json import check_plain, read_json
+from .files.output import replacing
 from .method import Method
 from .presets import Preset, absent_of, presets_of
 from .registry import is_saved, saved_method
@@ -67,8 +68,9 @@ class Plan:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        """Write as JSON, whole or not at all."""
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..files.output import check_writable, replacing
+from ..files.output import check_writable
 from ..modality import modalities
 from .model_arguments import add_methods, add_model, chosen_methods, target_of
 
@@ -29,6 +29,5 @@ def run_plan(arguments: argparse.Namespace) -> None:
     made = plan(target_of(arguments), *chosen, preset=preset)
     print(made)
     if arguments.output:
-        with replacing(arguments.output) as temporary:
-            made.save(temporary)
+        made.save(arguments.output)
         print(f"saved to {arguments.output}")

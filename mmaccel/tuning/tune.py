@@ -69,17 +69,17 @@ class Tuning:
         """
         path = Path(path)
         check_format(path)
-        if path.suffix.lower() == ".html":
-            self.comparison.save(path)
-            return
-        if path.suffix.lower() == ".json" and self.plan is None:
+        kind = path.suffix.lower()
+        if kind == ".json" and self.plan is None:
             raise SettingError(f"there is no plan to save: {self.notes[0]}")
-        with replacing(path) as temporary:
-            if self.plan is not None and path.suffix.lower() == ".json":
-                self.plan.save(temporary)
-            else:
-                from .plot import plot  # needs matplotlib
+        if kind == ".html":
+            self.comparison.save(path)
+        elif self.plan is not None and kind == ".json":
+            self.plan.save(path)
+        else:
+            from .plot import plot  # needs matplotlib
 
+            with replacing(path) as temporary:
                 plot(self.comparison, self.goal, self.picked, self.by_chance, temporary)
 
     def __str__(self) -> str:

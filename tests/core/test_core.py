@@ -182,6 +182,21 @@ def test_plan_round_trip(janus, method, tmp_path):
         assert fast.plan == made
 
 
+def test_a_plan_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    made, path = Plan((FAST,), "janus"), tmp_path / "plan.json"
+    made.save(path)
+    text = path.read_text()
+
+    def no_room(self, text, **more):
+        self.write_bytes(b"{")
+        raise OSError("no room")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
+        patch.setattr(type(path), "write_text", no_room)
+        made.save(path)
+    assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
+
+
 def test_plan_keeps_the_versions_it_was_made_with(janus):
     data = mmaccel.plan(janus[0], FAST).to_dict()
     data["versions"]["torch"] = "1.0"
