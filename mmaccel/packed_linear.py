@@ -107,6 +107,8 @@ class PackedLinear(nn.Module):
 def with_packed_linears(module: nn.Module) -> nn.Module:
     """A twin of a module that shares everything with it but runs its linear layers packed.
 
+    Layers that something is hooked to keep their hooks, and are not packed.
+
     The module itself is not changed, and later changes of its weights are seen by the twin, but for those made within
     `weight.data`, which torch does not count.
 
@@ -117,7 +119,7 @@ def with_packed_linears(module: nn.Module) -> nn.Module:
     ...     torch.allclose(with_packed_linears(layer)(torch.ones(2, 64)), layer(torch.ones(2, 64)), atol=1e-6)
     True
     """
-    return with_linears(module, PackedLinear)
+    return with_linears(module, lambda layer: twin_of(layer) if _is_hooked(layer) else PackedLinear(layer))
 
 
 def with_linears(module: nn.Module, replace: Callable[[nn.Linear], nn.Module]) -> nn.Module:
@@ -134,6 +136,10 @@ def with_linears(module: nn.Module, replace: Callable[[nn.Linear], nn.Module]) -
     children = {name: child and with_linears(child, replace) for name, child in module._modules.items()}
     twin.__dict__["_modules"] = children
     return twin
+
+
+def _is_hooked(layer: nn.Linear) -> bool:
+    return bool(layer._forward_pre_hooks or layer._forward_hooks)
 
 
 # The ends of the names of a module's dictionaries of hooks.

@@ -122,6 +122,16 @@ def test_inputs_that_want_gradients_get_them():
     assert torch.allclose(x.grad, linear.weight.sum(0).expand(2, 4))
 
 
+@pytest.mark.parametrize("place", ("register_forward_hook", "register_forward_pre_hook"))
+@torch.no_grad()
+def test_a_layer_with_a_hook_keeps_it(layers, place):
+    seen, x = [], torch.randn(3, 48)
+    getattr(layers[0], place)(lambda layer, *_: seen.append(layer))
+    twin = with_packed_linears(layers)
+    assert torch.allclose(twin(x), layers(x), atol=1e-6) and len(seen) == 2
+    assert seen[0] is twin[0] is not layers[0] and isinstance(twin[2], PackedLinear)
+
+
 def test_layers_of_other_classes_and_compiled_ones_stay_as_they_are(monkeypatch):
     class Own(torch.nn.Linear):
         pass
