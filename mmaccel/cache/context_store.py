@@ -85,7 +85,7 @@ class ContextStore:
             raise ValueError(f"ContextStore(gigabytes={gigabytes}): gigabytes must be above 0")
         self.folder, self.limit = folder, int(gigabytes * GIGA)
         self.troubles: list[str] = []
-        self._known: dict[tuple[str, int], Entry | None] = {}  # by name and size, so that a header is read once
+        self._known: dict[tuple[str, int, int], Entry | None] = {}  # by name, inode and size: a header is read once
 
     def find(self, model: str, stops: dict[str, int]) -> tuple[Entry, int] | None:
         """The entry of a model that shares most tokens with a prompt, and how many; None if none does.
@@ -110,7 +110,8 @@ class ContextStore:
         known = {}
         for path in sorted(self.folder.glob(NAMES)):
             with contextlib.suppress(OSError):  # deleted by another process, or not ours to read
-                key = path.name, path.stat().st_size
+                stat = path.stat()
+                key = path.name, stat.st_ino, stat.st_size
                 known[key] = self._known[key] if key in self._known else self._entry(path)
         self._known = known
         return [entry for entry in known.values() if entry is not None]

@@ -66,6 +66,18 @@ def test_an_entry_that_goes_while_it_is_opened_is_no_trouble(store, monkeypatch)
     assert not store.troubles and only_file(store).exists()
 
 
+def test_an_entry_that_another_process_wrote_anew_is_read_anew(store):
+    """With a file of the same name and size."""
+    one, other = ([tuple(torch.full((1, 2, 2), fill) for _ in range(2))] for fill in (1.0, 1.5))
+    store.write("m", {"a": 2}, one)
+    size = only_file(store).stat().st_size
+    assert store.find("m", {"a": 2})
+    ContextStore(store.folder, 1).write("m", {"a": 2}, other)
+    assert only_file(store).stat().st_size == size
+    ((key, _),) = store.read(store.find("m", {"a": 2})[0])
+    assert key.unique().tolist() == [1.5] and not store.troubles
+
+
 def test_another_model_is_told(store):
     store.write("m", {"a": 8}, states())
     assert store.find("n", {"a": 8}) is None
