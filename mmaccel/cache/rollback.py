@@ -125,9 +125,9 @@ class RollbackLayer(CacheLayerMixin):
 class RollbackCache(Cache):
     """A preallocated cache with free rollback, for `generate` of any full-attention transformers model.
 
-    Two ways to write. By default states are appended at a pointer, and :meth:`crop` or :meth:`rollback`
-    move it back. With :meth:`place`, each row of the next forward writes to slots of its own, so that rows
-    of a batch can be at different lengths; the caller then passes the attention mask.
+    Two ways to write. By default states are appended at a pointer, and :meth:`crop` moves it back. With
+    :meth:`place`, each row of the next forward writes to slots of its own, so that rows of a batch can be at
+    different lengths; the caller then passes the attention mask.
 
     Parameters
     ----------
@@ -169,16 +169,6 @@ class RollbackCache(Cache):
     def append(self) -> None:
         """Go back to writing at the pointer."""
         self.writing.slots = None
-
-    def mark(self) -> int:
-        """A place to roll back to."""
-        return self.length
-
-    def rollback(self, mark: int) -> None:
-        """Forget everything written after `mark`; no data moves."""
-        if not 0 <= mark <= self.length:
-            raise ValueError(f"cannot roll back to {mark}: the cache holds {self.length} tokens")
-        self.crop(mark - self.length)
 
     def seek(self, length: int) -> None:
         """Put the pointer anywhere within what was allocated, also ahead, over slots written by :meth:`place`."""

@@ -124,21 +124,20 @@ def small(capacity=None, layers=2):
     return RollbackCache(LlamaConfig(**{**SIZES, "num_hidden_layers": layers}), capacity)
 
 
-def test_mark_and_rollback():
+def test_what_is_taken_back_is_written_over():
     cache = small()
     assert cache.length == 0 and cache.nbytes() == 0 and len(cache.layers) == 2
     for layer in range(2):
         cache.update(*states(1, 5), layer)
-    mark = cache.mark()
     for layer in range(2):
         keys, values = cache.update(*states(1, 3, 77), layer)
         assert keys[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 77, 77, 77]
         assert torch.equal(values, 10 * keys)
-    cache.rollback(mark)
-    assert mark == cache.length == 5 and cache.layers[1].length == 5
+    cache.crop(-3)
+    assert cache.length == 5 and cache.layers[1].length == 5
     keys, _ = cache.update(*states(1, 1, 9), 0)
     assert keys[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 9]
-    cache.rollback(0)
+    cache.crop(-6)
     assert cache.length == 0 and all(layer.length == 0 for layer in cache.layers)
 
 
@@ -146,7 +145,7 @@ def test_rollback_moves_no_data():
     cache = small(capacity=16)
     cache.update(*states(1, 8), 0)
     buffer = cache.layers[0].keys
-    cache.rollback(3)
+    cache.crop(-5)
     view, _ = cache.update(*states(1, 2, 5), 0)
     assert cache.layers[0].keys is buffer and view.data_ptr() == buffer.data_ptr()
     assert view.shape[2] == 5
@@ -163,15 +162,6 @@ def test_crop_takes_the_sign_of_transformers():
         cache.crop(1)
     cache.crop(-100)
     assert cache.length == 0
-
-
-@pytest.mark.parametrize("mark", (-1, 7))
-def test_rollback_to_nowhere(mark):
-    cache = small()
-    cache.update(*states(1, 6), 0)
-    with pytest.raises(ValueError, match=f"roll back to {mark}.*6 tokens"):
-        cache.rollback(mark)
-    assert cache.length == 6
 
 
 def test_growth_keeps_what_was_written():
@@ -192,7 +182,7 @@ def test_fixed_capacity():
     with pytest.raises(ValueError, match=r"capacity=4.*5 slots.*None"):
         cache.update(*states(1, 1), 0)
     assert cache.length == 4, "a refused write must not move the pointer"
-    cache.rollback(2)
+    cache.crop(-2)
     assert cache.update(*states(1, 2), 0)[0].shape[2] == 4
     for capacity in (0, -1):
         with pytest.raises(ValueError, match=f"capacity={capacity}.*at least 1"):
