@@ -16,7 +16,8 @@ from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.tensors import tensors
 
 from .families.adapter import PipelineSession, has_frame_samplers
-from .steps import Follower, Forward, Stepper, levels_of
+from .samplers import levels_of
+from .steps import Follower, Forward, Stepper
 
 
 class FrameFollower(Follower):

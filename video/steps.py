@@ -24,6 +24,7 @@ from mmaccel.stepping.run import SamplerRun
 
 from .families.adapter import PipelineSession
 from .families.families import arguments, latents_of
+from .samplers import first_step, levels_of, made_steps
 
 Forward = Callable[..., Any]
 # More forward passes than a step of any pipeline makes: so many say that the pipeline steps another sampler.
@@ -243,43 +244,6 @@ class Follower:
         if changed:
             return f"{changed} was changed after accelerate(): remove() the session, and call accelerate() again"
         return f"{type(self.session.target).__name__} does not step pipe.scheduler"
-
-
-def made_steps(pipe: Any) -> int:
-    """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run."""
-    times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", None)
-    if not isinstance(end, float) or not 0 < end < 1:
-        return len(times)
-    trained = pipe.scheduler.config.num_train_timesteps
-    return int((times >= round(trained - end * trained)).sum())
-
-
-def levels_of(scheduler: Any) -> list[float]:
-    """Noise levels of the steps, and the end of the last one; for other samplers shares of time."""
-    timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
-    if is_flow(scheduler) and sigmas is not None and len(sigmas) == len(timesteps) + 1:
-        return [float(sigma) for sigma in sigmas]
-    trained = getattr(scheduler.config, "num_train_timesteps", None)
-    if trained is None:  # Wuerstchen's time runs from 1 to 0, where no step begins
-        return [float(t) for t in timesteps]
-    return [*(float(t) / trained for t in timesteps), 0.0]
-
-
-def first_step(scheduler: Any, timestep: Any) -> int:
-    """Index of the step that a run begins with, at the timestep that the denoiser is given.
-
-    Not all samplers keep it: of DDIM the timestep itself has to be found among the sampler's.
-    """
-    begin = getattr(scheduler, "begin_index", None)
-    if begin is not None or timestep is None:
-        return begin or 0
-    at = torch.as_tensor(timestep).max().item()  # a first frame that is held has one of 0
-    return next((i for i, t in enumerate(scheduler.timesteps.tolist()) if t == at), 0)
-
-
-def is_flow(scheduler: Any) -> bool:
-    """Whether its noise levels are those of flow matching, along which a sample moves by its velocity."""
-    return getattr(scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(scheduler, "scale_noise")
 
 
 def count_forwards(stepper: Stepper, done: float) -> None:

@@ -22,7 +22,7 @@ from mmaccel.errors import ActiveSessionError, ConflictError, UnsupportedTargetE
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
-from mmaccel.video.steps import first_step, levels_of
+from mmaccel.video.samplers import first_step, levels_of
 
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 BUILD = {"base_dim": 3, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}

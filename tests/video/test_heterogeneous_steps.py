@@ -26,7 +26,7 @@ from mmaccel.video import HeterogeneousSteps, examples, trace_of
 from mmaccel.video.heterogeneous import heterogeneous_steps, partial
 from mmaccel.video.heterogeneous import run as module
 from mmaccel.video.heterogeneous.run import pinned_tokens
-from mmaccel.video.heterogeneous.samplers import is_one_step, is_repeatable
+from mmaccel.video.samplers import is_one_step, is_repeatable
 
 ONLY_STEPS = {"fraction": 0.0}
 

@@ -14,7 +14,8 @@ from mmaccel.stepping.run import SamplerRun
 
 from ..families.adapter import WHOLE_STEPS, PipelineSession
 from ..families.families import latents_of
-from ..steps import Forward, is_flow
+from ..samplers import is_flow
+from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
 
 

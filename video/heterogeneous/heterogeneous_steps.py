@@ -24,10 +24,9 @@ from ..families.adapter import (
 from ..families.context_parallel import refuse_split
 from ..following import follow
 from ..private import check_no_cache
-from ..steps import is_flow
+from ..samplers import is_flow, is_repeatable
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
-from .samplers import is_repeatable
 
 POLICIES = ("refresh", "groups")
 CHOICES = ("hottest", "random")

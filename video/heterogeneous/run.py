@@ -19,10 +19,10 @@ from mmaccel.stepping.tensors import count_bytes
 from ..families.adapter import PipelineSession, token_grid
 from ..families.context_parallel import agreed
 from ..families.families import bound, layout_of
+from ..samplers import is_one_step, is_repeatable, straight
 from ..steps import Forward, Stepper, count_forwards
 from ..trace import Trace
 from .partial import PartialForward
-from .samplers import is_one_step, is_repeatable, straight
 
 if TYPE_CHECKING:
     from .heterogeneous_steps import HeterogeneousSteps

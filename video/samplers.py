@@ -1,0 +1,85 @@
+"""Properties of diffusers' samplers: their noise levels, and what their steps draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmaccel.stepping.replay import Make
+from mmaccel.stepping.tensors import map_tensors, tensors
+
+# Samplers whose step is a function of their state and of what they are given, with nothing drawn.
+REPEATABLE = (
+    "FlowMatchEulerDiscreteScheduler",
+    "UniPCMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DEISMultistepScheduler",
+    "HeliosScheduler",
+)
+
+
+def made_steps(pipe: Any) -> int:
+    """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run."""
+    times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", None)
+    if not isinstance(end, float) or not 0 < end < 1:
+        return len(times)
+    trained = pipe.scheduler.config.num_train_timesteps
+    return int((times >= round(trained - end * trained)).sum())
+
+
+def levels_of(scheduler: Any) -> list[float]:
+    """Noise levels of the steps, and the end of the last one; for other samplers shares of time."""
+    timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
+    if is_flow(scheduler) and sigmas is not None and len(sigmas) == len(timesteps) + 1:
+        return [float(sigma) for sigma in sigmas]
+    trained = getattr(scheduler.config, "num_train_timesteps", None)
+    if trained is None:  # Wuerstchen's time runs from 1 to 0, where no step begins
+        return [float(t) for t in timesteps]
+    return [*(float(t) / trained for t in timesteps), 0.0]
+
+
+def first_step(scheduler: Any, timestep: Any) -> int:
+    """Index of the step that a run begins with, at the timestep that the denoiser is given.
+
+    Not all samplers keep it: of DDIM the timestep itself has to be found among the sampler's.
+    """
+    begin = getattr(scheduler, "begin_index", None)
+    if begin is not None or timestep is None:
+        return begin or 0
+    at = torch.as_tensor(timestep).max().item()  # a first frame that is held has one of 0
+    return next((i for i, t in enumerate(scheduler.timesteps.tolist()) if t == at), 0)
+
+
+def is_flow(scheduler: Any) -> bool:
+    """Whether its noise levels are those of flow matching, along which a sample moves by its velocity."""
+    return getattr(scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(scheduler, "scale_noise")
+
+
+def is_repeatable(scheduler: Any) -> bool:
+    """Whether steps of this sampler can be repeated from the state before them."""
+    config = scheduler.config
+    draws = config.get("stochastic_sampling") or "sde" in str(config.get("algorithm_type"))
+    draws = draws or config.get("scheduler_type") == "dmd"
+    known = any(cls.__name__ in REPEATABLE for cls in type(scheduler).__mro__)
+    return known and not draws and config.get("solver_p") is None
+
+
+def is_one_step(scheduler: Any) -> bool:
+    """Whether a step of this sampler depends on nothing but where it starts."""
+    return is_repeatable(scheduler) and scheduler.config.get("solver_order", 1) == 1
+
+
+def straight(make: Make, length: float) -> Make:
+    """A step of any sampler of flow matching, as Euler's over the difference of its noise levels.
+
+    The sampler makes its own step too, and so keeps count.
+    """
+
+    def step(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
+        moved = sample.float() + length * velocity.float()
+        result = make(velocity, sample)
+        ends = iter([moved.to(next(tensors(result)).dtype)])
+        return map_tensors(lambda x: next(ends, x), result)
+
+    return step
