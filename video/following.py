@@ -79,13 +79,15 @@ class FrameFollower(Follower):
         return result
 
 
-def overwriting(original: Forward, output: torch.Tensor, timestep: Any, sample: torch.Tensor, **given: Any) -> Any:
+def overwriting(
+    original: Forward, model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, **given: Any
+) -> Any:
     """A step of a frame, which leaves the next sample where it found this one.
 
     The pipeline writes it there anyway. UniPC, which keeps the tensor of its first sample, then goes by what stands in
     it, and steps that are made again have to do so too.
     """
-    result = original(output, timestep, sample, **given)
+    result = original(model_output, timestep, sample, **given)
     sample.copy_(next(tensors(result)))
     return result
 

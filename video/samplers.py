@@ -1,13 +1,18 @@
-"""Properties of diffusers' samplers: their noise levels, and what their steps draw."""
+"""Properties of diffusers' samplers: their noise levels, and what their steps are given and draw."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import torch
 
 from mmaccel.stepping.replay import Make
 from mmaccel.stepping.tensors import map_tensors, tensors
+
+# What every step goes by; the sampler of CogVideoX that has its name from DPM-Solver is given more between them.
+STEPPED = ("model_output", "timestep", "sample")
 
 # Samplers whose step is a function of their state and of what they are given, with nothing drawn.
 REPEATABLE = (
@@ -17,6 +22,17 @@ REPEATABLE = (
     "DEISMultistepScheduler",
     "HeliosScheduler",
 )
+
+
+@functools.cache
+def step_names(cls: Any) -> tuple[str, ...]:
+    """Names of what a sampler's `step` is given, in order: of the nearest class that names all that it goes by.
+
+    A subclass may pass on whatever it is given.
+    """
+    own = (vars(base)["step"] for base in cls.__mro__ if "step" in vars(base))
+    named = (tuple(inspect.signature(step).parameters)[1:] for step in own)
+    return next((names for names in named if set(STEPPED) <= set(names)), STEPPED)
 
 
 def made_steps(pipe: Any) -> int:

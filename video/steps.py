@@ -24,7 +24,7 @@ from mmaccel.stepping.run import SamplerRun
 
 from .families.adapter import PipelineSession
 from .families.families import arguments, latents_of
-from .samplers import first_step, levels_of, made_steps
+from .samplers import first_step, levels_of, made_steps, step_names
 
 Forward = Callable[..., Any]
 # More forward passes than a step of any pipeline makes: so many say that the pipeline steps another sampler.
@@ -165,7 +165,7 @@ class Follower:
         self.shapes[run.expert] = shapes
 
     def step(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
-        if self.stepper is not None and self.repeats(kwargs["timestep"] if "timestep" in kwargs else args[1]):
+        if self.stepper is not None and self.repeats(self.named(args, kwargs)["timestep"]):
             warn(self.session.report, f"{type(self.session.target).__name__} {REPEATS}")
             self.drop()
         if self.stepper is None:
@@ -181,15 +181,20 @@ class Follower:
         step, times = self.stepper.run.step, self.scheduler.timesteps
         return 0 < step < len(times) and self.timestep == before and bool(times[step] != times[step - 1])
 
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What a call of a scheduler's `step` is given, by name."""
+        return {**dict(zip(step_names(type(self.scheduler)), args, strict=False)), **kwargs}
+
     def stepped(self, stepper: Stepper, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the stepper makes of a call of a scheduler's `step`."""
-        names = ("model_output", "timestep", "sample")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        output, timestep, sample = (given.pop(name) for name in names)
-        rest = args[3:]  # a step that may be made again keeps no more than it needs
+        names, given = step_names(type(self.scheduler))[: len(args)], self.named(args, kwargs)
+        output, sample = given.pop("model_output"), given.pop("sample")
+        rest = args[len(names) :]  # a step that may be made again keeps no more than it needs
 
         def make(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
-            return original(velocity, timestep, sample, *rest, **given)
+            whole = {**given, "model_output": velocity, "sample": sample}
+            placed = [whole.pop(name) for name in names]
+            return original(*placed, *rest, **whole)
 
         return stepper.step(make, output, sample)
 

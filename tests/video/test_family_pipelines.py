@@ -52,6 +52,18 @@ def animatediff():
     return pipe, {**TEXT, **SIZE, "latents": noise(1, 4, 2, 8, 8), "height": 64, "width": 64, "num_frames": 2}
 
 
+def cogvideo():
+    """A step of this sampler is given what the one before predicted, between the output and the timestep."""
+    pipe = diffusers.CogVideoXPipeline(
+        **dict.fromkeys(("vae", "text_encoder", "tokenizer")),
+        transformer=build("CogVideoXTransformer3DModel")[0],
+        scheduler=diffusers.CogVideoXDPMScheduler(),
+    )
+    text = {"prompt_embeds": noise(1, 8, 8), "negative_prompt_embeds": noise(1, 8, 8, seed=1)}
+    size = {"height": 64, "width": 64, "num_frames": 5}
+    return pipe, {**text, **size, **SIZE, "latents": noise(1, 2, 4, 8, 8)}
+
+
 def autoencoder(channels=4):
     sizes = {"block_out_channels": (8,) * 4, "norm_num_groups": 4}
     sizes |= {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
@@ -130,7 +142,7 @@ def modular():
     return pipe, {**text, **size, "latents": noise(1, 4, 2, 4, 4)}
 
 
-BUILD = (sdxl, animatediff, image_to_image, first_frame, prior, control, modular)
+BUILD = (sdxl, animatediff, cogvideo, image_to_image, first_frame, prior, control, modular)
 
 
 def run(target, call):

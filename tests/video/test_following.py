@@ -22,7 +22,7 @@ from mmaccel.errors import ActiveSessionError, ConflictError, UnsupportedTargetE
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
-from mmaccel.video.samplers import first_step, levels_of
+from mmaccel.video.samplers import first_step, levels_of, step_names
 
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 BUILD = {"base_dim": 3, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
@@ -193,6 +193,22 @@ def test_levels_are_those_of_the_sampler():
     for scheduler in (diffusers.DDIMScheduler(), diffusers.EulerDiscreteScheduler()):  # no flow: shares of time
         scheduler.set_timesteps(4)
         assert levels_of(scheduler) == [*(float(t) / 1000 for t in scheduler.timesteps), 0.0]
+
+
+def test_what_a_step_goes_by_is_found_by_its_name():
+    """Also where a class passes on all that it is given; one that says nothing is taken to be as usual."""
+
+    class Passing(diffusers.CogVideoXDPMScheduler):
+        def step(self, *given, **named):
+            return super().step(*given, **named)
+
+    class Wrapping:
+        def step(self, *given, **named):
+            return given
+
+    asked = ("model_output", "old_pred_original_sample", "timestep", "timestep_back", "sample")
+    assert step_names(diffusers.CogVideoXDPMScheduler)[:5] == step_names(Passing)[:5] == asked
+    assert step_names(Wrapping) == ("model_output", "timestep", "sample")
 
 
 METHODS = (video.HeterogeneousSteps(), video.EasyCache(1e6, warmup=2), video.TeaCache(1e6))

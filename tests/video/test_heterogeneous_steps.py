@@ -7,6 +7,7 @@ import diffusion_loop as loop
 import pytest
 import torch
 from diffusers import (
+    CogVideoXDPMScheduler,
     DDIMScheduler,
     DEISMultistepScheduler,
     DPMSolverMultistepScheduler,
@@ -600,6 +601,7 @@ def test_which_samplers_can_be_repeated():
         (FlowMatchEulerDiscreteScheduler(shift=3, stochastic_sampling=True), False, False),
         (DRAWING["SDE"](), False, False),
         (DDIMScheduler(), False, False),
+        (CogVideoXDPMScheduler(), False, False),
     ):
         assert (is_repeatable(scheduler), is_one_step(scheduler)) == (repeatable, one_step), scheduler.config
 
