@@ -11,7 +11,7 @@ import torch
 from mmaccel.stepping.replay import Make
 from mmaccel.stepping.tensors import map_tensors, tensors
 
-# What every step goes by; the sampler of CogVideoX that has its name from DPM-Solver is given more between them.
+# What every step goes by; CogVideoXDPMScheduler is given more between them.
 STEPPED = ("model_output", "timestep", "sample")
 
 # Samplers whose step is a function of their state and of what they are given, with nothing drawn.

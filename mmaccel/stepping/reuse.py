@@ -60,6 +60,8 @@ class StepReuse:
     ----------
     reuse
         What the first branch of the current step decided.
+    leader
+        The expert that ran that branch; in some models the others have one of their own.
     smallest
         The smallest error that was too large, for advice.
     agree
@@ -78,7 +80,7 @@ class StepReuse:
         self.make_state = make_state
         self.agree: Callable[[bool], bool] = bool
         self.first_step: int | None = None
-        self.reuse = False
+        self.reuse, self.leader = False, 0
         self.smallest = float("inf")
         self.states: dict[tuple[int, int], Any] = {}
 
@@ -87,7 +89,7 @@ class StepReuse:
         if self.first_step is None:
             self.first_step = self.run.step
         if self.leads:
-            self.reuse = False
+            self.reuse, self.leader = False, self.run.expert
 
     @property
     def state(self) -> Any:
@@ -111,7 +113,7 @@ class StepReuse:
         A branch that was not there in the last computed step (guidance for a part of the steps) is computed.
         """
         free = self.steps_since >= self.warmup and self.run.step < self.run.steps - self.cooldown
-        leader = self.states.get((self.run.expert, 0))
+        leader = self.states.get((self.leader, 0))
         return free and leader is not None and 0 <= leader.step <= self.state.step
 
     @property

@@ -250,6 +250,34 @@ def test_a_second_expert_starts_anew(method):
 
 
 @pytest.mark.parametrize("method", OWN)
+def test_a_branch_with_a_transformer_of_its_own_follows_the_prompts(method):
+    """As in Ideogram 4: guidance mixes no computed prediction with a remembered one."""
+
+    class Apart(diffusers.DiffusionPipeline):
+        def __init__(self, transformer, unconditional_transformer, scheduler):
+            super().__init__()
+            self.register_modules(
+                transformer=transformer, unconditional_transformer=unconditional_transformer, scheduler=scheduler
+            )
+
+        def __call__(self, x, text, steps=8):
+            self.scheduler.set_timesteps(steps)
+            for t in self.scheduler.timesteps:
+                prompt = self.transformer(x, t.expand(1), text, return_dict=False)[0]
+                other = self.unconditional_transformer(x, t.expand(1), text, return_dict=False)[0]
+                x = self.scheduler.step(other + 3 * (prompt - other), t, x, return_dict=False)[0]
+            return x
+
+    one, start, call = loop.pipeline(WAN)
+    two, _, _ = loop.pipeline(WAN)
+    pipe = Apart(one.transformer, two.transformer, one.scheduler)
+    with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=2)) as fast:
+        fast(start[0], call(1)["encoder_hidden_states"])
+        assert computed(fast)[::2] == computed(fast)[1::2]
+        assert [x == 1 for x in computed(fast)[::2]] == [True, True, *[False] * 5, True]
+
+
+@pytest.mark.parametrize("method", OWN)
 def test_advice_can_be_followed(method):
     pipe, start, call = loop.pipeline(WAN)
     with mmaccel.accelerate(pipe, method(threshold=1e-9, warmup=2)) as fast:
