@@ -231,7 +231,8 @@ class Follower:
             self.is_called = False
             self.drop()
             report = self.session.report
-            if any(share < 1 for share in report.details.get("computed", ())):  # in another run of the call
+            done = [share for kind in ("computed", "attention") for share in report.details.get(kind, ())]
+            if min(done, default=1.0) < 1:  # in another run of the call
                 report.warnings[:] = [text for text in report.warnings if not any(mark in text for mark in IDLE)]
         if self.is_swapped or not self.followed:
             warn(

@@ -126,6 +126,22 @@ def test_nothing_reused_is_said():
         assert "warmup and cooldown take 6 steps and the run has 6" in str(fast.report)
 
 
+@pytest.mark.parametrize("method", (METHODS[1], METHODS[3]), ids=lambda method: type(method).__name__)
+def test_a_run_too_short_to_reuse_anything_is_not_said_of_a_call_that_did(method):
+    """As of FreeInit, whose first runs are short."""
+
+    class Twice(loop.Loop):
+        def __call__(self, start, call):
+            super().__call__(start, call, steps=2)
+            return super().__call__(start, call, steps=9)
+
+    made, start, call = loop.pipeline(WAN)
+    pipe = Twice(made.transformer, made.scheduler)
+    with mmaccel.accelerate(pipe, type(method)(**{**method.settings(), "warmup": 2})) as fast:
+        fast(start, call)
+        assert min(fast.report.details["attention"]) < 1 and not fast.report.warnings
+
+
 def test_mag_cache_measures_the_ratios_that_diffusers_prints(capsys):
     pipe, start, call = loop.pipeline(WAN)
     settings = {"steps": 7, "branches": lambda step: (1,)}

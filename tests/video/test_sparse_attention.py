@@ -11,7 +11,7 @@ import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.kernels import policies
 from mmaccel.report import Report
-from mmaccel.video import SparseAttention, examples
+from mmaccel.video import EasyCache, SparseAttention, examples
 from mmaccel.video.blocks import sparse_attention as module
 from mmaccel.video.blocks.sparse_attention import _radial, _sliding_tile
 
@@ -93,6 +93,13 @@ def test_short_sequences_stay_dense_and_say_so():
         out = fast(**arguments(1))
         assert not fast.report.engaged and "did not engage" in str(fast.report)
     assert torch.equal(out, model(**arguments(1)))
+
+
+def test_attention_that_stays_dense_leaves_what_the_method_beside_it_did():
+    pipe, arguments = examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, EasyCache(1e6, warmup=2), SparseAttention(min_length=257)) as fast:
+        fast(**arguments(steps=6))
+        assert fast.report.engaged and not fast.report.warnings
 
 
 def test_other_models_and_threads_do_not_notice():

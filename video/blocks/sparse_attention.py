@@ -192,7 +192,7 @@ class _Attention:
         report, length = self.session.report, query.shape[2]
         report.keys += pairs * query.shape[0] * query.shape[1]
         report.plain_keys += length * length * query.shape[0] * query.shape[1]
-        report.engaged = report.keys < report.plain_keys
+        report.engaged = report.engaged or report.keys < report.plain_keys
         report.tokens = max(report.tokens, length * query.shape[0])
 
 
