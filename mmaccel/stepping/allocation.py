@@ -145,7 +145,8 @@ class StepAllocation:
         merged, sample = self._merge(computed, sample)
         result = make(self.layout.latents(merged, like).to(like.dtype), sample)
         if self.replay is not None:
-            self.replay.note(self._span, merged, make, result)
+            kept = merged.clone() if merged is computed else merged  # compiled models write their next output there
+            self.replay.note(self._span, kept, make, result)
         if self.share == 1:
             self._rank()
         return result
