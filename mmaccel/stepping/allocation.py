@@ -142,7 +142,7 @@ class StepAllocation:
         """
         like = sample if output is None else output
         computed = None if self.share == 0 or output is None else self.layout.tokens(output)
-        merged, sample = self._merge(computed, sample)
+        merged, sample = self._merge(computed, sample, like)
         result = make(self.layout.latents(merged, like).to(like.dtype), sample)
         if self.replay is not None:
             kept = merged.clone() if merged is computed else merged  # compiled models write their next output there
@@ -157,7 +157,9 @@ class StepAllocation:
         level = self.levels[self.index]
         return level, self.levels[self.index + 1] if self.target == "converged" else level
 
-    def _merge(self, computed: torch.Tensor | None, sample: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _merge(
+        self, computed: torch.Tensor | None, sample: torch.Tensor, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The velocities of all tokens, and the sample less what forecasts missed until now."""
         velocities, replay = self.velocities, self.replay
         before = velocities.level.clone() if velocities.is_known else None
@@ -165,7 +167,7 @@ class StepAllocation:
         if replay is not None:
             replay.arrive(sample)
         if replay is not None and before is not None and computed is not None:
-            sample = replay.correct(sample, velocities, before, self.layout)
+            sample = replay.correct(sample, like, velocities, before, self.layout)
         if replay is not None and self.share == 1:
             replay.begin(sample)
         return merged, sample

@@ -88,7 +88,12 @@ class Replay:
         self.reached = next(tensors(result)).clone()  # callbacks write into it
 
     def correct(
-        self, sample: torch.Tensor, velocities: Velocities, before: torch.Tensor, layout: LatentLayout
+        self,
+        sample: torch.Tensor,
+        like: torch.Tensor,
+        velocities: Velocities,
+        before: torch.Tensor,
+        layout: LatentLayout,
     ) -> torch.Tensor:
         """The sample, less what forecasts missed; the sampler's state is corrected with it.
 
@@ -97,6 +102,8 @@ class Replay:
         sample
             Where the next step starts. What the pipeline did to it between steps is done again: values that it held
             stay, and what it added is added.
+        like
+            What the model returned now, whose shape and type all its outputs have: some are wider than the sample.
         velocities
             Those of now.
         before
@@ -118,7 +125,7 @@ class Replay:
         began = ended = self.start
         for number, made in enumerate(self.made):
             began = made.change(began, ended) if number and made.change else ended
-            velocity = layout.latents(made.velocity, sample).to(sample.dtype)
+            velocity = layout.latents(made.velocity, like).to(like.dtype)
             ended = next(tensors(made.make(velocity, began)))
         corrected = (self.change(began, ended) if self.change else ended).to(sample.dtype)
         self.missed += float((corrected - sample).float().square().mean())

@@ -208,6 +208,16 @@ def test_a_model_may_write_its_next_output_over_the_last():
     assert torch.equal(x, expected)
 
 
+def test_a_variance_behind_the_velocity_is_none_of_the_sample():
+    """As in DeepFloyd IF, whose sampler leaves it out; in skipped steps the model's last output is given again."""
+    sampler, schedule, x = Euler(), refresh(STEPS, 0.5), START
+    run = StepAllocation(sampler.levels, schedule, sampler=sampler)
+    for k, level in enumerate(sampler.levels[:-1]):
+        output = torch.cat([field(x, level), START], -1) if run.begin(k) else output
+        x = run.step(lambda output, x, k=k: sampler.step(output[..., :3], k, x), output, x)
+    torch.testing.assert_close(x, allocated(Euler(), schedule)[0])
+
+
 def test_messages_say_what_to_change():
     with pytest.raises(
         SettingError, match="3 steps are too few for a warm-up of 3 and a cool-down of 2: run at least 5"

@@ -90,7 +90,7 @@ def test_what_forecasts_missed_of_a_straight_slope_is_made_up_for(sampler, forec
         merged = velocities.step(level, true, torch.tensor([*skipped[k], 2]) if k in skipped else None)
         replay.arrive(x)
         if k:
-            x = replay.correct(x, velocities, before, layout)
+            x = replay.correct(x, true, velocities, before, layout)
         if k not in skipped:
             replay.begin(x)
 
