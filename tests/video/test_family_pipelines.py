@@ -3,6 +3,7 @@
 import diffusers
 import pytest
 import torch
+from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from diffusers.modular_pipelines.wan.modular_blocks_wan import WanCoreDenoiseStep
 from diffusion_loop import noise
 from PIL import Image
@@ -12,6 +13,7 @@ import mmaccel
 from mmaccel import video
 from mmaccel.adapter import find_adapter
 from mmaccel.demos.families.models import build
+from mmaccel.demos.families.sampling import pipeline
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.testing.untrained import untrained
@@ -235,6 +237,24 @@ def test_tokens_are_not_chosen_where_only_some_of_them_are_stepped():
     ):
         run(fast, call)
     assert torch.equal(run(pipe, call), plain)
+
+
+@pytest.mark.parametrize("method", (video.TokenCache(0.8), video.HeterogeneousSteps(fraction=0.5, warmup=1)), ids=str)
+def test_tokens_are_not_chosen_beside_those_of_given_pictures(method):
+    """Of which GLM-Image keeps keys and values; without a picture it keeps none."""
+    pipe, inputs = pipeline("GlmImageTransformer2DModel")
+    layers = GlmImageKVCache(pipe.transformer.config.num_layers)
+    call = {**inputs, "kv_caches": layers}
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(call)
+        assert fast.report.engaged
+        layers.set_mode("write")
+        pipe.transformer(**call)
+        layers.set_mode("read")
+        with pytest.raises(UnsupportedTargetError, match="keys and values of given pictures too.*: leave the pictures"):
+            fast(call)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(warmup=1)) as fast:
+        assert fast(call).isfinite().all() and fast.report.engaged
 
 
 @pytest.mark.parametrize("name", ("LCMScheduler", "TCDScheduler"))

@@ -95,7 +95,17 @@ class KeysValues:
 
         With a subset, hidden states are those of its tokens: they overwrite theirs among the kept ones, and attend to
         all.
+
+        Raises
+        ------
+        UnsupportedTargetError
+            If the model has keys and values of its own to attend to.
         """
+        if getattr(kwargs.get("kv_cache"), "mode", None) == "read":
+            raise UnsupportedTargetError(
+                "tokens cannot be chosen where a transformer attends to keys and values of given pictures too, as that"
+                " of GLM-Image: leave the pictures out, or choose whole steps with video.HeterogeneousSteps()"
+            )
 
         def attention(
             function: Forward, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any
