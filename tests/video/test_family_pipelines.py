@@ -267,6 +267,16 @@ def test_samplers_that_draw_anew_are_refused(name):
             mmaccel.plan(pipe, method)
 
 
+def test_passes_that_skip_the_block_where_reuse_begins_are_computed():
+    """The hook of a guider answers for it, in a third pass from the second step on."""
+    pipe, call = modular()
+    with mmaccel.accelerate(pipe, video.BlockCache(1e6, warmup=2)) as fast:
+        assert run(fast, call).isfinite().all()
+        shares = fast.report.details["computed"]
+    assert len(shares) == 3 * STEPS - 1 and set(shares[4::3]) == {1.0}
+    assert shares[5:7] == shares[-6:-4] and max(shares[5:7]) < 1, "the others reuse"
+
+
 def test_what_has_no_sampler_of_its_own_is_refused():
     class Two(diffusers.DiffusionPipeline):
         def __init__(self, transformer, first_scheduler, second_scheduler):

@@ -91,11 +91,12 @@ class _Stepper(BlockStepper):
         super().__init__(session, run, method)
 
     def begin(self, streams: Streams, family: Family) -> None:
-        self.start = streams[family.hidden]
+        if self.cache.leads:
+            self.start = streams[family.hidden]
 
     def before(self, streams: Streams, family: Family) -> None:
         """The first blocks have run: `streams` is what they made of the tokens."""
         if self.cache.leads:
             self.cache.compare([streams[family.hidden] - self.start])
+            self.start = None
         self.skips = self.cache.skips
-        self.start = None

@@ -87,6 +87,9 @@ class BlockStepper(CacheStepper):
         if index == self.first:
             self.entry = dict(streams)
             self.before(streams, family)
+        elif not self.entry:  # a hook answered for the block where the range begins, as a guider's that skips it
+            self.leaves_out = True
+            return forward(*args, **kwargs)
         if not self.skips:
             try:
                 output = forward(*args, **kwargs)
