@@ -38,6 +38,8 @@ def step_names(cls: Any) -> tuple[str, ...]:
 def made_steps(pipe: Any) -> int:
     """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run."""
     times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", None)
+    if is_ancestral_flow(pipe.scheduler):  # whose last timestep is where the last step ends
+        return len(times) - 1
     if not isinstance(end, float) or not 0 < end < 1:
         return len(times)
     trained = pipe.scheduler.config.num_train_timesteps
@@ -69,7 +71,13 @@ def first_step(scheduler: Any, timestep: Any) -> int:
 
 def is_flow(scheduler: Any) -> bool:
     """Whether its noise levels are those of flow matching, along which a sample moves by its velocity."""
-    return getattr(scheduler.config, "prediction_type", None) == "flow_prediction" or hasattr(scheduler, "scale_noise")
+    predicts_flow = getattr(scheduler.config, "prediction_type", None) == "flow_prediction"
+    return predicts_flow or hasattr(scheduler, "scale_noise") or is_ancestral_flow(scheduler)
+
+
+def is_ancestral_flow(scheduler: Any) -> bool:
+    """Whether it is LTX's sampler of flow matching that draws noise, of which pipelines leave the last timestep out."""
+    return any(cls.__name__ == "LTXEulerAncestralRFScheduler" for cls in type(scheduler).__mro__)
 
 
 def is_repeatable(scheduler: Any) -> bool:

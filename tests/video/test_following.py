@@ -22,7 +22,7 @@ from mmaccel.errors import ActiveSessionError, ConflictError, UnsupportedTargetE
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
-from mmaccel.video.samplers import first_step, levels_of, step_names
+from mmaccel.video.samplers import first_step, is_flow, levels_of, step_names
 
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 BUILD = {"base_dim": 3, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
@@ -193,6 +193,30 @@ def test_levels_are_those_of_the_sampler():
     for scheduler in (diffusers.DDIMScheduler(), diffusers.EulerDiscreteScheduler()):  # no flow: shares of time
         scheduler.set_timesteps(4)
         assert levels_of(scheduler) == [*(float(t) / 1000 for t in scheduler.timesteps), 0.0]
+
+
+def test_the_last_timestep_of_ltxs_ancestral_sampler_is_no_step():
+    """Its pipelines leave it out: it is where the last step ends."""
+
+    class Ancestral(loop.Loop):
+        def __call__(self, start, call):
+            self.scheduler.set_timesteps(sigmas=torch.linspace(1, 0, 13))
+            self.return_dict, x = False, start[0]
+            for t in self.scheduler.timesteps[:-1]:
+                x = self.scheduler.step(self._rows([x], t, call, None)[0], t, x, return_dict=False)[0]
+            return x
+
+    made, start, call = loop.pipeline("LTXVideoTransformer3DModel")
+    pipe = Ancestral(made.transformer, diffusers.LTXEulerAncestralRFScheduler())
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        fast(start, call)
+        shares, levels = fast.report.details["steps"], video.trace_of(fast).levels
+        assert len(shares) == 12 and shares[-1] == 1 and sum(shares) == 6
+        assert levels == pytest.approx(pipe.scheduler.sigmas[:-1].tolist())
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        fast(start, call)
+        assert fast.report.details["computed"][::2] == [1, 1, *[0] * 9, 1]
+    assert is_flow(pipe.scheduler)
 
 
 def test_what_a_step_goes_by_is_found_by_its_name():

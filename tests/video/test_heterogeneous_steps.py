@@ -13,6 +13,7 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     HeliosScheduler,
+    LTXEulerAncestralRFScheduler,
     UniPCMultistepScheduler,
     WanPipeline,
 )
@@ -602,6 +603,7 @@ def test_which_samplers_can_be_repeated():
         (DRAWING["SDE"](), False, False),
         (DDIMScheduler(), False, False),
         (CogVideoXDPMScheduler(), False, False),
+        (LTXEulerAncestralRFScheduler(), False, False),
     ):
         assert (is_repeatable(scheduler), is_one_step(scheduler)) == (repeatable, one_step), scheduler.config
 
