@@ -564,6 +564,7 @@ def test_image_to_image_spends_its_budget_on_the_steps_that_it_makes():
         fast(start, call, steps=40, first=20)
         shares = fast.report.details["steps"]
     assert len(shares) == 20 and sum(shares) == 10 and shares[:4] == [1.0] * 4 and not fast.report.warnings
+    assert trace_of(fast).levels == pipe.scheduler.sigmas[20:-1].tolist(), "those of the steps that were made"
 
 
 def test_velocities_that_are_not_finite_are_said(wan):
@@ -690,3 +691,12 @@ def test_too_few_steps_are_the_plain_ones_whatever_the_target(wan, steps):
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.99, target="converged")) as fast:
         assert not torch.equal(run(fast, call, num_inference_steps=12), longer)
         assert fast.report.engaged, "also where all steps are computed"
+
+
+def test_few_steps_that_are_left_are_the_plain_ones_whatever_the_target():
+    """As where image-to-image begins near the end of 20."""
+    pipe, start, call = loop.pipeline("WanTransformer3DModel")
+    plain = pipe(start, call, steps=20, first=14)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(target="converged")) as fast:
+        assert torch.equal(fast(start, call, steps=20, first=14), plain) and not fast.report.engaged
+        assert any("6 steps are too few to forecast any" in text for text in fast.report.warnings)

@@ -41,12 +41,10 @@ class HeterogeneousRun(Stepper):
         self.method, self.parts = method, parts
         self.outputs: dict[int, Any] = {}  # of the branches, in the last step that computed any
         self.expert: int | None = None
-        self.trace = Trace(run.levels[run.step : -1])
+        self.trace = Trace(run.levels[:-1])
         together = FrameRun(run.levels, {step: step for step in range(run.steps)}, session.target.scheduler)
         self.frames = run.frames or [together]
         self.longest = max(len(frame.moves) for frame in self.frames)  # steps of a frame
-        short = method.steps is None and self._is_short(min(run.steps, self.longest))
-        self.target = TARGETS[0] if short else method.target
         schedule = self._solve(run.steps, method.budget)
         self.agree = functools.partial(agreed, session.adapter.denoisers()[0])
         self.allocations = [self._allocate(frame.levels, schedule, frame.sampler) for frame in self.frames]
@@ -84,17 +82,17 @@ class HeterogeneousRun(Stepper):
             sampler,
             method.tokens,
             by_groups=method.policy == "groups",
-            target=self.target,
+            target=method.target,
             tolerance=None if self.run.frames else method.tolerance,  # which frames keep together
             # lines where the steps were solved for lines, and where a sampler bends them itself
-            curved=self.target == "converged" or (is_one_step(sampler) and method.steps is None),
+            curved=method.target == "converged" or (is_one_step(sampler) and method.steps is None),
         )
 
     def _solve(self, steps: int, budget: float) -> Schedule:
         method = self.method
         if method.steps is not None:
             return chosen(steps, method.steps)
-        if self._is_short(min(steps, self.longest)):
+        if self._is_short(steps):
             return Schedule((1.0,) * steps)
         if method.policy == "groups":
             return groups(steps, budget, method.warmup, method.cooldown, method.interval)
@@ -106,15 +104,16 @@ class HeterogeneousRun(Stepper):
     def _is_short(self, steps: int) -> bool:
         """Whether a run of so many steps is better computed than forecast; what a second expert has left is none."""
         method = self.method
-        asked = any(ends is not None for ends in (method.warmup, method.cooldown, method.interval))
-        return steps < FEW_STEPS and self.expert is None and not asked
+        given = (method.steps, method.warmup, method.cooldown, method.interval)
+        is_asked = any(setting is not None for setting in given)
+        return min(steps, self.longest) < FEW_STEPS and self.expert is None and not is_asked
 
     def _warn_of_limits(self, scheduler: Any, steps: int) -> None:
         """Warn about the limits of this sampler or number of steps."""
         method, sampler = self.method, type(scheduler).__name__
         least = 0.0 if method.steps is not None else sum(self.schedule.fractions[-steps:]) / steps
         steps = min(steps, self.longest)
-        if method.steps is None and self._is_short(steps):
+        if self._is_short(steps):
             self.warn(
                 f"{steps} steps are too few to forecast any, so all are computed: video.SparseAttention() and"
                 " pipe.transformer.compile() save time within a step (warmup=1 forecasts all the same)"
@@ -184,6 +183,10 @@ class HeterogeneousRun(Stepper):
         if run.step and self.method.steps is None:
             rest = self._solve(left, self.method.budget)
             self._share_out(Schedule((0.0,) * run.step + rest.fractions))
+        if self._is_short(left):
+            for allocation in self.allocations:
+                allocation.target = TARGETS[0]
+        self.trace.levels = run.levels[run.step : -1]
         self._warn_of_limits(self.session.target.scheduler, left)
 
     def _reserve(self, part: PartialForward | None, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -209,11 +212,11 @@ class HeterogeneousRun(Stepper):
             denoiser = self.session.adapter.denoisers()[run.expert]
             allocation.layout = layout_of(denoiser, output)
             self._check_tokens(self.parts.get(id(denoiser)), output)
-        if self.target == "converged":
+        if allocation.target == "converged":
             self.report.engaged = True  # also where all steps are computed
-        if self.target == "converged" and not is_one_step(self.session.target.scheduler):
-            begin, end = allocation.levels[allocation.index :][:2]
-            make = straight(make, end - begin)
+            if not is_one_step(self.session.target.scheduler):
+                begin, end = allocation.levels[allocation.index :][:2]
+                make = straight(make, end - begin)
         result = allocation.step(make, output, sample)
         if run.frame == run.moving[-1]:
             self._note_step()
