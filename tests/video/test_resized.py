@@ -73,5 +73,6 @@ def test_the_trace_is_that_of_the_last_size(tmp_path):
         fast(**arguments(1, steps=16), callback_on_step_end=grow)
         trace = video.trace_of(fast)
     assert len(trace.shares()) == len(trace.levels) == 16 - LARGER
+    assert len(fast.report.details["steps"]) == 16, "the report is of all"
     assert trace.heat_map().shape == (examples.FRAMES, 2 * examples.HEIGHT, examples.WIDTH)
     trace.save(tmp_path / "trace.png")

@@ -239,6 +239,7 @@ class HeterogeneousRun(Stepper):
         allocation = self.allocation
         active = allocation.share if allocation.active is None else allocation.active
         self.trace.add(active, len(allocation.velocities.level))
+        self.report.details.setdefault("steps", []).append(self.trace.shares()[-1])
         kept = sum(part.cache.nbytes() for part in self.parts.values())
         kept += sum(allocation.nbytes() for allocation in self.allocations) + count_bytes(*self.outputs.values())
         self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, kept)
@@ -256,7 +257,6 @@ class HeterogeneousRun(Stepper):
                 "velocities became NaN or infinite: see whether the pipeline alone does so too, and load it with"
                 " torch_dtype=torch.bfloat16 or float32"
             )
-        self.report.details.setdefault("steps", []).extend(self.trace.shares())
         self.session.memory["trace"] = self.trace
 
     def close(self) -> None:
