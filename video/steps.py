@@ -166,6 +166,8 @@ class Follower:
 
     def step(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         if self.stepper is not None and self.repeats(self.named(args, kwargs)["timestep"]):
+            if self.stepper.run.branch < 0:  # without a pass: Cosmos looks where a step leads before it makes it
+                return original(*args, **kwargs)
             warn(self.session.report, f"{type(self.session.target).__name__} {REPEATS}")
             self.drop()
         if self.stepper is None:

@@ -66,6 +66,18 @@ def cogvideo():
     return pipe, {**text, **size, **SIZE, "latents": noise(1, 2, 4, 8, 8)}
 
 
+def cosmos():
+    """Guides what a step predicts of the data, so that it takes every step twice: once to look at that."""
+    pipe = diffusers.CosmosTextToWorldPipeline(
+        **dict.fromkeys(("text_encoder", "tokenizer", "vae")),
+        transformer=build("CosmosTransformer3DModel")[0],
+        scheduler=diffusers.EDMEulerScheduler(),
+        safety_checker=torch.nn.Identity(),
+    )
+    size = {"height": 64, "width": 64, "num_frames": 9}
+    return pipe, {**TEXT, **size, **SIZE, "latents": noise(1, 4, 2, 8, 8)}
+
+
 def autoencoder(channels=4):
     sizes = {"block_out_channels": (8,) * 4, "norm_num_groups": 4}
     sizes |= {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
@@ -144,7 +156,7 @@ def modular():
     return pipe, {**text, **size, "latents": noise(1, 4, 2, 4, 4)}
 
 
-BUILD = (sdxl, animatediff, cogvideo, image_to_image, first_frame, prior, control, modular)
+BUILD = (sdxl, animatediff, cogvideo, cosmos, image_to_image, first_frame, prior, control, modular)
 
 
 def run(target, call):
