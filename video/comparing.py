@@ -74,8 +74,9 @@ def _is_seen(output: Any) -> bool:
     """Whether an output is pictures rather than latents."""
     if isinstance(output, torch.Tensor | np.ndarray):
         array = torch.as_tensor(output).nan_to_num()  # what is NaN is drawn black
-        channels = array.shape[-1] if isinstance(output, np.ndarray) else array.shape[-3]
-        return array.ndim in (4, 5) and channels == 3 and float(array.min()) >= 0 and float(array.max()) <= 1
+        axis = -1 if isinstance(output, np.ndarray) else -3
+        is_picture = array.ndim in (4, 5) and array.shape[axis] == 3
+        return is_picture and float(array.min()) >= 0 and float(array.max()) <= 1
     return True
 
 
