@@ -16,7 +16,17 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MemoryLimitError, MissingExtraError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files import clips
 from mmaccel.stepping.layout import LatentLayout
-from mmaccel.video import EasyCache, HeterogeneousSteps, Trace, comparing, examples, generation, quality, trace_of
+from mmaccel.video import (
+    BlockRouter,
+    EasyCache,
+    HeterogeneousSteps,
+    Trace,
+    comparing,
+    examples,
+    generation,
+    quality,
+    trace_of,
+)
 from mmaccel.video.bench.cases import VideoCase
 from mmaccel.video.modality import Video
 from mmaccel.video.trace import check_traced
@@ -359,6 +369,18 @@ def test_a_trial_runs_its_inputs_from_the_seed_and_with_fewer_steps():
     assert (one["num_inference_steps"], one["guidance_scale"], one["seed"]) == (7, 2.0, 3)
     assert other == {**one, "num_inference_steps": 4}, "the global state is that of the seed too"
     assert trial.run(lambda **_: SimpleNamespace(frames="named"), 0) == "named"
+
+
+def test_what_a_block_router_is_given_is_for_no_other_target():
+    pipe, arguments = examples.block_pipeline()
+    trial, asked = trial_of(pipe, **arguments(frames=6, height=2, width=2, steps=2)), []
+    for fewer in (None, 1):
+        trial.run(lambda **given: asked.append(given) or ("frames",), 0, fewer)
+    assert [given["num_inference_steps"] for given in asked] == [2, 1]
+    assert all({"draft", "score"}.isdisjoint(given) and "latents" in given for given in asked)
+    with mmaccel.accelerate(pipe, BlockRouter(tau=-1e9, latents=True)) as fast:
+        trial.run(fast, 0)
+        assert fast.report.engaged
 
 
 def test_a_trial_says_what_it_cannot_do():

@@ -23,6 +23,7 @@ from ..steps import Forward, Stepper, count_forwards
 from .routing import Routing
 
 GIVEN = "block router"  # of a session's memory: the routing of the call that runs
+ARGUMENTS = ("draft", "score")  # of a call: those that the method takes, and the pipeline does not
 
 EXAMPLE = """import mmaccel
 from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel
@@ -105,7 +106,7 @@ class BlockRouter(DiffusionMethod):
 
     def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the small model and the score out of the arguments of a call."""
-        draft, score = kwargs.pop("draft", None), kwargs.pop("score", None)
+        draft, score = (kwargs.pop(name, None) for name in ARGUMENTS)
         session.memory[GIVEN] = Routing(session, self, draft, score)
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
