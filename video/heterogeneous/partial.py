@@ -47,7 +47,6 @@ class PartialForward:
         self.branch: int | None = None
         self.tokens: torch.Tensor | None = None
         self.subset: TokenSubset | None = None
-        self.device = next(denoiser.parameters()).device
         self.total = self.text = 0
         for layer, block in enumerate(blocks):
             ends = (layer == 0, layer == len(blocks) - 1)
@@ -91,7 +90,7 @@ class PartialForward:
         call = bound(block, args, kwargs)
         given = call.arguments
         if is_first:
-            self.total, self.device = given["hidden_states"].shape[1], given["hidden_states"].device
+            self.total = given["hidden_states"].shape[1]
             self.text = given["encoder_hidden_states"].shape[1] if self.family.text else 0
         if self.tokens is None:
             return original(*args, **kwargs)
